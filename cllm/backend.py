@@ -1,0 +1,242 @@
+"""The seam between the engine and a model: the protocols and value types that are all a backend needs to import.
+
+A backend is a distribution with an entry point in the group ``cllm.backends``. The entry point names a callable without
+arguments that gives a `Backend`. Errors are those of `cllm.errors`, by name; any other exception that leaves a model's call is
+taken for `StepFailed`.
+
+Words. *Slot*: the model's place for one sequence, ``0 <= slot < n_slots``. *Cell*: the KV of one token. *Row*: one token to
+compute in a step. *Output*: a row whose logits are wanted. Positions count from 0 within a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Final, Protocol, TypeAlias, runtime_checkable
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+CONTRACT_VERSION: Final = 1
+"""Grows when a backend written to this page would no longer work with the server, or the other way round."""
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Int8s: TypeAlias = npt.NDArray[np.int8]
+
+OnProgress: TypeAlias = Callable[[float], bool]
+"""Called with the loaded share, 0 to 1; an answer of False asks the load to stop with `LoadAborted`."""
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+
+
+class KvLayout(Enum):
+    """How slots share the cells."""
+
+    AUTO = "auto"
+    UNIFIED = "unified"  # one pool: a slot may take all cells, prefixes are shared without copying
+    STREAMS = "streams"  # an equal part for each slot: faster attention, no sharing
+
+
+class FlashAttention(Enum):
+    """Whether attention is computed without materialising its scores."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class SplitMode(Enum):
+    """How a model is laid out over several GPUs."""
+
+    NONE = "none"
+    LAYER = "layer"
+    ROW = "row"
+
+
+@attrs.frozen
+class Lora:
+    """A LoRA adapter that is active for every sequence from the start."""
+
+    path: str
+    scale: float = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class ModelSpec:
+    """What to load and how. None leaves the choice to the backend; a backend ignores what it has no use for."""
+
+    path: str
+    n_cells: int | None = None  # KV capacity in tokens, of all sequences together
+    n_live: int | None = None  # sequences that run at once
+    n_rows_max: int = 2048  # rows of one step at most
+    n_rows_physical: int = 512  # rows computed at a time within a step (llama.cpp's ubatch)
+    n_threads: int | None = None  # threads of a step with few rows
+    n_threads_batch: int | None = None  # threads of a step with many rows
+    n_gpu_layers: int | None = None  # layers on the GPU; None: all that fit for llama-gpu, none for llama-cpu
+    kv_layout: KvLayout = KvLayout.AUTO
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attention: FlashAttention = FlashAttention.AUTO
+    split_mode: SplitMode = SplitMode.LAYER
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] = ()
+    mmap: bool = True
+    mlock: bool = False
+    loras: tuple[Lora, ...] = ()
+    options: Mapping[str, str] = attrs.field(factory=dict)  # a plugin's own settings, --backend-option NAME=VALUE
+
+
+# --- what is given ----------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class ModelInfo:
+    """Facts about a loaded model, for people and for `GET /v1/models`."""
+
+    name: str
+    architecture: str
+    n_params: int
+    size_bytes: int
+    n_ctx_train: int  # the longest sequence that the model was trained for, tokens
+    n_embd: int
+    quantization: str = ""
+    metadata: Mapping[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Capabilities:
+    """What a model's memory can do; the engine uses nothing that is False here."""
+
+    can_share: bool  # `share` of any prefix; False: only of the whole slot, or not at all
+    can_trim: bool  # `trim` to any length; False: only `drop` (recurrent and hybrid memory)
+    can_save: bool  # `save` and `restore`
+    can_abort: bool  # `abort` ends a running step early
+    kv_layout: KvLayout = KvLayout.UNIFIED  # the layout in force, never AUTO
+
+
+class Batch:
+    """The rows of one step as columns, allocated once and refilled by the engine at every step.
+
+    Only the first `n_rows` entries of each column count. A slot's rows stand in order of their position, which goes on from the
+    slot's cells without a gap. The columns keep their addresses for the life of the batch, so a backend may point native code at
+    them.
+    """
+
+    __slots__ = ("n_outputs", "n_rows", "outputs", "positions", "slots", "tokens")
+
+    def __init__(self, n_rows_max: int) -> None:
+        self.n_rows = 0
+        self.n_outputs = 0  # how many of `outputs` are set
+        self.tokens: Int32s = np.zeros(n_rows_max, np.int32)
+        self.positions: Int32s = np.zeros(n_rows_max, np.int32)
+        self.slots: Int32s = np.zeros(n_rows_max, np.int32)
+        self.outputs: Int8s = np.zeros(n_rows_max, np.int8)  # 1 where the row's logits are wanted
+
+
+class Vocabulary(Protocol):
+    """A model's tokens. Thread-safe, and independent of the step's caller; no call disturbs a running step."""
+
+    n_tokens: int
+    bos: int | None
+    eos: int | None
+    end_tokens: frozenset[int]  # tokens after which the model has nothing more to say (end of turn included)
+    adds_bos: bool  # whether `add_special` puts bos first
+    chat_template: str | None  # Jinja source from the model's metadata
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the token ids of `text`.
+
+        `add_special` adds bos/eos as the model's metadata says; `parse_special` reads special tokens' text (``<|im_end|>``) as those
+        tokens, and must be False for text that is not trusted to contain them. Lone surrogates are replaced. No text crashes this.
+
+        Raises: TokenizeFailed for text that is too long for the tokeniser.
+        Source: llama_tokenize (llama.h).
+        """
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """Return the bytes that `token` adds to a text: maybe a part of a UTF-8 character, empty for control tokens.
+
+        With `special`, control tokens give their name (``b"<|im_end|>"``).
+        Raises: IndexError unless ``0 <= token < n_tokens``.
+        """
+
+
+class StepModel(Protocol):
+    """A model that computes rows; scheduling and sampling are the engine's.
+
+    Every call blocks; there is one caller at a time, not always from the same thread, except `abort`, which may come from any thread
+    at any moment. Slots begin empty.
+    """
+
+    vocabulary: Vocabulary
+    info: ModelInfo
+    capabilities: Capabilities
+    n_cells: int  # KV capacity in tokens, of all slots together
+    n_cells_slot: int  # cells that one slot can hold: `n_cells` when they are pooled
+    n_slots: int
+    n_rows_max: int  # rows of one step at most
+
+    def step(self, batch: Batch) -> Logits:
+        """Compute the batch's rows, filling one cell each; return the outputs' logits.
+
+        Returns float32 of shape (batch.n_outputs, vocabulary.n_tokens) in the order of the rows. It is a view of the model's own
+        memory, which the caller may write to, and is valid until the next call of any method but `abort`.
+
+        Raises: NoRoom, every slot is as it was · Aborted · StepFailed, the slots of this batch are undefined · ModelDied.
+        Source: llama_decode (llama.h).
+        """
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """Let the empty slot `target` begin with the first `n_tokens` cells of `source`, which keeps them.
+
+        Source: llama_memory_seq_cp (llama.h).
+        """
+
+    def trim(self, slot: int, n_keep: int) -> None:
+        """Free the cells of `slot` at positions ``>= n_keep``. Source: llama_memory_seq_rm (llama.h)."""
+
+    def drop(self, slot: int) -> None:
+        """Free all cells of `slot`; harmless on an empty one. Always possible."""
+
+    def save(self, slot: int) -> bytes:
+        """Return the content of `slot`, for `restore` by the same model. Source: llama_state_seq_get_data (llama.h)."""
+
+    def restore(self, slot: int, state: bytes) -> None:
+        """Fill the empty `slot` from `state`.
+
+        Raises: NoRoom, the slot is still empty · StepFailed when `state` does not fit this model.
+        """
+
+    def abort(self) -> None:
+        """Ask the running step to end with `Aborted`; without effect when none runs or `can_abort` is False."""
+
+    def close(self) -> None:
+        """Give back all memory. Nothing may be called after it; a second call is harmless."""
+
+
+@attrs.frozen(kw_only=True)
+class Probe:
+    """Whether a backend can work here."""
+
+    available: bool
+    reason: str = ""  # one line: what was found, or why not and what to install
+    preference: int = 0  # `--backend auto` takes the available one with the highest; 0: only when named
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What an entry point's callable gives."""
+
+    contract_version: int  # the CONTRACT_VERSION it was written to
+
+    def probe(self) -> Probe:
+        """Say whether this backend can work here. Cheap: well under a second, loads no model, never raises."""
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        """Load a model; blocks.
+
+        Raises: LoadFailed with one line for the operator · LoadAborted · BackendUnavailable.
+        """

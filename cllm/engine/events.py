@@ -1,0 +1,71 @@
+"""What the engine tells about a sequence: deltas, then exactly one terminal event."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import attrs
+
+from cllm.errors import RequestError
+
+
+class FinishReason(Enum):
+    """Why a sequence ended; the wire names are the API's business."""
+
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, the end of the context, or the deadline after the first token
+    CANCELLED = "cancelled"  # nobody waits for it any more
+
+
+@attrs.define(frozen=False, eq=False)
+class TokenLogprob:
+    """The model's raw log-probability of one token, and of the likeliest ones at its place, likeliest first."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@attrs.define(eq=False)
+class Delta:
+    """Tokens that a step added. `text` lags behind `tokens` while a character or a stop string is undecided."""
+
+    seq_id: int
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None  # one for each token, where asked for
+
+
+@attrs.define(eq=False)
+class Usage:
+    """Counts and times of one sequence; times in seconds."""
+
+    n_prompt: int
+    n_cached: int  # prompt tokens whose cells were not computed for this sequence
+    n_generated: int
+    queue_s: float  # arrival to admission
+    prefill_s: float  # admission to first token
+    decode_s: float  # first token to end
+    n_preempted: int = 0
+
+
+@attrs.define(eq=False)
+class Finished:
+    """Terminal: the sequence ended well."""
+
+    seq_id: int
+    reason: FinishReason
+    stop_reason: str | int | None  # the stop string or token, "timeout", or None
+    usage: Usage
+    text: str = ""  # text that was still held back
+
+
+@attrs.define(eq=False)
+class Failed:
+    """Terminal: the sequence ended badly."""
+
+    seq_id: int
+    error: RequestError
+
+
+Event = Delta | Finished | Failed

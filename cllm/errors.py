@@ -1,0 +1,168 @@
+"""The named errors, sorted by who can act on them: a backend's caller, a client, the operator."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class CllmError(Exception):
+    """The root of every error that cLLM raises on purpose."""
+
+
+# --- the seam: what a model's calls may raise (cllm/backend.py says when) ---------------------------------------------
+
+
+class BackendError(CllmError):
+    """A backend could not do what it was asked."""
+
+
+class BackendUnavailable(BackendError):
+    """No such backend, or it cannot work here; the message says why and what to install."""
+
+
+class LoadFailed(BackendError):
+    """The model file cannot be loaded; the message is one line for the operator."""
+
+
+class LoadAborted(BackendError):
+    """`on_progress` asked the load to stop."""
+
+
+class TokenizeFailed(BackendError):
+    """The text cannot be tokenised (too long for the tokeniser's stack); nothing was changed."""
+
+
+class NoRoom(BackendError):
+    """The cells do not suffice for these rows; the memory is as it was. Send fewer rows, or free cells."""
+
+
+class Aborted(BackendError):
+    """The step was stopped by `abort`; cells of some of its rows may be filled."""
+
+
+class StepFailed(BackendError):
+    """The step failed; the content of the slots it touched is undefined, all other slots are intact."""
+
+
+class ModelDied(BackendError):
+    """The model cannot be used any more; everything it held is lost."""
+
+
+# --- the client: what a request may be answered with ------------------------------------------------------------------
+
+
+class RequestError(CllmError):
+    """A request is refused or ended. `status` and `type` are the HTTP contract's; `param` names the field at fault."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: int | str | None = None, **extra: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.extra = extra  # further members of the wire error object
+
+
+class InvalidRequest(RequestError):
+    """Malformed, of the wrong type, or out of range."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextExceeded(RequestError):
+    """The prompt leaves no room for one generated token in the sequence's context."""
+
+    status = 400
+    type = "exceed_context_size_error"
+
+    def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
+        super().__init__(
+            f"the prompt has {n_prompt_tokens} tokens and leaves no room for an answer in a context of {n_ctx}",
+            n_prompt_tokens=n_prompt_tokens,
+            n_ctx=n_ctx,
+        )
+
+
+class NotAuthenticated(RequestError):
+    """A key is wanted and none, or an unknown one, came."""
+
+    status = 401
+    type = "authentication_error"
+
+
+class NotPermitted(RequestError):
+    """The operator has not enabled this."""
+
+    status = 403
+    type = "permission_error"
+
+
+class NotFound(RequestError):
+    """No such path, model or object."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, with another method."""
+
+    status = 405
+    type = "invalid_request_error"
+
+
+class BodyTimeout(RequestError):
+    """The body did not arrive in time."""
+
+    status = 408
+    type = "timeout_error"
+
+
+class BodyTooLarge(RequestError):
+    """The body exceeds the limit."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class QuotaExceeded(RequestError):
+    """A key has more under way than it may."""
+
+    status = 429
+    type = "quota_exceeded_error"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class GenerationFailed(RequestError):
+    """The model failed on this sequence (its step raised, or its logits were not numbers)."""
+
+
+class NotSupported(RequestError):
+    """The contract knows this, the model or the backend cannot do it."""
+
+    status = 501
+    type = "not_supported_error"
+
+
+class Unavailable(RequestError):
+    """Loading, draining, or the queue is full."""
+
+    status = 503
+    type = "unavailable_error"
+
+    def __init__(self, message: str, *, retry_after_s: float, **extra: Any) -> None:
+        super().__init__(message, **extra)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(RequestError):
+    """The request's `timeout_s` passed before its first token."""
+
+    status = 504
+    type = "timeout_error"
