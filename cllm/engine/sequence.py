@@ -1,0 +1,88 @@
+"""A sequence: the tokens of one completion, its phase, and the moves between phases that are legal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from enum import Enum
+
+import attrs
+
+from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling import Sampler
+from cllm.text.detokenizer import Detokenizer
+from cllm.text.stops import StopStrings
+
+
+@attrs.frozen(kw_only=True)
+class SequenceSpec:
+    """What is wanted of one sequence, validated. Seconds are of the scheduler's clock, which its caller provides."""
+
+    prompt: Seq[int]  # at least one token
+    sampling: SamplingParams = SamplingParams()
+    stopping: StopParams = StopParams()
+    seed: int = 0  # 64 bits; the same seed gives the same text
+    n_logprobs: int | None = None  # the likeliest tokens to report beside each drawn one; None: no logprobs
+    priority: int = 0  # lower goes first
+    timeout_s: float | None = None
+    key: str = ""  # whose it is, for fairness and quotas
+    request_id: str = ""
+
+
+class Phase(Enum):
+    """Where a sequence is between submission and its terminal event."""
+
+    WAITING = "waiting"  # in the queue, holds no cells
+    PREFILL = "prefill"  # holds a slot; some of its tokens have no cell yet
+    DECODE = "decode"  # every token but the last drawn one has its cell
+    FINISHED = "finished"
+
+
+MOVES: dict[Phase, frozenset[Phase]] = {  # the end may come at any time, preemption whenever cells are held
+    Phase.WAITING: frozenset({Phase.PREFILL, Phase.FINISHED}),
+    Phase.PREFILL: frozenset({Phase.DECODE, Phase.WAITING, Phase.FINISHED}),
+    Phase.DECODE: frozenset({Phase.WAITING, Phase.FINISHED}),
+    Phase.FINISHED: frozenset(),
+}
+
+
+@attrs.define(eq=False, kw_only=True)
+class Sequence:
+    """The state of one sequence. Changed by the scheduler alone.
+
+    tokens:   [0, n_prompt) the prompt | [n_prompt, len) generated
+    computed: [0, n_computed) have their cells in `slot`; the rest is owed
+    """
+
+    seq_id: int
+    spec: SequenceSpec
+    tokens: list[int]
+    n_prompt: int
+    n_max: int  # the sequence ends when it has so many tokens
+    sampler: Sampler
+    detokenizer: Detokenizer
+    stops: StopStrings | None
+    final_tokens: frozenset[int]  # tokens that end it: the model's end tokens unless ignored, and the request's stop tokens
+    n_final_from: int  # they, and the stop strings, count once it has so many tokens
+    arrived_at: float
+    deadline: float | None
+    order: tuple[int, int]  # rank of service: (priority, arrival); lower first
+    phase: Phase = Phase.WAITING
+    slot: int = 0  # meaningful only while cells are held (PREFILL, DECODE)
+    n_computed: int = 0
+    n_cached: int = 0
+    n_held: int = 0  # cells held or reserved
+    n_preempted: int = 0
+    n_steps_failed: int = 0
+    cancelled: bool = False
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - self.n_prompt
+
+    def move(self, phase: Phase) -> None:
+        """Enter `phase`, which must be a legal move."""
+        assert phase in MOVES[self.phase], f"sequence {self.seq_id} cannot go from {self.phase} to {phase}"
+        self.phase = phase

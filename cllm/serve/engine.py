@@ -1,0 +1,148 @@
+"""The engine as the API sees it: what is served, open a request, read its events, ask how things stand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from enum import Enum
+
+import attrs
+import trio
+
+from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
+from cllm.engine.scheduler import Scheduler, SequenceView
+from cllm.engine.sequence import SequenceSpec
+from cllm.errors import Unavailable
+from cllm.serve.loop import StepLoop
+from cllm.serve.metrics import Metrics
+from cllm.serve.streams import EventStream
+from cllm.text.template import ChatTemplate
+
+N_CHARS_INLINE = 4096  # shorter texts are tokenised where they are: a thread hop would cost more (60 us) than it saves
+
+
+class EnginePhase(Enum):
+    """Where the engine is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"  # finishes what was accepted, accepts nothing
+    STOPPED = "stopped"
+
+
+@attrs.frozen(kw_only=True)
+class ServedModel:
+    """What a loaded model is called and what it can take."""
+
+    name: str
+    aliases: tuple[str, ...]  # all names that a request may use, `name` first
+    backend: str
+    info: ModelInfo
+    vocabulary: Vocabulary
+    template: ChatTemplate
+    capabilities: Capabilities
+    n_ctx: int  # tokens of one sequence at most, prompt and generated
+    n_cells: int
+    n_slots: int
+    n_live_max: int
+    loaded_at: float  # seconds since the epoch
+
+
+@attrs.frozen(kw_only=True)
+class Health:
+    """Whether the engine makes progress."""
+
+    ok: bool
+    reason: str = ""
+
+
+class Engine:
+    """One model being loaded, served, drained.
+
+    `phase` and `progress` (0 to 1) say how far it is. Every method but `tokenize` is synchronous and must be called from the Trio thread.
+    """
+
+    def __init__(self, *, metrics: Metrics, stream_n_bytes_max: int, watchdog_s: float) -> None:
+        self.phase = EnginePhase.LOADING
+        self.progress = 0.0
+        self.metrics = metrics
+        self._stream_n_bytes_max = stream_n_bytes_max
+        self._watchdog_s = watchdog_s
+        self._model: ServedModel | None = None
+        self._loop: StepLoop | None = None
+
+    # --- what the API asks --------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ServedModel:
+        """The served model. Raises: Unavailable while it is being loaded."""
+        if self._model is None:
+            raise Unavailable("the model is being loaded", retry_after_s=2.0, code="loading", progress=round(self.progress, 3))
+        return self._model
+
+    def check_accepting(self, n_sequences: int = 1) -> None:
+        """Refuse early, before a prompt is rendered and tokenised.
+
+        Raises: Unavailable while loading or draining, or when the queue has no room for `n_sequences` more.
+        """
+        loop = self._ready_loop()
+        if loop.scheduler.n_waiting + n_sequences > loop.scheduler.n_waiting_max:
+            raise Unavailable("the queue is full", retry_after_s=loop.scheduler.retry_after_s(trio.current_time()), code="queue_full")
+
+    def open(self, specs: Seq[SequenceSpec]) -> EventStream:
+        """Submit the sequences of one request, all or none; return the stream of their events.
+
+        Raises: Unavailable · ContextExceeded.
+        """
+        self.check_accepting(len(specs))
+        return self._ready_loop().open(specs, n_bytes_max=self._stream_n_bytes_max)
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the token ids of `text` without holding up other requests. Raises: Unavailable · TokenizeFailed."""
+        vocabulary = self.model.vocabulary
+        if len(text) <= N_CHARS_INLINE:
+            return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+        def tokenize() -> list[int]:
+            return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+        return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True)
+
+    def sequences(self) -> list[SequenceView]:
+        """The sequences under way, waiting ones included, in order of service."""
+        return [] if self._loop is None else self._loop.scheduler.views()
+
+    def health(self) -> Health:
+        """Whether work is being done while there is work: a step that runs longer than the watchdog allows is not."""
+        if self.phase is EnginePhase.STOPPED:
+            return Health(ok=False, reason="the engine has stopped")
+        stalled_s = 0.0 if self._loop is None else self._loop.stalled_s(trio.current_time())
+        if stalled_s > self._watchdog_s:
+            return Health(ok=False, reason=f"no step has ended for {math.floor(stalled_s)} s")
+        return Health(ok=True)
+
+    # --- what the lifecycle tells -------------------------------------------------------------------------------------
+
+    def ready(self, model: ServedModel, loop: StepLoop) -> None:
+        """The model is loaded and its loop runs."""
+        self._model, self._loop = model, loop
+        self.progress = 1.0
+        self.phase = EnginePhase.READY
+
+    def drain(self) -> None:
+        """Accept nothing more."""
+        if self.phase is not EnginePhase.STOPPED:
+            self.phase = EnginePhase.DRAINING
+
+    def stopped(self) -> None:
+        """The loop has ended; nothing will be answered any more."""
+        self.phase = EnginePhase.STOPPED
+
+    def _ready_loop(self) -> StepLoop:
+        if self.phase is EnginePhase.DRAINING:
+            raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
+        if self.phase is EnginePhase.STOPPED:
+            raise Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped")
+        if self._loop is None:
+            return self.model and self._loop  # type: ignore[return-value]  # `model` raises
+        return self._loop
