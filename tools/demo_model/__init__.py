@@ -1,0 +1,1 @@
+"""Makes the embedded demo model; README.md says how."""

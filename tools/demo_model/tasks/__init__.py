@@ -1,0 +1,1 @@
+"""The tasks: each a function from a random state to one exchange."""
