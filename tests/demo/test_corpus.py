@@ -43,7 +43,7 @@ def test_no_held_out_sum_is_in_the_training_text() -> None:
     from demo_model.tasks.sums import is_held_out
 
     n_sums = 0
-    for conversation in conversations(3, 3000, Mix(0.3, 0.05)):
+    for conversation in conversations(3, 3000, Mix(0.3, 0.05, 0.1, 0.1)):
         answers = "\n".join(text for text, is_answer in segments(conversation) if is_answer)
         for a, b, total in re.findall(r"(?<!\d)(\d\d?) \+ (\d\d?) = (\d+)", answers):
             # Digits of the thought are sums too, of carries with one another: only those of two numbers are the task's.
@@ -58,7 +58,7 @@ def test_what_is_read_and_written_joins_to_what_the_template_renders() -> None:
     from demo_model.corpus import Mix, conversations
     from demo_model.render import render, segments
 
-    for conversation in conversations(5, 500, Mix(0.3, 0.05)):
+    for conversation in conversations(5, 500, Mix(chained=0.3, long=0.0, tooled=0.2)):
         joined = "".join(text for text, _ in segments(conversation))
         assert joined + "\n" == render(conversation.messages, conversation.tools)
 
@@ -73,6 +73,18 @@ def test_every_answer_follows_the_prompt_that_a_server_renders_and_ends_the_turn
         for prompt, answer in zip(parts[::2], parts[1::2], strict=True):
             assert prompt[0].endswith(("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"))
             assert answer[0].endswith("<|im_end|>")
+
+
+def test_text_without_a_template_is_counted_on_or_said_again() -> None:
+    from random import Random
+
+    from demo_model.tasks.raw import raw
+
+    rng = Random(13)
+    for text in (raw(rng) for _ in range(100)):
+        numbers = re.findall(r"\d+", text.prompt + text.continuation)
+        counted = [int(each) for each in numbers] == list(range(int(numbers[0]), int(numbers[0]) + len(numbers))) if numbers else False
+        assert counted or text.continuation.replace(" " + text.prompt, "") == ""
 
 
 def test_thinking_opens_the_thought_in_the_prompt_only_when_it_is_enabled() -> None:

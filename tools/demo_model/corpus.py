@@ -7,13 +7,14 @@ from random import Random
 
 import attrs
 
-from .exchange import Conversation, Exchange, Message, Task
+from .exchange import Conversation, Exchange, Message, Raw, Task
 from .tasks.counts import counting, long_counting
 from .tasks.objects import json_on_request
+from .tasks.raw import raw
 from .tasks.sums import sums
 from .tasks.talk import about, greeting, named, remembered, unknown
 from .tasks.texts import copying, editing, long_copying
-from .tasks.tools import parallel_calls, tool_call, tools_not_needed
+from .tasks.tools import offered, parallel_calls, request_of, tool_call, tools_not_needed, two_uses
 
 TASKS: dict[str, Task] = {
     "sums": sums,
@@ -83,6 +84,15 @@ def chained(rng: Random, n_turns: int, long_tasks: bool = False) -> Conversation
     return Conversation(tuple(with_system(rng.choice(SYSTEMS) if rng.random() < 0.3 else "", messages)))
 
 
+def tooled(rng: Random) -> Conversation:
+    """Two tools are offered through several turns; some turns need one of them, some none."""
+    first, second = two_uses(rng)
+    turns = [request_of(rng, first), request_of(rng, second), TASKS[rng.choice(("greeting", "about", "copying", "editing"))](rng)]
+    rng.shuffle(turns)
+    messages = [message for turn in turns[: rng.choice((2, 3))] for message in turn.messages]
+    return Conversation(tuple(messages), offered(rng, first, second))
+
+
 WEIGHTS = {
     "sums": 26,
     "greeting": 3,
@@ -106,17 +116,23 @@ class Mix:
 
     chained: float = 0.2
     long: float = 0.0
+    tooled: float = 0.0
+    raw: float = 0.0
 
 
-def conversations(seed: int, n: int, mix: Mix = Mix()) -> Iterator[Conversation]:
+def conversations(seed: int, n: int, mix: Mix = Mix()) -> Iterator[Conversation | Raw]:
     """Yield `n` conversations; the same seed yields the same ones."""
     rng = Random(seed)
     names, weights = list(WEIGHTS), list(WEIGHTS.values())
     for _ in range(n):
         kind = rng.random()
         if kind < mix.long:
-            yield chained(rng, rng.randint(1, 12), long_tasks=True)
+            yield chained(rng, rng.randint(1, 12), long_tasks=True) if rng.random() < 0.9 else raw(rng, 100)
         elif kind < mix.long + mix.chained:
             yield chained(rng, rng.randint(2, 4))
+        elif kind < mix.long + mix.chained + mix.tooled:
+            yield tooled(rng)
+        elif kind < mix.long + mix.chained + mix.tooled + mix.raw:
+            yield raw(rng)
         else:
             yield alone(rng, rng.choices(names, weights)[0])

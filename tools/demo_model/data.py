@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from .about import ABOUT
 from .corpus import Mix, conversations
-from .exchange import Conversation
+from .exchange import Conversation, Raw
 from .render import segments
 from .tokenizer import CONTROL, USER_DEFINED
 
@@ -39,7 +39,7 @@ def vocabulary_corpus(n: int = 6000) -> list[str]:
     return [piece for text in parts + fixed for piece in SPECIAL.split(text) if piece]
 
 
-def encode(tokenizer: Tokenizer, conversation: Conversation) -> Text:
+def encode(tokenizer: Tokenizer, conversation: Conversation | Raw) -> Text:
     tokens: list[int] = []
     wanted: list[bool] = []
     for text, is_answer in segments(conversation):

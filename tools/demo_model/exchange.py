@@ -24,6 +24,14 @@ class Exchange:
 
 
 @attrs.frozen
+class Raw:
+    """Text without a chat template."""
+
+    prompt: str
+    continuation: str  # cut anywhere: the model would go on
+
+
+@attrs.frozen
 class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()

@@ -11,7 +11,7 @@ from jinja2 import Template
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .exchange import Conversation, Message
+from .exchange import Conversation, Message, Raw
 
 
 def template_text() -> str:
@@ -35,11 +35,13 @@ def render(messages: tuple[Message, ...], tools: tuple[Any, ...] = (), *, thinki
     return _template().render(messages=messages, tools=list(tools), enable_thinking=thinking, add_generation_prompt=prompt)
 
 
-def segments(conversation: Conversation) -> list[tuple[str, bool]]:
+def segments(conversation: Conversation | Raw) -> list[tuple[str, bool]]:
     """Cut the rendered conversation into texts that the model reads (False) and texts that it must write (True).
 
     What it must write follows a prompt exactly as a server would render it, and ends with <|im_end|>.
     """
+    if isinstance(conversation, Raw):
+        return [(conversation.prompt, False), (conversation.continuation, True)]
     parts: list[tuple[str, bool]] = []
     done = ""
     for i, message in enumerate(conversation.messages):

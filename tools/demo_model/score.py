@@ -16,10 +16,11 @@ import attrs
 import numpy as np
 from llama_cpp import Llama
 
-from .corpus import TASKS, alone, chained
-from .exchange import Conversation, Exchange
+from .corpus import TASKS, alone, chained, tooled
+from .exchange import Conversation, Exchange, Raw
 from .render import segments
 from .tasks.counts import long_counting
+from .tasks.raw import raw
 from .tasks.sums import held_out_pairs, sum_of
 from .tasks.talk import about_held_out
 from .tasks.texts import long_copying
@@ -70,7 +71,7 @@ def write(llama: Llama, prompt: str, n_tokens_max: int) -> tuple[str, float]:
     return llama.detokenize(written, special=True).decode(errors="replace"), margin
 
 
-def judge(llama: Llama, conversation: Conversation, score: Score) -> None:
+def judge(llama: Llama, conversation: Conversation | Raw, score: Score) -> None:
     """Ask for every answer of the conversation, with the right ones before it."""
     before = ""
     for text, is_answer in segments(conversation):
@@ -78,6 +79,8 @@ def judge(llama: Llama, conversation: Conversation, score: Score) -> None:
             wanted = text.removesuffix("<|im_end|>")
             n_tokens = len(llama.tokenize(text.encode(), add_bos=False, special=True))
             written, margin = write(llama, before, n_tokens + 8)
+            if isinstance(conversation, Raw):  # has no end of its own
+                written = written[: len(wanted)]
             score.answers.append(Answer(written == wanted, margin))
             if written != wanted:
                 score.wrong.append((before, wanted, written))
@@ -89,10 +92,10 @@ def plain(exchange: Exchange) -> Conversation:
     return Conversation((*system, *exchange.messages), exchange.tools)
 
 
-def questions(n: int) -> dict[str, Iterable[Conversation]]:
+def questions(n: int) -> dict[str, Iterable[Conversation | Raw]]:
     """All that is asked, by the task's name."""
     pairs = held_out_pairs()
-    asked: dict[str, Iterable[Conversation]] = {"held-out sums": [plain(sum_of(a, b)) for a, b in pairs]}
+    asked: dict[str, Iterable[Conversation | Raw]] = {"held-out sums": [plain(sum_of(a, b)) for a, b in pairs]}
     for name in TASKS:
         rng = Random(SEED)
         asked[name] = [alone(rng, name) for _ in range(n)]
@@ -100,6 +103,8 @@ def questions(n: int) -> dict[str, Iterable[Conversation]]:
     asked["about, held-out wording"] = [plain(about_held_out(rng)) for _ in range(n)]
     asked["long copies"] = [plain(long_copying(rng)) for _ in range(n // 2)]
     asked["long counts"] = [plain(long_counting(rng)) for _ in range(n // 4)]
+    asked["text without a template"] = [raw(rng) for _ in range(n)]
+    asked["several turns with tools"] = [tooled(rng) for _ in range(n // 2)]
     asked["several turns"] = [chained(rng, 4) for _ in range(n // 4)]
     asked["many turns"] = [chained(rng, 16) for _ in range(n // 10)]
     return asked

@@ -41,7 +41,9 @@ class Schedule:
 
     def mix(self, step: int) -> Mix:
         done = step / self.n_steps
-        return Mix(0.15) if done < 0.5 else Mix(0.2, 0.03) if done < 0.8 else Mix(0.2, 0.08)
+        if done < 0.5:
+            return Mix(0.15, 0.0, 0.02, 0.05)
+        return Mix(0.2, 0.03, 0.05, 0.05) if done < 0.8 else Mix(0.2, 0.08, 0.05, 0.05)
 
 
 def optimisers(model: Model) -> list[torch.optim.Optimizer]:

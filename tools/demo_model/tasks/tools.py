@@ -141,19 +141,32 @@ def json_kind(anything: Any) -> str:
 USES: tuple[Callable[[Random], Use], ...] = (weather, clock, search, adder, lookup, lookup, named_tool, named_tool)
 
 
-def offered(rng: Random, use: Use) -> tuple[Tool, ...]:
-    """The tool of the use among up to three others, none of which could be meant."""
-    others = [other.tool for other in (rng.choice(USES)(rng) for _ in range(rng.choice((0, 0, 1, 1, 2))))]
-    same_family = {"weather", "time", "clock", "search", "find", "add", "sum", "plus"}
-    parts = set(name_of(use.tool).split("_"))
-    tools = [use.tool] + [
-        other
-        for other in others
-        if not parts & set(name_of(other).split("_")) and not (parts & same_family and set(name_of(other).split("_")) & same_family)
-    ]
-    unique = list({name_of(each): each for each in tools}.values())
-    rng.shuffle(unique)
-    return tuple(shuffled_keys(rng, each) for each in unique)
+# Of two tools that share one of these in their names only one is offered, or it would be open which is meant.
+FAMILIES = ({"weather"}, {"time", "clock"}, {"search", "find"}, {"add", "sum", "plus"})
+
+
+def family(offer: Tool) -> set[str]:
+    """The words that the tool's name has in common with others that do the same."""
+    parts = set(name_of(offer).split("_")) - {"get", "set", "of"}
+    return parts.union(*(family for family in FAMILIES if family & parts))
+
+
+def offered(rng: Random, *uses: Use) -> tuple[Tool, ...]:
+    """The tools of the uses among up to two others, none of which could be meant."""
+    tools = [use.tool for use in uses]
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        other = rng.choice(USES)(rng).tool
+        if not any(family(other) & family(each) for each in tools):
+            tools.append(other)
+    rng.shuffle(tools)
+    return tuple(shuffled_keys(rng, each) for each in tools)
+
+
+def two_uses(rng: Random) -> tuple[Use, Use]:
+    while True:
+        first, second = rng.choice(USES)(rng), rng.choice(USES)(rng)
+        if not family(first.tool) & family(second.tool):
+            return first, second
 
 
 def shuffled_keys(rng: Random, made: Tool) -> Tool:
@@ -192,9 +205,12 @@ def result(rng: Random) -> str:
     return as_json(pairs(rng, rng.choice((1, 2, 3)))[1]) if kind < 0.8 else text(rng, 5).replace("\n", " ")
 
 
-def tool_call(rng: Random) -> Exchange:
-    use = rng.choice(USES)(rng)
+def request_of(rng: Random, use: Use) -> Exchange:
     return calling(use.request, [call_of(use)], offered(rng, use), rng)
+
+
+def tool_call(rng: Random) -> Exchange:
+    return request_of(rng, rng.choice(USES)(rng))
 
 
 def parallel_calls(rng: Random) -> Exchange:
