@@ -1,0 +1,138 @@
+"""DRY ("don't repeat yourself"): penalises the tokens that would go on with a repetition of what was said before.
+
+For every earlier place the state holds how many tokens before it agree with the end of the sequence. Appending a token changes this
+only at the earlier places of that same token: there the agreement is one more than it was one place before. So a step costs one
+vectorised operation over the token's earlier places, and nothing is searched.
+
+Source of the definition: llama_sampler_dry_apply (llama.cpp, after p-e-w, oobabooga/text-generation-webui#5677). Breakers are single
+tokens here: no repetition reaches across one.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from cllm.backend import Logits, Vocabulary
+from cllm.engine.noise import Ids
+from cllm.engine.penalties import Int64s, grown
+
+_MAX_LOG: float = math.log(float(np.finfo(np.float32).max))  # beyond it base ** n is no float32 any more
+
+
+def dry_breaker_tokens(vocabulary: Vocabulary, breakers: tuple[str, ...]) -> frozenset[int]:
+    """Return the tokens whose text contains one of `breakers`; remembered by the vocabulary object and the breakers.
+
+    A breaker that only several tokens spell together breaks nothing; the usual ones are single characters, which cannot be split so.
+    The first call for a vocabulary reads all of its tokens.
+    """
+    return _breaker_tokens(_Identity(vocabulary), breakers)
+
+
+@attrs.frozen(eq=False)
+class _Identity:
+    """A vocabulary as a key: vocabularies need not be hashable."""
+
+    vocabulary: Vocabulary
+
+    def __hash__(self) -> int:
+        return id(self.vocabulary)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.vocabulary is other.vocabulary
+
+
+@lru_cache(maxsize=32)
+def _breaker_tokens(key: _Identity, breakers: tuple[str, ...]) -> frozenset[int]:
+    texts = [breaker.encode() for breaker in breakers if breaker]
+    words = (key.vocabulary.token_bytes(token, special=True) for token in range(key.vocabulary.n_tokens))
+    return frozenset(token for token, word in enumerate(words) if any(text in word for text in texts))
+
+
+@attrs.define(eq=False)
+class _Places:
+    """Where one token occurs, ascending; appending is O(1)."""
+
+    n: int = 0
+    _array: Int64s = attrs.field(factory=lambda: np.zeros(4, np.int64))
+
+    def append(self, place: int) -> None:
+        self._array = grown(self._array, self.n + 1)  # type: ignore[assignment]
+        self._array[self.n] = place
+        self.n += 1
+
+    def since(self, start: int) -> Int64s:
+        """Return the places from `start` on."""
+        places = self._array[: self.n]
+        return places[np.searchsorted(places, start) :] if start > 0 else places
+
+
+@attrs.define(eq=False)
+class Dry:
+    """Which repetitions the next token could go on with, over the last `last_n` tokens (None: over all)."""
+
+    breakers: frozenset[int]
+    last_n: int | None = None
+    n: int = 0  # tokens seen
+    _tokens: Int64s = attrs.field(factory=lambda: np.zeros(64, np.int64))
+    _agreement: npt.NDArray[np.int32] = attrs.field(factory=lambda: np.zeros(64, np.int32))  # tokens up to a place = as many at the end
+    _places: dict[int, _Places] = attrs.field(factory=dict)
+    _active: Int64s = attrs.field(factory=lambda: np.zeros(0, np.int64))  # where `_agreement` is not 0
+
+    @classmethod
+    def of(cls, tokens: list[int], breakers: frozenset[int], last_n: int | None) -> Dry:
+        """Return the state after `tokens`."""
+        dry = cls(breakers, last_n)
+        for token in tokens:
+            dry.observe(token)
+        return dry
+
+    def observe(self, token: int) -> None:
+        """Take in the sequence's next token."""
+        here = self.n
+        self.n += 1
+        self._tokens = grown(self._tokens, self.n)  # type: ignore[assignment]
+        self._agreement = grown(self._agreement, self.n)  # type: ignore[assignment]
+        self._tokens[here] = token
+        self._extend(token)
+        self._places.setdefault(token, _Places()).append(here)
+
+    def _extend(self, token: int) -> None:
+        if token in self.breakers or token not in self._places:
+            self._agreement[self._active] = 0
+            self._active = self._active[:0]
+            return
+        places = self._places[token].since(0 if self.last_n is None else self.n - self.last_n)
+        agreement = self._agreement[places - 1] + 1
+        if len(places) and places[0] == 0:  # nothing stands before the first token
+            agreement[0] = 1
+        self._agreement[self._active] = 0
+        self._agreement[places] = agreement
+        self._active = places.copy()
+
+    def penalise(self, logits: Logits, multiplier: float, base: float, allowed_length: int) -> None:
+        """Subtract ``multiplier * base ** (n - allowed_length)`` from each token that would make a repetition of n tokens longer."""
+        ids, lengths = self._continuations(max(allowed_length, 1))
+        if not len(ids):
+            return
+        exponents = (lengths - allowed_length).astype(np.float64)
+        if base > 1.000001:
+            exponents = np.minimum(exponents, int(_MAX_LOG / math.log(base)))
+        logits[ids] -= (multiplier * base**exponents).astype(np.float32)
+
+    def _continuations(self, length_min: int) -> tuple[Ids, npt.NDArray[np.int32]]:
+        """Return the tokens that follow a repetition of at least `length_min` tokens, with the longest length for each."""
+        places = self._active
+        lengths = self._agreement[places]
+        if self.last_n is not None:  # what reaches back beyond the window does not count
+            lengths = np.minimum(lengths, places - (self.n - self.last_n) + 1).astype(np.int32)
+        long = lengths >= length_min
+        ids = self._tokens[places[long] + 1]
+        unique, where = np.unique(ids, return_inverse=True)
+        longest = np.zeros(len(unique), np.int32)
+        np.maximum.at(longest, where, lengths[long])
+        return unique, longest

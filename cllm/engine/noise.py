@@ -1,0 +1,129 @@
+"""Noise hashed from (seed, index of the token in the sequence, token): repeatable draws without a generator's state.
+
+A token is drawn by the Gumbel-max trick in the form of an exponential race: every token gets a time ~ Exp(1), and the token with the
+highest ``logit / temperature - log(time)`` wins, which is a draw from the softmax, or from the softmax over any subset if only that
+subset runs.
+
+The vocabulary is laid out as a grid, so that the best time of many tokens is known from one hash::
+
+    column    0     1     2         n_columns - 1
+              0     1     2    ...  C - 1             token ids; C = n_columns = max(1, n_vocab // 64)
+              C    C+1   C+2   ...  2C - 1
+              ...
+              kC  kC+1                                the last row may be short
+
+The first of m independent Exp(1) times is Exp(1) / m and comes to any of the m tokens equally likely; the others follow it by times
+that are Exp(1) again, since exponentials have no memory. So a column's first time, who has it, and the delays of the others are
+three independent hashes, and together they give every token an independent Exp(1) time.
+
+The hash is SplitMix64's (Steele, Lea, Flood, OOPSLA 2014; the constants are Stafford's mix13): ``mix(key + (n + 1) * GOLDEN)`` for
+counter n, where ``key = mix(mix(seed + GOLDEN) + index * GOLDEN)``. The streams number their counters apart: token ids from 0,
+columns from 2**32, the columns' first tokens from 2 * 2**32, coins from 3 * 2**32. The upper 52 bits make a uniform number, never
+0 or 1.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+Keys: TypeAlias = npt.NDArray[np.uint64]
+Ids: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+GOLDEN: Final = 0x9E3779B97F4A7C15
+_MULTIPLIERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MASK: Final = (1 << 64) - 1
+_FIRST_TIMES: Final = 1 << 32
+_FIRST_TOKENS: Final = 2 << 32
+_COINS: Final = 3 << 32
+_COLUMN_HEIGHT: Final = 64  # measured at 152k: 32 and 128 cost as much or more in the column maxima, and this bounds the tokens best
+
+
+def mix(h: int) -> int:
+    """Return SplitMix64's output for the state `h`."""
+    h &= _MASK
+    h = ((h ^ (h >> 30)) * _MULTIPLIERS[0]) & _MASK
+    h = ((h ^ (h >> 27)) * _MULTIPLIERS[1]) & _MASK
+    return h ^ (h >> 31)
+
+
+def row_key(seed: int, index: int) -> int:
+    """Return the key of the token at `index` of the sequence with `seed`; only the seed's low 64 bits count."""
+    return mix(mix(seed + GOLDEN) + index * GOLDEN)
+
+
+def coin(key: int) -> float:
+    """Return a uniform number that is independent of the tokens' times."""
+    return ((mix(key + (_COINS + 1) * GOLDEN) >> 12) + 0.5) * 2.0**-52
+
+
+def _mix_array(h: Keys) -> Keys:
+    """Apply `mix` in place to an array that nobody else holds."""
+    for shift, multiplier in ((30, _MULTIPLIERS[0]), (27, _MULTIPLIERS[1])):
+        h ^= h >> np.uint64(shift)
+        h *= np.uint64(multiplier)
+    h ^= h >> np.uint64(31)
+    return h
+
+
+def _exponential(h: Keys) -> Floats:
+    """Turn hashes into Exp(1) numbers, all above 0."""
+    u = (h >> np.uint64(12)).astype(np.float64)
+    u += 0.5
+    u *= 2.0**-52
+    np.log(u, out=u)
+    return np.negative(u, out=u)
+
+
+def _counters(stream: int, ids: Ids) -> Keys:
+    """Return what is added to a key for the `ids` of a stream."""
+    return (ids.astype(np.uint64) + np.uint64(stream + 1)) * np.uint64(GOLDEN)
+
+
+@attrs.frozen(eq=False)
+class Grid:
+    """The layout of one vocabulary size, and its noise."""
+
+    n_vocab: int
+    n_columns: int
+    n_full: int  # rows of the grid that have all columns
+    n_rest: int  # columns that have one token more
+    heights: Floats  # tokens of each column
+    _counters: Keys
+
+    def column_times(self, keys: Keys) -> Floats:
+        """Return each column's first time, for the keys of shape (n, 1): (n, n_columns)."""
+        times = _exponential(_mix_array(keys + self._counters))
+        times /= self.heights
+        return times
+
+    def times(self, keys: Keys, ids: Ids) -> Floats:
+        """Return the tokens' times; `keys` and `ids` broadcast."""
+        columns = ids % self.n_columns
+        heights = self.heights[columns]
+        firsts = _exponential(_mix_array(keys + _counters(_FIRST_TIMES, columns)))
+        firsts /= heights
+        return firsts + self.delays(keys, ids, columns)
+
+    def delays(self, keys: Keys, ids: Ids, columns: Ids) -> Floats:
+        """Return by how much the tokens come later than the first of their column: 0 for that one."""
+        picks = _mix_array(keys + _counters(_FIRST_TOKENS, columns)) >> np.uint64(32)
+        places = (picks * self.heights[columns].astype(np.uint64)) >> np.uint64(32)
+        first_ids = columns + places.astype(np.int64) * self.n_columns
+        delays = _exponential(_mix_array(keys + _counters(0, ids)))
+        return np.where(ids == first_ids, 0.0, delays)
+
+
+@lru_cache(maxsize=8)
+def grid_of(n_vocab: int) -> Grid:
+    """Return the grid for a vocabulary's size."""
+    n_columns = max(1, n_vocab // _COLUMN_HEIGHT)
+    n_full, n_rest = divmod(n_vocab, n_columns)
+    columns = np.arange(n_columns)
+    heights = n_full + (columns < n_rest).astype(np.float64)
+    return Grid(n_vocab, n_columns, n_full, n_rest, heights, _counters(_FIRST_TIMES, columns))
