@@ -1,0 +1,286 @@
+"""The settings: one class that gives the flags, the `CLLM_*` variables and the TOML keys, and says what is wrong with them.
+
+`cllm.sources` reads those. Nothing here imports NumPy or a backend, so that `cllm --help` stays quick;
+`cllm.serve.spec` turns settings into what a backend is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import attrs
+from cyclopts import Group, Parameter
+
+from cllm.errors import CllmError
+
+PREFIX: Final = "CLLM_"
+N_SLOTS_MAX: Final = 256  # llama.cpp refuses more sequences in one context
+_OTHER_VARIABLES = frozenset({"CLLM_WHEEL_CACHE"})  # read by tools/, not by the server
+
+# The words of `cllm.backend`'s enumerations, which cannot be imported here: that module needs NumPy. A test holds them together.
+KvLayout: TypeAlias = Literal["auto", "unified", "streams"]
+FlashAttention: TypeAlias = Literal["auto", "on", "off"]
+SplitMode: TypeAlias = Literal["none", "layer", "row"]
+Profile: TypeAlias = Literal["openai", "llama", "model"]
+LogFormat: TypeAlias = Literal["console", "json"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+CacheType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+_UNQUANTISED = ("f32", "f16", "bf16")
+
+
+class SettingsError(CllmError):
+    """The operator asked for something that cannot be; one line. `field` is the attribute at fault, if it is one."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.message = message
+        self.field = field
+
+
+# --- values with a form of their own -----------------------------------------------------------------------------------
+
+
+def is_origin(text: str) -> bool:
+    parts = urlsplit(text)
+    return text == "*" or (parts.scheme in ("http", "https") and bool(parts.netloc) and not (parts.path or parts.query or parts.fragment))
+
+
+def is_split(text: str) -> bool:
+    try:
+        shares = split_shares(text)
+    except ValueError:
+        return False
+    return bool(shares) and all(math.isfinite(s) and s >= 0 for s in shares) and sum(shares) > 0
+
+
+def split_lora(text: str) -> tuple[str, float]:
+    """Return path and scale of `PATH` or `PATH:SCALE`; what does not read as a number belongs to the path."""
+    path, colon, scale = text.rpartition(":")
+    try:
+        return (path, float(scale)) if colon else (text, 1.0)
+    except ValueError:
+        return text, 1.0
+
+
+def split_shares(text: str) -> tuple[float, ...]:
+    """Return the numbers of `3,1`. Raises: ValueError."""
+    return tuple(float(share) for share in text.split(","))
+
+
+# --- checks: called with the settings, the attribute and its value, as attrs does --------------------------------------
+
+Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def _check(holds: Callable[[Any], bool], complaint: str) -> Check:
+    """Refuse a value, or an item of a tuple, for which `holds` is False. None stands for "not given" and always passes."""
+
+    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        for item in value if isinstance(value, tuple) else (value,):
+            if item is not None and not holds(item):
+                raise SettingsError(complaint.format(item), attribute.name)
+
+    return check
+
+
+def _between(low: int, high: int) -> Check:
+    return _check(lambda n: low <= n <= high, f"must be {low} to {high}, not {{}}")
+
+
+def _at_least(low: int) -> Check:
+    return _check(lambda n: low <= n, f"must be at least {low}, not {{}}")
+
+
+_positive = _check(lambda x: x > 0 and math.isfinite(x), "must be more than 0, not {}")
+_not_negative = _check(lambda x: x >= 0 and math.isfinite(x), "must be 0 or more, not {}")
+_not_empty = _check(lambda text: bool(text.strip()), "must not be empty")
+_file = _check(os.path.isfile, "no such file: {}")
+_lora_file = _check(lambda text: os.path.isfile(split_lora(text)[0]), "no such file: {}")
+_name_value = _check(lambda text: text.partition("=")[0].strip() and "=" in text, "must be NAME=VALUE, not {}")
+# A model that is not a file name is left to its backend: it may be one that knows models by other names.
+_model_file = _check(lambda text: not text.endswith(".gguf") or os.path.isfile(text), "no such file: {}")
+# A key travels in a header: without blanks and in ASCII. The complaint never shows it.
+_key = _check(
+    lambda key: key.isascii() and key.isprintable() and key != "" and " " not in key, "a key must be printable ASCII without blanks"
+)
+
+
+_origin = _check(is_origin, "must be * or an origin as in https://example.org, not {}")
+_shares = _check(is_split, "must be numbers with commas between, as in 3,1, not {}")
+
+
+# --- the settings -----------------------------------------------------------------------------------------------------
+
+
+def _setting(default: Any, help: str, *checks: Check, kw_only: bool = True, repr: bool = True) -> Any:
+    return attrs.field(default=default, validator=list(checks), kw_only=kw_only, repr=repr, metadata={"help": help})
+
+
+def _section(title: str, sort_key: int) -> Parameter:
+    return Parameter(group=Group(title, sort_key=sort_key))
+
+
+def _short(name: str) -> Parameter:
+    """Return the short name of an option; they are those that llama-server's users know."""
+    return Parameter(alias=name)
+
+
+MODEL, MEMORY, SPEED = _section("Model", 1), _section("Memory", 2), _section("Speed", 3)
+REQUESTS, NETWORK, OPERATION = _section("Requests", 4), _section("Network", 5), _section("Operation", 6)
+
+
+@Parameter(name="*")
+@attrs.frozen
+class Settings:
+    """All that an operator can set. None means that the server, or the backend, decides."""
+
+    model: Annotated[str | None, MODEL, _short("-m")] = _setting(
+        None, "the GGUF file to serve (default: a small demo model that comes with cLLM)", _not_empty, _model_file, kw_only=False
+    )
+    alias: Annotated[tuple[str, ...], MODEL] = _setting((), "a name that clients may use for the model; repeatable", _not_empty)
+    backend: Annotated[str, MODEL] = _setting("auto", "what computes the model; `cllm backends` lists them", _not_empty)
+    backend_option: Annotated[tuple[str, ...], MODEL] = _setting((), "NAME=VALUE for the backend; repeatable", _name_value)
+    lora: Annotated[tuple[str, ...], MODEL] = _setting((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", _lora_file)
+    mmap: Annotated[bool, MODEL] = _setting(True, "map the file into memory instead of reading it")
+    mlock: Annotated[bool, MODEL] = _setting(False, "keep the model from being swapped out")
+    gpu_layers: Annotated[int | None, MODEL, _short("-ngl")] = _setting(
+        None, "layers on the GPU (default: all that fit for llama-gpu, none for llama-cpu)", _at_least(0)
+    )
+    split_mode: Annotated[SplitMode, MODEL, _short("-sm")] = _setting("layer", "how the model is laid out over several GPUs")
+    main_gpu: Annotated[int, MODEL, _short("-mg")] = _setting(0, "the GPU that holds what is not split", _at_least(0))
+    tensor_split: Annotated[str | None, MODEL, _short("-ts")] = _setting(None, "shares of the GPUs, as in 3,1", _shares)
+
+    ctx_size: Annotated[int | None, MEMORY, _short("-c")] = _setting(
+        None, "cells (tokens) of KV cache, shared by all sequences (default: what memory allows)", _at_least(1)
+    )
+    parallel: Annotated[int | None, MEMORY, _short("-np")] = _setting(
+        None, "sequences that run at once (default: as many as fit, at most 64)", _between(1, N_SLOTS_MAX)
+    )
+    kv: Annotated[KvLayout, MEMORY] = _setting("auto", "one pool of cells for all sequences, or an equal part for each")
+    cache_type_k: Annotated[CacheType, MEMORY, _short("-ctk")] = _setting("f16", "number format of the cached keys")
+    cache_type_v: Annotated[CacheType, MEMORY, _short("-ctv")] = _setting("f16", "number format of the cached values")
+    flash_attn: Annotated[FlashAttention, MEMORY, _short("-fa")] = _setting("auto", "attention that does not write out its scores")
+
+    threads: Annotated[int | None, SPEED, _short("-t")] = _setting(
+        None, "threads of a step with few rows (default: the backend's choice)", _between(1, 1024)
+    )
+    threads_batch: Annotated[int | None, SPEED, _short("-tb")] = _setting(
+        None, "threads of a step with many rows (default: as --threads)", _between(1, 1024)
+    )
+    batch_size: Annotated[int, SPEED, _short("-b")] = _setting(2048, "rows (tokens to compute) of one step at most", _between(1, 65536))
+    ubatch_size: Annotated[int, SPEED, _short("-ub")] = _setting(512, "rows computed at a time within a step", _between(1, 65536))
+    row_budget: Annotated[int, SPEED] = _setting(
+        512, "rows that a step aims at; longer prompts are computed in pieces beside running answers", _between(1, 65536)
+    )
+
+    queue_size: Annotated[int, REQUESTS] = _setting(1024, "requests that may wait; more are answered with 503", _between(1, 1_000_000))
+    timeout_s: Annotated[float | None, REQUESTS] = _setting(None, "time limit of a request that names none (default: none)", _positive)
+    sampling_defaults: Annotated[Profile, REQUESTS] = _setting("openai", "whose defaults hold for parameters that a request leaves out")
+    max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", _positive)
+    stream_buffer_kb: Annotated[int, REQUESTS] = _setting(
+        1024, "unread KiB after which a stream is ended, so that no other waits", _at_least(1)
+    )
+    sse_ping_s: Annotated[float, REQUESTS] = _setting(15.0, "silence after which a stream carries a comment; 0: never", _not_negative)
+
+    host: Annotated[str, NETWORK] = _setting("127.0.0.1", "address to listen on", _not_empty)
+    port: Annotated[int, NETWORK] = _setting(8080, "port to listen on; 0 takes a free one", _between(0, 65535))
+    api_key: Annotated[tuple[str, ...], NETWORK] = _setting((), "a key, one of which clients must send; repeatable", _key, repr=False)
+    api_key_file: Annotated[str | None, NETWORK] = _setting(None, "a file with one key a line", _file)
+    ssl_certfile: Annotated[str | None, NETWORK] = _setting(None, "certificate chain (PEM); HTTPS instead of HTTP", _file)
+    ssl_keyfile: Annotated[str | None, NETWORK] = _setting(None, "the certificate's private key (PEM)", _file)
+    cors_origin: Annotated[tuple[str, ...], NETWORK] = _setting(
+        (), "a web origin whose pages may call the server, or *; repeatable", _origin
+    )
+    header_timeout_s: Annotated[float, NETWORK] = _setting(5.0, "time for a client to send its headers", _positive)
+    body_timeout_s: Annotated[float, NETWORK] = _setting(30.0, "time for a client to send its body", _positive)
+    write_timeout_s: Annotated[float, NETWORK] = _setting(30.0, "time for a client to take what is sent", _positive)
+    keep_alive_s: Annotated[float, NETWORK] = _setting(75.0, "idle time after which a connection is closed", _positive)
+
+    config: Annotated[str | None, OPERATION] = _setting(None, "a TOML file with any of these settings", _file)
+    grace_s: Annotated[float, OPERATION] = _setting(30.0, "time for running answers to end after SIGTERM", _not_negative)
+    watchdog_s: Annotated[float, OPERATION] = _setting(120.0, "a step that takes longer makes /health answer 503", _positive)
+    log_format: Annotated[LogFormat, OPERATION] = _setting("console", "for eyes or for machines")
+    log_level: Annotated[LogLevel, OPERATION] = _setting("info", "the least that is logged")
+    log_prompts: Annotated[bool, OPERATION] = _setting(False, "also log what is asked and answered")
+    enable_benchmark: Annotated[bool, OPERATION] = _setting(False, "let POST /benchmark put load on the server")
+
+    def __attrs_post_init__(self) -> None:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            given = "ssl_certfile" if self.ssl_certfile else "ssl_keyfile"
+            raise SettingsError("--ssl-certfile and --ssl-keyfile go together", given)
+        if self.cache_type_v not in _UNQUANTISED and self.flash_attn == "off":
+            raise SettingsError(f"{self.cache_type_v} needs flash attention, and --flash-attn is off", "cache_type_v")
+        if self.parallel is not None and self.parallel > self.batch_size:
+            raise SettingsError(
+                f"each of {self.parallel} sequences needs a row of a step, and --batch-size is {self.batch_size}", "parallel"
+            )
+
+
+DEFAULT_SETTINGS: Final = Settings()
+
+
+def api_keys(settings: Settings) -> tuple[str, ...]:
+    """Return the keys given and those of the key file, where blank lines and lines that begin with # do not count.
+
+    Raises: SettingsError.
+    """
+    if settings.api_key_file is None:
+        return settings.api_key
+    keys = tuple(line for line in _read_lines(settings.api_key_file) if line and not line.startswith("#"))
+    if not keys:  # an empty file would open the server to everybody
+        raise SettingsError(f"no key in {settings.api_key_file}", "api_key_file")
+    _key(settings, attrs.fields(Settings).api_key_file, keys)
+    return settings.api_key + keys
+
+
+def _read_lines(path: str) -> list[str]:
+    try:
+        return [line.strip() for line in Path(path).read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read {path}: {reason(error)}", "api_key_file") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach `host`. A name that is not an address counts as reachable, `localhost` apart."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what an operator should know and may still want, one line each."""
+    lines = []
+    if not is_loopback(settings.host) and not settings.api_key and settings.api_key_file is None:
+        lines.append(f"listening on {settings.host} without --api-key: whoever reaches this machine can use the model")
+    lines += [f"{name} is not a setting{did_you_mean(name, _variables())}" for name in sorted(_unknown_variables(environ))]
+    return lines
+
+
+def variable(field: str) -> str:
+    """Return the environment variable that sets a field."""
+    return PREFIX + field.upper()
+
+
+def _variables() -> list[str]:
+    return [variable(field.name) for field in attrs.fields(Settings)]
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> set[str]:
+    return {name for name in environ if name.startswith(PREFIX)} - set(_variables()) - _OTHER_VARIABLES
+
+
+def did_you_mean(word: str, words: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,142 @@
+"""Finds backends: the distributions with an entry point in the group `cllm.backends`.
+
+Listing reads metadata and imports nothing; loading imports one. A backend that is missing, double, broken or written to another contract
+is said by name, and never stands in the way of the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from cllm.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from cllm.backend import Backend, Probe
+
+GROUP: Final = "cllm.backends"
+
+
+@attrs.frozen
+class Listed:
+    """A backend as its distribution's metadata tell of it."""
+
+    name: str
+    distribution: str
+    version: str
+    entry_point: EntryPoint = attrs.field(repr=False, eq=False)
+
+
+@attrs.frozen
+class Found:
+    """A listed backend, and whether it can work here."""
+
+    listed: Listed
+    available: bool
+    reason: str
+    preference: int = 0
+    backend: Backend | None = attrs.field(default=None, repr=False, eq=False)
+
+
+def list_backends() -> list[Listed]:
+    """Return every backend that is installed, by name. A name that two distributions claim is there twice."""
+    # A distribution that is on the path twice, as an editable one may be, counts once.
+    found = {(point.name, *_distribution(point)): point for point in entry_points(group=GROUP)}
+    return [Listed(*key, point) for key, point in sorted(found.items(), key=lambda item: item[0])]
+
+
+def _distribution(point: EntryPoint) -> tuple[str, str]:
+    return (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
+
+
+def load_backend(name: str) -> Backend:
+    """Import and return one backend.
+
+    Raises: BackendUnavailable with one line: no such name, a name that is claimed twice, an import that fails, another contract.
+    """
+    listed = list_backends()
+    named = [one for one in listed if one.name == name]
+    if not named:
+        raise BackendUnavailable(_missing(name, sorted({one.name for one in listed})))
+    return _load(_only(named))
+
+
+def _missing(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"no backend {name}{hint} (installed: {', '.join(names) or 'none'})"
+
+
+def _only(named: list[Listed]) -> Listed:
+    if len(named) > 1:
+        claims = " and ".join(f"{one.distribution} {one.version}" for one in named)
+        raise BackendUnavailable(f"the backend name {named[0].name} is claimed by {claims}; uninstall one of them")
+    return named[0]
+
+
+def _load(listed: Listed) -> Backend:
+    origin = f"backend {listed.name} ({listed.distribution} {listed.version})"
+    try:
+        backend = listed.entry_point.load()()
+    except Exception as error:  # a foreign module may fail in any way
+        raise BackendUnavailable(f"{origin} is broken: {_one_line(error)}") from error
+    _check_contract(backend, origin)
+    return backend  # type: ignore[no-any-return]  # the contract says that it is one
+
+
+def _check_contract(backend: object, origin: str) -> None:
+    from cllm.backend import CONTRACT_VERSION, Backend
+
+    if not isinstance(backend, Backend):
+        raise BackendUnavailable(f"{origin} is broken: its entry point gives a {type(backend).__name__}, which is no Backend")
+    if backend.contract_version != CONTRACT_VERSION:
+        older = "cLLM" if backend.contract_version > CONTRACT_VERSION else "the backend"
+        raise BackendUnavailable(
+            f"{origin} speaks version {backend.contract_version} of the contract, this server version {CONTRACT_VERSION}; update {older}"
+        )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def probe_backends() -> list[Found]:
+    """Return every backend with whether it can work here, by name; a broken or double one is there with the reason."""
+    listed = list_backends()
+    return [_probe(one, [other for other in listed if other.name == one.name]) for one in listed]
+
+
+def _probe(one: Listed, named: list[Listed]) -> Found:
+    try:
+        _only(named)
+        backend = _load(one)
+        probe: Probe = backend.probe()
+    except BackendUnavailable as error:
+        return Found(one, available=False, reason=str(error))
+    except Exception as error:  # the contract forbids it, but the others must go on
+        return Found(one, available=False, reason=f"probe failed: {_one_line(error)}")
+    return Found(one, probe.available, probe.reason, probe.preference, backend)
+
+
+def choose_backend(name: str = "auto") -> tuple[str, Backend]:
+    """Return a backend with its name: the named one, or for `auto` the available one with the highest preference.
+
+    Raises: BackendUnavailable with one line, for `auto` with every backend and why not.
+    """
+    if name != "auto":
+        return name, load_backend(name)
+    found = probe_backends()
+    able = [one for one in found if one.backend is not None and one.available and one.preference > 0]
+    if not able:
+        reasons = "; ".join(f"{one.listed.name}: {_why_not(one)}" for one in found)
+        raise BackendUnavailable(f"no backend can work here ({reasons or 'none is installed'})")
+    best = max(able, key=lambda one: one.preference)  # of equals the first by name
+    assert best.backend is not None
+    return best.listed.name, best.backend
+
+
+def _why_not(one: Found) -> str:
+    return "only taken when named" if one.available else one.reason or "not available"

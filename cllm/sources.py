@@ -1,0 +1,136 @@
+"""Where settings come from: the command line, the environment, a TOML file, all read by one rule and in this order of precedence."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import cyclopts
+from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Parameter, Token, UnusedCliTokensError
+
+from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, did_you_mean, reason, variable
+
+
+def _texts(value: Any) -> list[str]:
+    """Return a TOML value as the words that would follow its flag. Raises: TypeError for tables and dates."""
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    if isinstance(value, bool):
+        return ["true" if value else "false"]
+    if isinstance(value, str | int | float):
+        return [str(value)]
+    raise TypeError(type(value).__name__)
+
+
+def read_toml(path: str) -> dict[str, list[str]]:
+    """Return the settings in a TOML file as words. Raises: SettingsError."""
+    try:
+        table = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not TOML
+        raise SettingsError(f"cannot read {path}: {reason(error)}", "config") from error
+    names = [field.name for field in attrs.fields(Settings)]
+    words = {}
+    for key, value in table.items():
+        if key not in names:
+            raise SettingsError(f"{key} in {path} is not a setting{did_you_mean(key, names)}")
+        try:
+            words[key] = _texts(value)
+        except TypeError as error:
+            raise SettingsError(f"{key} in {path} must be a string, a number, a boolean or a list of them") from error
+    return words
+
+
+class Sources:
+    """Gives cyclopts the words that the environment and the TOML file have for options without a flag.
+
+    cyclopts' own sources match variables by prefix (CLLM_PORT_X sets the port), and do not see a misspelt table.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.environ = environ
+        self._origins: dict[str, str] = {}
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        fields = {field.name for field in attrs.fields(Settings)}
+        options = {argument.field_info.name: argument for argument in arguments if argument.field_info.name in fields}
+        if not options:  # a command without settings
+            return
+        for field, argument in options.items():
+            self._fill(argument, self._from_environment(argument, field), variable(field))
+        self._remember(options)
+        if options["config"].tokens:
+            path = options["config"].tokens[0].value
+            words = read_toml(path)
+            for field, argument in options.items():
+                self._fill(argument, words.get(field, []), f"{field} in {path}")
+            self._remember(options)
+
+    def _from_environment(self, argument: Argument, field: str) -> list[str]:
+        text = self.environ.get(variable(field), "").strip()  # an empty variable counts as not set
+        if not text:
+            return []
+        return [item.strip() for item in text.split(",")] if _is_list(argument) else [text]
+
+    def _fill(self, argument: Argument, words: Sequence[str], keyword: str) -> None:
+        if argument.tokens:  # an earlier source has it
+            return
+        if len(words) > 1 and not _is_list(argument):
+            raise SettingsError(f"{keyword}: takes one value, not {len(words)}")
+        for index, word in enumerate(words):
+            argument.append(Token(keyword=keyword, value=word, index=index))
+
+    def _remember(self, options: Mapping[str, Argument]) -> None:
+        self._origins = {field: argument.tokens[0].keyword or "MODEL" for field, argument in options.items() if argument.tokens}
+
+    def explain(self, error: SettingsError | CycloptsError) -> str:
+        """Return one line that names the flag, variable or key that the value at fault came from."""
+        if isinstance(error, UnusedCliTokensError):
+            return f"one argument too many: {' '.join(error.unused_tokens or ())}"
+        if isinstance(error, CycloptsError) or error.field is None:
+            return " ".join(str(error).split())
+        return f"{self._origins.get(error.field, error.field)}: {error.message}"
+
+
+def _is_list(argument: Argument) -> bool:
+    return bool(argument.hint == tuple[str, ...])
+
+
+def convert(hint: Any, tokens: Sequence[Token]) -> Any:
+    """Convert as cyclopts does, except that a fraction is not rounded to a whole number, and that `on` and `off` are booleans too."""
+    word = tokens[0].value
+    if hint in (int, int | None):
+        try:
+            return int(word)
+        except ValueError as error:
+            raise ValueError(f'"{word}" is not a whole number.') from error
+    if hint is bool and word in ("on", "off"):
+        return word == "on"
+    return cyclopts.convert(hint, tokens)
+
+
+DEFAULTS = Parameter(negative_iterable=(), converter=convert)
+"""How every option is read: there is no `--empty-lora`, and a fraction is not a whole number."""
+
+
+def load_settings(arguments: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings of a command line without commands, the environment and the TOML file that these name.
+
+    Raises: SettingsError, whose text names the flag, variable or key at fault.
+    """
+    sources = Sources(environ)
+    app = App(config=sources, default_parameter=DEFAULTS, help_flags=(), version_flags=())
+
+    @app.default
+    def settings_only(settings: Settings = DEFAULT_SETTINGS) -> Settings:
+        return settings
+
+    try:
+        command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
+    except (CycloptsError, SettingsError) as error:
+        raise SettingsError(sources.explain(error)) from error
+    settings: Settings = command(*bound.args, **bound.kwargs)
+    return settings
