@@ -1,0 +1,58 @@
+"""What the scheduler asks of one step, and what comes back."""
+
+from __future__ import annotations
+
+import attrs
+
+from cllm.backend import Batch
+from cllm.engine.events import Event, TokenLogprob
+from cllm.engine.sampling import Sampler
+from cllm.engine.sequence import Sequence
+
+
+@attrs.frozen
+class Drop:
+    """Free all cells of `slot`."""
+
+    slot: int
+
+
+Move = Drop  # memory moves of a plan, done in order and before its rows
+
+
+@attrs.define(eq=False)
+class Plan:
+    """One step's work. `events` are owed at once, whatever the step brings."""
+
+    moves: list[Move]
+    batch: Batch
+    decoding: list[Sequence]  # one row each, in the batch's order
+    prefilling: list[tuple[Sequence, int]]  # (sequence, rows), in the batch's order after the decoding ones
+    outputs: list[Sequence]  # whose next token is drawn, in the order of the logits' rows
+    samplers: list[Sampler]  # one for each output
+    events: list[Event]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the step; 0 when only moves or events are owed."""
+        return self.batch.n_rows
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the model has anything to do."""
+        return bool(self.moves) or self.batch.n_rows > 0
+
+    def members(self) -> list[Sequence]:
+        """The sequences that have rows in this step."""
+        return [*self.decoding, *(sequence for sequence, _ in self.prefilling)]
+
+
+@attrs.define(eq=False)
+class StepOutput:
+    """What a step drew, for each of the plan's outputs; times in seconds."""
+
+    tokens: list[int]
+    invalid: list[int]  # outputs whose logits were not numbers
+    logprobs: list[TokenLogprob | None] | None
+    model_s: float = 0.0
+    sample_s: float = 0.0

@@ -1,0 +1,521 @@
+"""Decides, before every step, which sequences' rows it carries, and settles, after it, what became of them.
+
+Pure and synchronous: time comes in as an argument, work goes out as a `Plan`, news as events. Memory is protected by counting: no row is
+planned without a cell for it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections import deque
+
+import attrs
+
+from cllm.backend import Batch, Vocabulary
+from cllm.engine.cells import Cells
+from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
+from cllm.engine.plan import Drop, Move, Plan, StepOutput
+from cllm.engine.sampling import Sampler, dry_breaker_tokens
+from cllm.engine.sequence import Phase, Sequence, SequenceSpec
+from cllm.engine.trials import Trials
+from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, NoRoom, RequestError
+from cllm.text.detokenizer import Detokenizer
+from cllm.text.stops import StopStrings
+
+N_FINISHES_REMEMBERED = 64  # for the measured rate of service
+RETRY_AFTER_S = (1.0, 120.0)  # what a refused client is told at least and at most
+N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often while it is alone in them is the culprit
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What the scheduler deals out."""
+
+    n_cells: int
+    n_slots: int
+    n_ctx: int  # tokens of one sequence at most
+    n_rows_max: int  # rows of one step at most
+    row_budget: int  # rows of one step, as far as prefill can be cut
+    n_live_max: int  # sequences that hold cells at once
+    n_waiting_max: int
+
+    def __attrs_post_init__(self) -> None:
+        assert min(self.n_cells, self.n_slots, self.n_rows_max, self.row_budget, self.n_live_max, self.n_waiting_max) >= 1
+        assert 2 <= self.n_ctx <= self.n_cells, "a sequence alone must always fit"
+
+
+@attrs.frozen(kw_only=True)
+class SequenceView:
+    """How one sequence stands, for people."""
+
+    seq_id: int
+    request_id: str
+    phase: Phase
+    slot: int | None
+    n_prompt: int
+    n_generated: int
+    n_computed: int
+    n_held: int
+    n_preempted: int
+    priority: int
+
+
+@attrs.define(eq=False)
+class Totals:
+    """Counts since the start."""
+
+    n_submitted: int = 0
+    n_finished: int = 0
+    n_failed: int = 0
+    n_cancelled: int = 0
+    n_preempted: int = 0
+    n_prompt_tokens: int = 0  # of admitted prompts
+    n_prefill_rows: int = 0
+    n_generated: int = 0
+
+
+class Scheduler:
+    """The batch re-former. One caller; every method returns at once."""
+
+    def __init__(self, limits: Limits, vocabulary: Vocabulary) -> None:
+        self.limits = limits
+        self.cells = Cells(limits.n_cells, limits.n_slots)
+        self.totals = Totals()
+        self._vocabulary = vocabulary
+        self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
+        self._batch = Batch(limits.n_rows_max)
+        self._sequences: dict[int, Sequence] = {}  # all that have not ended
+        self._waiting: list[Sequence] = []  # by order of service
+        self._running: list[Sequence] = []  # PREFILL and DECODE, by order of service
+        self._marked: list[Sequence] = []  # cancelled, not yet freed
+        self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, seq_id), ended sequences included until due
+        self._moves: list[Move] = []  # owed to the model before anyone's rows
+        self._trials = Trials()
+        self._finishes: deque[float] = deque(maxlen=N_FINISHES_REMEMBERED)
+        self._n_arrived = 0
+
+    # --- what the shell says ------------------------------------------------------------------------------------------
+
+    def submit(self, spec: SequenceSpec, now: float) -> int:
+        """Queue a sequence; return its id. Its events come from `plan` and `apply` from now on.
+
+        Raises: ContextExceeded when it could never be served.
+        """
+        assert spec.prompt, "a prompt has at least one token"
+        if len(spec.prompt) >= self.limits.n_ctx:
+            raise ContextExceeded(len(spec.prompt), self.limits.n_ctx)
+        self._n_arrived += 1
+        sequence = self._sequence(spec, self._n_arrived, now)
+        self._sequences[sequence.seq_id] = sequence
+        self._wait(sequence)
+        if sequence.deadline is not None:
+            heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
+        self.totals.n_submitted += 1
+        return sequence.seq_id
+
+    def cancel(self, seq_id: int) -> None:
+        """Mark a sequence that nobody waits for; the next `plan` frees what it holds. Ended ones are ignored."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is not None and not sequence.cancelled:
+            sequence.cancelled = True
+            self._marked.append(sequence)
+
+    def plan(self, now: float) -> Plan | None:
+        """Re-form the batch. None when nothing is owed: no rows, no memory moves, no events."""
+        events: list[Event] = []
+        if self._marked or self._deadlines:
+            self._sweep(now, events)
+        if self._trials:
+            self._trials.advance()
+        self._admit(now)
+        self._reserve_decode_cells()
+        plan = self._form_batch(events)
+        return plan if plan.is_step or events else None
+
+    def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
+        """Settle a step that went well: every row has its cell, every output its token."""
+        events: list[Event] = []
+        for sequence in plan.decoding:
+            sequence.n_computed += 1
+        for sequence, n_rows in plan.prefilling:
+            sequence.n_computed += n_rows
+            self.totals.n_prefill_rows += n_rows
+        logprobs = output.logprobs
+        invalid = frozenset(output.invalid)
+        for i, sequence in enumerate(plan.outputs):
+            if sequence.phase is Phase.PREFILL:
+                sequence.move(Phase.DECODE)
+            if sequence.cancelled:  # the mark is met in the next plan
+                continue
+            if i in invalid:
+                self._fail(sequence, GenerationFailed("the model's logits are not numbers", code="invalid_logits"), events)
+                continue
+            self._accept(sequence, output.tokens[i], None if logprobs is None else logprobs[i], now, events)
+        if self._trials:
+            self._trials.clear(plan.outputs)
+        return events
+
+    def apply_failure(self, plan: Plan, error: Exception, now: float) -> list[Event]:
+        """Settle a step that raised: nobody's tokens are lost, cells are computed again, a culprit is told apart.
+
+        After `NoRoom` everything is as it was, so the sequence that ranks last gives way. After anything else the content of the
+        batch's slots is undefined, so its members start over; halves of them are tried until the one that fails is alone.
+        """
+        events: list[Event] = []
+        members = [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
+        if isinstance(error, NoRoom):
+            self._give_way(members, error, events)
+            return events
+        self._moves = [move for move in plan.moves if isinstance(move, Drop)] + self._moves  # perhaps not done; dropping twice is harmless
+        for sequence in members:
+            self._preempt(sequence)
+        if not isinstance(error, Aborted):
+            self._accuse(members, error, events)
+        return events
+
+    def end_all(self, error: RequestError) -> list[Event]:
+        """End every sequence with `error`: the engine goes down, or its grace is over."""
+        events: list[Event] = []
+        for sequence in list(self._sequences.values()):
+            self._fail(sequence, error, events)
+        self._marked.clear()
+        return events
+
+    # --- how things stand ---------------------------------------------------------------------------------------------
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._sequences)
+
+    @property
+    def n_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._waiting)
+
+    @property
+    def n_waiting_max(self) -> int:
+        """Sequences that the queue takes."""
+        return self.limits.n_waiting_max
+
+    @property
+    def n_running(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self._running)
+
+    def views(self) -> list[SequenceView]:
+        """All sequences that have not ended, running ones first, each in order of service."""
+        return [_view(sequence) for sequence in (*self._running, *self._waiting)]
+
+    def retry_after_s(self, now: float) -> float:
+        """Seconds until a refused request would probably find room, from the measured rate of finishes."""
+        least, most = RETRY_AFTER_S
+        if len(self._finishes) < 2:
+            return least
+        rate = len(self._finishes) / max(now - self._finishes[0], 1e-3)
+        return min(max(1.0 / rate, least), most)
+
+    def check(self) -> None:
+        """Assert the invariants; for tests, and cheap enough for an idle moment."""
+        cells = self.cells
+        assert cells.n_free + cells.n_held + cells.n_cached == cells.n_total
+        assert cells.n_held == sum(sequence.n_held for sequence in self._running)
+        assert cells.n_free_slots + len({sequence.slot for sequence in self._running}) == cells.n_slots
+        assert len({sequence.slot for sequence in self._running}) == len(self._running)
+        assert all(sequence.n_computed <= sequence.n_held for sequence in self._running)
+        assert len(self._running) + len(self._waiting) == len(self._sequences)
+        assert self._running == sorted(self._running, key=_order)
+        assert self._waiting == sorted(self._waiting, key=_order)
+        for sequence in self._waiting:
+            assert sequence.phase is Phase.WAITING
+            assert sequence.n_held == sequence.n_computed == 0
+
+    # --- before a step ------------------------------------------------------------------------------------------------
+
+    def _sweep(self, now: float, events: list[Event]) -> None:
+        for sequence in self._marked:
+            if sequence.phase is not Phase.FINISHED:
+                self._finish(sequence, FinishReason.CANCELLED, None, "", now, events)
+        self._marked.clear()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, seq_id = heapq.heappop(self._deadlines)
+            late = self._sequences.get(seq_id)
+            if late is None:
+                continue
+            if late.n_generated:
+                self._finish(late, FinishReason.LENGTH, "timeout", _held_back(late), now, events)
+            else:
+                self._fail(late, DeadlineExceeded("timeout_s passed before the first token", param="timeout_s"), events)
+
+    def _admit(self, now: float) -> None:
+        """Let waiting sequences in, strictly in order: one that does not fit yet is not overtaken, or it would starve."""
+        while self._waiting:
+            sequence = self._trials.first_of(self._waiting) if self._trials else self._waiting[0]
+            if sequence is None:
+                return
+            if not self._fits(sequence) and not (self._trials and self._make_way(sequence)):
+                return
+            self._start(sequence, now)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        # One spare cell for each running sequence, so that a newcomer is not the reason for a preemption at the very next step.
+        n_spare = len(self._running) + 1 if self._running else 0
+        return len(self._running) < self._n_live_max and len(sequence.tokens) + n_spare <= self.cells.n_free
+
+    def _make_way(self, sequence: Sequence) -> bool:
+        """Preempt sequences that are not on trial until `sequence`, which is, fits."""
+        while not self._fits(sequence):
+            last = self._trials.last_outside(self._running)
+            if last is None:
+                return False
+            self._preempt(last)
+        return True
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        self._waiting.remove(sequence)
+        sequence.move(Phase.PREFILL)
+        sequence.slot = self.cells.take_slot()
+        sequence.n_held = len(sequence.tokens)
+        self.cells.hold(sequence.n_held)
+        if sequence.admitted_at is None:
+            sequence.admitted_at = now
+            self.totals.n_prompt_tokens += sequence.n_prompt
+        bisect.insort(self._running, sequence, key=_order)
+
+    def _reserve_decode_cells(self) -> None:
+        """Hold a cell for the next row of each decoding sequence; those that rank last give way when cells run out."""
+        for sequence in list(self._running):
+            if sequence.phase is not Phase.DECODE or sequence.n_held > sequence.n_computed:
+                continue
+            while not self.cells.n_free and sequence.phase is Phase.DECODE:
+                self._preempt(self._running[-1])
+            if sequence.phase is Phase.DECODE:
+                sequence.n_held += 1
+                self.cells.hold(1)
+
+    def _form_batch(self, events: list[Event]) -> Plan:
+        running = self._trials.members_of(self._running) if self._trials else self._running
+        decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
+        prefilling: list[tuple[Sequence, int]] = []
+        batch = self._batch
+        batch.n_rows = n_rows = len(decoding)
+        if n_rows:
+            batch.tokens[:n_rows] = [sequence.tokens[-1] for sequence in decoding]
+            batch.positions[:n_rows] = [sequence.n_computed for sequence in decoding]
+            batch.slots[:n_rows] = [sequence.slot for sequence in decoding]
+            batch.outputs[:n_rows] = 1
+        outputs = decoding
+        if len(running) > n_rows:
+            outputs = decoding.copy()
+            self._add_prefill(running, prefilling, outputs)
+        batch.n_outputs = len(outputs)
+        moves, self._moves = self._moves, []
+        return Plan(moves, batch, decoding, prefilling, outputs, [sequence.sampler for sequence in outputs], events)
+
+    def _add_prefill(self, running: list[Sequence], prefilling: list[tuple[Sequence, int]], outputs: list[Sequence]) -> None:
+        """Fill the batch up to the row budget with prompts' rows; one row proceeds even when decoding uses the whole budget."""
+        n_room = max(min(self.limits.row_budget, self.limits.n_rows_max) - self._batch.n_rows, 1)
+        for sequence in running:
+            if sequence.phase is not Phase.PREFILL:
+                continue
+            n_owed = len(sequence.tokens) - sequence.n_computed
+            n_rows = min(n_owed, n_room)
+            self._add_rows(sequence, n_rows, wants_output=n_rows == n_owed)
+            prefilling.append((sequence, n_rows))
+            if n_rows == n_owed:
+                outputs.append(sequence)
+            n_room -= n_rows
+            if not n_room:
+                return
+
+    def _add_rows(self, sequence: Sequence, n_rows: int, *, wants_output: bool) -> None:
+        batch = self._batch
+        start, end, pos = batch.n_rows, batch.n_rows + n_rows, sequence.n_computed
+        batch.tokens[start:end] = sequence.tokens[pos : pos + n_rows]
+        batch.positions[start:end] = range(pos, pos + n_rows)
+        batch.slots[start:end] = sequence.slot
+        batch.outputs[start:end] = 0
+        batch.outputs[end - 1] = wants_output
+        batch.n_rows = end
+
+    # --- after a step -------------------------------------------------------------------------------------------------
+
+    def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Event]) -> None:
+        """Take a drawn token: append it, tell of it, and see whether it was the last."""
+        tokens = sequence.tokens
+        tokens.append(token)
+        sequence.sampler.observe(token)
+        self.totals.n_generated += 1
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+        n_tokens = len(tokens)
+        logprobs = None if logprob is None else [logprob]
+        can_end = n_tokens >= sequence.n_final_from
+        if can_end and token in sequence.final_tokens:
+            events.append(Delta(sequence.seq_id, "", [token], logprobs))
+            reason: str | int | None = token if token in sequence.spec.stopping.stop_token_ids else None
+            self._finish(sequence, FinishReason.STOP, reason, _held_back(sequence), now, events)
+            return
+        text = sequence.detokenizer.push(token)
+        match: str | None = None
+        if sequence.stops is not None and can_end:
+            text, match = sequence.stops.push(text)
+        events.append(Delta(sequence.seq_id, text, [token], logprobs))
+        if match is not None:
+            self._finish(sequence, FinishReason.STOP, match, "", now, events)
+        elif n_tokens >= sequence.n_max:
+            self._finish(sequence, FinishReason.LENGTH, None, _held_back(sequence), now, events)
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None, text: str, now: float, events: list[Event]
+    ) -> None:
+        self._end(sequence)
+        if reason is FinishReason.CANCELLED:
+            self.totals.n_cancelled += 1
+        else:
+            self.totals.n_finished += 1
+            self._finishes.append(now)
+        events.append(Finished(sequence.seq_id, reason, stop_reason, _usage(sequence, now), text))
+
+    def _fail(self, sequence: Sequence, error: RequestError, events: list[Event]) -> None:
+        self._end(sequence)
+        self.totals.n_failed += 1
+        events.append(Failed(sequence.seq_id, error))
+
+    def _give_way(self, members: list[Sequence], error: NoRoom, events: list[Event]) -> None:
+        if len(self._running) > 1:
+            self._preempt(self._running[-1])
+            self._n_live_max = len(self._running)  # our count says that there is room, the model knows better: until somebody ends
+            return
+        for sequence in members:  # alone, and yet there is no room: from the start once more, then give up
+            self._preempt(sequence)
+            self._accuse([sequence], error, events)
+
+    def _accuse(self, members: list[Sequence], error: Exception, events: list[Event]) -> None:
+        if len(members) != 1:
+            self._trials.split(members)
+            return
+        (sequence,) = members
+        sequence.n_lone_failures += 1
+        if sequence.n_lone_failures >= N_LONE_FAILURES_MAX:
+            self._trials.acquit(sequence)
+            failure = GenerationFailed("the model failed on this request", code="step_failed")
+            failure.__cause__ = error
+            self._fail(sequence, failure, events)
+        else:
+            self._trials.split(members)
+
+    # --- moves between phases -----------------------------------------------------------------------------------------
+
+    def _wait(self, sequence: Sequence) -> None:
+        bisect.insort(self._waiting, sequence, key=_order)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take back what a running sequence holds; it waits, keeps its tokens and its rank, and is computed again."""
+        self._free(sequence)
+        sequence.move(Phase.WAITING)
+        sequence.n_preempted += 1
+        self.totals.n_preempted += 1
+        self._wait(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.phase is Phase.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            self._free(sequence)
+        self._n_live_max = self._n_live_max_usual
+        sequence.move(Phase.FINISHED)
+        del self._sequences[sequence.seq_id]
+        if self._trials:
+            self._trials.acquit(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._moves.append(Drop(sequence.slot))
+        self.cells.give_slot(sequence.slot)
+        self.cells.release(sequence.n_held)
+        sequence.n_held = sequence.n_computed = 0
+
+    def _sequence(self, spec: SequenceSpec, seq_id: int, now: float) -> Sequence:
+        stopping, vocabulary = spec.stopping, self._vocabulary
+        tokens = list(spec.prompt)
+        n_prompt = len(tokens)
+        n_max = self.limits.n_ctx
+        if stopping.max_tokens is not None:
+            n_max = min(n_max, n_prompt + stopping.max_tokens)
+        end_tokens = vocabulary.end_tokens
+        return Sequence(
+            seq_id=seq_id,
+            spec=spec,
+            tokens=tokens,
+            n_prompt=n_prompt,
+            n_max=n_max,
+            sampler=Sampler(
+                spec.sampling,
+                seed=spec.seed,
+                tokens=tokens,
+                n_prompt=n_prompt,
+                n_logprobs=spec.n_logprobs,
+                end_tokens=end_tokens,
+                min_tokens=stopping.min_tokens,
+                ignore_eos=stopping.ignore_eos,
+                barred_until_min=stopping.stop_token_ids,
+                dry_breakers=_dry_breakers(spec, vocabulary),
+            ),
+            detokenizer=Detokenizer(vocabulary),
+            stops=StopStrings(stopping.stop) if stopping.stop else None,
+            final_tokens=stopping.stop_token_ids if stopping.ignore_eos else stopping.stop_token_ids | end_tokens,
+            n_final_from=n_prompt + max(stopping.min_tokens, 1),
+            arrived_at=now,
+            deadline=None if spec.timeout_s is None else now + spec.timeout_s,
+            order=(spec.priority, seq_id),
+        )
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+def _dry_breakers(spec: SequenceSpec, vocabulary: Vocabulary) -> frozenset[int]:
+    if not spec.sampling.dry_multiplier:
+        return frozenset()
+    return dry_breaker_tokens(vocabulary, spec.sampling.dry_sequence_breakers)
+
+
+def _held_back(sequence: Sequence) -> str:
+    """Text that waited for more: an unfinished character, or what might have become a stop string."""
+    text = sequence.detokenizer.flush()
+    if sequence.stops is None:
+        return text
+    released, match = sequence.stops.push(text)
+    return released if match is not None else released + sequence.stops.flush()
+
+
+def _usage(sequence: Sequence, now: float) -> Usage:
+    admitted_at = now if sequence.admitted_at is None else sequence.admitted_at
+    first_token_at = now if sequence.first_token_at is None else sequence.first_token_at
+    return Usage(
+        n_prompt=sequence.n_prompt,
+        n_cached=sequence.n_cached,
+        n_generated=sequence.n_generated,
+        queue_s=admitted_at - sequence.arrived_at,
+        prefill_s=first_token_at - admitted_at,
+        decode_s=now - first_token_at,
+        n_preempted=sequence.n_preempted,
+    )
+
+
+def _view(sequence: Sequence) -> SequenceView:
+    return SequenceView(
+        seq_id=sequence.seq_id,
+        request_id=sequence.spec.request_id,
+        phase=sequence.phase,
+        slot=None if sequence.phase is Phase.WAITING else sequence.slot,
+        n_prompt=sequence.n_prompt,
+        n_generated=sequence.n_generated,
+        n_computed=sequence.n_computed,
+        n_held=sequence.n_held,
+        n_preempted=sequence.n_preempted,
+        priority=sequence.spec.priority,
+    )

@@ -1,0 +1,60 @@
+"""Who is to blame for a failed step: its members are tried in halves, until the one that fails is alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from cllm.engine.sequence import Sequence
+
+
+class Trials:
+    """The groups of sequences that must each get through a step without the others before all run together again.
+
+    While there is a group, only the first one's members get rows. A member is acquitted by an output of a step that went well, or by
+    its end.
+    """
+
+    def __init__(self) -> None:
+        self._groups: deque[set[Sequence]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def split(self, members: list[Sequence]) -> None:
+        """Try the halves of `members` next; a group that they were part of is replaced by them."""
+        for sequence in members:
+            self.acquit(sequence)
+        middle = len(members) // 2
+        for half in (members[middle:], members[:middle]):
+            if half:
+                self._groups.appendleft(set(half))
+
+    def advance(self) -> None:
+        """Leave the groups behind whose members are all acquitted."""
+        while self._groups and not self._groups[0]:
+            self._groups.popleft()
+
+    def clear(self, sequences: Iterable[Sequence]) -> None:
+        """Acquit sequences whose step went well."""
+        for sequence in sequences:
+            self.acquit(sequence)
+
+    def acquit(self, sequence: Sequence) -> None:
+        """Take a sequence off every group."""
+        for group in self._groups:
+            group.discard(sequence)
+
+    def members_of(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those of `sequences` that are in the group on trial; all of them when there is none."""
+        if not self._groups:
+            return sequences
+        return [sequence for sequence in sequences if sequence in self._groups[0]]
+
+    def first_of(self, waiting: list[Sequence]) -> Sequence | None:
+        """The first of `waiting` that is on trial; the first of all when no group is."""
+        return next(iter(self.members_of(waiting)), None)
+
+    def last_outside(self, running: list[Sequence]) -> Sequence | None:
+        """The last of `running` that is not on trial."""
+        return next((sequence for sequence in reversed(running) if sequence not in self._groups[0]), None)

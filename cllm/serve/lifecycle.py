@@ -1,0 +1,82 @@
+"""An engine's life: load in the background, run, drain, end; and its death, which is never silent."""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+import trio
+
+from cllm.config import Settings
+from cllm.engine.scheduler import Scheduler
+from cllm.errors import Unavailable
+from cllm.serve.engine import Engine
+from cllm.serve.loading import Loaded, load
+from cllm.serve.loop import StepLoop
+from cllm.serve.metrics import Metrics
+from cllm.serve.progress import Progress
+
+log = structlog.get_logger("cllm.engine")
+
+
+class EngineLife:
+    """Loads and runs the engine that `engine` shows to the API. One task runs `run`; the others call what they need."""
+
+    def __init__(self, settings: Settings, progress: Progress) -> None:
+        self.engine = Engine(metrics=Metrics(), stream_n_bytes_max=settings.stream_buffer_kb * 1024, watchdog_s=settings.watchdog_s)
+        self.ready = trio.Event()
+        self._settings = settings
+        self._progress = progress
+        self._abort_load = threading.Event()
+        self._loop: StepLoop | None = None
+        self._draining = False
+
+    async def run(self) -> None:
+        """Load, then work until drained.
+
+        Raises: what loading raises (LoadAborted after `drain`), ModelDied, or what is our own mistake. The model is closed in every case.
+        """
+        try:
+            loaded = await trio.to_thread.run_sync(load, self._settings, self._on_progress)
+            try:
+                await self._work(loaded)
+            finally:
+                loaded.step_model.close()
+        finally:
+            self.engine.stopped()
+
+    def drain(self) -> None:
+        """Accept nothing more; `run` returns when the running sequences have ended. A load under way is given up."""
+        self._draining = True
+        self._abort_load.set()
+        self.engine.drain()
+        if self._loop is not None:
+            self._loop.stop()
+
+    async def finish(self, grace_s: float) -> None:
+        """Drain, and end with an error what has not ended by itself after `grace_s`."""
+        self.drain()
+        if self._loop is None:
+            return
+        with trio.move_on_after(grace_s):
+            await self._loop.wait_idle()
+        if self._loop.scheduler.n_sequences:
+            log.warning("drain.cut", n_sequences=self._loop.scheduler.n_sequences, grace_s=grace_s)
+        self._loop.end_all(Unavailable("the server is shutting down", retry_after_s=5.0, code="draining"))
+
+    async def _work(self, loaded: Loaded) -> None:
+        scheduler = Scheduler(loaded.limits, loaded.served.vocabulary)
+        loop = StepLoop(loaded.step_model, scheduler, self.engine.metrics)
+        if self._draining:
+            return
+        self._loop = loop
+        self.engine.metrics.watch(scheduler)
+        self.engine.ready(loaded.served, loop)
+        self._progress.done(loaded.served)
+        self.ready.set()
+        await loop.run()
+
+    def _on_progress(self, share: float) -> bool:  # called from the loading thread
+        self.engine.progress = share
+        self._progress.update(share)
+        return not self._abort_load.is_set()

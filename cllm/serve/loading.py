@@ -1,0 +1,83 @@
+"""From settings to a loaded model: chooses the backend, loads the file, and works out what the scheduler may deal out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import attrs
+
+from cllm import demo
+from cllm.backend import OnProgress, StepModel
+from cllm.config import Settings
+from cllm.engine.scheduler import Limits
+from cllm.registry import choose_backend
+from cllm.serve.engine import ServedModel
+from cllm.serve.spec import model_spec
+from cllm.text.builtin_templates import CHATML
+from cllm.text.template import ChatTemplate
+
+N_LIVE_DEFAULT_MAX = 64
+DEMO_NAME = "cllm-demo"
+
+
+@attrs.frozen(kw_only=True)
+class Loaded:
+    """A loaded model, what is told of it, and the limits for its scheduler."""
+
+    step_model: StepModel
+    served: ServedModel
+    limits: Limits
+
+
+def load(settings: Settings, on_progress: OnProgress) -> Loaded:
+    """Load what the settings name; blocks.
+
+    Raises: BackendUnavailable · LoadFailed · LoadAborted · TemplateError.
+    """
+    name, backend = choose_backend(settings.backend)
+    path = settings.model if settings.model is not None else str(demo.path())
+    model = backend.load(model_spec(settings, path), on_progress)
+    try:
+        limits = limits_of(model, settings)
+        return Loaded(step_model=model, served=_served(model, limits, settings, name, path), limits=limits)
+    except BaseException:
+        model.close()
+        raise
+
+
+def limits_of(model: StepModel, settings: Settings) -> Limits:
+    """Return what the scheduler may deal out of `model` under `settings`."""
+    return Limits(
+        n_cells=model.n_cells,
+        n_slots=model.n_slots,
+        n_ctx=min(model.info.n_ctx_train, model.n_cells_slot),
+        n_rows_max=model.n_rows_max,
+        row_budget=settings.row_budget,
+        n_live_max=settings.parallel if settings.parallel is not None else min(model.n_slots, N_LIVE_DEFAULT_MAX),
+        n_waiting_max=settings.queue_size,
+    )
+
+
+def _served(model: StepModel, limits: Limits, settings: Settings, backend: str, path: str) -> ServedModel:
+    name = DEMO_NAME if settings.model is None else Path(path).stem
+    aliases = settings.alias or (name,)
+    vocabulary = model.vocabulary
+    return ServedModel(
+        name=aliases[0],
+        aliases=aliases,
+        backend=backend,
+        info=model.info,
+        vocabulary=vocabulary,
+        template=ChatTemplate(vocabulary.chat_template or CHATML, bos_token=_text(model, vocabulary.bos), eos_token=_text(model, vocabulary.eos)),
+        capabilities=model.capabilities,
+        n_ctx=limits.n_ctx,
+        n_cells=limits.n_cells,
+        n_slots=limits.n_slots,
+        n_live_max=limits.n_live_max,
+        loaded_at=time.time(),
+    )
+
+
+def _text(model: StepModel, token: int | None) -> str:
+    return "" if token is None else model.vocabulary.token_bytes(token, special=True).decode("utf-8", "replace")

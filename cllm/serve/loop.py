@@ -1,0 +1,141 @@
+"""The step loop: plan, compute in a worker thread, apply, deliver. One task touches the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+import structlog
+import trio
+
+from cllm.backend import StepModel
+from cllm.engine.compute import compute
+from cllm.engine.events import Delta, Event
+from cllm.engine.plan import Plan
+from cllm.engine.scheduler import Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.errors import Aborted, ModelDied, NoRoom, RequestError, Unavailable
+from cllm.serve.metrics import Metrics
+from cllm.serve.streams import EventStream
+
+log = structlog.get_logger("cllm.loop")
+
+
+class StepLoop:
+    """Runs one model for one scheduler. All methods belong to the Trio thread; only `compute` runs elsewhere."""
+
+    def __init__(self, model: StepModel, scheduler: Scheduler, metrics: Metrics) -> None:
+        self.scheduler = scheduler
+        self._model = model
+        self._metrics = metrics
+        self._streams: dict[int, EventStream] = {}
+        self._limiter = trio.CapacityLimiter(1)
+        self._work = trio.Event()  # set when an idle loop has something to look at
+        self._idle_event = trio.Event()  # set while nothing is under way
+        self._stopping = False
+        self._progress_at = 0.0  # when a step last began or ended
+
+    # --- from the API's side ------------------------------------------------------------------------------------------
+
+    def open(self, specs: Seq[SequenceSpec], *, n_bytes_max: int) -> EventStream:
+        """Submit sequences, all or none; return the stream of their events. Raises: ContextExceeded."""
+        now = trio.current_time()
+        seq_ids: list[int] = []
+        try:
+            for spec in specs:
+                seq_ids.append(self.scheduler.submit(spec, now))
+        except RequestError:
+            for seq_id in seq_ids:
+                self.cancel(seq_id)
+            raise
+        stream = EventStream(seq_ids, self.cancel, n_bytes_max=n_bytes_max)
+        self._streams.update(dict.fromkeys(seq_ids, stream))
+        self._wake(now)
+        return stream
+
+    def cancel(self, seq_id: int) -> None:
+        """Mark a sequence; an idle loop is woken to free it."""
+        self.scheduler.cancel(seq_id)
+        self._wake(self._progress_at)
+
+    def stalled_s(self, now: float) -> float:
+        """Seconds since a step last began or ended while there is work; 0 when there is none."""
+        return now - self._progress_at if self.scheduler.n_sequences else 0.0
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until `stop` and nothing is left. Raises: ModelDied, and whatever is our own mistake; every stream is ended first."""
+        try:
+            while not (self._stopping and not self.scheduler.n_sequences):
+                plan = self.scheduler.plan(trio.current_time())
+                if plan is None:
+                    await self._idle()
+                    continue
+                self._deliver(plan.events)
+                if plan.is_step:
+                    await self._step(plan)
+        finally:
+            self.end_all(Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped"))
+
+    def stop(self) -> None:
+        """Let `run` return once every sequence has ended."""
+        self._stopping = True
+        self._work.set()
+
+    def end_all(self, error: RequestError) -> None:
+        """End every sequence with `error`."""
+        self._deliver(self.scheduler.end_all(error))
+
+    async def wait_idle(self) -> None:
+        """Wait until no sequence is under way."""
+        while self.scheduler.n_sequences:
+            self._idle_event = trio.Event()
+            await self._idle_event.wait()
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    async def _step(self, plan: Plan) -> None:
+        self._progress_at = trio.current_time()
+        try:
+            output = await trio.to_thread.run_sync(compute, self._model, plan, time.perf_counter, limiter=self._limiter)
+        except ModelDied:
+            raise
+        except Exception as error:
+            self._progress_at = trio.current_time()
+            self._report(plan, error)
+            self._deliver(self.scheduler.apply_failure(plan, error, self._progress_at))
+            return
+        self._progress_at = now = trio.current_time()
+        self._metrics.step(plan, output)
+        self._deliver(self.scheduler.apply(plan, output, now))
+
+    def _deliver(self, events: list[Event]) -> None:
+        streams = self._streams
+        for event in events:
+            stream = streams.get(event.seq_id)
+            if stream is None:
+                continue
+            if type(event) is not Delta:
+                del streams[event.seq_id]
+                self._metrics.end(event)
+            stream.put(event)
+        if not self.scheduler.n_sequences:
+            self._idle_event.set()
+
+    def _report(self, plan: Plan, error: Exception) -> None:
+        self._metrics.step_failed(error)
+        if isinstance(error, NoRoom | Aborted):
+            log.info("step.retried", why=str(error) or type(error).__name__, n_rows=plan.n_rows)
+        else:
+            log.error("step.failed", why=f"{type(error).__name__}: {error}", n_rows=plan.n_rows, n_sequences=len(plan.members()))
+            log.debug("step.failed", exc_info=error)
+
+    async def _idle(self) -> None:
+        self._work = trio.Event()
+        await self._work.wait()
+
+    def _wake(self, now: float) -> None:
+        if not self._work.is_set():
+            self._progress_at = now
+            self._work.set()

@@ -1,0 +1,106 @@
+"""What `/metrics` tells of the engine, gathered so that a step pays next to nothing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cllm.engine.events import Failed, Finished
+from cllm.engine.plan import Plan, StepOutput
+from cllm.engine.scheduler import Scheduler
+
+N_STEPS_PENDING_MAX = 512  # an observation costs 2 us, an append 0.05: steps are counted in heaps
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class Metrics:
+    """The engine's counters and histograms. `registry` is open for others to add theirs."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._pending: list[tuple[int, int, int, float, float]] = []
+        self._ended = Counter("cllm_sequences_ended", "Sequences that ended", ["how"], registry=registry)
+        self._rows = Histogram("cllm_step_rows", "Rows of a step", buckets=COUNTS, registry=registry)
+        self._outputs = Histogram("cllm_step_outputs", "Rows of a step whose logits were wanted", buckets=COUNTS, registry=registry)
+        self._members = Histogram("cllm_step_sequences", "Sequences in a step", buckets=COUNTS, registry=registry)
+        self._step_s = Histogram("cllm_step_seconds", "Time of a step by phase", ["phase"], buckets=SECONDS, registry=registry)
+        self._failures = Counter("cllm_steps_failed", "Steps that raised", ["error"], registry=registry)
+        self._invalid = Counter("cllm_invalid_logits", "Outputs whose logits were not numbers", registry=registry)
+        self._queue_s = Histogram("cllm_queue_seconds", "Arrival to admission", buckets=SECONDS, registry=registry)
+        self._prefill_s = Histogram("cllm_prefill_seconds", "Admission to first token", buckets=SECONDS, registry=registry)
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """Show the scheduler's own counters too."""
+        self.registry.register(_SchedulerCollector(scheduler))
+
+    def step(self, plan: Plan, output: StepOutput) -> None:
+        """Count a step that went well."""
+        n_members = len(plan.decoding) + len(plan.prefilling)
+        self._pending.append((plan.n_rows, len(plan.outputs), n_members, output.model_s, output.sample_s))
+        if output.invalid:
+            self._invalid.inc(len(output.invalid))
+        if len(self._pending) >= N_STEPS_PENDING_MAX:
+            self._flush()
+
+    def step_failed(self, error: Exception) -> None:
+        """Count a step that raised."""
+        self._failures.labels(type(error).__name__).inc()
+
+    def end(self, event: Finished | Failed) -> None:
+        """Count a terminal event."""
+        if isinstance(event, Failed):
+            self._ended.labels(event.error.type).inc()
+            return
+        self._ended.labels(event.reason.value).inc()
+        self._queue_s.observe(event.usage.queue_s)
+        self._prefill_s.observe(event.usage.prefill_s)
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        self._flush()
+        return generate_latest(self.registry)
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        model_s, sample_s = self._step_s.labels("model"), self._step_s.labels("sample")
+        for n_rows, n_outputs, n_members, step_model_s, step_sample_s in pending:
+            self._rows.observe(n_rows)
+            self._outputs.observe(n_outputs)
+            self._members.observe(n_members)
+            model_s.observe(step_model_s)
+            sample_s.observe(step_sample_s)
+
+
+class _SchedulerCollector(Collector):
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def collect(self) -> Iterator[Metric]:
+        scheduler, cells, totals = self._scheduler, self._scheduler.cells, self._scheduler.totals
+        by_state = GaugeMetricFamily("cllm_cells", "Cells of the KV cache", labels=["state"])
+        by_state.add_metric(["free"], cells.n_free)
+        by_state.add_metric(["held"], cells.n_held)
+        by_state.add_metric(["cached"], cells.n_cached)
+        yield by_state
+        sequences = GaugeMetricFamily("cllm_sequences", "Sequences under way", labels=["state"])
+        sequences.add_metric(["waiting"], scheduler.n_waiting)
+        sequences.add_metric(["running"], scheduler.n_running)
+        yield sequences
+        for name, help_text, value in (
+            ("cllm_sequences_submitted", "Sequences accepted", totals.n_submitted),
+            ("cllm_preemptions", "Sequences that gave their cells back to be computed again", totals.n_preempted),
+            ("cllm_prompt_tokens", "Tokens of admitted prompts", totals.n_prompt_tokens),
+            ("cllm_prefill_rows", "Prompt rows computed, again after a preemption included", totals.n_prefill_rows),
+            ("cllm_generated_tokens", "Tokens drawn", totals.n_generated),
+        ):
+            yield _counter(name, help_text, value)
+
+
+def _counter(name: str, help_text: str, value: int) -> Metric:
+    metric = Metric(name, help_text, "counter")
+    metric.add_sample(f"{name}_total", {}, value)
+    return metric

@@ -1,0 +1,95 @@
+"""How a load is shown to the operator: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+import structlog
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from cllm.serve.engine import ServedModel
+
+log = structlog.get_logger("cllm.load")
+SHARES_TOLD = (0.25, 0.5, 0.75)
+
+
+class Progress(Protocol):
+    """Told of a load's course; `update` comes from the loading thread."""
+
+    def update(self, share: float) -> None:
+        """So much is loaded, 0 to 1."""
+
+    def done(self, model: ServedModel) -> None:
+        """The model is ready."""
+
+    def stop(self) -> None:
+        """Whatever happened, show nothing more."""
+
+
+class BarProgress:
+    """A bar on standard error."""
+
+    def __init__(self, name: str) -> None:
+        self._bar = Bar(
+            TextColumn(f"loading {name}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+            console=Console(stderr=True), transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task("load", total=1.0)
+        self._bar.start()
+
+    def update(self, share: float) -> None:
+        """See `Progress.update`."""
+        self._bar.update(self._task, completed=share)
+
+    def done(self, model: ServedModel) -> None:
+        """See `Progress.done`."""
+        self.stop()
+        _tell(model)
+
+    def stop(self) -> None:
+        """See `Progress.stop`."""
+        self._bar.stop()
+
+
+class LogProgress:
+    """A line for each quarter."""
+
+    def __init__(self, name: str) -> None:
+        self._untold = list(SHARES_TOLD)
+        log.info("load.start", model=name)
+
+    def update(self, share: float) -> None:
+        """See `Progress.update`."""
+        if self._untold and share >= self._untold[0]:
+            while self._untold and share >= self._untold[0]:
+                told = self._untold.pop(0)
+            log.info("load.progress", percent=round(told * 100))
+
+    def done(self, model: ServedModel) -> None:
+        """See `Progress.done`."""
+        self._untold.clear()
+        _tell(model)
+
+    def stop(self) -> None:
+        """See `Progress.stop`."""
+        self._untold.clear()
+
+
+def make_progress(name: str) -> Progress:
+    """A bar if standard error is a terminal, else lines in the log."""
+    return BarProgress(name) if sys.stderr.isatty() else LogProgress(name)
+
+
+def _tell(model: ServedModel) -> None:
+    log.info(
+        "load.done",
+        model=model.name,
+        backend=model.backend,
+        n_ctx=model.n_ctx,
+        n_cells=model.n_cells,
+        n_live_max=model.n_live_max,
+        kv=model.capabilities.kv_layout.value,
+    )

@@ -1,0 +1,246 @@
+"""A deterministic model without weights, for tests of everything above the seam.
+
+It keeps the tokens of every slot and draws its logits from a hash of them, so that any mistake about slots, cells or positions changes the
+text, and it refuses what the contract forbids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from cllm.backend import CONTRACT_VERSION, Batch, Capabilities, KvLayout, Logits, ModelInfo, ModelSpec, OnProgress, Probe, StepModel
+from cllm.errors import LoadAborted, NoRoom, StepFailed
+
+BOS, END_OF_TURN, TURN = 256, 257, 258  # after the 256 bytes
+SPECIAL = {BOS: b"<bos>", END_OF_TURN: b"<end>", TURN: b"<turn>"}
+N_TOKENS_LEAST = 259
+N_ROWS_OF_LOGITS = 509  # prime: the hash picks one of so many prepared rows
+HASH_FACTOR, HASH_MASK = 6364136223846793005, (1 << 64) - 1
+
+TEMPLATE = (
+    "{% for message in messages %}<turn>{{ message.role }}\n{{ message.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+
+
+class FakeVocabulary:
+    """One token for each byte, then `<bos>`, `<end>` (ends a turn), `<turn>`, then as many without text as are asked for."""
+
+    def __init__(self, n_tokens: int = N_TOKENS_LEAST) -> None:
+        assert n_tokens >= N_TOKENS_LEAST
+        self.n_tokens = n_tokens
+        self.bos: int | None = BOS
+        self.eos: int | None = END_OF_TURN
+        self.end_tokens = frozenset({END_OF_TURN})
+        self.adds_bos = True
+        self.chat_template: str | None = TEMPLATE
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """One token a byte; `<bos>`, `<end>` and `<turn>` are read as such where asked for."""
+        tokens = [BOS] if add_special else []
+        if not parse_special:
+            return tokens + list(text.encode("utf-8", "replace"))
+        rest = text.encode("utf-8", "replace")
+        while rest:
+            for token, name in SPECIAL.items():
+                if rest.startswith(name):
+                    tokens.append(token)
+                    rest = rest[len(name) :]
+                    break
+            else:
+                tokens.append(rest[0])
+                rest = rest[1:]
+        return tokens
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """The byte, or for a special token its name where asked for; nothing for the others."""
+        if not 0 <= token < self.n_tokens:
+            raise IndexError(token)
+        if token < 256:
+            return bytes((token,))
+        return SPECIAL.get(token, b"") if special else b""
+
+
+@attrs.define(eq=False)
+class _Slot:
+    tokens: list[int] = attrs.field(factory=list)
+    hashes: list[int] = attrs.field(factory=list)  # of the prefix up to and including each token
+
+
+def _extend(slot: _Slot, token: int) -> int:
+    last = slot.hashes[-1] if slot.hashes else 0x9E3779B97F4A7C15
+    value = ((last ^ (token + 1)) * HASH_FACTOR + 1442695040888963407) & HASH_MASK
+    slot.tokens.append(token)
+    slot.hashes.append(value)
+    return value
+
+
+class FakeModel:
+    """A `StepModel` whose next token is a function of the whole sequence.
+
+    `step_s(batch)` gives the seconds that a step pretends to take; `before_step` may raise, to make a step fail. It never draws a token
+    that ends the turn unless `n_tokens_to_end` is given: then about one in so many does.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_cells: int = 4096,
+        n_slots: int = 256,
+        n_rows_max: int = 2048,
+        n_tokens: int = N_TOKENS_LEAST,
+        n_tokens_to_end: int | None = None,
+        n_ctx_train: int = 4096,
+        kv_layout: KvLayout = KvLayout.UNIFIED,
+        step_s: Callable[[Batch], float] | None = None,
+        before_step: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self.vocabulary = FakeVocabulary(n_tokens)
+        self.info = ModelInfo(name="fake", architecture="fake", n_params=0, size_bytes=0, n_ctx_train=n_ctx_train, n_embd=0)
+        pooled = kv_layout is KvLayout.UNIFIED
+        self.capabilities = Capabilities(can_share=pooled, can_trim=True, can_save=True, can_abort=False, kv_layout=kv_layout)
+        self.n_cells = n_cells
+        self.n_slots = n_slots
+        self.n_cells_slot = n_cells if pooled else n_cells // n_slots
+        self.n_rows_max = n_rows_max
+        self.n_steps = 0
+        self.before_step = before_step
+        self._step_s = step_s
+        self._slots = [_Slot() for _ in range(n_slots)]
+        self._n_tokens_to_end = n_tokens_to_end
+        self._table = self._logits_table(n_tokens)
+        self._logits = np.empty((n_rows_max if n_tokens < 1024 else min(n_rows_max, 256), n_tokens), np.float32)
+
+    # --- the contract -------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch) -> Logits:
+        """See `StepModel.step`."""
+        if self.before_step is not None:
+            self.before_step(batch)
+        n = batch.n_rows
+        self._check(batch)
+        self.n_steps += 1
+        out = self._logits[: batch.n_outputs]
+        i = 0
+        rows = zip(batch.tokens[:n].tolist(), batch.slots[:n].tolist(), batch.outputs[:n].tolist(), strict=True)
+        for token, slot, wants_output in rows:
+            value = _extend(self._slots[slot], token)
+            if wants_output:
+                self._write(out[i], value)
+                i += 1
+        if self._step_s is not None:
+            time.sleep(self._step_s(batch))
+        return out
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """See `StepModel.share`."""
+        origin, copy = self._slots[source], self._slots[target]
+        if copy.tokens or not 0 <= n_tokens <= len(origin.tokens):
+            raise StepFailed(f"slot {target} is not empty, or slot {source} has no {n_tokens} cells")
+        if not self.capabilities.can_share and n_tokens != len(origin.tokens):
+            raise StepFailed("a part of a slot cannot be shared in this layout")
+        copy.tokens, copy.hashes = origin.tokens[:n_tokens], origin.hashes[:n_tokens]
+
+    def trim(self, slot: int, n_keep: int) -> None:
+        """See `StepModel.trim`."""
+        if n_keep < 0:
+            raise StepFailed("a slot keeps no fewer than 0 cells")
+        del self._slots[slot].tokens[n_keep:], self._slots[slot].hashes[n_keep:]
+
+    def drop(self, slot: int) -> None:
+        """See `StepModel.drop`."""
+        self._slots[slot] = _Slot()
+
+    def save(self, slot: int) -> bytes:
+        """See `StepModel.save`."""
+        return np.array(self._slots[slot].tokens, np.int32).tobytes()
+
+    def restore(self, slot: int, state: bytes) -> None:
+        """See `StepModel.restore`."""
+        if self._slots[slot].tokens:
+            raise StepFailed(f"slot {slot} is not empty")
+        if len(state) % 4:
+            raise StepFailed("not a state of this model")
+        tokens = np.frombuffer(state, np.int32).tolist()
+        if len(tokens) > min(self.n_cells_slot, self.n_cells - self.n_cells_used):
+            raise NoRoom("the state needs more cells than are free")
+        for token in tokens:
+            _extend(self._slots[slot], token)
+
+    def abort(self) -> None:
+        """See `StepModel.abort`; steps are over too soon for it."""
+
+    def close(self) -> None:
+        """See `StepModel.close`."""
+        self._slots.clear()
+
+    # --- for tests ----------------------------------------------------------------------------------------------------
+
+    @property
+    def n_cells_used(self) -> int:
+        """Cells that hold a token; shared ones are counted for each slot."""
+        return sum(len(slot.tokens) for slot in self._slots)
+
+    def slot_tokens(self, slot: int) -> list[int]:
+        """The tokens that a slot holds."""
+        return list(self._slots[slot].tokens)
+
+    # --- how it works -------------------------------------------------------------------------------------------------
+
+    def _check(self, batch: Batch) -> None:
+        n = batch.n_rows
+        if not 0 < n <= self.n_rows_max:
+            raise StepFailed(f"a step has 1 to {self.n_rows_max} rows, not {n}")
+        if int(np.count_nonzero(batch.outputs[:n])) != batch.n_outputs:
+            raise StepFailed("n_outputs is not the number of outputs")
+        lengths: dict[int, int] = {}
+        for slot, position in zip(batch.slots[:n].tolist(), batch.positions[:n].tolist(), strict=True):
+            expected = lengths.get(slot, len(self._slots[slot].tokens))
+            if position != expected:
+                raise StepFailed(f"inconsistent sequence positions: slot {slot} goes on at {expected}, not at {position}")
+            lengths[slot] = expected + 1
+        n_new_max = self.n_cells - self.n_cells_used
+        if n > n_new_max or max(lengths.values()) > self.n_cells_slot:
+            raise NoRoom(f"{n} rows, {n_new_max} free cells")
+
+    def _write(self, row: Logits, value: int) -> None:
+        row[:] = self._table[value % N_ROWS_OF_LOGITS]
+        if self._n_tokens_to_end is not None and (value >> 32) % self._n_tokens_to_end == 0:
+            row[END_OF_TURN] = 30.0
+
+    @staticmethod
+    def _logits_table(n_tokens: int) -> Logits:
+        table = np.random.default_rng(20240607).normal(0.0, 2.0, (N_ROWS_OF_LOGITS, n_tokens)).astype(np.float32)
+        table[:, :32] -= 20.0  # mostly text that a person can read
+        table[:, 127:256] -= 8.0
+        table[:, 256:N_TOKENS_LEAST] = -30.0
+        return table
+
+
+class FakeBackend:
+    """A backend that gives `FakeModel`s; `options` of the spec are its keyword arguments, as integers."""
+
+    contract_version = CONTRACT_VERSION
+
+    def probe(self) -> Probe:
+        """Always available, only by name."""
+        return Probe(available=True, reason="a model without weights, for tests")
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        """Give a `FakeModel`. See `Backend.load`."""
+        for progress in (0.0, 0.5, 1.0):
+            if not on_progress(progress):
+                raise LoadAborted("the load was asked to stop")
+        chosen: dict[str, int] = {name: int(value) for name, value in spec.options.items()}
+        if spec.n_cells is not None:
+            chosen["n_cells"] = spec.n_cells
+        return FakeModel(n_rows_max=spec.n_rows_max, **chosen)  # type: ignore[arg-type]
+
+
+def make_backend() -> FakeBackend:
+    """What an entry point names."""
+    return FakeBackend()
