@@ -20,7 +20,7 @@ from cllm.engine.sampling import Sampler, dry_breaker_tokens
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
 from cllm.engine.trials import Trials
 from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, NoRoom, RequestError
-from cllm.text.detokenizer import Detokenizer
+from cllm.text.detokenizer import Detokenizer, TokenTexts
 from cllm.text.stops import StopStrings
 
 N_FINISHES_REMEMBERED = 64  # for the measured rate of service
@@ -83,6 +83,7 @@ class Scheduler:
         self.cells = Cells(limits.n_cells, limits.n_slots)
         self.totals = Totals()
         self._vocabulary = vocabulary
+        self._texts = TokenTexts(vocabulary)
         self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
         self._batch = Batch(limits.n_rows_max)
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
@@ -463,7 +464,7 @@ class Scheduler:
                 barred_until_min=stopping.stop_token_ids,
                 dry_breakers=_dry_breakers(spec, vocabulary),
             ),
-            detokenizer=Detokenizer(vocabulary),
+            detokenizer=Detokenizer(self._texts),
             stops=StopStrings(stopping.stop) if stopping.stop else None,
             final_tokens=stopping.stop_token_ids if stopping.ignore_eos else stopping.stop_token_ids | end_tokens,
             n_final_from=n_prompt + max(stopping.min_tokens, 1),
