@@ -24,9 +24,7 @@ def compute(model: StepModel, plan: Plan, clock: Callable[[], float]) -> StepOut
     if not plan.outputs:
         return StepOutput([], [], None, model_s=computed_at - started_at)
     sampled = sample(logits, plan.samplers)
-    return StepOutput(
-        sampled.tokens, sampled.invalid, sampled.logprobs, model_s=computed_at - started_at, sample_s=clock() - computed_at
-    )
+    return StepOutput(sampled.tokens, sampled.invalid, sampled.logprobs, model_s=computed_at - started_at, sample_s=clock() - computed_at)
 
 
 def _do(model: StepModel, move: Move) -> None:

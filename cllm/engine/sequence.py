@@ -18,8 +18,8 @@ class SequenceSpec:
     """What is wanted of one sequence, validated. Seconds are of the scheduler's clock, which its caller provides."""
 
     prompt: Seq[int]  # at least one token
-    sampling: SamplingParams = SamplingParams()
-    stopping: StopParams = StopParams()
+    sampling: SamplingParams = attrs.field(factory=SamplingParams)
+    stopping: StopParams = attrs.field(factory=StopParams)
     seed: int = 0  # 64 bits; the same seed gives the same text
     n_logprobs: int | None = None  # the likeliest tokens to report beside each drawn one; None: no logprobs
     priority: int = 0  # lower goes first

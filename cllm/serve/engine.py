@@ -9,8 +9,8 @@ from enum import Enum
 import attrs
 import trio
 
-from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
-from cllm.engine.scheduler import Scheduler, SequenceView
+from cllm.backend import Capabilities, ModelInfo, Vocabulary
+from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import Unavailable
 from cllm.serve.loop import StepLoop
@@ -143,6 +143,6 @@ class Engine:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
         if self.phase is EnginePhase.STOPPED:
             raise Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped")
-        if self._loop is None:
-            return self.model and self._loop  # type: ignore[return-value]  # `model` raises
+        _ = self.model  # raises while loading
+        assert self._loop is not None
         return self._loop

@@ -69,7 +69,9 @@ def _served(model: StepModel, limits: Limits, settings: Settings, backend: str, 
         backend=backend,
         info=model.info,
         vocabulary=vocabulary,
-        template=ChatTemplate(vocabulary.chat_template or CHATML, bos_token=_text(model, vocabulary.bos), eos_token=_text(model, vocabulary.eos)),
+        template=_template(model),
+            vocabulary.chat_template or CHATML, bos_token=_text(model, vocabulary.bos), eos_token=_text(model, vocabulary.eos)
+        ),
         capabilities=model.capabilities,
         n_ctx=limits.n_ctx,
         n_cells=limits.n_cells,
@@ -77,6 +79,12 @@ def _served(model: StepModel, limits: Limits, settings: Settings, backend: str, 
         n_live_max=limits.n_live_max,
         loaded_at=time.time(),
     )
+
+
+def _template(model: StepModel) -> ChatTemplate:
+    vocabulary = model.vocabulary
+    bos_token, eos_token = _text(model, vocabulary.bos), _text(model, vocabulary.eos)
+    return ChatTemplate(vocabulary.chat_template or CHATML, bos_token=bos_token, eos_token=eos_token)
 
 
 def _text(model: StepModel, token: int | None) -> str:

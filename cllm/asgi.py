@@ -1,0 +1,60 @@
+"""The ASGI application for a server that somebody else starts: `hypercorn -k trio "cllm.asgi:create_app()"`.
+
+The model and the settings come from `CLLM_*` variables and a TOML file (`CLLM_CONFIG`); the listening address is the server's own business.
+The application's lifespan owns the engine. Where Hypercorn is not started by `cllm serve`, its write deadline and its containment of
+broken connections are Hypercorn's own.
+"""
+
+from __future__ import annotations
+
+import os
+
+import structlog
+import trio
+from hypercorn.typing import ASGIFramework
+
+from cllm.api.app import create_app as create_api
+from cllm.config import Settings
+from cllm.errors import CllmError, LoadAborted
+from cllm.serve.http.asgi import wrap_asgi
+from cllm.serve.lifecycle import EngineLife
+from cllm.serve.logs import configure_logging
+from cllm.serve.progress import make_progress
+from cllm.serve.server import EXIT_DIED, EXIT_NOT_STARTED, FLUSH_S
+from cllm.sources import load_settings
+
+log = structlog.get_logger("cllm.asgi")
+
+
+def create_app(settings: Settings | None = None) -> ASGIFramework:
+    """Return the application. Raises: SettingsError."""
+    chosen = load_settings() if settings is None else settings
+    configure_logging(chosen)
+    life = EngineLife(chosen, make_progress(chosen.model or "the demo model"))
+    app = create_api(life.engine, chosen)
+    ended = trio.Event()
+
+    @app.before_serving
+    async def start() -> None:
+        app.nursery.start_soon(_run, life, ended)
+
+    @app.after_serving
+    async def stop() -> None:
+        await life.finish(chosen.grace_s)
+        await ended.wait()
+
+    return wrap_asgi(app)
+
+
+async def _run(life: EngineLife, ended: trio.Event) -> None:
+    """Run the engine. Its end leaves no server behind that answers and cannot work: the process exits with a code."""
+    try:
+        await life.run()
+    except LoadAborted:
+        pass
+    except Exception as error:
+        log.critical("engine.died" if life.ready.is_set() else "load.failed", why=f"{error}")
+        await trio.sleep(FLUSH_S)  # the streams have ended; let them be carried out
+        os._exit(EXIT_NOT_STARTED if isinstance(error, CllmError) and not life.ready.is_set() else EXIT_DIED)
+    finally:
+        ended.set()

@@ -1,0 +1,40 @@
+"""Where log lines go and how they look: standard error, for eyes or as JSON; foreign loggers' lines too."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+from cllm.config import Settings
+
+
+def configure_logging(settings: Settings) -> None:
+    """Set up logging for the whole process."""
+    level = getattr(logging, settings.log_level.upper())
+    shared = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderers = _renderers(settings)
+    structlog.configure(
+        processors=[*shared, *renderers],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,  # loggers are module globals, made before this runs
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[_drop_record, *renderers], foreign_pre_chain=shared))
+    logging.basicConfig(level=max(level, logging.WARNING) if level > logging.DEBUG else level, handlers=[handler], force=True)
+
+
+def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
+    if settings.log_format == "json":
+        return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+def _drop_record(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return structlog.stdlib.ProcessorFormatter.remove_processors_meta(None, "", event)  # type: ignore[return-value]

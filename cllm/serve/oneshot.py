@@ -1,0 +1,81 @@
+"""`cllm generate`: one answer on the terminal, by the engine alone, without a server."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+
+from cllm.config import Settings
+from cllm.engine.compute import compute
+from cllm.engine.events import Delta, Event, Failed, Finished
+from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.scheduler import Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.errors import BackendUnavailable, LoadFailed, RequestError
+from cllm.serve.engine import ServedModel
+from cllm.serve.loading import Loaded, load
+from cllm.serve.logs import configure_logging
+from cllm.serve.progress import make_progress
+
+OK, FAILED = 0, 1
+
+
+def run(
+    settings: Settings, prompt: str, *, system: str | None, max_tokens: int | None, temperature: float, seed: int | None, raw: bool
+) -> int:
+    """Answer `prompt` on standard output as it is generated; return the process's exit code."""
+    configure_logging(settings)
+    progress = make_progress(settings.model or "the demo model")
+    try:
+        loaded = load(settings, lambda share: (progress.update(share), True)[1])
+    except (BackendUnavailable, LoadFailed) as error:
+        print(f"cllm: {error}", file=sys.stderr)
+        return FAILED
+    finally:
+        progress.stop()
+    try:
+        spec = SequenceSpec(
+            prompt=_tokens(loaded.served, prompt, system, raw=raw),
+            sampling=SamplingParams(temperature=temperature),
+            stopping=StopParams(max_tokens=max_tokens),
+            seed=secrets.randbits(63) if seed is None else seed,
+        )
+        return _answer(loaded, spec)
+    except RequestError as error:
+        print(f"cllm: {error}", file=sys.stderr)
+        return FAILED
+    finally:
+        loaded.step_model.close()
+
+
+def _tokens(model: ServedModel, prompt: str, system: str | None, *, raw: bool) -> list[int]:
+    if raw:
+        return model.vocabulary.tokenize(prompt, add_special=True, parse_special=False)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    text = model.template.render([*messages, {"role": "user", "content": prompt}])
+    return model.vocabulary.tokenize(text, add_special=False, parse_special=True)
+
+
+def _answer(loaded: Loaded, spec: SequenceSpec) -> int:
+    scheduler = Scheduler(loaded.limits, loaded.served.vocabulary)
+    scheduler.submit(spec, time.monotonic())
+    while scheduler.n_sequences:
+        plan = scheduler.plan(time.monotonic())
+        assert plan is not None, "a sequence that has not ended always has something to do"
+        events = plan.events
+        if plan.is_step:
+            events = events + scheduler.apply(plan, compute(loaded.step_model, plan, time.perf_counter), time.monotonic())
+        for event in events:
+            _print(event)
+    return OK
+
+
+def _print(event: Event) -> None:
+    match event:
+        case Failed(error=error):
+            raise error
+        case Delta(text=text):
+            print(text, end="", flush=True)
+        case Finished(text=text):
+            print(text)

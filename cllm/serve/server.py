@@ -1,0 +1,139 @@
+"""`cllm serve`: one process, the engine outside, HTTP inside, so that streams end before the engine does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from functools import partial
+
+import structlog
+import trio
+
+import cllm
+from cllm.api.app import create_app
+from cllm.config import Settings, warnings
+from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, OperatorError
+from cllm.serve.http.server import HttpConfig, serve_http
+from cllm.serve.lifecycle import EngineLife
+from cllm.serve.logs import configure_logging
+from cllm.serve.progress import make_progress
+
+log = structlog.get_logger("cllm.server")
+
+EXIT_DRAINED, EXIT_NOT_STARTED, EXIT_DIED = 0, 1, 70
+FLUSH_S = 0.5  # for connections to carry out the last events of streams that were ended
+STEP_S = 0.9  # a step cannot be interrupted: when everything else has ended, the process waits no longer for one
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; return the process's exit code."""
+    configure_logging(settings)
+    for line in warnings(settings):
+        log.warning(line)
+    return trio.run(Server(settings).run)
+
+
+class Server:
+    """The tasks of one serving process and how they end together."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        name = settings.model if settings.model is not None else "the demo model"
+        self._progress = make_progress(name)
+        self._life = EngineLife(settings, self._progress)
+        self._shutdown = trio.Event()  # HTTP accepts nothing more
+        self._http_scope = trio.CancelScope()
+        self._code = EXIT_DRAINED
+        self._url = ""
+        self._listening = trio.Event()
+
+    async def run(self) -> int:
+        """Run all tasks; return the exit code."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._heed_signals, nursery)
+            nursery.start_soon(self._run_engine)
+            nursery.start_soon(self._announce)
+            try:
+                await self._run_http()
+            except OperatorError as error:  # the port is taken, the certificate unreadable
+                self._complain(error)
+            self._life.drain()
+            self._exit_in(STEP_S)
+            nursery.cancel_scope.cancel()
+        self._progress.stop()
+        return self._code
+
+    async def _run_http(self) -> None:
+        settings = self._settings
+        config = HttpConfig(
+            host=settings.host,
+            port=settings.port,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
+            grace_s=settings.grace_s + FLUSH_S,
+            write_timeout_s=settings.write_timeout_s,
+            header_timeout_s=settings.header_timeout_s,
+            body_timeout_s=settings.body_timeout_s,
+            keep_alive_s=settings.keep_alive_s,
+        )
+        app = create_app(self._life.engine, settings)
+        with self._http_scope:
+            async with trio.open_nursery() as nursery:
+                (self._url, *_) = await nursery.start(partial(serve_http, app, config=config, shutdown=self._shutdown))
+                log.info("listen", url=self._url)
+                self._listening.set()
+
+    async def _run_engine(self) -> None:
+        try:
+            await self._life.run()
+        except LoadAborted:  # told to stop while loading
+            pass
+        except (BackendUnavailable, LoadFailed) as error:
+            self._complain(error)
+        except Exception as error:
+            self._code = EXIT_DIED
+            log.critical("engine.died", why=f"{type(error).__name__}: {error}")
+            log.debug("engine.died", exc_info=error)
+        finally:
+            # Streams have their terminal events by now, whichever way it ended; HTTP gets a moment to carry them out.
+            self._shutdown.set()
+            self._http_scope.deadline = min(self._http_scope.deadline, trio.current_time() + FLUSH_S)
+
+    async def _announce(self) -> None:
+        await self._life.ready.wait()
+        await self._listening.wait()
+        model = self._life.engine.model
+        print(f"cLLM {cllm.__version__} serves {model.name} at {self._url}\n\nTry:  {_curl(self._url, self._settings)}\n", flush=True)
+
+    async def _heed_signals(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                if self._shutdown.is_set():
+                    log.warning("stop.now", signal=signal.Signals(number).name)
+                    self._code = 128 + number
+                    self._exit_in(STEP_S)
+                    nursery.cancel_scope.cancel()
+                    return
+                n_sequences = len(self._life.engine.sequences())
+                log.info("drain", signal=signal.Signals(number).name, n_sequences=n_sequences, grace_s=self._settings.grace_s)
+                self._shutdown.set()
+                nursery.start_soon(self._life.finish, self._settings.grace_s)
+
+    def _complain(self, error: Exception) -> None:
+        self._code = EXIT_NOT_STARTED
+        self._progress.stop()
+        print(f"cllm: {error}", file=sys.stderr)
+
+    def _exit_in(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, os._exit, [self._code])
+        timer.daemon = True
+        timer.start()
+
+
+def _curl(url: str, settings: Settings) -> str:
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.api_key_file else ""
+    body = '{"messages": [{"role": "user", "content": "What is cLLM?"}]}'
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
