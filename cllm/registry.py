@@ -78,13 +78,17 @@ def _only(named: list[Listed]) -> Listed:
 
 
 def _load(listed: Listed) -> Backend:
-    origin = f"backend {listed.name} ({listed.distribution} {listed.version})"
+    origin = _origin(listed)
     try:
         backend = listed.entry_point.load()()
     except Exception as error:  # a foreign module may fail in any way
         raise BackendUnavailable(f"{origin} is broken: {_one_line(error)}") from error
     _check_contract(backend, origin)
     return backend  # type: ignore[no-any-return]  # the contract says that it is one
+
+
+def _origin(listed: Listed) -> str:
+    return f"backend {listed.name} ({listed.distribution} {listed.version})"
 
 
 def _check_contract(backend: object, origin: str) -> None:
@@ -115,7 +119,7 @@ def _probe(one: Listed, named: list[Listed]) -> Found:
         backend = _load(one)
         probe: Probe = backend.probe()
     except BackendUnavailable as error:
-        return Found(one, available=False, reason=str(error))
+        return Found(one, available=False, reason=str(error).removeprefix(_origin(one) + " "))
     except Exception as error:  # the contract forbids it, but the others must go on
         return Found(one, available=False, reason=f"probe failed: {_one_line(error)}")
     return Found(one, probe.available, probe.reason, probe.preference, backend)

@@ -112,8 +112,15 @@ def convert(hint: Any, tokens: Sequence[Token]) -> Any:
     return cyclopts.convert(hint, tokens)
 
 
-DEFAULTS = Parameter(negative_iterable=(), converter=convert)
-"""How every option is read: there is no `--empty-lora`, and a fraction is not a whole number."""
+def _shown_default(value: Any) -> str | None:
+    """Return a default as the help page shows it; an empty list and a switch that is off need no words."""
+    if value is True:
+        return "yes"
+    return str(value) if value or (value == 0 and value is not False) else None
+
+
+DEFAULTS = Parameter(negative_iterable=(), converter=convert, show_default=_shown_default)
+"""How every option is read and shown: there is no `--empty-lora`, and a fraction is not a whole number."""
 
 
 def load_settings(arguments: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Settings:

@@ -1,0 +1,178 @@
+"""The command line: what a person types, and the one line and exit code that a mistake is answered with.
+
+Only parsing happens here; a command imports what it needs when it runs, so that `cllm --help` imports neither NumPy nor a backend.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.help import DefaultFormatter, HelpPanel
+
+from cllm import __version__
+from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError
+from cllm.errors import CllmError
+from cllm.sources import DEFAULTS, Sources
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+
+    from cllm.registry import Found
+
+OK: Final = 0
+FAILED: Final = 1  # could not do it
+USAGE: Final = 2  # asked for something that cannot be
+INTERRUPTED: Final = 130  # as a shell reports a death by SIGINT
+
+EPILOGUE = """
+Every option can also come from the environment (`--ctx-size` is `CLLM_CTX_SIZE`; several values with commas between) or from a TOML file
+(`ctx_size`) named by `--config`. A flag wins over the environment, that over the file.
+"""
+
+
+def _serve(settings: Settings = DEFAULT_SETTINGS) -> int:
+    """Serve a model over HTTP until SIGTERM or Ctrl-C.
+
+    Exit codes: 0 after draining, 1 when the model cannot be loaded or the port is taken, 2 for a mistake in the settings, 70 when the
+    engine died.
+    """
+    from cllm.serve.server import run
+
+    return run(settings)
+
+
+_ANSWER = Parameter(group=Group("Answer", sort_key=0))
+
+
+def _generate(
+    prompt: Annotated[str, Parameter(help="what to ask; - reads it from standard input")],
+    /,
+    *,
+    system: Annotated[str | None, _ANSWER, Parameter(help="the system message")] = None,
+    max_tokens: Annotated[int | None, _ANSWER, Parameter(help="tokens at most (default: to the end of the context)", alias="-n")] = None,
+    temperature: Annotated[float, _ANSWER, Parameter(help="0 always takes the likeliest token")] = 1.0,
+    seed: Annotated[int | None, _ANSWER, Parameter(help="the same seed gives the same text")] = None,
+    raw: Annotated[bool, _ANSWER, Parameter(help="continue the prompt as it is, without the model's chat template", negative="")] = False,
+    settings: Settings = DEFAULT_SETTINGS,
+) -> int:
+    """Answer one prompt on the terminal, without a server."""
+    if max_tokens is not None and max_tokens < 1:
+        raise SettingsError(f"--max-tokens: must be at least 1, not {max_tokens}")
+    if not 0 <= temperature < float("inf"):
+        raise SettingsError(f"--temperature: must be 0 or more, not {temperature}")
+    from cllm.serve.oneshot import run
+
+    text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
+    return run(settings, text, system=system, max_tokens=max_tokens, temperature=temperature, seed=seed, raw=raw)
+
+
+def _backends(*, json: Annotated[bool, Parameter(help="print JSON", negative="")] = False) -> int:
+    """List the backends: what computes models here, what could, and what it lacks."""
+    from cllm.registry import probe_backends
+
+    found = probe_backends()
+    if json:
+        _print_json(found)
+    elif sys.stdout.isatty():
+        _print_table(found)
+    else:
+        _print_plain(found)
+    return OK
+
+
+def _columns(one: Found) -> tuple[str, str, str, str]:
+    return one.listed.name, f"{one.listed.distribution} {one.listed.version}", "yes" if one.available else "no", one.reason
+
+
+def _print_json(found: Sequence[Found]) -> None:
+    import json
+
+    keys = ("name", "distribution", "version", "available", "reason", "preference")
+    rows = [(o.listed.name, o.listed.distribution, o.listed.version, o.available, o.reason, o.preference) for o in found]
+    print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2))
+
+
+def _print_table(found: Sequence[Found]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("backend", "distribution", "available", "what was found, or what it lacks", box=None, header_style="bold")
+    for one in found:
+        table.add_row(*(Text(text) for text in _columns(one)), style=None if one.available else "dim")
+    Console().print(table)
+
+
+def _print_plain(found: Sequence[Found]) -> None:
+    rows = [_columns(one) for one in found]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+    for *cells, reason in rows:
+        print(*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), reason, sep="  ")
+
+
+_SERVER_ONLY: Final = frozenset({"Requests", "Network"})
+
+
+class _WithoutServer(DefaultFormatter):
+    """Leaves out the sections of the help page that mean nothing without a server; their options are still read."""
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        if panel.title not in _SERVER_ONLY:
+            super().__call__(console, options, panel)
+
+
+def make_app(sources: Sources) -> App:
+    """Return the command line, reading what it is not told from `sources`."""
+    app = App(
+        name="cllm",
+        help="Serve large language models over HTTP.",
+        help_epilogue="`cllm serve` alone serves a small demo model on http://127.0.0.1:8080; `cllm serve --help` lists all settings.",
+        version=f"cllm {__version__}",
+        config=sources,
+        default_parameter=DEFAULTS,
+        result_action="return_value",
+    )
+    app.command(_serve, name="serve", help_epilogue=EPILOGUE)
+    app.command(_generate, name="generate", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
+    app.command(_backends, name="backends", help_epilogue="")
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit."""
+    try:
+        sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; return its exit code."""
+    sources = Sources()
+    app = make_app(sources)
+    try:
+        command, bound, _ = app.parse_args(list(arguments), print_error=False, exit_on_error=False)
+    except (CycloptsError, SettingsError) as error:
+        return _complain(sources.explain(error), USAGE)
+    return _call(lambda: command(*bound.args, **bound.kwargs), sources)
+
+
+def _call(command: Callable[[], int | None], sources: Sources) -> int:
+    try:
+        return command() or OK
+    except SettingsError as error:
+        return _complain(sources.explain(error), USAGE)
+    except CllmError as error:
+        return _complain(" ".join(str(error).split()), FAILED)
+    except BrokenPipeError:  # the reader has seen enough; without this, Python complains when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _complain(line: str, code: int) -> int:
+    print(f"cllm: {line}", file=sys.stderr)
+    return code
