@@ -40,7 +40,8 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     model = backend.load(model_spec(settings, path), on_progress)
     try:
         limits = limits_of(model, settings)
-        return Loaded(step_model=model, served=_served(model, limits, settings, name, path), limits=limits)
+        model_name = DEMO_NAME if settings.model is None else Path(path).stem
+        return Loaded(step_model=model, served=served_model(model, limits, settings, backend=name, name=model_name), limits=limits)
     except BaseException:
         model.close()
         raise
@@ -59,19 +60,16 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
     )
 
 
-def _served(model: StepModel, limits: Limits, settings: Settings, backend: str, path: str) -> ServedModel:
-    name = DEMO_NAME if settings.model is None else Path(path).stem
+def served_model(model: StepModel, limits: Limits, settings: Settings, *, backend: str, name: str) -> ServedModel:
+    """Return what is told of `model`; `name` is what it is called unless the settings give it another."""
     aliases = settings.alias or (name,)
-    vocabulary = model.vocabulary
     return ServedModel(
         name=aliases[0],
         aliases=aliases,
         backend=backend,
         info=model.info,
-        vocabulary=vocabulary,
+        vocabulary=model.vocabulary,
         template=_template(model),
-            vocabulary.chat_template or CHATML, bos_token=_text(model, vocabulary.bos), eos_token=_text(model, vocabulary.eos)
-        ),
         capabilities=model.capabilities,
         n_ctx=limits.n_ctx,
         n_cells=limits.n_cells,

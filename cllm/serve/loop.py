@@ -116,7 +116,7 @@ class StepLoop:
             stream = streams.get(event.seq_id)
             if stream is None:
                 continue
-            if type(event) is not Delta:
+            if not isinstance(event, Delta):
                 del streams[event.seq_id]
                 self._metrics.end(event)
             stream.put(event)

@@ -12,7 +12,19 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from cllm.backend import CONTRACT_VERSION, Batch, Capabilities, KvLayout, Logits, ModelInfo, ModelSpec, OnProgress, Probe, StepModel
+from cllm.backend import (
+    CONTRACT_VERSION,
+    Batch,
+    Capabilities,
+    KvLayout,
+    Logits,
+    ModelInfo,
+    ModelSpec,
+    OnProgress,
+    Probe,
+    StepModel,
+    Vocabulary,
+)
 from cllm.errors import LoadAborted, NoRoom, StepFailed
 
 BOS, END_OF_TURN, TURN = 256, 257, 258  # after the 256 bytes
@@ -99,7 +111,7 @@ class FakeModel:
         step_s: Callable[[Batch], float] | None = None,
         before_step: Callable[[Batch], None] | None = None,
     ) -> None:
-        self.vocabulary = FakeVocabulary(n_tokens)
+        self.vocabulary: Vocabulary = FakeVocabulary(n_tokens)
         self.info = ModelInfo(name="fake", architecture="fake", n_params=0, size_bytes=0, n_ctx_train=n_ctx_train, n_embd=0)
         pooled = kv_layout is KvLayout.UNIFIED
         self.capabilities = Capabilities(can_share=pooled, can_trim=True, can_save=True, can_abort=False, kv_layout=kv_layout)

@@ -1,0 +1,49 @@
+"""An engine on a model of the test's own, without loading, files or HTTP: for tests of what stands on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+
+from cllm.backend import StepModel
+from cllm.config import Settings
+from cllm.engine.scheduler import Scheduler
+from cllm.serve.engine import Engine
+from cllm.serve.loading import limits_of, served_model
+from cllm.serve.loop import StepLoop
+from cllm.serve.metrics import Metrics
+
+
+@attrs.define(eq=False)
+class RunningEngine:
+    """What `running_engine` gives."""
+
+    engine: Engine
+    loop: StepLoop
+    scheduler: Scheduler
+
+
+@asynccontextmanager
+async def running_engine(model: StepModel, settings: Settings | None = None, *, watchdog_s: float = 60.0) -> AsyncIterator[RunningEngine]:
+    """Run `model` as `cllm serve` would; on leaving, all sequences are ended and the invariants are checked.
+
+    For use in a test's own task, where leaving by an exception of the body is fine; not in a generator fixture.
+    """
+    settings = Settings() if settings is None else settings
+    limits = limits_of(model, settings)
+    metrics = Metrics()
+    engine = Engine(metrics=metrics, stream_n_bytes_max=settings.stream_buffer_kb * 1024, watchdog_s=watchdog_s)
+    scheduler = Scheduler(limits, model.vocabulary)
+    metrics.watch(scheduler)
+    loop = StepLoop(model, scheduler, metrics)
+    engine.ready(served_model(model, limits, settings, backend="fake", name="fake"), loop)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.run)
+        try:
+            yield RunningEngine(engine, loop, scheduler)
+        finally:
+            nursery.cancel_scope.cancel()
+    scheduler.check()
