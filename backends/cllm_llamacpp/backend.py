@@ -1,0 +1,158 @@
+"""The backends themselves: whether llama.cpp can work here, and loading a model with it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from cllm.backend import CONTRACT_VERSION, ModelSpec, OnProgress, Probe, StepModel
+from cllm.errors import BackendError, BackendUnavailable, LoadAborted, LoadFailed
+from cllm_llamacpp import devices, machine, settings
+from cllm_llamacpp.facts import Facts, facts_of
+from cllm_llamacpp.library import LOG, open_library
+from cllm_llamacpp.model import LlamaModel
+from cllm_llamacpp.native import AbortFlag, Native
+
+_PREFERENCE_CPU: Final = 10
+_PREFERENCE_GPU: Final = 20
+
+_NO_GPU: Final = (
+    "llama-cpp-python was built without GPU support: reinstall it with CMAKE_ARGS=-DGGML_CUDA=on (NVIDIA), -DGGML_METAL=on (Apple) "
+    "or -DGGML_VULKAN=on (others), or install a prebuilt wheel for your GPU"
+)
+
+_load_lock = threading.Lock()  # one load at a time: the log's last errors are then this load's
+
+
+@attrs.frozen
+class LlamaBackend:
+    """See `cllm.backend.Backend`."""
+
+    gpu: bool
+    contract_version: int = CONTRACT_VERSION
+
+    def probe(self) -> Probe:
+        try:
+            lib = open_library()
+            return self._probe_gpu(lib) if self.gpu else Probe(available=True, reason="llama.cpp", preference=_PREFERENCE_CPU)
+        except BackendUnavailable as error:
+            return Probe(available=False, reason=str(error))
+        except Exception as error:  # whatever it is, listing the backends must go on
+            return Probe(available=False, reason=f"llama.cpp does not work here: {type(error).__name__}: {error}")
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        lib = open_library()
+        if self.gpu and not (probe := self._probe_gpu(lib)).available:
+            raise BackendUnavailable(probe.reason)
+        settings.check(spec)
+        if not Path(spec.path).is_file():
+            raise LoadFailed(f"{spec.path}: no such file")
+        with _load_lock:
+            LOG.forget_errors()
+            return _load(lib, spec, on_progress, gpu=self.gpu)
+
+    def _probe_gpu(self, lib: Any) -> Probe:
+        if not lib.llama_supports_gpu_offload():
+            return Probe(available=False, reason=_NO_GPU)
+        found = devices.gpus(lib)
+        if not found:
+            return Probe(available=False, reason="llama.cpp has GPU support, but found no GPU: is the driver installed?")
+        names = ", ".join(f"{gpu.name} ({gpu.free_bytes / 2**30:.0f} GiB free)" for gpu in found)
+        return Probe(available=True, reason=f"llama.cpp on {names}", preference=_PREFERENCE_GPU)
+
+
+def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> LlamaModel:
+    """Build the model up from its native parts; what was made is freed again, last first, when a later part fails."""
+    free_before = machine.free_memory_bytes()  # later on, a mapped file's pages would count as free though they are wanted
+    with ExitStack() as parts:
+        model_params = settings.model_params(lib, spec, gpu=gpu)
+        model = _load_model(lib, spec, on_progress, model_params)
+        parts.callback(lib.llama_model_free, model)
+        facts = facts_of(lib, model, spec.path)
+        if not facts.generates:
+            raise LoadFailed(f"{spec.path}: a {facts.info.architecture} model generates no text step by step")
+        free_bytes = sum(device.free_bytes for device in devices.gpus(lib)) if gpu else free_before - facts.info.size_bytes
+        abort = AbortFlag(lib)
+        context = _make_context(lib, spec, facts, model, abort, free_bytes=free_bytes, gpu=gpu)
+        parts.callback(lib.llama_free, context)
+        _add_loras(lib, spec, model, context, parts)
+        memory = lib.llama_get_memory(context)
+        native = Native(lib=lib, model=model, context=context, memory=memory, abort=abort, model_params=model_params, parts=parts)
+        loaded = LlamaModel(native, facts, settings.layout_of(spec), gpu=gpu)
+        _warm_up(loaded, spec)
+        native.parts = parts.pop_all()
+        return loaded
+
+
+def _warm_up(model: LlamaModel, spec: ModelSpec) -> None:
+    try:
+        model.warm_up()
+    except BackendError as error:
+        raise _load_failed(spec.path, str(error)) from error
+
+
+def _load_model(lib: Any, spec: ModelSpec, on_progress: OnProgress, params: Any) -> Any:
+    watch = _Progress(on_progress)
+    callback = lib.llama_progress_callback(watch)  # referenced until the load is over
+    params.progress_callback = callback
+    model = lib.llama_model_load_from_file(str(spec.path).encode(), params)
+    watch.raise_if_stopped()
+    if not model:
+        raise _load_failed(spec.path)
+    return model
+
+
+class _Progress:
+    """Stands between llama.cpp and `on_progress`: an exception may not pass through C, it waits for the end of the load."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self._on_progress = on_progress
+        self._stopped: BaseException | None = None
+
+    def __call__(self, share: float, _user_data: object) -> bool:
+        try:
+            if not self._on_progress(share):
+                self._stopped = LoadAborted("the load was stopped")
+        except BaseException as error:
+            self._stopped = error
+        return self._stopped is None
+
+    def raise_if_stopped(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+
+
+def _make_context(
+    lib: Any, spec: ModelSpec, facts: Facts, model: Any, abort: AbortFlag, *, free_bytes: int, gpu: bool
+) -> Any:
+    params = settings.context_params(lib, spec, facts, free_bytes=free_bytes, gpu=gpu)
+    params.abort_callback, params.abort_callback_data = abort.callback, abort.address
+    context = lib.llama_init_from_model(model, params)
+    if not context:
+        raise _load_failed(spec.path, f"no memory for {params.n_ctx} cells")
+    return context
+
+
+def _add_loras(lib: Any, spec: ModelSpec, model: Any, context: Any, parts: ExitStack) -> None:
+    adapters = []
+    for lora in spec.loras:
+        adapter = lib.llama_adapter_lora_init(model, lora.path.encode())
+        if not adapter:
+            raise _load_failed(lora.path, "not a LoRA adapter for this model")
+        parts.callback(lib.llama_adapter_lora_free, adapter)
+        adapters.append(adapter)
+    if adapters:
+        scales = (ctypes.c_float * len(adapters))(*(lora.scale for lora in spec.loras))
+        lib.llama_set_adapters_lora(context, (ctypes.c_void_p * len(adapters))(*adapters), len(adapters), scales)
+
+
+def _load_failed(path: str, otherwise: str = "llama.cpp gave no reason") -> LoadFailed:
+    """Make one line of llama.cpp's complaints: the first names the cause, those after it repeat it from further out."""
+    errors = LOG.last_errors()
+    reason = errors[0].partition(": ")[2] or errors[0] if errors else otherwise
+    return LoadFailed(f"{path}: {reason}")

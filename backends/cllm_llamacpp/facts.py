@@ -1,0 +1,86 @@
+"""Facts about a loaded model, from its metadata."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+from cllm.backend import ModelInfo
+
+_N_VALUE_BYTES_MAX: Final = 1 << 16  # longer values (a chat template) are the vocabulary's; nobody reads them here
+
+
+@attrs.frozen(kw_only=True)
+class Facts:
+    """What decides how a model's memory may be used."""
+
+    info: ModelInfo
+    n_layers: int
+    n_heads_kv: int
+    n_head_k: int  # length of a head's key
+    n_head_v: int
+    has_recurrent_state: bool  # recurrent or hybrid
+    has_window: bool  # some layers forget what slides out of their window
+    generates: bool  # has a decoder and no encoder before it
+
+
+def facts_of(lib: Any, model: Any, path: str) -> Facts:
+    metadata = _metadata(lib, model)
+    architecture = metadata.get("general.architecture", "")
+    n_embd = lib.llama_model_n_embd(model)
+    n_head = max(1, lib.llama_model_n_head(model))
+
+    def number(key: str, default: int) -> int:
+        value = metadata.get(f"{architecture}.{key}", "")
+        return int(value) if value.isdigit() else default
+
+    return Facts(
+        info=ModelInfo(
+            name=metadata.get("general.name") or path.rpartition("/")[2].removesuffix(".gguf"),
+            architecture=architecture,
+            n_params=lib.llama_model_n_params(model),
+            size_bytes=lib.llama_model_size(model),
+            n_ctx_train=lib.llama_model_n_ctx_train(model),
+            n_embd=n_embd,
+            quantization=_text(lib.llama_ftype_name(lib.llama_model_ftype(model))),
+            metadata=metadata,
+        ),
+        n_layers=max(1, lib.llama_model_n_layer(model)),
+        n_heads_kv=lib.llama_model_n_head_kv(model) or n_head,  # 0 where the first layer is recurrent
+        n_head_k=number("attention.key_length", n_embd // n_head),
+        n_head_v=number("attention.value_length", n_embd // n_head),
+        has_recurrent_state=bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)),
+        has_window=lib.llama_model_n_swa(model) > 0,
+        generates=bool(lib.llama_model_has_decoder(model)) and not lib.llama_model_has_encoder(model),
+    )
+
+
+def _metadata(lib: Any, model: Any) -> dict[str, str]:
+    """Return the scalars among the metadata; llama.cpp renders arrays too, but of a vocabulary's size."""
+    found = {}
+    for i in range(lib.llama_model_meta_count(model)):
+        key = _string(lambda buffer, n, i=i: lib.llama_model_meta_key_by_index(model, i, buffer, n))  # type: ignore[misc]
+        value = _string(lambda buffer, n, i=i: lib.llama_model_meta_val_str_by_index(model, i, buffer, n))  # type: ignore[misc]
+        if key and value is not None:
+            found[key] = value
+    return found
+
+
+def _string(fill: Callable[[Any, int], int]) -> str | None:
+    """Return what `fill` writes; it answers with the length, as snprintf does, or below zero for nothing."""
+    n = 256
+    while True:
+        buffer = ctypes.create_string_buffer(n)
+        length = fill(buffer, n)
+        if length < 0 or length > _N_VALUE_BYTES_MAX:
+            return None
+        if length < n:
+            return buffer.raw[:length].decode("utf-8", "replace")
+        n = length + 1
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode("utf-8", "replace")

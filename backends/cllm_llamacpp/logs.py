@@ -1,0 +1,66 @@
+"""Takes llama.cpp's log lines to Python's logging, and keeps the last errors to explain a failed load."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+from collections import deque
+from typing import Any, Final
+
+logger = logging.getLogger("cllm.llamacpp")
+
+_CONT: Final = 5  # GGML_LOG_LEVEL_CONT: goes on where the last text ended
+_LEVELS: Final = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
+"""From GGML_LOG_LEVEL_*. A step lower than llama.cpp's: what it calls an error may be routine here (an abort), and whatever
+matters raises."""
+_ERROR: Final = 4
+
+_N_ERRORS_KEPT: Final = 8
+
+
+class LogSink:
+    """Collects texts into lines; llama.cpp calls it from any thread."""
+
+    def __init__(self) -> None:
+        self._errors: deque[str] = deque(maxlen=_N_ERRORS_KEPT)
+        self._text = ""
+        self._level = 0
+        self._callback: Any = None
+
+    def install(self, lib: Any) -> None:
+        """Become llama.cpp's log callback. It must stay referenced: llama.cpp keeps a bare pointer to it."""
+        self._callback = lib.llama_log_callback(self._on_text)
+        lib.llama_log_set(self._callback, None)
+        # After the interpreter's end a call into Python is a crash; llama.cpp's own sink takes what still comes.
+        atexit.register(lib.llama_log_set, lib.llama_log_callback(), None)
+
+    def forget_errors(self) -> None:
+        self._errors.clear()
+
+    def last_errors(self) -> tuple[str, ...]:
+        return tuple(self._errors)
+
+    def _on_text(self, level: int, text: bytes, _user_data: object) -> None:
+        with contextlib.suppress(Exception):  # nothing may be raised into C
+            self.feed(level, text.decode("utf-8", "replace"))
+
+    def feed(self, level: int, text: str) -> None:
+        """Take a piece of text; whole lines go on, the rest waits for its end."""
+        if level != _CONT:
+            self._flush()
+            self._level = level
+        self._text += text
+        if self._text.endswith("\n"):
+            self._flush()
+
+    def _flush(self) -> None:
+        lines, self._text = self._text, ""
+        for line in lines.splitlines():
+            if line.strip(". "):  # a load's progress is a line of dots
+                self._emit(line.strip())
+
+    def _emit(self, line: str) -> None:
+        if self._level == _ERROR:
+            self._errors.append(line)
+        logger.log(_LEVELS.get(self._level, logging.DEBUG), "%s", line)

@@ -1,0 +1,210 @@
+"""A model loaded by llama.cpp: computes rows, and moves slots' cells."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from cllm.backend import Batch, Capabilities, Int32s, KvLayout, Logits
+from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed
+from cllm_llamacpp.batch import BatchPointers
+from cllm_llamacpp.facts import Facts
+from cllm_llamacpp.native import Native
+from cllm_llamacpp.outputs import LogitsViews
+from cllm_llamacpp.state import States
+
+_NO_ROOM: Final = 1
+_ABORTED: Final = 2
+_INVALID: Final = -1
+
+
+class LlamaModel:
+    """See `cllm.backend.StepModel`; what follows is said there less exactly.
+
+    Memory after errors. After NoRoom, and after a StepFailed for a batch that llama.cpp refused, all slots are as they were. After
+    Aborted or a failed computation, the batch's slots have the cells they had before the step, or none where the memory cannot be
+    trimmed. A failed computation with recurrent memory is ModelDied: their states lie among each other and move within the graph,
+    so that no slot can be vouched for.
+
+    An abort counts for the step that runs when it comes. One that comes earlier is lost, also if the step's call is already on its
+    way: better to finish a step than to stop one that nobody meant.
+    """
+
+    def __init__(self, native: Native, facts: Facts, layout: KvLayout, *, gpu: bool) -> None:
+        from cllm_llamacpp.vocabulary import LlamaVocabulary
+
+        lib = native.lib
+        self._native: Native | None = native
+        self._lib = lib
+        self._context = native.context
+        self._memory = native.memory
+        self._abort = native.abort
+        self.vocabulary = LlamaVocabulary(lib, native.model)
+        self.info = facts.info
+        self.n_cells: int = lib.llama_n_ctx(native.context)
+        self.n_cells_slot: int = lib.llama_n_ctx_seq(native.context)
+        self.n_slots: int = lib.llama_n_seq_max(native.context)
+        self.n_rows_max: int = lib.llama_n_batch(native.context)
+        self.capabilities = _capabilities(facts, layout, gpu=gpu)
+        self._has_recurrent_state = facts.has_recurrent_state
+        # Cells of a window are shared until one of the sharers frees them, and meanwhile cannot be overwritten: copies do not run full.
+        self._shares_cells = layout is KvLayout.UNIFIED and not facts.has_window
+        self._lengths: Int32s = np.zeros(self.n_slots, np.int32)  # cells of each slot
+        self._pointers = BatchPointers(lib)
+        self._views = LogitsViews(lib, native.context, self.vocabulary.n_tokens)
+        self._states = States(lib, native.context, facts, self)
+
+    # --- a step ---
+
+    def step(self, batch: Batch) -> Logits:
+        self._check_open()
+        lengths = self._checked_lengths(batch)
+        self._abort.clear()
+        code = self._lib.llama_decode(self._context, self._pointers.of(batch).first(batch.n_rows))
+        if code != 0:
+            self._raise(code, batch)
+        self._lengths = lengths
+        return self._views.of(batch.n_outputs)
+
+    def warm_up(self) -> None:
+        """Compute two rows, which brings weights into memory, and see whether the memory can be trimmed as expected.
+
+        Raises: StepFailed when the model does not compute.
+        """
+        batch = Batch(2)
+        batch.n_rows, batch.n_outputs = 2, 1
+        batch.positions[:] = 0, 1
+        batch.outputs[1] = 1
+        self.step(batch)
+        if self.capabilities.can_trim:
+            self.trim(0, 1)
+        self.drop(0)
+
+    def abort(self) -> None:
+        self._abort.set()
+
+    def _checked_lengths(self, batch: Batch) -> Int32s:
+        """Return what the slots' lengths are after this step.
+
+        What llama.cpp answers with an assertion, or with wrong numbers, is a StepFailed here: a mistake of the caller, which must not
+        end the process.
+        """
+        n = batch.n_rows
+        if not 0 < n <= self.n_rows_max:
+            raise StepFailed(f"a step takes 1 to {self.n_rows_max} rows, not {n}")
+        slots, positions = batch.slots[:n], batch.positions[:n]
+        # Seen as unsigned, a negative number is a large one.
+        if slots.view(np.uint32).max() >= self.n_slots:
+            raise StepFailed(f"a slot is not below {self.n_slots}")
+        if batch.tokens[:n].view(np.uint32).max() >= self.vocabulary.n_tokens:
+            raise StepFailed(f"a token is not below {self.vocabulary.n_tokens}")
+        if np.count_nonzero(batch.outputs[:n]) != batch.n_outputs:
+            raise StepFailed("n_outputs is not the number of rows that are outputs")
+        offsets = positions - self._lengths[slots]
+        counts = np.bincount(slots, minlength=self.n_slots)
+        if (offsets.view(np.uint32) >= counts[slots]).any():
+            raise StepFailed("a row's position does not go on from its slot's cells")
+        lengths: Int32s = self._lengths + counts.astype(np.int32)
+        return lengths
+
+    def _raise(self, code: int, batch: Batch) -> NoReturn:
+        if code == _NO_ROOM:
+            raise NoRoom(f"no room for {batch.n_rows} rows")
+        if code == _INVALID:
+            raise StepFailed("llama.cpp refused the batch")
+        if code != _ABORTED and self._has_recurrent_state:
+            raise ModelDied(f"llama.cpp failed with code {code}, and recurrent states cannot be vouched for after that")
+        for slot in np.unique(batch.slots[: batch.n_rows]).tolist():
+            self._cut(slot, int(self._lengths[slot]))
+        if code == _ABORTED:
+            raise Aborted("the step was aborted")
+        raise StepFailed(f"llama.cpp failed with code {code}")
+
+    # --- slots ---
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        self._check_slots(source, target)
+        n_source = int(self._lengths[source])
+        if self._lengths[target] or source == target:
+            raise StepFailed(f"slot {target} is not empty")
+        if not 0 <= n_tokens <= n_source:
+            raise StepFailed(f"slot {source} has {n_source} cells, {n_tokens} cannot be shared")
+        if n_tokens < n_source and not self.capabilities.can_share:
+            raise StepFailed("this memory shares whole slots only")
+        if n_tokens == 0:
+            return
+        if self._shares_cells:
+            end = -1 if n_tokens == n_source else n_tokens
+            self._lib.llama_memory_seq_cp(self._memory, source, target, 0, end)
+            self._lengths[target] = n_tokens
+        else:
+            self.restore(target, self.save(source))
+
+    def trim(self, slot: int, n_keep: int) -> None:
+        self._check_slots(slot)
+        if n_keep < 0:
+            raise StepFailed(f"{n_keep} cells cannot be kept")
+        if n_keep >= self._lengths[slot]:
+            return
+        if n_keep and not self.capabilities.can_trim:
+            raise StepFailed("this memory cannot be trimmed, only dropped")
+        self._cut(slot, n_keep)
+
+    def drop(self, slot: int) -> None:
+        self._check_slots(slot)
+        self._cut(slot, 0)
+
+    def save(self, slot: int) -> bytes:
+        self._check_slots(slot)
+        return self._states.save(slot, int(self._lengths[slot]))
+
+    def restore(self, slot: int, state: bytes) -> None:
+        self._check_slots(slot)
+        if self._lengths[slot]:
+            raise StepFailed(f"slot {slot} is not empty")
+        self._lengths[slot] = self._states.restore(slot, state)
+
+    def _cut(self, slot: int, n_keep: int) -> None:
+        """Free the cells from `n_keep` on; all of them where the memory cannot be trimmed."""
+        if not self.capabilities.can_trim:
+            n_keep = 0
+        if not self._lib.llama_memory_seq_rm(self._memory, slot, n_keep or -1, -1):
+            raise StepFailed(f"llama.cpp did not trim slot {slot} to {n_keep} cells")
+        self._lengths[slot] = n_keep
+
+    # --- its end ---
+
+    def close(self) -> None:
+        if self._native is None:
+            return
+        native, self._native = self._native, None
+        self.vocabulary.close()
+        native.parts.close()
+
+    def _check_open(self) -> None:
+        if self._native is None:
+            raise ModelDied("the model is closed")
+
+    def _check_slots(self, *slots: int) -> None:
+        self._check_open()
+        for slot in slots:
+            if not 0 <= slot < self.n_slots:
+                raise StepFailed(f"slot {slot} is not one of {self.n_slots}")
+
+
+def _capabilities(facts: Facts, layout: KvLayout, *, gpu: bool) -> Capabilities:
+    """Say what the memory can do.
+
+    Windows: cells that slid out are overwritten as neighbours need room, so that an earlier length is not there any more. Recurrent
+    states know only their latest position; in an aborted step, other slots' states may be half moved.
+    """
+    keeps_all = not facts.has_recurrent_state and not facts.has_window
+    return Capabilities(
+        can_share=keeps_all and layout is KvLayout.UNIFIED,
+        can_trim=keeps_all,
+        can_save=True,
+        can_abort=not gpu and not facts.has_recurrent_state,
+        kv_layout=layout,
+    )

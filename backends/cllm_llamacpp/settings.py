@@ -1,0 +1,122 @@
+"""Turns a `ModelSpec` into llama.cpp's parameters."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+from cllm.backend import FlashAttention, KvLayout, ModelSpec, SplitMode
+from cllm.errors import LoadFailed
+from cllm_llamacpp import machine
+from cllm_llamacpp.facts import Facts
+
+# ggml's number of each type, and its bytes per element (a block's bytes over its elements)
+_CACHE_TYPES: Final = {
+    "f32": (0, 4.0),
+    "f16": (1, 2.0),
+    "bf16": (30, 2.0),
+    "q8_0": (8, 34 / 32),
+    "q5_1": (7, 24 / 32),
+    "q5_0": (6, 22 / 32),
+    "q4_1": (3, 20 / 32),
+    "q4_0": (2, 18 / 32),
+    "iq4_nl": (20, 18 / 32),
+}
+_UNQUANTISED: Final = ("f32", "f16", "bf16")
+_FLASH_ATTENTION: Final = {FlashAttention.AUTO: -1, FlashAttention.OFF: 0, FlashAttention.ON: 1}  # auto: on unless the model cannot
+_SPLIT_MODES: Final = {SplitMode.NONE: 0, SplitMode.LAYER: 1, SplitMode.ROW: 2}
+_LOAD_MODES: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}  # (mmap, mlock)
+
+_NO_DEVICES: Final = (ctypes.c_void_p * 1)(None)  # a list that ends at once
+
+_N_SLOTS_MAX: Final = 256  # LLAMA_MAX_SEQ
+_N_SLOTS_WITH_STATE: Final = 16  # where each slot costs a state or a window of its own, and `n_live` is not given
+_N_SLOTS_STREAMS: Final = 8  # where each slot takes an equal part of the cells
+_N_CELLS_MIN: Final = 512
+
+
+def check(spec: ModelSpec) -> None:
+    """Raise LoadFailed for what llama.cpp would refuse without a word, or only after minutes of loading."""
+    for name in (spec.cache_type_k, spec.cache_type_v):
+        if name not in _CACHE_TYPES:
+            raise LoadFailed(f"unknown cache type {name!r}; choose from {', '.join(_CACHE_TYPES)}")
+    if spec.cache_type_v not in _UNQUANTISED and spec.flash_attention is FlashAttention.OFF:
+        raise LoadFailed(f"--cache-type-v {spec.cache_type_v} needs flash attention, and --flash-attn is off")
+    if spec.n_rows_max < 1 or spec.n_rows_physical < 1:
+        raise LoadFailed("n_rows_max and n_rows_physical must be at least 1")
+
+
+def model_params(lib: Any, spec: ModelSpec, *, gpu: bool) -> Any:
+    params = lib.llama_model_default_params()
+    params.split_mode = _SPLIT_MODES[spec.split_mode]
+    params.main_gpu = spec.main_gpu
+    params.load_mode = _LOAD_MODES[spec.mmap, spec.mlock]
+    if gpu:
+        params.n_gpu_layers = -1 if spec.n_gpu_layers is None else spec.n_gpu_layers
+    else:
+        params.n_gpu_layers = 0
+        params.devices = ctypes.addressof(_NO_DEVICES)  # else a build with GPU support takes a device all the same
+    if spec.tensor_split:
+        params.tensor_split = _tensor_split(lib, spec)
+    return params
+
+
+def _tensor_split(lib: Any, spec: ModelSpec) -> Any:
+    n_devices = lib.llama_max_devices()  # llama.cpp reads as many
+    if len(spec.tensor_split) > n_devices:
+        raise LoadFailed(f"--tensor-split names {len(spec.tensor_split)} devices, llama.cpp takes {n_devices} at most")
+    return (ctypes.c_float * n_devices)(*spec.tensor_split)
+
+
+def layout_of(spec: ModelSpec) -> KvLayout:
+    return KvLayout.UNIFIED if spec.kv_layout is KvLayout.AUTO else spec.kv_layout
+
+
+def n_slots(spec: ModelSpec, facts: Facts) -> int:
+    """Return how many slots to make. In one pool of plain attention they cost next to nothing: all that llama.cpp allows."""
+    if layout_of(spec) is KvLayout.STREAMS:
+        wanted = spec.n_live or _N_SLOTS_STREAMS
+    elif facts.has_recurrent_state or facts.has_window:
+        wanted = spec.n_live or _N_SLOTS_WITH_STATE
+    else:
+        wanted = _N_SLOTS_MAX
+    return min(wanted, _N_SLOTS_MAX)
+
+
+def n_cells(spec: ModelSpec, facts: Facts, free_bytes: int) -> int:
+    """Return the cells asked for, else what a quarter of the free memory holds, between 512 and 8 contexts of the trained length."""
+    if spec.n_cells is not None:
+        return max(1, spec.n_cells)
+    n_fitting = int(free_bytes / 4 / bytes_per_cell(spec, facts))
+    n_least = min(_N_CELLS_MIN, facts.info.n_ctx_train)
+    return max(n_least, min(n_fitting, 8 * facts.info.n_ctx_train))
+
+
+def bytes_per_cell(spec: ModelSpec, facts: Facts) -> float:
+    """Return the bytes of one token's keys and values, as if all layers had attention: never too few."""
+    bytes_k = _CACHE_TYPES[spec.cache_type_k][1] * facts.n_head_k
+    bytes_v = _CACHE_TYPES[spec.cache_type_v][1] * facts.n_head_v
+    return facts.n_layers * facts.n_heads_kv * (bytes_k + bytes_v)
+
+
+def context_params(lib: Any, spec: ModelSpec, facts: Facts, *, free_bytes: int, gpu: bool) -> Any:
+    params = lib.llama_context_default_params()
+    params.n_seq_max = n_slots(spec, facts)
+    params.n_ctx = n_cells(spec, facts, free_bytes)
+    params.n_batch = spec.n_rows_max
+    params.n_ubatch = min(spec.n_rows_physical, spec.n_rows_max)
+    # llama.cpp's output buffer has a row for each slot at least, and asserts that the limit of outputs allows them.
+    params.n_outputs_max = max(spec.n_rows_max, params.n_seq_max)
+    params.n_outputs_max_per_seq = 0  # as many as outputs
+    params.n_threads = spec.n_threads or machine.n_cores()
+    params.n_threads_batch = spec.n_threads_batch or params.n_threads
+    params.type_k = _CACHE_TYPES[spec.cache_type_k][0]
+    params.type_v = _CACHE_TYPES[spec.cache_type_v][0]
+    params.flash_attn_type = _FLASH_ATTENTION[spec.flash_attention]
+    params.kv_unified = layout_of(spec) is KvLayout.UNIFIED
+    # With it a window's cells would still be overwritten once a neighbour is dropped, so that it buys no certainty for its memory.
+    params.swa_full = False
+    params.offload_kqv = params.op_offload = gpu
+    params.embeddings = False
+    params.no_perf = True
+    return params
