@@ -166,3 +166,18 @@ class DeadlineExceeded(RequestError):
 
     status = 504
     type = "timeout_error"
+
+
+# --- the operator: the message is one line, and says what to change ---------------------------------------------------
+
+
+class OperatorError(CllmError):
+    """The server cannot run as it was told to."""
+
+
+class CannotListen(OperatorError):
+    """The address is taken, forbidden or unknown, or the TLS files cannot be used."""
+
+
+class AppFailed(OperatorError):
+    """The app under the HTTP server did not start, or its lifespan ended before the server's."""

@@ -1,0 +1,7 @@
+"""The HTTP server under the app: sockets, deadlines, disconnects, shutdown."""
+
+from cllm.serve.http.asgi import wrap_asgi
+from cllm.serve.http.config import HttpConfig
+from cllm.serve.http.server import serve_http
+
+__all__ = ["HttpConfig", "serve_http", "wrap_asgi"]

@@ -1,0 +1,219 @@
+"""Hypercorn's HTTP/1.1, hardened: what is refused, what waits, and how the chunks of a stream are written."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+import trio
+
+from cllm.serve.http import hypercorn_private as hypercorn
+from cllm.serve.http.writer import Writer
+
+SEND_NOW = "cllm.send_now"
+PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
+
+
+class RequestStream(hypercorn.HTTPStream):
+    """One request and its response, as ASGI events."""
+
+    writer: Writer
+    # True once h11 has framed a chunk of this response as we would have: from then on nothing of h11's state changes until the end of
+    # the body, and its share of a chunk's cost can be saved.
+    frames_itself = False
+
+    async def app_send(self, message: Any) -> None:
+        if message is not None and message["type"] == "http.response.body" and message.get("more_body", False):
+            await self._send_more(message)
+        elif message is not None and self.closed:
+            await trio.lowlevel.checkpoint()
+        else:
+            await super().app_send(message)
+
+    async def _send_more(self, message: Any) -> None:
+        if self.closed:  # the client is gone: ASGI wants this to be no error, and an app that loops must not hold the event loop
+            await trio.lowlevel.checkpoint()
+        elif not self.frames_itself:
+            await super().app_send(message)
+        elif body := message.get("body", b""):
+            await self.writer.send(frame(body))
+
+    def send_now(self, data: bytes) -> bool:
+        """ASGI extension "cllm.send_now": write the next chunk of the body without waiting, from any task of this thread.
+
+        True: done. False: nothing was written, because the response has not begun, is not chunked, or has ended, or because the client
+        does not keep up: send it as usual.
+        """
+        return self.frames_itself and not self.closed and bool(data) and self.writer.send_now(frame(data))
+
+
+def frame(data: bytes) -> bytes:
+    """Return `data` as one chunk (RFC 9112, 7.1)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Http1(hypercorn.H11Protocol):
+    """One connection's requests, one after the other. HTTP/2 over clear text and WebSocket are off: an `Upgrade` is ignored."""
+
+    stream: RequestStream | None
+    connection: h11.Connection
+    writer: Writer  # set by the connection, before the first byte
+    _head = b""  # of the response; goes out with the first bytes of its body, as ASGI wants
+
+    # --- the request --------------------------------------------------------------------------------------------------
+
+    async def feed(self, data: bytes) -> None:
+        """Take bytes from the client."""
+        if self.connection.their_state is h11.IDLE and not self.connection.trailing_data[0]:
+            data = data.lstrip(b"\r\n")  # before a request line they mean nothing (RFC 9112, 2.2)
+        if data:
+            await self.handle(hypercorn.RawData(data))
+
+    async def resume(self) -> None:
+        """Go on with what the client has sent ahead, after a response has ended."""
+        ahead = self.connection.trailing_data[0]
+        self.connection = h11.Connection(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+        await self.feed(ahead)
+
+    @property
+    def has_buffered(self) -> bool:
+        return bool(self.connection.trailing_data[0])
+
+    async def _handle_events(self) -> None:
+        while True:
+            try:
+                if self.connection.they_are_waiting_for_100_continue:
+                    await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+                event = self.connection.next_event()
+            except h11.RemoteProtocolError as error:
+                await self.refuse(error.error_status_hint, str(error).partition(":")[0])
+                return
+            if isinstance(event, h11.Request):
+                if not await self._begin(event):
+                    return
+            elif self.stream is None:
+                return
+            elif isinstance(event, h11.Data):
+                await self.stream.handle(hypercorn.Body(stream_id=hypercorn.STREAM_ID, data=bytes(event.data)))
+            elif isinstance(event, h11.EndOfMessage):
+                await self.stream.handle(hypercorn.EndBody(stream_id=hypercorn.STREAM_ID))
+            else:  # NEED_DATA, PAUSED: the connection reads on, so that a disconnect is seen behind whatever was sent ahead
+                return
+
+    async def _begin(self, request: h11.Request) -> bool:
+        """Start the app on a request; False: it was refused."""
+        if reason := reason_to_refuse(request):
+            await self.refuse(400, reason)
+            return False
+        self.stream = RequestStream(
+            self.app, self.config, self.context, self.task_group, self.ssl, self.client, self.server, self.stream_send, hypercorn.STREAM_ID
+        )
+        self.stream.writer = self.writer
+        await self.stream.handle(
+            hypercorn.Request(
+                stream_id=hypercorn.STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode(),
+                method=request.method.decode("ascii").upper(),
+                raw_path=origin_form(request.target),
+                state=self.connection_state,
+            )
+        )
+        if self.writer.can_send_now:
+            extensions: dict[str, Any] = self.stream.scope["extensions"]
+            extensions[SEND_NOW] = self.stream.send_now
+        self.keep_alive_requests += 1
+        return True
+
+    async def refuse(self, status: int, reason: str) -> None:
+        """Answer with an error if no response has begun, and close."""
+        await self._close_stream()  # first, so that the app cannot begin one while this is written
+        if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            await self._answer(status, reason)
+        await self.send(hypercorn.Closed())
+
+    async def _send_error_response(self, status_code: int) -> None:
+        await self._answer(status_code, HTTPStatus(status_code).phrase)
+
+    async def _answer(self, status: int, message: str) -> None:
+        body = error_body(status, message)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        headers += self.config.response_headers("h11")
+        events = (h11.Response(status_code=status, headers=headers, reason=PHRASES[status]), h11.Data(data=body), h11.EndOfMessage())
+        await self.writer.send(b"".join(self.connection.send(event) or b"" for event in events))
+
+    # --- the response -------------------------------------------------------------------------------------------------
+
+    async def stream_send(self, event: hypercorn.StreamEvent) -> None:
+        if isinstance(event, hypercorn.Response) and event.status_code >= 200:
+            status = event.status_code
+            self._head = self._encode(
+                h11.Response(status_code=status, headers=self._response_headers(event), reason=PHRASES.get(status, b""))
+            )
+        elif isinstance(event, hypercorn.Body):
+            await self._send_body(event.data)
+        elif isinstance(event, hypercorn.EndBody):
+            await self._send_with_head(self._encode(h11.EndOfMessage()))
+        else:
+            await super().stream_send(event)
+
+    def _response_headers(self, event: hypercorn.Response) -> list[tuple[bytes, bytes]]:
+        headers = [*event.headers, *self.config.response_headers("h11")]
+        if self.context.terminated.is_set():
+            headers.append((b"connection", b"close"))
+        return headers
+
+    async def _send_body(self, data: bytes) -> None:
+        encoded = self._encode(h11.Data(data=data))
+        if self.stream is not None:
+            self.stream.frames_itself = encoded == frame(data)
+        await self._send_with_head(encoded)
+
+    async def _send_with_head(self, data: bytes) -> None:
+        data, self._head = self._head + data, b""
+        if data:
+            await self.writer.send(data)
+
+    def _encode(self, event: h11.Response | h11.Data | h11.EndOfMessage) -> bytes:
+        try:
+            return self.connection.send(event) or b""
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise  # the app's mistake: a body that is not as long as it said
+            return b""  # the client's, and it has had its answer
+
+
+def reason_to_refuse(request: h11.Request) -> str | None:
+    """Say what h11 lets pass and a server behind a proxy must not (RFC 9112, 6.1 and 6.3), nor an app be given."""
+    names = {name for name, _ in request.headers}
+    if request.http_version not in (b"1.1", b"1.0"):
+        return "only HTTP/1.1 and HTTP/1.0 are spoken here"
+    if b"transfer-encoding" in names and b"content-length" in names:
+        return "Transfer-Encoding and Content-Length exclude each other"
+    if b"transfer-encoding" in names and request.http_version == b"1.0":
+        return "HTTP/1.0 has no Transfer-Encoding"
+    if not origin_form(request.target):
+        return "the target of the request is not a path"
+    return None
+
+
+def origin_form(target: bytes) -> bytes:
+    """Return the path and query of a request's target, empty if it has none."""
+    if target.startswith(b"/"):
+        return target
+    try:
+        url = urlsplit(target.decode("ascii"))
+    except ValueError:
+        return b""
+    if url.scheme not in ("http", "https") or not url.netloc:
+        return b""
+    return ((url.path or "/") + ("?" + url.query if url.query else "")).encode("ascii")
+
+
+def error_body(status: int, message: str) -> bytes:
+    """Return the error object that every surface of the API uses."""
+    type_ = {408: "timeout_error"}.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return json.dumps({"error": {"message": message, "type": type_, "param": None, "code": status}}).encode()

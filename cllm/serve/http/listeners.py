@@ -1,0 +1,101 @@
+"""Binds the listening sockets, and accepts from them whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+
+import trio
+
+from cllm.errors import CannotListen
+from cllm.serve.http.config import HttpConfig
+
+NO_SUCH_FAMILY = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+LISTENER_IS_GONE = {errno.EBADF, errno.ENOTSOCK, errno.EINVAL}
+
+
+async def open_listeners(config: HttpConfig) -> list[socket.socket]:
+    """Listen on every address of the host, all with one port. Raises CannotListen."""
+    where = f"{config.host}:{config.port}"
+    try:
+        found = await trio.socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise CannotListen(f"cannot listen on {where}: the host name cannot be resolved ({reason(error)})") from error
+    listeners: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in found:
+            port = listeners[0].getsockname()[1] if listeners else config.port
+            listeners += bind(family, (str(address[0]), port), config.backlog)
+    except (OSError, OverflowError) as error:
+        close_all(listeners)
+        raise CannotListen(f"cannot listen on {where}: {reason(error)}") from error
+    if not listeners:
+        raise CannotListen(f"cannot listen on {where}: this machine has no such address")
+    return listeners
+
+
+def bind(family: int, address: tuple[str, int], backlog: int) -> list[socket.socket]:
+    """Return the listener, or none where this machine lacks the address ("localhost" may name an IPv6 address it has not)."""
+    try:
+        listener = socket.create_server(address, family=family, backlog=backlog)
+    except OSError as error:
+        if error.errno in NO_SUCH_FAMILY:
+            return []
+        raise
+    listener.setblocking(False)
+    return [listener]
+
+
+def close_all(listeners: list[socket.socket]) -> None:
+    """Refuse new connections from now on."""
+    for listener in listeners:
+        listener.close()
+
+
+def addresses_of(listeners: list[socket.socket], config: HttpConfig) -> list[str]:
+    """Return the URLs where the listeners can be reached."""
+    scheme = "https" if config.ssl_certfile else "http"
+    names = [listener.getsockname()[:2] for listener in listeners]
+    return [f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}" for host, port in names]
+
+
+def make_tls(config: HttpConfig) -> ssl.SSLContext | None:
+    """Return the TLS context that the configuration names, None without one. Raises CannotListen."""
+    if config.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise CannotListen(
+            f"cannot use {config.ssl_certfile} and {config.ssl_keyfile or 'its own key'} for TLS: {reason(error)}"
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")  # OpenSSL would ask the terminal
+
+
+def reason(error: Exception) -> str:
+    """Return an error's text without its number."""
+    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
+
+
+async def accept(listener: socket.socket) -> socket.socket:
+    """Return the next client's socket. Raises OSError for want of descriptors or the like; a client that hung up is passed over."""
+    while True:
+        try:
+            return listener.accept()[0]
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(listener)
+        except ConnectionError:
+            await trio.lowlevel.checkpoint()
+
+
+def is_passing(error: OSError) -> bool:
+    """Say whether a failed accept may succeed later: all are but those of a listener that is none."""
+    return error.errno not in LISTENER_IS_GONE

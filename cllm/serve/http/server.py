@@ -1,0 +1,191 @@
+"""Serves an ASGI app over HTTP/1.1 until told to stop; nothing that one client does ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+import trio
+
+from cllm.errors import OperatorError
+from cllm.serve.http import hypercorn_private as hypercorn
+from cllm.serve.http.asgi import AsgiApp
+from cllm.serve.http.config import HttpConfig
+from cllm.serve.http.connection import Connection
+from cllm.serve.http.lifespan import lifespan_of
+from cllm.serve.http.listeners import accept, addresses_of, close_all, is_passing, make_tls, open_listeners, reason
+from cllm.serve.http.requests import leaves, log_contained
+
+__all__ = ["HttpConfig", "serve_http"]
+
+log = structlog.get_logger(__name__)
+
+PAUSE_S = 0.1  # after a failed accept: what it lacked comes back when other connections end
+LOG_EVERY_S = 10.0
+RESERVED_DESCRIPTORS = 64  # for model files, workers and logs
+
+Trigger = trio.Event | Callable[[], Awaitable[object]]
+
+
+async def serve_http(
+    app: AsgiApp,
+    *,
+    config: HttpConfig,
+    shutdown: Trigger,
+    abort: Trigger | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `app` until `shutdown`, then let requests under way finish for `config.grace_s` at most, or until `abort`.
+
+    `task_status.started` gets the URLs when connections are accepted. Cancelling it is like `abort`.
+
+    Raises: CannotListen before it has started; AppFailed when the app's lifespan fails, at the start or later.
+    """
+    tls = make_tls(config)
+    listeners = await open_listeners(config)
+    try:
+        async with lifespan_of(app) as state:
+            server = Server(app, config, tls, state)
+            await server.run(listeners, shutdown, abort, task_status)
+    except BaseExceptionGroup as group:
+        named = [error for error in leaves(group) if isinstance(error, OperatorError)]
+        if named:
+            raise named[0] from group
+        raise
+    finally:
+        close_all(listeners)
+
+
+class Server:
+    """All connections of one server."""
+
+    def __init__(self, app: AsgiApp, config: HttpConfig, tls: Any, state: dict[str, Any]) -> None:
+        self._app = app
+        self._config = config
+        self._tls = tls
+        self._context = hypercorn.WorkerContext(None)
+        self._shared = (hypercorn_config(config), self._context, hypercorn.ConnectionState(state))
+        self._connections: set[Connection] = set()
+        self._one_has_ended = trio.Event()
+        self._n_max = n_connections_max(config)
+        self._t_logged = -math.inf
+
+    async def run(
+        self, listeners: list[socket.socket], shutdown: Trigger, abort: Trigger | None, task_status: trio.TaskStatus[list[str]]
+    ) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                async with trio.open_nursery() as accepting:
+                    for listener in listeners:
+                        accepting.start_soon(self._accept_from, listener, nursery)
+                    task_status.started(addresses_of(listeners, self._config))
+                    await wait_for(shutdown)
+                    accepting.cancel_scope.cancel()
+                close_all(listeners)
+                await self._context.terminated.set()
+                self._close_idle()
+                if abort is not None:
+                    nursery.start_soon(self._abort_at, abort, nursery.cancel_scope)
+                await self._wait_until_empty()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._abort_all()
+
+    async def _wait_until_empty(self) -> None:
+        with trio.move_on_after(self._config.grace_s):
+            while self._connections:
+                await self._wait_for_one_to_end()
+        self._abort_all()
+
+    async def _abort_at(self, abort: Trigger, scope: trio.CancelScope) -> None:
+        await wait_for(abort)
+        self._abort_all()
+        scope.cancel()
+
+    def _abort_all(self) -> None:
+        for connection in self._connections:
+            connection.abort()  # also wakes a write, which no cancellation reaches
+
+    def _close_idle(self) -> None:
+        for connection in self._connections:
+            if connection.is_idle:
+                connection.close()
+
+    # --- accepting ----------------------------------------------------------------------------------------------------
+
+    async def _accept_from(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        while True:
+            await self._wait_for_room()
+            try:
+                raw = await accept(listener)
+            except OSError as error:
+                if not is_passing(error):
+                    raise
+                await self._bear(error)
+                continue
+            self._start(raw, nursery)
+            await trio.lowlevel.checkpoint()
+
+    async def _wait_for_room(self) -> None:
+        while len(self._connections) >= self._n_max:
+            self._close_oldest_idle()
+            await self._wait_for_one_to_end()
+
+    async def _wait_for_one_to_end(self) -> None:
+        self._one_has_ended = trio.Event() if self._one_has_ended.is_set() else self._one_has_ended
+        await self._one_has_ended.wait()
+
+    def _close_oldest_idle(self) -> None:
+        idle = [connection for connection in self._connections if connection.is_idle]
+        if idle:
+            min(idle, key=lambda connection: connection.since).close()
+
+    async def _bear(self, error: OSError) -> None:
+        if trio.current_time() - self._t_logged >= LOG_EVERY_S:
+            self._t_logged = trio.current_time()
+            log.warning("cannot accept connections at the moment", error=reason(error))
+        self._close_oldest_idle()
+        await trio.sleep(PAUSE_S)
+
+    def _start(self, raw: socket.socket, nursery: trio.Nursery) -> None:
+        connection = Connection(raw, self._tls, self._app, self._config, self._shared)
+        self._connections.add(connection)
+        nursery.start_soon(self._serve_one, connection)
+
+    async def _serve_one(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        except* Exception as group:
+            log_contained("a connection ended with an error", group, debug=self._config.debug)
+        finally:
+            self._connections.discard(connection)
+            self._one_has_ended.set()
+
+
+async def wait_for(trigger: Trigger) -> None:
+    """Wait for an event, or for what an async callable waits for."""
+    await (trigger.wait() if isinstance(trigger, trio.Event) else trigger())
+
+
+def hypercorn_config(config: HttpConfig) -> hypercorn.Config:
+    """Return what Hypercorn's protocol reads of its configuration."""
+    theirs = hypercorn.Config()
+    theirs.accesslog = theirs.errorlog = None
+    theirs.h11_max_incomplete_size = config.max_header_bytes
+    theirs.include_server_header = False
+    return theirs
+
+
+def n_connections_max(config: HttpConfig) -> int:
+    """Return how many connections leave descriptors for the rest of the process."""
+    with contextlib.suppress(ImportError):
+        import resource  # not on Windows
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:
+            return min(config.n_connections_max, max(soft // 2, soft - RESERVED_DESCRIPTORS))
+    return config.n_connections_max
