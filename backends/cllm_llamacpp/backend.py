@@ -127,9 +127,7 @@ class _Progress:
             raise self._stopped
 
 
-def _make_context(
-    lib: Any, spec: ModelSpec, facts: Facts, model: Any, abort: AbortFlag, *, free_bytes: int, gpu: bool
-) -> Any:
+def _make_context(lib: Any, spec: ModelSpec, facts: Facts, model: Any, abort: AbortFlag, *, free_bytes: int, gpu: bool) -> Any:
     params = settings.context_params(lib, spec, facts, free_bytes=free_bytes, gpu=gpu)
     params.abort_callback, params.abort_callback_data = abort.callback, abort.address
     context = lib.llama_init_from_model(model, params)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 
-from cllm.backend import Batch, Capabilities, Int32s, KvLayout, Logits
+from cllm.backend import Batch, Capabilities, Int32s, KvLayout, Logits, Vocabulary
 from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed
 from cllm_llamacpp.batch import BatchPointers
 from cllm_llamacpp.facts import Facts
 from cllm_llamacpp.native import Native
 from cllm_llamacpp.outputs import LogitsViews
 from cllm_llamacpp.state import States
+from cllm_llamacpp.vocabulary import LlamaVocabulary
 
 _NO_ROOM: Final = 1
 _ABORTED: Final = 2
@@ -33,15 +33,14 @@ class LlamaModel:
     """
 
     def __init__(self, native: Native, facts: Facts, layout: KvLayout, *, gpu: bool) -> None:
-        from cllm_llamacpp.vocabulary import LlamaVocabulary
-
         lib = native.lib
         self._native: Native | None = native
         self._lib = lib
         self._context = native.context
         self._memory = native.memory
         self._abort = native.abort
-        self.vocabulary = LlamaVocabulary(lib, native.model)
+        self._vocabulary = LlamaVocabulary(lib, native.model, facts.info.metadata.get("tokenizer.ggml.pre", ""))
+        self.vocabulary: Vocabulary = self._vocabulary
         self.info = facts.info
         self.n_cells: int = lib.llama_n_ctx(native.context)
         self.n_cells_slot: int = lib.llama_n_ctx_seq(native.context)
@@ -180,7 +179,7 @@ class LlamaModel:
         if self._native is None:
             return
         native, self._native = self._native, None
-        self.vocabulary.close()
+        self._vocabulary.close()
         native.parts.close()
 
     def _check_open(self) -> None:

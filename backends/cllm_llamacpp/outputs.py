@@ -41,4 +41,5 @@ class LogitsViews:
 
     def _view(self, n_outputs: int) -> Logits:
         floats = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(self._address)
-        return np.frombuffer(floats, np.float32).reshape(n_outputs, self._n_vocab)
+        view: Logits = np.ctypeslib.as_array(floats).reshape(n_outputs, self._n_vocab)
+        return view

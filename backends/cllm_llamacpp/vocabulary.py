@@ -5,48 +5,53 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
+from contextlib import nullcontext
 from typing import Any, Final
 
 from cllm.errors import ModelDied, TokenizeFailed
-from cllm_llamacpp.bigstack import BigStackThread
+from cllm_llamacpp.bigstack import NoStack, call_with_stack
 
-# Most of llama.cpp's pre-tokenisers are std::regex, which recurses once or more for each character of a run. The worst of them was
-# seen to take _STACK_PER_BYTE of stack per byte of text (tests/llamacpp/test_tokenizer_limits.py tries them all).
+# Most of llama.cpp's pre-tokenisers are std::regex, which recurses for each character of a run: 321 bytes of stack for each byte of
+# text with GCC's library, measured over 34 pre-tokenisers and runs of 21 kinds (tests/llamacpp/test_tokenizer_limits.py tries the
+# worst). Twice that leaves room for other compilers.
 _STACK_PER_BYTE: Final = 640
-_N_BYTES_INLINE: Final = 1024  # needs 640 KiB; CPython's threads have 1 MiB or more on every platform
-_N_BYTES_MAX: Final = 1 << 24
+_STACK_BASE: Final = 1 << 20
+_N_BYTES_INLINE: Final = 1024  # 640 KiB of stack; CPython's threads have 1 MiB or more on every platform
+_N_BYTES_DEEP: Final = 1 << 16  # texts beyond this are tokenised one at a time: together their stacks could take all memory
+_N_BYTES_MAX: Final = 1 << 22  # 2.5 GiB of stack
 
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+_TOO_SLOW: Final = {"superbpe": re.compile(rb"[0-9]{1000}")}
+"""What takes a pre-tokeniser time that grows with the square of its length: 20,000 digits take superbpe 20 s."""
 
 
 class LlamaVocabulary:
     """See `cllm.backend.Vocabulary`. Calls after `close` raise ModelDied; `close` waits for those under way."""
 
-    def __init__(self, lib: Any, model: Any) -> None:
+    def __init__(self, lib: Any, model: Any, pre: str = "") -> None:
+        """`pre` is the pre-tokeniser's name in the metadata."""
         self._lib = lib
         self._vocab = lib.llama_model_get_vocab(model)
+        self._too_slow = _TOO_SLOW.get(pre)
         self._users = _Users()
-        self._big_stack: BigStackThread | None = None
-        self._big_stack_lock = threading.Lock()
+        self._deep_lock = threading.Lock()
         self.n_tokens: int = lib.llama_vocab_n_tokens(self._vocab)
         self.bos = _token(lib.llama_vocab_bos(self._vocab))
         self.eos = _token(lib.llama_vocab_eos(self._vocab))
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._vocab)) and self.bos is not None
-        self._adds_eos = bool(lib.llama_vocab_get_add_eos(self._vocab)) and self.eos is not None
+        self._can_add_special = _can_add_special(lib, self._vocab)
         self.end_tokens = frozenset(t for t in range(self.n_tokens) if lib.llama_vocab_is_eog(self._vocab, t))
         self.chat_template = _text(lib.llama_model_chat_template(model, None))
         self._bytes: dict[bool, list[bytes | None]] = {special: [None] * self.n_tokens for special in (False, True)}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         data = _utf8(text)
-        # A file that asks for bos without naming one would stop the process at an assertion of llama.cpp.
-        add_special = add_special and (self.adds_bos or self._adds_eos)
+        self._check(data)
         with self._users:
             if len(data) <= _N_BYTES_INLINE:
                 return self._tokenize(data, add_special, parse_special)
-            big_stack = self._start_big_stack()
-            self._check_length(len(data), big_stack.stack_bytes)
-            return big_stack.call(lambda: self._tokenize(data, add_special, parse_special))
+            return self._tokenize_deep(data, add_special, parse_special)
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         if token < 0:
@@ -60,11 +65,16 @@ class LlamaVocabulary:
 
     def close(self) -> None:
         self._users.close()
-        if self._big_stack is not None:
-            self._big_stack.stop()
-            self._big_stack = None
+
+    def _tokenize_deep(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        with self._deep_lock if len(data) > _N_BYTES_DEEP else nullcontext():
+            try:
+                return call_with_stack(lambda: self._tokenize(data, add_special, parse_special), _STACK_BASE + len(data) * _STACK_PER_BYTE)
+            except NoStack:
+                raise TokenizeFailed(f"no stack is to be had for a text of {len(data)} bytes") from None
 
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        add_special = add_special and self._can_add_special
         n = len(data) + 8  # seldom more tokens than bytes; the second call is for then
         while True:
             buffer = (ctypes.c_int32 * n)()
@@ -82,16 +92,11 @@ class LlamaVocabulary:
                 return buffer.raw[:length]
             n = -length
 
-    def _check_length(self, n_bytes: int, stack_bytes: int) -> None:
-        n_bytes_max = min(_N_BYTES_MAX, stack_bytes // _STACK_PER_BYTE)
-        if n_bytes > n_bytes_max:
-            raise TokenizeFailed(f"the text has {n_bytes} bytes; this model's tokeniser takes {n_bytes_max} at most")
-
-    def _start_big_stack(self) -> BigStackThread:
-        with self._big_stack_lock:
-            if self._big_stack is None:
-                self._big_stack = BigStackThread()
-            return self._big_stack
+    def _check(self, data: bytes) -> None:
+        if len(data) > _N_BYTES_MAX:
+            raise TokenizeFailed(f"the text has {len(data)} bytes; the tokeniser takes {_N_BYTES_MAX} at most")
+        if self._too_slow is not None and self._too_slow.search(data):
+            raise TokenizeFailed("the text has a run of digits that this model's tokeniser would take too long for")
 
 
 class _Users:
@@ -117,6 +122,13 @@ class _Users:
         with self._condition:
             self._closed = True
             self._condition.wait_for(lambda: self._n == 0)
+
+
+def _can_add_special(lib: Any, vocab: Any) -> bool:
+    """Return whether special tokens may be asked for: a file that wants bos or eos without naming it ends at an assertion."""
+    no_bos = lib.llama_vocab_get_add_bos(vocab) and lib.llama_vocab_bos(vocab) < 0
+    no_eos = lib.llama_vocab_get_add_eos(vocab) and lib.llama_vocab_eos(vocab) < 0
+    return not no_bos and not no_eos
 
 
 def _utf8(text: str) -> bytes:

@@ -240,7 +240,8 @@ def _put_experts(block: _Put, rng: np.random.Generator) -> None:
 
 
 def _matrix(rng: np.random.Generator, n_out: int, n_in: int, *, gain: float = 1.0) -> _Array:
-    return (rng.standard_normal((n_out, n_in)) * (gain / n_in**0.5)).astype(np.float32)
+    matrix: _Array = (rng.standard_normal((n_out, n_in)) * (gain / n_in**0.5)).astype(np.float32)
+    return matrix
 
 
 def _norm(rng: np.random.Generator, n: int) -> _Array:
