@@ -1,0 +1,62 @@
+"""The HTTP application: every surface's routes, and one answer for whatever goes wrong."""
+
+from __future__ import annotations
+
+import structlog
+from quart import Response, g, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from cllm.api import guards, native, status, tokens
+from cllm.api.connection import Connection
+from cllm.api.context import Context
+from cllm.api.errors import ErrorShape, InternalError, from_http, native_shape, openai_shape, response_of
+from cllm.api.metrics import HttpMetrics
+from cllm.api.openai import chat, completions, models
+from cllm.config import Settings
+from cllm.errors import RequestError
+from cllm.serve.engine import Engine
+
+log = structlog.get_logger("cllm.api")
+
+SURFACES = (chat, completions, models, native, tokens, status)
+
+
+def create_app(engine: Engine, settings: Settings) -> QuartTrio:
+    """Return the ASGI application that serves `engine`. One application for an engine."""
+    app = QuartTrio(__name__, static_folder=None)
+    app.asgi_http_class = Connection
+    app.url_map.strict_slashes = False  # otherwise a redirect, which is a page of HTML, and for POST of no use
+    app.url_map.merge_slashes = False
+    app.config.update(
+        RESPONSE_TIMEOUT=None,  # streams last as long as they last; deadlines are the engine's
+        BODY_TIMEOUT=settings.body_timeout_s,
+        MAX_CONTENT_LENGTH=int(settings.max_body_mb * 1024 * 1024),
+    )
+    context = Context(engine, settings, HttpMetrics(engine.metrics.registry))
+    app.extensions["cllm"] = context
+    guards.install(app, context)
+    for surface in SURFACES:
+        app.register_blueprint(surface.blueprint(context))
+    _answer_errors(app)
+    return app
+
+
+def _answer_errors(app: QuartTrio) -> None:
+    @app.errorhandler(RequestError)
+    async def refused(error: RequestError) -> Response:
+        return response_of(error, _shape())
+
+    @app.errorhandler(HTTPException)
+    async def refused_by_quart(error: HTTPException) -> Response:
+        ours, headers = from_http(error, request.path[:200])
+        return response_of(ours, _shape(), headers)
+
+    @app.errorhandler(Exception)
+    async def failed(error: Exception) -> Response:
+        log.error("request.failed", path=request.path, request_id=g.get("request_id"), exc_info=error)
+        return response_of(InternalError("internal error; the server's log has it under this request's x-request-id"), _shape())
+
+
+def _shape() -> ErrorShape:
+    return native_shape if request.path in native.PATHS else openai_shape

@@ -1,0 +1,67 @@
+"""The wire form of errors: one shape for each surface, the status and headers alike for all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import msgspec
+from quart import Response
+from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
+
+from cllm import errors
+from cllm.errors import RequestError
+
+ErrorShape: TypeAlias = Callable[[RequestError], dict[str, Any]]
+
+
+class InternalError(RequestError):
+    """Something of ours went wrong; the log knows what, the client does not need to."""
+
+
+def openai_shape(error: RequestError) -> dict[str, Any]:
+    """The shape of every surface that has none of its own."""
+    code = error.status if error.code is None else error.code
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": code, **error.extra}}
+
+
+def native_shape(error: RequestError) -> dict[str, Any]:
+    """The first cLLM's."""
+    shape: dict[str, Any] = {"success": False, "error": error.message}
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        shape["retry_after"] = _whole_seconds(retry_after_s)
+    return shape
+
+
+def response_of(error: RequestError, shape: ErrorShape, headers: dict[str, str] | None = None) -> Response:
+    """The response that carries `error`."""
+    response = Response(msgspec.json.encode(shape(error)), error.status, headers, content_type="application/json")
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        response.headers["Retry-After"] = str(_whole_seconds(retry_after_s))
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def from_http(error: HTTPException, path: str) -> tuple[RequestError, dict[str, str]]:
+    """What the web framework refused by itself, in our words, with the headers that belong to it."""
+    if isinstance(error, WerkzeugMethodNotAllowed):
+        allowed = ", ".join(sorted(error.valid_methods or ()))
+        return errors.MethodNotAllowed(f"{path} takes {allowed or 'other methods'}"), {"Allow": allowed}
+    if error.code == 404:
+        return errors.NotFound(f"there is no {path} here; GET / lists what is"), {}
+    if error.code == 408:
+        return errors.BodyTimeout("the body did not arrive in time"), {}
+    if error.code == 413:
+        return errors.BodyTooLarge("the body is larger than this server takes"), {}
+    if error.code is not None and error.code < 500:
+        return errors.InvalidRequest(error.description or "the request is malformed"), {}
+    return InternalError("internal error"), {}
+
+
+def _whole_seconds(seconds: float) -> int:
+    return max(1, math.ceil(seconds))

@@ -1,0 +1,118 @@
+"""One request's completions, from submission to the last event: opened, timed, counted, and never left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import trio
+from quart import g
+
+from cllm.api.context import Context, cleanup
+from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
+from cllm.engine.sequence import SequenceSpec
+from cllm.errors import InvalidRequest
+from cllm.serve.streams import EventStream
+
+
+@attrs.define(eq=False)
+class Completion:
+    """A completion in full."""
+
+    text: str
+    logprobs: list[TokenLogprob] | None
+    finished: Finished
+
+
+class Generation:
+    """The sequences of one request."""
+
+    def __init__(self, context: Context, stream: EventStream, n: int, endpoint: str, started_at: float) -> None:
+        self.n = n
+        self._context = context
+        self._stream = stream
+        self._endpoint = endpoint
+        self._n_open = n
+        self._started_at = started_at
+        self._last_at: float | None = None
+        self._closed = False
+
+    async def next_events(self) -> list[tuple[int, Event]]:
+        """Wait for news; return all there is as (place in the request, event). Empty when every completion has ended."""
+        try:
+            events = await self._stream.__anext__()
+        except StopAsyncIteration:
+            return []
+        self._observe(events)
+        return events
+
+    async def first_events(self) -> list[tuple[int, Event]]:
+        """The first news, before which no status is sent. Raises: what a completion failed with, or any RequestError of the engine."""
+        events = await self.next_events()
+        for _, event in events:
+            if isinstance(event, Failed):
+                raise event.error
+            break
+        return events
+
+    async def complete(self) -> list[Completion]:
+        """Wait for the end. Raises: what a completion failed with; the others are given up."""
+        texts: list[list[str]] = [[] for _ in range(self.n)]
+        logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.n)]
+        ends: dict[int, Finished] = {}
+        while len(ends) < self.n:
+            for index, event in await self.next_events():
+                if type(event) is Delta:
+                    texts[index].append(event.text)
+                    if event.logprobs is not None:
+                        logprobs[index] += event.logprobs
+                elif type(event) is Finished:
+                    texts[index].append(event.text)
+                    ends[index] = event
+                else:
+                    assert isinstance(event, Failed)
+                    raise event.error
+        return [Completion("".join(texts[i]), logprobs[i] or None, ends[i]) for i in range(self.n)]
+
+    def close(self) -> None:
+        """Cancel what has not ended. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._stream.cancel()
+            if self._n_open:
+                self._context.metrics.finishes.labels(self._endpoint, "cancelled").inc(self._n_open)
+
+    def _observe(self, events: Sequence[tuple[int, Event]]) -> None:
+        metrics, now = self._context.metrics, trio.current_time()
+        if self._last_at is not None:
+            metrics.inter_token_s.observe(now - self._last_at)
+        elif type(events[0][1]) is Delta:
+            metrics.first_token_s.observe(now - self._started_at)
+        self._last_at = now
+        for _, event in events:
+            if type(event) is Delta:
+                continue
+            self._n_open -= 1
+            finish = event.reason.value if isinstance(event, Finished) else "error"
+            metrics.finishes.labels(self._endpoint, finish).inc()
+            if not self._n_open:
+                metrics.end_to_end_s.observe(now - self._started_at)
+
+
+def check_room(context: Context, n_sequences: int, param: str) -> None:
+    """Refuse what cannot be taken, before any work is put into it. Raises: Unavailable · InvalidRequest when it never could."""
+    n_max = context.settings.queue_size
+    if n_sequences > n_max:
+        raise InvalidRequest(f"{param}: {n_sequences} completions in one request, and this server queues {n_max} at most", param=param)
+    context.engine.check_accepting(n_sequences)
+
+
+def open_generation(context: Context, specs: list[SequenceSpec], endpoint: str) -> Generation:
+    """Submit a request's sequences; they are cancelled when the exchange ends before they do.
+
+    Raises: Unavailable · ContextExceeded.
+    """
+    stream = context.engine.open(specs)
+    generation = Generation(context, stream, len(specs), endpoint, g.started_at)
+    cleanup().callback(generation.close)
+    return generation

@@ -1,0 +1,99 @@
+"""What holds for every request whatever it asks: who may ask, by which id it is known, and which web pages may read the answer."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import uuid
+
+import trio
+from quart import Response, g, request
+from quart_trio import QuartTrio
+
+from cllm.api.context import Context
+from cllm.config import Settings, api_keys
+from cllm.errors import NotAuthenticated
+
+PUBLIC_PATHS = frozenset({"/", "/health", "/ready"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_CORS_HEADERS = "authorization, content-type, x-api-key, x-request-id"
+_CORS_EXPOSED = "retry-after, x-request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
+_CORS_MAX_AGE_S = 600
+
+
+def install(app: QuartTrio, context: Context) -> None:
+    """Put the guards before and after every request of `app`."""
+    keys = Keys(api_keys(context.settings))
+
+    @app.before_request
+    async def enter() -> Response | None:
+        g.started_at = trio.current_time()
+        g.request_id = _request_id(request.headers.get("X-Request-Id"))
+        if _is_preflight():
+            return _preflight()
+        g.key = "" if request.path in PUBLIC_PATHS else keys.check(_given_key())
+        return None
+
+    @app.after_request
+    async def leave(response: Response) -> Response:
+        response.headers["x-request-id"] = g.get("request_id") or uuid.uuid4().hex
+        _open_to_pages(response, context.settings)
+        rule = request.url_rule
+        endpoint = "none" if rule is None else rule.rule
+        context.metrics.requests.labels(endpoint, request.method, response.status_code).inc()
+        context.metrics.bytes_in.inc(request.content_length or 0)
+        return response
+
+
+class Keys:
+    """The keys that open the server; none, and it is open."""
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self._keys = [key.encode() for key in keys]
+
+    def check(self, given: str) -> str:
+        """Return a name for whose request it is, which gives the key not away. Raises: NotAuthenticated."""
+        if not self._keys:
+            return ""
+        candidate = given.encode()
+        matches = [hmac.compare_digest(key, candidate) for key in self._keys]  # all of them: the time tells nothing
+        if not any(matches):
+            raise NotAuthenticated("this server wants a key: Authorization: Bearer KEY, or X-Api-Key: KEY", code="invalid_api_key")
+        return f"key{matches.index(True)}"
+
+
+def _given_key() -> str:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    return request.headers.get("X-Api-Key", "").strip()
+
+
+def _request_id(given: str | None) -> str:
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _is_preflight() -> bool:
+    return request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+
+
+def _preflight() -> Response:
+    return Response(b"", 204)
+
+
+def _open_to_pages(response: Response, settings: Settings) -> None:
+    origins = settings.cors_origin
+    if not origins:
+        return
+    headers = response.headers
+    if "*" not in origins:
+        headers.add("Vary", "Origin")
+    origin = request.headers.get("Origin")
+    if origin is None or ("*" not in origins and origin not in origins):
+        return
+    headers["Access-Control-Allow-Origin"] = "*" if "*" in origins else origin
+    headers["Access-Control-Expose-Headers"] = _CORS_EXPOSED
+    if _is_preflight():
+        headers["Access-Control-Allow-Methods"] = "GET, POST, OPTIONS"
+        headers["Access-Control-Allow-Headers"] = _CORS_HEADERS
+        headers["Access-Control-Max-Age"] = str(_CORS_MAX_AGE_S)

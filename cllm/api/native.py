@@ -1,0 +1,168 @@
+"""The first cLLM's own API, so that its clients keep working, and GET /."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import attrs
+import msgspec
+from quart import Blueprint, Response, g, request
+
+from cllm.api import benchmark, pages, prompts, wire
+from cllm.api.context import Context
+from cllm.api.errors import native_shape
+from cllm.api.generation import Completion, check_room, open_generation
+from cllm.api.openai.shapes import Account, json_response
+from cllm.api.sampling_fields import SamplingFields, Wanted, wanted
+from cllm.api.sse import SseBody, TextFrame, data, sse_response
+from cllm.api.tokens import plain_tokens
+from cllm.engine.events import Delta, Finished
+from cllm.engine.params import SamplingParams
+from cllm.errors import InvalidRequest
+
+PATHS = frozenset({"/", "/generate", "/generate_stream", "/encode", "/decode", "/model/info", "/benchmark"})
+DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9, top_k=0, repeat_penalty=1.1)  # whatever --sampling-defaults says
+N_TOKENS_DEFAULT = 100
+
+
+class GenerateRequest(SamplingFields, kw_only=True):
+    """The body."""
+
+    prompt: str
+    stream: bool | None = None
+
+
+class EncodeRequest(msgspec.Struct):
+    """The body."""
+
+    text: str
+
+
+class DecodeRequest(msgspec.Struct):
+    """The body."""
+
+    tokens: list[int]
+
+
+generate_decoder = msgspec.json.Decoder(GenerateRequest)
+encode_decoder = msgspec.json.Decoder(EncodeRequest)
+decode_decoder = msgspec.json.Decoder(DecodeRequest)
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("native", __name__)
+
+    @routes.post("/generate")
+    async def generate() -> Response:
+        body = await wire.read(generate_decoder)
+        return await answer(context, body, stream=bool(body.stream), endpoint="/generate")
+
+    @routes.post("/generate_stream")
+    async def generate_stream() -> Response:
+        return await answer(context, await wire.read(generate_decoder), stream=True, endpoint="/generate_stream")
+
+    @routes.post("/encode")
+    async def encode() -> Response:
+        tokens = await plain_tokens(context, (await wire.read(encode_decoder)).text)
+        return _success({"tokens": tokens, "length": len(tokens)})
+
+    @routes.post("/decode")
+    async def decode() -> Response:
+        tokens = (await wire.read(decode_decoder)).tokens
+        return _success({"text": prompts.text_of(context.engine.model.vocabulary, tokens)})
+
+    @routes.get("/model/info")
+    async def model_info() -> Response:
+        return _success(_model_info(context))
+
+    @routes.post("/benchmark")
+    async def run_benchmark() -> Response:
+        return _success(await benchmark.run(context))
+
+    @routes.get("/")
+    async def index() -> Response:
+        wants_page = request.accept_mimetypes.best_match(["application/json", "text/html"]) == "text/html"
+        return pages.index_page() if wants_page else json_response(pages.index())
+
+    return routes
+
+
+async def answer(context: Context, body: GenerateRequest, *, stream: bool, endpoint: str) -> Response:
+    """Complete a prompt. Raises: RequestError."""
+    model = context.engine.model
+    asked = wanted(body, model, DEFAULTS, max_tokens=N_TOKENS_DEFAULT, timeout_s=context.settings.timeout_s)
+    if asked.n != 1:
+        raise InvalidRequest("n: this endpoint gives one answer; /v1/completions gives several", param="n")
+    check_room(context, 1, "n")
+    tokens = await prompts.text_prompt(context, body.prompt)
+    specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
+    generation = open_generation(context, specs, endpoint)
+    answer_id = uuid.uuid4().hex
+    if stream:
+        return sse_response(SseBody(generation, await generation.first_events(), NativeStream(answer_id), native_shape))
+    started_at = time.perf_counter()
+    (completion,) = await generation.complete()
+    account = Account([completion.finished])
+    shape = _answer(answer_id, completion, asked, time.perf_counter() - started_at)
+    return json_response({"success": True, "data": shape}, account.headers())
+
+
+def _answer(answer_id: str, completion: Completion, asked: Wanted, response_s: float) -> dict[str, Any]:
+    usage = completion.finished.usage
+    return {
+        "id": answer_id,
+        "text": completion.text,
+        "response_time": round(response_s, 6),
+        "tokens_per_second": round(usage.n_generated / response_s, 3) if response_s > 0 else 0.0,
+        "generated_tokens": usage.n_generated,
+        "max_tokens": asked.stopping.max_tokens,
+        "finish_reason": completion.finished.reason.value,
+        "prompt_tokens": usage.n_prompt,
+    }
+
+
+class NativeStream:
+    """See `cllm.api.sse.Shape`."""
+
+    def __init__(self, answer_id: str) -> None:
+        self._id = answer_id
+        self._frame = TextFrame({"id": answer_id, "token": TextFrame.MARK, "done": False})
+
+    def first(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def delta(self, index: int, event: Delta) -> bytes:
+        """New text, if there is any."""
+        return self._frame(event.text) if event.text else b""
+
+    def finished(self, index: int, event: Finished) -> bytes:
+        """The rest of the text, then the end."""
+        end = {"id": self._id, "token": "", "done": True, "generated_tokens": event.usage.n_generated, "finish_reason": event.reason.value}
+        return (self._frame(event.text) if event.text else b"") + data(end)
+
+    def last(self) -> bytes:
+        """Nothing: the end said it all."""
+        return b""
+
+
+def _model_info(context: Context) -> dict[str, Any]:
+    model = context.engine.model
+    info = attrs.asdict(model.info, filter=lambda attribute, _: attribute.name != "metadata")
+    return {
+        **info,
+        "name": model.name,
+        "backend": model.backend,
+        "n_ctx": model.n_ctx,
+        "n_vocab": model.vocabulary.n_tokens,
+        "n_cells": model.n_cells,
+        "n_slots": model.n_slots,
+        "kv_layout": model.capabilities.kv_layout.value,
+    }
+
+
+def _success(data: dict[str, Any]) -> Response:
+    return json_response({"success": True, "data": data})

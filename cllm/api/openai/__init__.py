@@ -1,0 +1,1 @@
+"""The surface that clients written for OpenAI use."""

@@ -1,0 +1,49 @@
+"""GET /v1/models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quart import Blueprint, Response
+
+from cllm.api.context import Context
+from cllm.api.openai.shapes import json_response
+from cllm.serve.engine import ServedModel
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("models", __name__)
+
+    @routes.get("/v1/models")
+    @routes.get("/models")
+    async def models() -> Response:
+        model = context.engine.model
+        return json_response({"object": "list", "data": [_model(model, name) for name in model.aliases]})
+
+    @routes.get("/v1/models/<path:name>")
+    @routes.get("/models/<path:name>")
+    async def one_model(name: str) -> Response:
+        return json_response(_model(context.served(name), name))
+
+    return routes
+
+
+def _model(model: ServedModel, name: str) -> dict[str, Any]:
+    info = model.info
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(model.loaded_at),
+        "owned_by": "cllm",
+        "meta": {
+            "architecture": info.architecture,
+            "quantization": info.quantization,
+            "n_params": info.n_params,
+            "size": info.size_bytes,
+            "n_ctx_train": info.n_ctx_train,
+            "n_ctx": model.n_ctx,
+            "n_embd": info.n_embd,
+            "n_vocab": model.vocabulary.n_tokens,
+        },
+    }

@@ -1,0 +1,226 @@
+"""What chat and text completions have in common on the wire: ids, usage, timings, logprobs, and what is not served yet."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+from quart import Response
+
+import cllm
+from cllm.api import sse
+from cllm.api.sampling_fields import SamplingFields
+from cllm.backend import Vocabulary
+from cllm.engine.events import Finished, TokenLogprob
+from cllm.errors import InvalidRequest, NotSupported
+
+LOGPROB_MIN = -9999.0  # JSON has no infinity; OpenAI's own stand-in for it
+SYSTEM_FINGERPRINT = f"cllm-{cllm.__version__}"
+
+
+class ResponseFormat(msgspec.Struct):
+    """`response_format`, as far as it is served."""
+
+    type: str
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class CommonFields(SamplingFields, kw_only=True):
+    """What both surfaces take beside sampling."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: msgspec.Raw | None = None
+    grammar: msgspec.Raw | None = None
+    json_schema: msgspec.Raw | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def refuse_unserved(self, *names: str) -> None:
+        """Say what this server cannot do yet rather than leave it out of the answer. Raises: NotSupported · InvalidRequest."""
+        for name in ("structured_outputs", "grammar", "json_schema", *names):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, msgspec.Raw) or bytes(value) not in _NOTHING):
+                raise NotSupported(f"{name} is not supported", param=name)
+        kind = "text" if self.response_format is None else self.response_format.type
+        if kind in ("json_object", "json_schema"):
+            raise NotSupported(f"response_format {kind} is not supported", param="response_format")
+        if kind != "text":
+            raise InvalidRequest("response_format.type: expected text, json_object or json_schema", param="response_format.type")
+
+
+_NOTHING = (b"null", b"[]", b"{}", b'""')  # what a client sends that has no use for a field
+
+
+@attrs.frozen(kw_only=True)
+class Envelope:
+    """The members that every object of one answer shares."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+    def __call__(self, choices: list[dict[str, Any]], **members: Any) -> dict[str, Any]:
+        """The object with its choices."""
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+            "choices": choices,
+            **members,
+        }
+
+
+def envelope(prefix: str, kind: str, model: str) -> Envelope:
+    """A new answer's."""
+    return Envelope(id=f"{prefix}-{uuid.uuid4().hex}", object=kind, created=int(time.time()), model=model)
+
+
+# --- usage -------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Account:
+    """What a request used, from its completions' ends in the order of the request, `n` for each prompt."""
+
+    ends: Sequence[Finished]
+    n: int = 1
+
+    @property
+    def n_cached(self) -> int:
+        """Prompt tokens that were not computed; each prompt counts once, by its first completion."""
+        return sum(end.usage.n_cached for end in self.ends[:: self.n])
+
+    @property
+    def queue_ms(self) -> float:
+        """The longest wait."""
+        return _ms(end.usage.queue_s for end in self.ends)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's counts; each prompt counts once."""
+        n_prompt = sum(end.usage.n_prompt for end in self.ends[:: self.n])
+        n_generated = sum(end.usage.n_generated for end in self.ends)
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_generated,
+            "total_tokens": n_prompt + n_generated,
+            "prompt_tokens_details": {"cached_tokens": self.n_cached},
+        }
+
+    def timings(self) -> dict[str, Any]:
+        """llama-server's; tokens are summed over the completions, times are the longest, since they run side by side."""
+        usages = [end.usage for end in self.ends]
+        n_prompt = sum(usage.n_prompt - usage.n_cached for usage in usages)
+        n_predicted = sum(usage.n_generated for usage in usages)
+        prompt_ms, predicted_ms = _ms(usage.prefill_s for usage in usages), _ms(usage.decode_s for usage in usages)
+        return {
+            "prompt_n": n_prompt,
+            "prompt_ms": prompt_ms,
+            "prompt_per_second": _rate(n_prompt, prompt_ms),
+            "cache_n": sum(usage.n_cached for usage in usages),
+            "predicted_n": n_predicted,
+            "predicted_ms": predicted_ms,
+            "predicted_per_second": _rate(n_predicted, predicted_ms),
+            "queue_ms": self.queue_ms,
+        }
+
+    def headers(self) -> dict[str, str]:
+        """Those of an answer that is no stream."""
+        return {"x-cllm-cached-tokens": str(self.n_cached), "x-cllm-queue-ms": f"{self.queue_ms:.3f}"}
+
+
+def _ms(seconds: Iterable[float]) -> float:
+    return round(max(seconds) * 1000.0, 3)
+
+
+def _rate(n: int, ms: float) -> float:
+    return round(n * 1000.0 / ms, 3) if ms > 0 else 0.0
+
+
+# --- logprobs ----------------------------------------------------------------------------------------------------------
+
+
+class TokenNames:
+    """How a model's tokens are shown beside their logprobs."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def raw(self, token: int) -> bytes:
+        """The token's bytes; a special token's name."""
+        return self._vocabulary.token_bytes(token, special=True)
+
+    def shown(self, logprobs: Iterable[TokenLogprob]) -> list[TokenLogprob]:
+        """Those of tokens that are part of the text: an end token, which is none, ends a completion and is left out."""
+        return [one for one in logprobs if one.token not in self._vocabulary.end_tokens]
+
+
+def finite(logprob: float) -> float:
+    """`logprob` as JSON can carry it."""
+    return max(logprob, LOGPROB_MIN)
+
+
+# --- answers -----------------------------------------------------------------------------------------------------------
+
+
+def json_response(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
+    """`value` as a response."""
+    return Response(msgspec.json.encode(value), status, headers, content_type="application/json")
+
+
+class OpenAiStream:
+    """The part of a stream's shape that chat and text completions share; see `cllm.api.sse.Shape`."""
+
+    def __init__(self, envelope: Envelope, n_completions: int, *, n: int, include_usage: bool) -> None:
+        self.envelope = envelope
+        self._n = n
+        self._include_usage = include_usage
+        self._extra: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._frames = [sse.TextFrame(self.chunk(i, sse.TextFrame.MARK)) for i in range(n_completions)]
+        self._ends: dict[int, Finished] = {}
+
+    def choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
+        """One choice with new text; the surface's own."""
+        raise NotImplementedError
+
+    def end(self, index: int, event: Finished) -> dict[str, Any]:
+        """One choice that has ended; the surface's own."""
+        raise NotImplementedError
+
+    def chunk(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
+        """A chunk with new text."""
+        return self.envelope([self.choice(index, text, logprobs)], **self._extra)
+
+    def text(self, index: int, text: str) -> bytes:
+        """A chunk's event with new text, if there is any."""
+        return self._frames[index](text) if text else b""
+
+    def finished(self, index: int, event: Finished) -> bytes:
+        """The rest of the text, then the end. Timings stand beside usage, or with each end where no usage is wanted."""
+        self._ends[index] = event
+        extra = self._extra or {"timings": Account([event]).timings()}
+        return self.text(index, event.text) + sse.data(self.envelope([self.end(index, event)], **extra))
+
+    def last(self) -> bytes:
+        """The usage, where wanted, and the mark of the end."""
+        if not self._include_usage:
+            return sse.DONE
+        account = Account([self._ends[i] for i in sorted(self._ends)], self._n)
+        return sse.data(self.envelope([], usage=account.usage(), timings=account.timings())) + sse.DONE

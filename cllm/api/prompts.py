@@ -1,0 +1,74 @@
+"""From what a request carries to the token ids of its prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import trio
+from quart import g
+
+from cllm.api.context import Context
+from cllm.api.sampling_fields import check_tokens
+from cllm.backend import Vocabulary
+from cllm.errors import InvalidRequest, TokenizeFailed
+from cllm.serve.engine import ServedModel
+
+N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
+
+log = structlog.get_logger("cllm.api")
+
+
+async def render(model: ServedModel, messages: Sequence[dict[str, Any]]) -> str:
+    """The conversation as the model's own template writes it, up to where the answer begins. Raises: InvalidRequest."""
+
+    def render() -> str:
+        return model.template.render(messages)
+
+    if sum(len(message["content"]) for message in messages) <= N_CHARS_INLINE:
+        return render()
+    return await trio.to_thread.run_sync(render, abandon_on_cancel=True)
+
+
+async def chat_prompt(context: Context, model: ServedModel, messages: Sequence[dict[str, Any]]) -> list[int]:
+    """The token ids of a conversation. A template that writes bos itself does not get a second one.
+
+    Special tokens are read in all of the text, what users wrote included, as llama-server does.
+    """
+    text = await render(model, messages)
+    tokens = await tokenize(context, text, param="messages", add_special=True)
+    vocabulary = model.vocabulary
+    return tokens[1:] if vocabulary.adds_bos and tokens[:2] == [vocabulary.bos, vocabulary.bos] else tokens
+
+
+async def text_prompt(context: Context, text: str, param: str = "prompt") -> list[int]:
+    """The token ids of a plain prompt, with bos where the model wants it and special tokens read as such, as llama-server does."""
+    return await tokenize(context, text, param=param, add_special=True)
+
+
+async def tokenize(context: Context, text: str, *, param: str, add_special: bool, parse_special: bool = True) -> list[int]:
+    """The token ids of `text`. Raises: InvalidRequest when there are none, or when it is too long for the tokeniser."""
+    if context.settings.log_prompts:
+        log.info("prompt", request_id=g.request_id, text=text)
+    try:
+        tokens = await context.engine.tokenize(text, add_special=add_special, parse_special=parse_special)
+    except TokenizeFailed as error:
+        raise InvalidRequest(f"{param}: {error}", param=param) from error
+    if not tokens:
+        raise InvalidRequest(f"{param}: there is nothing in it", param=param)
+    return tokens
+
+
+def token_prompt(model: ServedModel, tokens: Sequence[int], param: str = "prompt") -> Sequence[int]:
+    """A prompt that came as token ids, checked. Raises: InvalidRequest."""
+    if not tokens:
+        raise InvalidRequest(f"{param}: there is nothing in it", param=param)
+    check_tokens(tokens, model.vocabulary.n_tokens, param)
+    return tokens
+
+
+def text_of(vocabulary: Vocabulary, tokens: Sequence[int], *, special: bool = True) -> str:
+    """The text of `tokens`; bytes that are no UTF-8 become U+FFFD. Raises: InvalidRequest for what is no token."""
+    check_tokens(tokens, vocabulary.n_tokens, "tokens")
+    return b"".join([vocabulary.token_bytes(token, special=special) for token in tokens]).decode("utf-8", "replace")

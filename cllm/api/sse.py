@@ -1,0 +1,131 @@
+"""Server-sent events: how a completion's events become the bytes of a stream, cheaply.
+
+The chunk of a token is all constant but its text: head and tail are encoded once for a stream, and what comes between them by msgspec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+from quart import Response
+from quart.wrappers.response import ResponseBody
+
+from cllm.api.errors import ErrorShape, InternalError
+from cllm.api.generation import Generation
+from cllm.engine.events import Delta, Event, Failed, Finished
+from cllm.errors import RequestError
+
+log = structlog.get_logger("cllm.api")
+
+PING = b":\n\n"
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def data(value: Any) -> bytes:
+    """One event that carries `value` as JSON."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+class TextFrame:
+    """Events that differ in one text only: `template` with `mark` in its place, encoded once."""
+
+    __slots__ = ("_head", "_tail")
+
+    MARK = "\x00text\x00"
+
+    def __init__(self, template: Any) -> None:
+        self._head, self._tail = data(template).split(_encode(self.MARK))
+
+    def __call__(self, text: str) -> bytes:
+        return self._head + _encode(text) + self._tail
+
+
+class Shape(Protocol):
+    """A surface's chunks. Each method gives whole events, or nothing."""
+
+    def first(self) -> bytes:
+        """What comes before any text."""
+
+    def delta(self, index: int, event: Delta) -> bytes:
+        """A completion's new text; `index` is its place in the request."""
+
+    def finished(self, index: int, event: Finished) -> bytes:
+        """A completion's end."""
+
+    def last(self) -> bytes:
+        """What comes after every completion's end."""
+
+
+class SseBody(ResponseBody):
+    """A response's body: iterating gives bytes to write, each with all that the engine has told since the last."""
+
+    def __init__(self, generation: Generation, first: Sequence[tuple[int, Event]], shape: Shape, error_shape: ErrorShape) -> None:
+        self._generation = generation
+        self._waiting: Sequence[tuple[int, Event]] | None = first
+        self._shape = shape
+        self._error_shape = error_shape
+        self._ended = False
+
+    async def __aenter__(self) -> SseBody:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._generation.close()
+
+    def __aiter__(self) -> SseBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._ended:
+            try:
+                chunk = await self._next_chunk()
+            except Exception as error:  # the status has been sent: the stream itself must say it
+                log.error("stream.failed", exc_info=error)
+                chunk = self._error(InternalError("internal error"))
+            if chunk:
+                return chunk
+        self._generation.close()
+        raise StopAsyncIteration
+
+    async def _next_chunk(self) -> bytes:
+        if self._waiting is not None:
+            events, self._waiting = self._waiting, None
+            return self._shape.first() + self._encode(events)
+        events = await self._generation.next_events()
+        if events:
+            return self._encode(events)
+        self._ended = True
+        return self._shape.last()
+
+    def _encode(self, events: Sequence[tuple[int, Event]]) -> bytes:
+        if len(events) == 1 and type(events[0][1]) is Delta:
+            return self._shape.delta(*events[0])  # type: ignore[arg-type]  # mypy does not follow the index
+        parts = []
+        for index, event in events:
+            if type(event) is Delta:
+                parts.append(self._shape.delta(index, event))
+            elif type(event) is Finished:
+                parts.append(self._shape.finished(index, event))
+            else:
+                assert isinstance(event, Failed)
+                parts.append(self._error(event.error))
+                break
+        return b"".join(parts)
+
+    def _error(self, error: RequestError) -> bytes:
+        self._ended = True
+        return data(self._error_shape(error))
+
+
+def sse_response(body: SseBody) -> Response:
+    """The response that carries `body`."""
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # a proxy that buffers would hold the tokens back
+    response = Response(b"", 200, headers, content_type="text/event-stream; charset=utf-8")
+    del response.headers["Content-Length"]
+    response.response = body
+    return response

@@ -1,0 +1,96 @@
+"""How the server is, for load balancers, dashboards and people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from prometheus_client.exposition import choose_encoder
+from quart import Blueprint, Response, request
+
+import cllm
+from cllm.api.context import Context
+from cllm.api.openai.shapes import json_response
+from cllm.engine.params import SamplingParams
+from cllm.engine.scheduler import SequenceView
+from cllm.errors import Unavailable
+from cllm.serve.engine import ServedModel
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("status", __name__)
+    engine = context.engine
+
+    @routes.get("/health")
+    async def health() -> Response:
+        state = engine.health()
+        return json_response({"status": "ok"}) if state.ok else json_response({"status": "error", "reason": state.reason}, status=503)
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        try:
+            engine.check_accepting()
+        except Unavailable as error:
+            state = {"status": error.code or "unavailable", **error.extra}
+            return json_response(state, {"Retry-After": f"{max(error.retry_after_s, 1.0):.0f}"}, status=503)
+        return json_response({"status": "ready"})
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return Response(encode(engine.metrics.registry), content_type=content_type)
+
+    @routes.get("/slots")
+    async def slots() -> Response:
+        n_ctx = engine.model.n_ctx
+        return json_response([_slot(view, n_ctx) for view in engine.sequences()])
+
+    @routes.get("/props")
+    async def props() -> Response:
+        return json_response(_props(engine.model, context.sampling_defaults))
+
+    @routes.get("/version")
+    async def version() -> Response:
+        return json_response({"version": cllm.__version__})
+
+    return routes
+
+
+def _slot(view: SequenceView, n_ctx: int) -> dict[str, Any]:
+    return {
+        "id": view.slot,
+        "id_task": view.seq_id,
+        "is_processing": view.slot is not None,
+        "n_ctx": n_ctx,
+        "request_id": view.request_id,
+        "phase": view.phase.value,
+        "n_prompt": view.n_prompt,
+        "n_generated": view.n_generated,
+        "n_computed": view.n_computed,
+        "n_cells": view.n_held,
+        "n_preempted": view.n_preempted,
+        "priority": view.priority,
+    }
+
+
+def _props(model: ServedModel, defaults: SamplingParams) -> dict[str, Any]:
+    """By llama-server's names."""
+    vocabulary = model.vocabulary
+    params = attrs.asdict(defaults, filter=lambda attribute, _: attribute.name not in ("logit_bias", "profile"))
+    return {
+        "default_generation_settings": {"n_ctx": model.n_ctx, "params": {**params, "profile": defaults.profile.value}},
+        "total_slots": model.n_live_max,
+        "model_alias": model.name,
+        "backend": model.backend,
+        "n_cells": model.n_cells,
+        "chat_template": vocabulary.chat_template,
+        "bos_token": _name(model, vocabulary.bos),
+        "eos_token": _name(model, vocabulary.eos),
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"cllm-{cllm.__version__}",
+    }
+
+
+def _name(model: ServedModel, token: int | None) -> str:
+    return "" if token is None else model.vocabulary.token_bytes(token, special=True).decode("utf-8", "replace")

@@ -1,0 +1,98 @@
+"""POST /tokenize, /detokenize, /apply-template: by llama-server's names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from quart import Blueprint, Response
+
+from cllm.api import prompts, wire
+from cllm.api.context import Context
+from cllm.api.openai.chat import Message, conversation
+from cllm.api.openai.shapes import json_response
+from cllm.backend import Vocabulary
+from cllm.errors import InvalidRequest, TokenizeFailed
+
+
+class TokenizeRequest(msgspec.Struct):
+    """The body; exactly one of the first three."""
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """The body."""
+
+    tokens: list[int]
+
+
+class TemplateRequest(msgspec.Struct):
+    """The body."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+
+
+tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+template_decoder = msgspec.json.Decoder(TemplateRequest)
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("tokens", __name__)
+
+    @routes.post("/tokenize")
+    async def tokenize() -> Response:
+        body = await wire.read(tokenize_decoder)
+        tokens = await _tokens(context, body)
+        if body.with_pieces:
+            vocabulary = context.engine.model.vocabulary
+            return json_response({"tokens": [{"id": token, "piece": _piece(vocabulary, token)} for token in tokens]})
+        return json_response({"tokens": tokens})
+
+    @routes.post("/detokenize")
+    async def detokenize() -> Response:
+        body = await wire.read(detokenize_decoder)
+        return json_response({"content": prompts.text_of(context.engine.model.vocabulary, body.tokens)})
+
+    @routes.post("/apply-template")
+    async def apply_template() -> Response:
+        body = await wire.read(template_decoder)
+        return json_response({"prompt": await prompts.render(context.engine.model, conversation(body.messages))})
+
+    return routes
+
+
+async def _tokens(context: Context, body: TokenizeRequest) -> list[int]:
+    given = [value for value in (body.content, body.prompt, body.messages) if value is not None]
+    if len(given) != 1:
+        raise InvalidRequest("expected one of content, prompt and messages", param="content")
+    if body.messages is not None:
+        return await prompts.chat_prompt(context, context.engine.model, conversation(body.messages))
+    text = body.content if body.content is not None else body.prompt
+    assert text is not None
+    return await plain_tokens(context, text, add_special=bool(body.add_special), parse_special=body.parse_special is not False)
+
+
+async def plain_tokens(context: Context, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+    """The token ids of `text`, maybe none. Raises: InvalidRequest when it is too long for the tokeniser."""
+    try:
+        return await context.engine.tokenize(text, add_special=add_special, parse_special=parse_special)
+    except TokenizeFailed as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def _piece(vocabulary: Vocabulary, token: int) -> Any:
+    """The token's text, or its bytes where they are no whole characters."""
+    raw = vocabulary.token_bytes(token, special=True)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(raw)

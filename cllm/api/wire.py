@@ -1,0 +1,69 @@
+"""Bytes of a request to typed, checked values; whatever is wrong with them is a 400 that says what and where."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar, cast
+
+import msgspec
+import trio
+from quart import request
+
+from cllm.errors import InvalidRequest
+
+T = TypeVar("T")
+
+N_BYTES_INLINE = 262_144  # a longer body is decoded in a thread, so that others' tokens need not wait for it
+_PLACE = re.compile(r" - at `\$\.?(.*)`$")
+
+
+async def read(decoder: msgspec.json.Decoder[T]) -> T:
+    """Return the current request's body, decoded. Raises: InvalidRequest, and the framework's own 408 and 413."""
+    body = cast(bytes, await request.get_data())
+    if len(body) <= N_BYTES_INLINE:
+        return decode(body, decoder)
+    return await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True)
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Return `body` decoded. Unknown members are ignored, but no member may come twice.
+
+    Raises: InvalidRequest, with the member's name in `param` where one is at fault.
+    """
+    try:
+        text = body.decode("utf-8")  # msgspec looks at the encoding of known members only
+        value = decoder.decode(body)
+        json.loads(text, object_pairs_hook=_unique)  # msgspec takes the last of equal members; another reader, the first
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not UTF-8") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from None
+    return value
+
+
+def _invalid(complaint: str) -> InvalidRequest:
+    place = _PLACE.search(complaint)
+    if place is None:
+        return InvalidRequest(_plain(complaint))
+    param = place[1].removesuffix("[...]") or None
+    complaint = _plain(complaint[: place.start()])
+    return InvalidRequest(f"{param}: {complaint}" if param else complaint, param=param)
+
+
+def _plain(complaint: str) -> str:
+    return complaint.replace("`", "").replace(" | null", "")
+
+
+class _Repeated(ValueError):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Repeated(f"{next(name for name in names if names.count(name) > 1)[:64]!r} comes twice")
