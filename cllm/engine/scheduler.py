@@ -168,7 +168,7 @@ class Scheduler:
         if isinstance(error, NoRoom):
             self._give_way(members, error, events)
             return events
-        self._moves = [move for move in plan.moves if isinstance(move, Drop)] + self._moves  # perhaps not done; dropping twice is harmless
+        self._owe_again(plan.moves)
         for sequence in members:
             self._preempt(sequence)
         if not isinstance(error, Aborted):
@@ -407,6 +407,10 @@ class Scheduler:
         else:
             self._trials.split(members)
 
+    def _owe_again(self, moves: list[Move]) -> None:
+        """The step raised, perhaps before its moves were done; dropping a slot twice is harmless."""
+        self._moves = list(dict.fromkeys([*moves, *self._moves]))
+
     # --- moves between phases -----------------------------------------------------------------------------------------
 
     def _wait(self, sequence: Sequence) -> None:
@@ -433,7 +437,9 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._moves.append(Drop(sequence.slot))
+        drop = Drop(sequence.slot)
+        if drop not in self._moves:
+            self._moves.append(drop)
         self.cells.give_slot(sequence.slot)
         self.cells.release(sequence.n_held)
         sequence.n_held = sequence.n_computed = 0

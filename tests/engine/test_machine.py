@@ -1,0 +1,177 @@
+"""Anything may happen in any order, and the invariants hold: cells, slots, one terminal event each, and the text of a sequence alone."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+from cllm.engine.compute import compute
+from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason
+from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.sequence import Phase, SequenceSpec
+from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom, StepFailed, Unavailable
+from cllm.testing.fake import FakeModel
+
+N_CELLS, N_CTX, N_SLOTS = 60, 40, 5
+ERRORS: list[Exception] = [NoRoom("no room"), StepFailed("failed"), Aborted("aborted"), RuntimeError("a mistake")]
+
+
+def make_scheduler(row_budget: int) -> tuple[FakeModel, Scheduler]:
+    model = FakeModel(n_cells=N_CELLS, n_slots=N_SLOTS, n_tokens_to_end=25)
+    limits = Limits(
+        n_cells=N_CELLS, n_slots=N_SLOTS, n_ctx=N_CTX, n_rows_max=32, row_budget=row_budget, n_live_max=4, n_waiting_max=1000
+    )
+    return model, Scheduler(limits, model.vocabulary)
+
+
+def run_step(model: FakeModel, scheduler: Scheduler, now: float) -> list[Event] | None:
+    plan = scheduler.plan(now)
+    if plan is None:
+        return None
+    if not plan.is_step:
+        return plan.events
+    return plan.events + scheduler.apply(plan, compute(model, plan, time.perf_counter), now)
+
+
+@cache
+def alone(prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float) -> str:
+    """The text of a sequence that has a model to itself."""
+    model, scheduler = make_scheduler(row_budget=32)
+    scheduler.submit(make_spec(prompt, seed, max_tokens, temperature), 0.0)
+    text = ""
+    while (events := run_step(model, scheduler, 0.0)) is not None:
+        text += "".join(event.text for event in events if not isinstance(event, Failed))
+    return text
+
+
+def make_spec(prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, **fields: object) -> SequenceSpec:
+    return SequenceSpec(
+        prompt=prompt,
+        sampling=SamplingParams(temperature=temperature),
+        stopping=StopParams(max_tokens=max_tokens),
+        seed=seed,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+class Machine(RuleBasedStateMachine):
+    sequences: Bundle[int] = Bundle("sequences")
+
+    @initialize(row_budget=st.sampled_from([1, 3, 7, 32]))
+    def start(self, row_budget: int) -> None:
+        self.model, self.scheduler = make_scheduler(row_budget)
+        self.now = 0.0
+        self.specs: dict[int, SequenceSpec] = {}
+        self.texts: dict[int, str] = {}
+        self.ends: dict[int, Finished | Failed] = {}
+
+    @rule(
+        target=sequences,
+        prompt=st.lists(st.integers(33, 126), min_size=1, max_size=N_CTX - 1).map(tuple),
+        seed=st.integers(0, 3),
+        max_tokens=st.integers(1, 30),
+        temperature=st.sampled_from([0.0, 1.0]),
+        priority=st.integers(-1, 1),
+        timeout_s=st.sampled_from([None, None, None, 5.0]),
+    )
+    def submit(
+        self, prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, priority: int, timeout_s: float | None
+    ) -> object:
+        spec = make_spec(prompt, seed, max_tokens, temperature, priority=priority, timeout_s=timeout_s)
+        seq_id = self.scheduler.submit(spec, self.now)
+        self.specs[seq_id], self.texts[seq_id] = spec, ""
+        return multiple(seq_id)
+
+    @rule(seq_id=sequences)
+    def cancel(self, seq_id: int) -> None:
+        self.scheduler.cancel(seq_id)
+
+    @rule(n_steps=st.integers(1, 10))
+    def step(self, n_steps: int) -> None:
+        for _ in range(n_steps):
+            self.take(run_step(self.model, self.scheduler, self.now) or [])
+
+    @rule(error=st.sampled_from(ERRORS), moves_done=st.booleans())
+    def fail_a_step(self, error: Exception, moves_done: bool) -> None:
+        plan = self.scheduler.plan(self.now)
+        if plan is None:
+            return
+        self.take(plan.events)
+        if not plan.is_step:
+            return
+        if moves_done or isinstance(error, NoRoom):
+            for move in plan.moves:
+                self.model.drop(move.slot)
+        if not isinstance(error, NoRoom):  # the content of the batch's slots is undefined
+            for slot in {sequence.slot for sequence in plan.members()}:
+                self.model.drop(slot)
+        self.take(self.scheduler.apply_failure(plan, error, self.now))
+
+    @rule(seconds=st.sampled_from([0.5, 6.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def end_all(self) -> None:
+        self.take(self.scheduler.end_all(Unavailable("going down", retry_after_s=1.0)))
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            assert event.seq_id not in self.ends, "something came after the terminal event"
+            if isinstance(event, Delta):
+                self.texts[event.seq_id] += event.text
+                continue
+            self.ends[event.seq_id] = event
+            if isinstance(event, Finished):
+                self.texts[event.seq_id] += event.text
+                self.judge(event)
+            else:
+                assert isinstance(event.error, GenerationFailed | DeadlineExceeded | Unavailable)
+
+    def judge(self, event: Finished) -> None:
+        spec = self.specs[event.seq_id]
+        expected = alone(tuple(spec.prompt), spec.seed, spec.stopping.max_tokens or 0, spec.sampling.temperature)
+        if event.reason is FinishReason.CANCELLED or event.stop_reason == "timeout":
+            assert expected.startswith(self.texts[event.seq_id].rstrip("\N{REPLACEMENT CHARACTER}"))
+        else:
+            assert self.texts[event.seq_id] == expected
+
+    @invariant()
+    def cells_and_slots_add_up(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+
+    @invariant()
+    def slots_hold_what_the_scheduler_thinks(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        owed = {move.slot for move in self.scheduler._moves}
+        for sequence in self.scheduler._running:
+            if sequence.slot not in owed:
+                assert self.model.slot_tokens(sequence.slot) == sequence.tokens[: sequence.n_computed]
+            else:
+                assert sequence.phase is Phase.PREFILL
+                assert sequence.n_computed == 0
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(10_000):
+            events = run_step(self.model, self.scheduler, self.now)
+            if events is None:
+                break
+            self.take(events)
+        assert set(self.ends) == set(self.specs), "an accepted sequence has no terminal event"
+        self.scheduler.check()
+        assert self.scheduler.cells.n_free == N_CELLS
+        assert self.scheduler.cells.n_free_slots == N_SLOTS
+        assert self.model.n_cells_used == 0
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))

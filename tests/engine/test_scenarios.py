@@ -1,0 +1,190 @@
+"""The scheduler's rules as text: each file in scenarios/ is a conversation with it, and what it answered is checked line by line.
+
+A block is commands, a line `----`, and what they gave. `CLLM_REWRITE=1 pytest tests/engine/test_scenarios.py` writes the answers anew, for a
+reviewer to read in the diff. Commands:
+
+    limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max)
+    submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N]
+    cancel ID
+    now SECONDS
+    step [ID=TOKEN ...]         plan, compute, apply; every output draws "a" unless told otherwise (`end` ends the turn, `nan` is no number)
+    fail ERROR [with ID]        plan, and the step raises; `with`: only if ID has rows, else the step goes well
+    state                       who is where, and the cells
+
+A row is written SEQUENCE:POSITION, with `!` where its logits are wanted; runs of rows as 1:0-4.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cllm import errors
+from cllm.engine.events import Delta, Event, Failed, Finished
+from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.plan import Plan, StepOutput
+from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.testing.fake import END_OF_TURN, FakeVocabulary
+
+FOLDER = Path(__file__).parent / "scenarios"
+LIMITS = {"n_cells": 1000, "n_slots": 8, "n_ctx": 100, "n_rows_max": 64, "row_budget": 16, "n_live_max": 8, "n_waiting_max": 100}
+FAILURES = {
+    "NoRoom": errors.NoRoom("no room"),
+    "StepFailed": errors.StepFailed("failed"),
+    "Aborted": errors.Aborted("aborted"),
+    "RuntimeError": RuntimeError("a mistake in the backend"),
+}
+
+
+class Conversation:
+    """A scheduler, spoken to in words."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.scheduler = self.new_scheduler({})
+
+    def new_scheduler(self, changes: dict[str, int]) -> Scheduler:
+        return Scheduler(Limits(**{**LIMITS, **changes}), FakeVocabulary())
+
+    def tell(self, command: str) -> list[str]:
+        word, *rest = command.split()
+        lines: list[str] = getattr(self, f"do_{word}")(rest)
+        self.scheduler.check()
+        return lines
+
+    def do_limits(self, words: list[str]) -> list[str]:
+        self.scheduler = self.new_scheduler({name: int(value) for name, value in map(_pair, words)})
+        return []
+
+    def do_now(self, words: list[str]) -> list[str]:
+        self.now = float(words[0])
+        return []
+
+    def do_submit(self, words: list[str]) -> list[str]:
+        fields = dict(map(_pair, words[1:]))
+        stopping = StopParams(
+            max_tokens=int(fields["max_tokens"]) if "max_tokens" in fields else None,
+            min_tokens=int(fields.get("min_tokens", 0)),
+            stop=(fields["stop"],) if "stop" in fields else (),
+            stop_token_ids=frozenset({int(fields["stop_token"])}) if "stop_token" in fields else frozenset(),
+        )
+        spec = SequenceSpec(
+            prompt=[98] * int(fields["prompt"]),
+            sampling=SamplingParams(temperature=0),
+            stopping=stopping,
+            priority=int(fields.get("priority", 0)),
+            timeout_s=float(fields["timeout_s"]) if "timeout_s" in fields else None,
+        )
+        try:
+            seq_id = self.scheduler.submit(spec, self.now)
+        except errors.RequestError as error:
+            return [f"{type(error).__name__}: {error}"]
+        assert seq_id == int(words[0]), "sequences are numbered in the order of their submission"
+        return []
+
+    def do_cancel(self, words: list[str]) -> list[str]:
+        self.scheduler.cancel(int(words[0]))
+        return []
+
+    def do_step(self, words: list[str]) -> list[str]:
+        plan = self.scheduler.plan(self.now)
+        if plan is None:
+            return ["nothing to do"]
+        return [*_plan_lines(plan), *self._apply(plan, dict(map(_pair, words)))]
+
+    def do_fail(self, words: list[str]) -> list[str]:
+        plan = self.scheduler.plan(self.now)
+        assert plan is not None
+        culprit = int(words[2]) if len(words) > 1 else None
+        if culprit is not None and culprit not in {sequence.seq_id for sequence in plan.members()}:
+            return [*_plan_lines(plan), *self._apply(plan, {})]
+        events = self.scheduler.apply_failure(plan, FAILURES[words[0]], self.now)
+        return [*_plan_lines(plan), f"raises {words[0]}", *_event_lines(events)]
+
+    def do_state(self, _: list[str]) -> list[str]:
+        cells = self.scheduler.cells
+        lines = [f"cells free={cells.n_free} held={cells.n_held} cached={cells.n_cached}"]
+        for view in self.scheduler.views():
+            lines.append(f"{view.seq_id} {view.phase.value} tokens={view.n_prompt}+{view.n_generated} computed={view.n_computed}")
+        return lines
+
+    def _apply(self, plan: Plan, draws: dict[str, str]) -> list[str]:
+        tokens = [_token(draws.get(str(sequence.seq_id), "97")) for sequence in plan.outputs]
+        invalid = [i for i, token in enumerate(tokens) if token is None]
+        output = StepOutput([token or 0 for token in tokens], invalid, None)
+        return _event_lines(self.scheduler.apply(plan, output, self.now))
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, _, value = word.partition("=")
+    return name, value
+
+
+def _token(word: str) -> int | None:
+    return {"end": END_OF_TURN, "nan": None}.get(word) if not word.isdigit() else int(word)
+
+
+def _plan_lines(plan: Plan) -> list[str]:
+    lines = [f"drop slot {move.slot}" for move in plan.moves]
+    batch, pos = plan.batch, 0
+    rows = []
+    owners = [(sequence, 1) for sequence in plan.decoding] + plan.prefilling
+    for sequence, n_rows in owners:
+        start, end = int(batch.positions[pos]), int(batch.positions[pos + n_rows - 1])
+        assert (batch.slots[pos : pos + n_rows] == sequence.slot).all()
+        assert batch.tokens[pos : pos + n_rows].tolist() == sequence.tokens[start : end + 1]
+        assert not batch.outputs[pos : pos + n_rows - 1].any(), "only a sequence's last row may be an output"
+        rows.append(f"{sequence.seq_id}:{start}" + (f"-{end}" if end > start else "") + ("!" if batch.outputs[pos + n_rows - 1] else ""))
+        pos += n_rows
+    assert pos == batch.n_rows
+    assert int(batch.outputs[: batch.n_rows].sum()) == batch.n_outputs == len(plan.outputs)
+    if rows:
+        lines.append(f"rows {' '.join(rows)}")
+    return lines + _event_lines(plan.events)
+
+
+def _event_lines(events: list[Event]) -> list[str]:
+    return [_event_line(event) for event in events]
+
+
+def _event_line(event: Event) -> str:
+    match event:
+        case Delta(seq_id=seq_id, text=text, tokens=tokens):
+            return f"{seq_id} token {tokens[0]} {text!r}"
+        case Finished(seq_id=seq_id, reason=reason, stop_reason=stop_reason, text=text, usage=usage):
+            held = f" text={text!r}" if text else ""
+            return f"{seq_id} finished {reason.value} stop_reason={stop_reason!r} generated={usage.n_generated}{held}"
+        case Failed(seq_id=seq_id, error=error):
+            return f"{seq_id} failed {error.status} {type(error).__name__}: {error}"
+
+
+def _blocks(text: str) -> list[tuple[list[str], list[str], list[str]]]:
+    """(comments, commands, answers) of each block; blocks are separated by blank lines."""
+    blocks = []
+    for block in text.strip().split("\n\n"):
+        lines = block.splitlines()
+        comments = [line for line in lines if line.startswith("#")]
+        rest = [line for line in lines if not line.startswith("#")]
+        cut = rest.index("----") if "----" in rest else len(rest)
+        blocks.append((comments, rest[:cut], rest[cut + 1 :]))
+    return blocks
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+def test_the_scheduler_answers_as_the_scenario_says(path: Path) -> None:
+    conversation = Conversation()
+    written = []
+    for comments, commands, answers in _blocks(path.read_text("utf-8")):
+        given = [line for command in commands for line in conversation.tell(command)]
+        written.append("\n".join([*comments, *commands, *(["----", *given] if given or answers else [])]))
+        if not os.environ.get("CLLM_REWRITE"):
+            assert given == answers, f"{path.name}: after {commands}"
+    if os.environ.get("CLLM_REWRITE"):
+        path.write_text("\n\n".join(written) + "\n", "utf-8")
+
+
+def test_there_are_scenarios() -> None:
+    assert len(list(FOLDER.glob("*.txt"))) >= 10
