@@ -212,6 +212,7 @@ class Settings:
     enable_benchmark: Annotated[bool, OPERATION] = _setting(False, "let POST /benchmark put load on the server")
 
     def __attrs_post_init__(self) -> None:
+        api_keys(self)  # a key file that cannot be read is a mistake to tell now, not when the server starts
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             given = "ssl_certfile" if self.ssl_certfile else "ssl_keyfile"
             raise SettingsError("--ssl-certfile and --ssl-keyfile go together", given)
@@ -221,9 +222,6 @@ class Settings:
             raise SettingsError(
                 f"each of {self.parallel} sequences needs a row of a step, and --batch-size is {self.batch_size}", "parallel"
             )
-
-
-DEFAULT_SETTINGS: Final = Settings()
 
 
 def api_keys(settings: Settings) -> tuple[str, ...]:
@@ -245,6 +243,9 @@ def _read_lines(path: str) -> list[str]:
         return [line.strip() for line in Path(path).read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read {path}: {reason(error)}", "api_key_file") from error
+
+
+DEFAULT_SETTINGS: Final = Settings()
 
 
 def is_loopback(host: str) -> bool:

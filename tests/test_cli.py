@@ -1,0 +1,120 @@
+"""The command line, mostly in a process of its own, as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import cllm
+from cllm import cli
+from cllm.config import SettingsError
+from cllm.errors import BackendUnavailable
+
+
+def cllm_process(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *options, "-m", "cllm", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["generate", "--help"], ["--version"], ["serve", "--port", "x"]])
+def test_help_version_and_mistakes_import_neither_numpy_nor_a_backend(arguments: list[str]) -> None:
+    imported = cllm_process(*arguments, options=("-X", "importtime")).stderr
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in imported.splitlines() if line.startswith("import time:")}
+    assert "cyclopts" in modules
+    assert not modules & {"numpy", "llama_cpp", "cllm_llamacpp", "trio", "quart", "hypercorn"}
+
+
+def test_help_tells_the_commands() -> None:
+    done = cllm_process("--help")
+    assert done.returncode == 0
+    for word in ("serve", "generate", "backends", "--version"):
+        assert word in done.stdout
+
+
+def test_no_arguments_show_the_help() -> None:
+    assert cllm_process().stdout == cllm_process("--help").stdout
+
+
+def test_the_help_of_serve_groups_all_settings() -> None:
+    text = cllm_process("serve", "--help").stdout
+    assert [title for title in ("Model", "Memory", "Speed", "Requests", "Network", "Operation") if f"─ {title} ─" not in text] == []
+    assert "CLLM_CTX_SIZE" in text
+
+
+def test_the_help_of_generate_leaves_out_what_only_a_server_has() -> None:
+    text = cllm_process("generate", "--help").stdout
+    assert "--threads" in text
+    assert "--port" not in text
+
+
+def test_version_is_printed() -> None:
+    assert cllm_process("--version").stdout == f"cllm {cllm.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve", "--port", "99999"], "cllm: --port: must be 0 to 65535, not 99999"),
+        (["serve", "--prot", "1"], "cllm: Unknown option: --prot. Did you mean --port?"),
+        (["serve", "a", "b"], "cllm: one argument too many: b"),
+        (["serve", "no-such.gguf"], "cllm: MODEL: no such file: no-such.gguf"),
+        (["serv"], 'cllm: Unknown command "serv". Did you mean "serve"? Available commands: serve, generate, backends.'),
+        (["generate"], 'cllm: Command "generate" parameter PROMPT requires an argument.'),
+        (["generate", "hi", "--max-tokens", "0"], "cllm: --max-tokens: must be at least 1, not 0"),
+        (["generate", "hi", "--temperature", "nan"], "cllm: --temperature: must be 0 or more, not nan"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments: list[str], line: str) -> None:
+    done = cllm_process(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (cli.USAGE, "", line)
+
+
+def test_an_unknown_backend_is_one_line_and_exit_code_1() -> None:
+    done = cllm_process("generate", "hi", "--backend", "no-such")
+    assert done.returncode == cli.FAILED
+    assert done.stderr.startswith("cllm: no backend no-such (installed: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_backends_are_listed_plainly_where_nobody_looks() -> None:
+    done = cllm_process("backends")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert [line.split()[:3] for line in lines if line.startswith("llama-cpu")] == [["llama-cpu", "cllm", cllm.__version__]]
+
+
+def test_backends_are_listed_as_json() -> None:
+    found = {one["name"]: one for one in json.loads(cllm_process("backends", "--json").stdout)}
+    assert {"llama-cpu", "llama-gpu"} <= set(found)
+    assert set(found["llama-cpu"]) == {"name", "distribution", "version", "available", "reason", "preference"}
+
+
+def raising(error: BaseException) -> Callable[..., int]:
+    def command(*_: object, **__: object) -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(SettingsError("not so"), cli.USAGE), (BackendUnavailable("none\nhere"), cli.FAILED)],
+)
+def test_an_error_that_cllm_names_becomes_its_line_and_code(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cllm.registry.probe_backends", raising(error))
+    assert cli.run(["backends"]) == code
+    assert capsys.readouterr().err == f"cllm: {' '.join(str(error).split())}\n"
+
+
+def test_ctrl_c_exits_quietly_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("cllm.registry.probe_backends", raising(KeyboardInterrupt()))
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["backends"])
+    assert exit_.value.code == cli.INTERRUPTED
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,246 @@
+"""The settings: where they come from, which source wins, and what a mistake is answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import attrs
+import pytest
+
+from cllm import backend, config
+from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, api_keys, variable, warnings
+from cllm.engine.params import SamplingProfile
+from cllm.serve.spec import model_spec
+from cllm.sources import load_settings
+
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Write:
+    """Write a settings file; return its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "cllm.toml"
+        path.write_text(text, "utf-8")
+        return str(path)
+
+    return write
+
+
+def load(*arguments: str, **environ: str) -> Settings:
+    return load_settings(arguments, environ)
+
+
+def complaint(*arguments: str, **environ: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(*arguments, **environ)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_given_gives_the_defaults() -> None:
+    assert load() == DEFAULT_SETTINGS == Settings()
+
+
+def test_a_flag_wins_over_a_variable_and_that_over_the_file(toml: Write) -> None:
+    path = toml("port = 1\nthreads = 1\nparallel = 1\n")
+    settings = load("--config", path, "--port", "3", CLLM_PORT="2", CLLM_THREADS="2")
+    assert (settings.port, settings.threads, settings.parallel) == (3, 2, 1)
+
+
+OTHER_WORDS = {
+    "model": "other", "alias": "a", "backend": "b", "backend_option": "a=b", "tensor_split": "3,1", "split_mode": "row",
+    "kv": "streams", "flash_attn": "on", "cache_type_k": "q8_0", "cache_type_v": "q8_0", "sampling_defaults": "llama",
+    "host": "::1", "api_key": "k", "cors_origin": "*", "log_format": "json", "log_level": "debug",
+}  # fmt: skip
+FILES = {"lora", "api_key_file", "ssl_certfile", "ssl_keyfile"}
+
+
+def other_word(field: attrs.Attribute[object], existing_file: str) -> str:
+    """Return a word that the field takes and that is not its default."""
+    if isinstance(field.default, bool):
+        return "false" if field.default else "true"
+    return existing_file if field.name in FILES else OTHER_WORDS.get(field.name, "7")
+
+
+@pytest.mark.parametrize("field", [field for field in attrs.fields(Settings) if field.name != "config"], ids=lambda field: field.name)
+def test_every_setting_can_come_from_flag_variable_and_file(field: attrs.Attribute[object], toml: Write, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("key\n")
+    word = other_word(field, str(tmp_path / "file"))
+    # Certificate and key go together; the other one comes from the environment here.
+    other = {variable(name): word for name in ("ssl_certfile", "ssl_keyfile") if field.name.startswith("ssl_") and field.name != name}
+    by_flag = load(f"--{field.name.replace('_', '-')}={word}", **other)
+    assert getattr(by_flag, field.name) != field.default
+    assert by_flag == load(**{variable(field.name): word}, **other)
+    by_file = load("--config", toml(f"{field.name} = '{word}'\n"), **other)
+    assert attrs.evolve(by_file, config=None) == by_flag
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"), [("-c", "ctx_size"), ("-np", "parallel"), ("-t", "threads"), ("-ngl", "gpu_layers"), ("-ub", "ubatch_size")]
+)
+def test_short_names_are_those_that_llama_server_users_know(flag: str, field: str) -> None:
+    assert getattr(load(flag, "5"), field) == 5
+
+
+def test_the_model_is_an_argument_or_a_flag() -> None:
+    assert load("some-model").model == load("--model", "some-model").model == load("-m", "some-model").model == "some-model"
+
+
+def test_a_repeatable_flag_collects_and_a_variable_holds_several_with_commas() -> None:
+    assert load("--alias", "a", "--alias", "b c").alias == ("a", "b c") == load(CLLM_ALIAS="a, b c").alias
+
+
+def test_a_file_gives_several_values_as_a_list(toml: Write) -> None:
+    assert load("--config", toml("alias = ['a', 'b, c']")).alias == ("a", "b, c")
+
+
+def test_the_file_may_be_named_by_a_variable(toml: Write) -> None:
+    assert load(CLLM_CONFIG=toml("port = 4")).port == 4
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert load(CLLM_PORT="", CLLM_MODEL=" ") == DEFAULT_SETTINGS
+
+
+def test_a_variable_with_the_name_of_a_setting_and_more_is_none_of_it() -> None:
+    assert load(CLLM_PORT_8080_TCP="9") == DEFAULT_SETTINGS
+
+
+@pytest.mark.parametrize("word", ["off", "false", "no", "0"])
+def test_a_switch_reads_the_usual_words_in_a_variable(word: str) -> None:
+    assert load(CLLM_MMAP=word).mmap is False
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--port", "99999"], "--port: must be 0 to 65535, not 99999"),
+        (["--port", "3.5"], 'Invalid value for --port: "3.5" is not a whole number.'),
+        (["-t", "many"], 'Invalid value for -t: "many" is not a whole number.'),
+        (["-c", "0"], "-c: must be at least 1, not 0"),
+        (["--kv", "both"], 'Invalid value "both" for --kv. Choose from: "auto", "unified", "streams".'),
+        (["--prot", "3"], "Unknown option: --prot. Did you mean --port?"),
+        (["a", "b"], "one argument too many: b"),
+        (["no-such.gguf"], "MODEL: no such file: no-such.gguf"),
+        (["-m", "no-such.gguf"], "-m: no such file: no-such.gguf"),
+        (["--lora", "no-such:0.5"], "--lora: no such file: no-such:0.5"),
+        (["--timeout-s", "nan"], "--timeout-s: must be more than 0, not nan"),
+        (["--grace-s", "-1"], "--grace-s: must be 0 or more, not -1.0"),
+        (["--tensor-split", "1,x"], "--tensor-split: must be numbers with commas between, as in 3,1, not 1,x"),
+        (["--cors-origin", "example.org"], "--cors-origin: must be * or an origin as in https://example.org, not example.org"),
+        (["--backend-option", "fast"], "--backend-option: must be NAME=VALUE, not fast"),
+        (["--host", ""], "--host: must not be empty"),
+        (["--config", "no-such.toml"], "--config: cannot read no-such.toml: No such file or directory"),
+        (["--cache-type-v", "q4_0", "--flash-attn", "off"], "--cache-type-v: q4_0 needs flash attention, and --flash-attn is off"),
+        (["-np", "64", "-b", "32"], "-np: each of 64 sequences needs a row of a step, and --batch-size is 32"),
+        (["--ssl-certfile", __file__], "--ssl-certfile: --ssl-certfile and --ssl-keyfile go together"),
+    ],
+)
+def test_a_mistaken_flag_is_named_in_one_line(arguments: list[str], line: str) -> None:
+    assert complaint(*arguments) == line
+
+
+def test_a_mistaken_variable_is_named() -> None:
+    assert complaint(CLLM_PORT="99999") == "CLLM_PORT: must be 0 to 65535, not 99999"
+    assert complaint(CLLM_PORT="tcp://10.0.0.1:80") == 'Invalid value for CLLM_PORT: "tcp://10.0.0.1:80" is not a whole number.'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("port = 99999", "port in {}: must be 0 to 65535, not 99999"),
+        ("port = 3.5", 'Invalid value for port in {}: "3.5" is not a whole number.'),
+        ("port = [1, 2]", "port in {}: takes one value, not 2"),
+        ("portt = 1", "portt in {} is not a setting; did you mean port?"),
+        ("[serve]\nport = 1", "serve in {} is not a setting"),
+        ("port = 1979-05-27", "port in {} must be a string, a number, a boolean or a list of them"),
+        ("port = -", "--config: cannot read {}: Invalid value (at line 1, column 8)"),
+    ],
+)
+def test_a_mistaken_key_is_named_with_its_file(toml: Write, text: str, line: str) -> None:
+    path = toml(text)
+    assert complaint("--config", path) == line.format(path)
+
+
+def test_a_model_that_is_no_file_name_is_left_to_its_backend() -> None:
+    assert load("--backend", "upstream", "some/model-name").model == "some/model-name"
+
+
+# --- keys and warnings ------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_never_shown() -> None:
+    assert "s3cret" not in repr(load("--api-key", "s3cret"))
+    assert "s3 cret" not in complaint("--api-key", "s3 cret")
+
+
+def test_keys_come_from_flags_and_from_the_lines_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# for the team\nfirst\n\n  second  \n")
+    assert api_keys(load("--api-key", "zeroth", "--api-key-file", str(path))) == ("zeroth", "first", "second")
+
+
+def test_a_key_file_without_a_key_is_a_mistake_and_does_not_open_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# nobody yet\n")
+    assert complaint("--api-key-file", str(path)) == f"--api-key-file: no key in {path}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_listening_on_loopback_warns_of_nothing(host: str) -> None:
+    assert warnings(Settings(host=host), {}) == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_listening_beyond_loopback_without_keys_is_warned_of(host: str) -> None:
+    (line,) = warnings(Settings(host=host), {})
+    assert host in line
+    assert "--api-key" in line
+    assert warnings(Settings(host=host, api_key=("k",)), {}) == []
+
+
+def test_a_variable_that_is_no_setting_is_warned_of_with_the_nearest_name() -> None:
+    assert warnings(DEFAULT_SETTINGS, {"CLLM_PROT": "1", "CLLM_PORT": "1", "OTHER": "1"}) == [
+        "CLLM_PROT is not a setting; did you mean CLLM_PORT?"
+    ]
+
+
+# --- what becomes of them ---------------------------------------------------------------------------------------------
+
+
+def test_the_words_of_the_settings_are_those_of_the_seam() -> None:
+    assert get_args(config.KvLayout) == tuple(one.value for one in backend.KvLayout)
+    assert get_args(config.FlashAttention) == tuple(one.value for one in backend.FlashAttention)
+    assert get_args(config.SplitMode) == tuple(one.value for one in backend.SplitMode)
+    assert {one.value for one in SamplingProfile} <= set(get_args(config.Profile))
+
+
+def test_the_defaults_ask_of_a_backend_what_the_seam_asks_by_default() -> None:
+    spec = model_spec(Settings("model"))
+    assert spec == backend.ModelSpec(path="model")
+
+
+def test_settings_become_what_a_backend_is_asked_for(tmp_path: Path) -> None:
+    lora = tmp_path / "lora:v2.gguf"
+    lora.touch()
+    spec = model_spec(
+        load("m", "-b", "64", "-t", "3", "--lora", f"{lora}:0.5", "--lora", str(lora), "-ts", "3,1", "--backend-option", "a=b=c")
+    )
+    assert (spec.path, spec.n_rows_max, spec.n_rows_physical, spec.n_threads_batch) == ("m", 64, 64, 3)
+    assert spec.loras == (backend.Lora(str(lora), 0.5), backend.Lora(str(lora)))
+    assert (spec.tensor_split, spec.options) == ((3.0, 1.0), {"a": "b=c"})
+
+
+def test_without_a_model_the_embedded_one_is_loaded() -> None:
+    assert model_spec(DEFAULT_SETTINGS).path.endswith(".gguf")

@@ -1,0 +1,36 @@
+"""The pages say what the code does, where a machine can tell."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parent.parent
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_settings_is_up_to_date() -> None:
+    table = tool("settings_table")
+    assert (ROOT / "docs" / "settings.md").read_text("utf-8") == table.page(), "run: python tools/settings_table.py"
+
+
+def test_a_runner_runs_the_line_that_the_readme_gives() -> None:
+    line = "python3 tools/test.py"
+    assert f"\n    {line}\n" in (ROOT / "README.md").read_text("utf-8")
+    assert (ROOT / ".ci" / "run").read_text("utf-8").rstrip().endswith(f"\n{line}")
+
+
+def test_the_wheel_tool_builds_the_version_that_the_package_asks_for() -> None:
+    wheel = tool("llama_wheel")
+    assert wheel.requirement() in (ROOT / "pyproject.toml").read_text("utf-8")
+    assert wheel.requirement().partition("==")[2] in wheel.key()
+    assert wheel.requirement() in (ROOT / "README.md").read_text("utf-8")

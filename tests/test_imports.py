@@ -1,0 +1,76 @@
+"""Imports run one way: api -> serve -> engine -> text -> the seam. Read from the sources, so a lazy import counts too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import cllm_llamacpp
+import pytest
+
+import cllm
+
+HOUSE = Path(cllm.__file__).parent
+BACKEND = Path(cllm_llamacpp.__file__).parent
+
+ORDER = ["cllm.backend", "cllm.text", "cllm.engine", "cllm.serve", "cllm.api"]
+"""From the bottom to the top: a layer imports itself and what stands before it."""
+
+# The server process starts the HTTP surface that it serves: the one place where serve knows of api.
+DOORS = {("cllm.serve.server", "cllm.api.app")}
+SHELL = {"trio", "quart", "quart_trio", "hypercorn", "anyio", "asyncio", "socket", "ssl"}
+
+
+def modules(package: Path, name: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        yield ".".join((name, *parts)).removesuffix(".__init__"), path
+
+
+def imports(module: str, path: Path) -> set[str]:
+    found: set[str] = set()
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            source = ".".join(part for part in (base, node.module) if part)
+            found |= {source} | {f"{source}.{alias.name}" for alias in node.names}
+    return found
+
+
+def layer(module: str) -> str | None:
+    return next((one for one in ORDER if module == one or module.startswith(one + ".")), None)
+
+
+SOURCES = [*modules(HOUSE, "cllm"), *modules(BACKEND, "cllm_llamacpp")]
+
+
+@pytest.mark.parametrize(
+    ("module", "path"), [one for one in SOURCES if layer(one[0])], ids=lambda value: str(value) if isinstance(value, str) else ""
+)
+def test_a_layer_imports_only_what_stands_below_it(module: str, path: Path) -> None:
+    height = ORDER.index(layer(module) or "")
+    upward = {name for name in imports(module, path) if (other := layer(name)) and ORDER.index(other) > height}
+    assert {name for name in upward if not any(module == a and name.startswith(b) for a, b in DOORS)} == set()
+
+
+@pytest.mark.parametrize("below", ["cllm.backend", "cllm.text", "cllm.engine"])
+def test_the_pure_layers_import_no_trio_no_socket_and_no_backend(below: str) -> None:
+    for module, path in SOURCES:
+        if layer(module) == below:
+            roots = {name.partition(".")[0] for name in imports(module, path)}
+            assert roots & (SHELL | {"llama_cpp", "cllm_llamacpp"}) == set(), module
+
+
+def test_a_backend_needs_the_seam_and_the_errors_alone() -> None:
+    for module, path in modules(BACKEND, "cllm_llamacpp"):
+        ours = {name for name in imports(module, path) if name.partition(".")[0] == "cllm"}
+        assert {name for name in ours if not name.startswith(("cllm.backend", "cllm.errors")) and name != "cllm"} == set(), module
+
+
+def test_nothing_of_ours_imports_a_backend_by_name() -> None:
+    for module, path in modules(HOUSE, "cllm"):
+        assert not any(name.partition(".")[0] in ("llama_cpp", "cllm_llamacpp") for name in imports(module, path)), module

@@ -1,0 +1,76 @@
+"""Runs every check as a newcomer or a CI runner would: lint, types, and the tests on the built wheel for each Python that is here.
+
+Needs Python >= 3.11 and, the first time, a C++ compiler; installs the rest into .tox. Standard library only.
+Arguments go to pytest:  python3 tools/test.py tests/engine -k cells
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+if sys.version_info < (3, 11):  # noqa: UP036 - an older one gets here, and should be told
+    sys.exit(f"test: cLLM needs Python 3.11 or newer, and this is {sys.version.split()[0]}")
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNNER = ROOT / ".tox" / "runner"
+TOX = "tox>=4.25,<5"
+PYTHONS = ((3, 11), (3, 12), (3, 13))
+
+
+def bin_of(environment: Path, program: str) -> Path:
+    return environment / "bin" / program
+
+
+def make_runner() -> None:
+    """Make the virtual environment that tox itself runs in."""
+    stamp = RUNNER / "installed"
+    if stamp.exists() and stamp.read_text() == TOX:
+        return
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(RUNNER)], check=True)
+    subprocess.run([bin_of(RUNNER, "pip"), "install", "--quiet", "--disable-pip-version-check", TOX], check=True, stdin=subprocess.DEVNULL)
+    stamp.write_text(TOX)
+
+
+def find_links() -> str:
+    """Return pip's places for wheels, with ours in front."""
+    command = [bin_of(RUNNER, "python"), ROOT / "tools" / "llama_wheel.py"]
+    ours = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return f"{ours} {os.environ.get('PIP_FIND_LINKS', '')}".strip()
+
+
+def more_pythons() -> list[str]:
+    """Return Pythons that pyenv keeps and may not have on the path: its shims answer only for the version that is chosen."""
+    versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    names = [f"python{major}.{minor}" for major, minor in PYTHONS]
+    return [str(path) for name in names for path in sorted(versions.glob(f"*/bin/{name}"))]
+
+
+def tox(environments: list[str], arguments: list[str], links: str) -> int:
+    discover = [word for path in more_pythons() for word in ("--discover", path)]
+    command = [bin_of(RUNNER, "tox"), "run", *discover, "-e", ",".join(environments), "--", *arguments]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PIP_FIND_LINKS": links}, stdin=subprocess.DEVNULL).returncode
+
+
+def main(arguments: list[str]) -> int:
+    make_runner()
+    links = find_links()
+    names = [f"py{major}{minor}" for major, minor in PYTHONS]
+    here = f"py{sys.version_info.major}{sys.version_info.minor}"
+    others = [name for name in names if name != here]
+    # Other Pythons differ in the language, not in timing or arithmetic: they leave out the tests that take long.
+    codes = [tox(["lint", "types", *others], ["-m", "not slow", *arguments], links)]
+    if here in names:
+        codes.append(tox([here], arguments, links))
+    return max(codes)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)  # what failed has said why
+    except KeyboardInterrupt:
+        sys.exit(130)
