@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -17,28 +18,41 @@ from cllm.serve.engine import ServedModel
 
 N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
 
+RESERVED_VARIABLES = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message"})  # have their own ways
+
 log = structlog.get_logger("cllm.api")
 
 
-async def render(model: ServedModel, messages: Sequence[dict[str, Any]]) -> str:
-    """The conversation as the model's own template writes it, up to where the answer begins. Raises: InvalidRequest."""
-
-    def render() -> str:
-        return model.template.render(messages)
-
+async def render(
+    model: ServedModel,
+    messages: Sequence[dict[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed."""
+    if reserved := RESERVED_VARIABLES & variables.keys():
+        raise InvalidRequest(f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be set here", param="chat_template_kwargs")
+    render = functools.partial(
+        model.template.render,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **variables,
+    )
     if sum(len(message["content"]) for message in messages) <= N_CHARS_INLINE:
         return render()
     return await trio.to_thread.run_sync(render, abandon_on_cancel=True)
 
 
-async def chat_prompt(context: Context, model: ServedModel, messages: Sequence[dict[str, Any]]) -> list[int]:
-    """The token ids of a conversation. A template that writes bos itself does not get a second one.
+async def chat_prompt(context: Context, text: str, param: str) -> list[int]:
+    """The token ids of a rendered conversation. A template that writes bos itself does not get a second one.
 
     Special tokens are read in all of the text, what users wrote included, as llama-server does.
     """
-    text = await render(model, messages)
-    tokens = await tokenize(context, text, param="messages", add_special=True)
-    vocabulary = model.vocabulary
+    tokens = await tokenize(context, text, param=param, add_special=True)
+    vocabulary = context.engine.model.vocabulary
     return tokens[1:] if vocabulary.adds_bos and tokens[:2] == [vocabulary.bos, vocabulary.bos] else tokens
 
 

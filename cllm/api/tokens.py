@@ -10,14 +10,14 @@ from quart import Blueprint, Response
 
 from cllm.api import prompts, wire
 from cllm.api.context import Context
-from cllm.api.openai.chat import Message, conversation
+from cllm.api.openai.chat import Conversation, Message, render
 from cllm.api.openai.shapes import json_response
 from cllm.backend import Vocabulary
 from cllm.errors import InvalidRequest, TokenizeFailed
 
 
 class TokenizeRequest(msgspec.Struct):
-    """The body; exactly one of the first three."""
+    """The body; exactly one of the first three. Special tokens are added and read as llama-server does, with messages always."""
 
     content: str | None = None
     prompt: str | None = None
@@ -33,15 +33,9 @@ class DetokenizeRequest(msgspec.Struct):
     tokens: list[int]
 
 
-class TemplateRequest(msgspec.Struct):
-    """The body."""
-
-    messages: Annotated[list[Message], Meta(min_length=1)]
-
-
 tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
-template_decoder = msgspec.json.Decoder(TemplateRequest)
+template_decoder = msgspec.json.Decoder(Conversation)
 
 
 def blueprint(context: Context) -> Blueprint:
@@ -65,7 +59,7 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post("/apply-template")
     async def apply_template() -> Response:
         body = await wire.read(template_decoder)
-        return json_response({"prompt": await prompts.render(context.engine.model, conversation(body.messages))})
+        return json_response({"prompt": await render(context.engine.model, body)})
 
     return routes
 
@@ -75,7 +69,8 @@ async def _tokens(context: Context, body: TokenizeRequest) -> list[int]:
     if len(given) != 1:
         raise InvalidRequest("expected one of content, prompt and messages", param="content")
     if body.messages is not None:
-        return await prompts.chat_prompt(context, context.engine.model, conversation(body.messages))
+        rendered = await render(context.engine.model, Conversation(messages=body.messages))
+        return await prompts.chat_prompt(context, rendered, "messages")
     text = body.content if body.content is not None else body.prompt
     assert text is not None
     return await plain_tokens(context, text, add_special=bool(body.add_special), parse_special=body.parse_special is not False)

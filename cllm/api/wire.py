@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 import trio
-from quart import request
+from quart import g, request
 
 from cllm.errors import InvalidRequest
 
@@ -21,6 +21,7 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 async def read(decoder: msgspec.json.Decoder[T]) -> T:
     """Return the current request's body, decoded. Raises: InvalidRequest, and the framework's own 408 and 413."""
     body = cast(bytes, await request.get_data())
+    g.n_bytes_in = len(body)
     if len(body) <= N_BYTES_INLINE:
         return decode(body, decoder)
     return await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True)

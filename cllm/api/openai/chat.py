@@ -12,11 +12,12 @@ from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import Completion, check_room, open_generation
-from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, json_response
+from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, is_nothing, json_response
 from cllm.api.sampling_fields import wanted
 from cllm.api.sse import SseBody, data, sse_response
 from cllm.engine.events import Delta, Finished, TokenLogprob
 from cllm.errors import InvalidRequest, NotSupported
+from cllm.serve.engine import ServedModel
 
 ENDPOINT = "/v1/chat/completions"
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}  # developer is OpenAI's newer name
@@ -39,10 +40,22 @@ class Message(msgspec.Struct):
     tool_calls: msgspec.Raw | None = None
 
 
-class ChatRequest(CommonFields, kw_only=True):
-    """The body."""
+class Conversation(msgspec.Struct, kw_only=True):
+    """Messages, and how the template is to write them."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatRequest(CommonFields, kw_only=True):
+    """The body; a `Conversation` too, which msgspec cannot inherit beside the other."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: msgspec.Raw | None = None
@@ -50,9 +63,6 @@ class ChatRequest(CommonFields, kw_only=True):
     functions: msgspec.Raw | None = None
     reasoning_effort: msgspec.Raw | None = None
     reasoning_budget: msgspec.Raw | None = None
-    chat_template_kwargs: msgspec.Raw | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
 
 
 decoder = msgspec.json.Decoder(ChatRequest)
@@ -77,7 +87,7 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     n_logprobs = _n_logprobs(body)
     asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
     check_room(context, asked.n, "n")
-    tokens = await prompts.chat_prompt(context, model, conversation(body.messages))
+    tokens = await prompts.chat_prompt(context, await render(model, body), "messages")
     specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id)
     generation = open_generation(context, specs, ENDPOINT)
     names = TokenNames(model.vocabulary)
@@ -94,14 +104,9 @@ async def answer(context: Context, body: ChatRequest) -> Response:
 
 
 def _refuse_unserved(body: ChatRequest) -> None:
-    body.refuse_unserved("tools", "functions", "reasoning_effort", "reasoning_budget", "chat_template_kwargs")
-    choice = b"null" if body.tool_choice is None else bytes(body.tool_choice)
-    if choice not in (b"null", b'"none"', b'"auto"'):
+    body.refuse_unserved("tools", "functions", "reasoning_effort", "reasoning_budget")
+    if not is_nothing(body.tool_choice) and bytes(body.tool_choice or b"") not in (b'"none"', b'"auto"'):
         raise InvalidRequest("tool_choice: there are no tools to choose from", param="tool_choice")
-    if body.continue_final_message:
-        raise NotSupported("continue_final_message is not supported", param="continue_final_message")
-    if body.add_generation_prompt is False:
-        raise NotSupported("add_generation_prompt false is not supported", param="add_generation_prompt")
 
 
 def _n_logprobs(body: ChatRequest) -> int | None:
@@ -115,14 +120,19 @@ def _n_logprobs(body: ChatRequest) -> int | None:
 # --- messages ----------------------------------------------------------------------------------------------------------
 
 
-def conversation(messages: list[Message]) -> list[dict[str, Any]]:
-    """The messages as templates know them. Raises: InvalidRequest · NotSupported."""
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+async def render(model: ServedModel, body: Conversation | ChatRequest) -> str:
+    """The conversation as the model's own template writes it. Raises: InvalidRequest · NotSupported · TemplateFailed."""
+    return await prompts.render(
+        model,
+        [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        variables=body.chat_template_kwargs or {},
+    )
 
 
 def _message(message: Message, place: str) -> dict[str, Any]:
-    calls = b"null" if message.tool_calls is None else bytes(message.tool_calls)
-    if message.role in ("tool", "function") or calls not in (b"null", b"[]"):
+    if message.role in ("tool", "function") or not is_nothing(message.tool_calls):
         raise NotSupported(f"{place}: tool calls are not supported", param=place)
     role = ROLES.get(message.role)
     if role is None:

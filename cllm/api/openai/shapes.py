@@ -19,6 +19,7 @@ from cllm.engine.events import Finished, TokenLogprob
 from cllm.errors import InvalidRequest, NotSupported
 
 LOGPROB_MIN = -9999.0  # JSON has no infinity; OpenAI's own stand-in for it
+N_BYTES_OF_NOTHING = 16
 SYSTEM_FINGERPRINT = f"cllm-{cllm.__version__}"
 
 
@@ -53,8 +54,7 @@ class CommonFields(SamplingFields, kw_only=True):
     def refuse_unserved(self, *names: str) -> None:
         """Say what this server cannot do yet rather than leave it out of the answer. Raises: NotSupported · InvalidRequest."""
         for name in ("structured_outputs", "grammar", "json_schema", *names):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, msgspec.Raw) or bytes(value) not in _NOTHING):
+            if not is_nothing(getattr(self, name)):
                 raise NotSupported(f"{name} is not supported", param=name)
         kind = "text" if self.response_format is None else self.response_format.type
         if kind in ("json_object", "json_schema"):
@@ -63,7 +63,9 @@ class CommonFields(SamplingFields, kw_only=True):
             raise InvalidRequest("response_format.type: expected text, json_object or json_schema", param="response_format.type")
 
 
-_NOTHING = (b"null", b"[]", b"{}", b'""')  # what a client sends that has no use for a field
+def is_nothing(value: msgspec.Raw | None) -> bool:
+    """Whether a field carries what clients send that have no use for it: null, no tools, an empty grammar."""
+    return value is None or (len(bytes(value)) <= N_BYTES_OF_NOTHING and msgspec.json.decode(value) in (None, [], ""))
 
 
 @attrs.frozen(kw_only=True)
