@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 
 from cllm.backend import Logits
 from cllm.engine.events import TokenLogprob
+from cllm.engine.noise import Ids
+from cllm.engine.rows import Rows, total, weigh
+from cllm.engine.shortlist import Shortlist, fits
 from cllm.engine.truncation import Candidates
 
 
@@ -18,15 +24,39 @@ class RawLogits:
     log_sum: float
     top: list[tuple[int, float]]
 
-    @classmethod
-    def of(cls, logits: Logits, n_top: int) -> RawLogits:
-        """Read a row whose logits are finite or -inf."""
-        highest = float(logits.max())
-        log_sum = highest + float(np.log(np.exp(logits - np.float32(highest)).sum()))
-        top = Candidates.of(logits).first(n_top) if n_top else None
-        pairs = [] if top is None else list(zip(top.ids.tolist(), (top.logits - log_sum).tolist(), strict=True))
-        return cls(logits, log_sum, pairs)
-
     def of_token(self, token: int) -> TokenLogprob:
         """Return the logprob of the drawn `token`, with the likeliest ones beside it."""
         return TokenLogprob(token, float(self.logits[token]) - self.log_sum, self.top)
+
+
+def read_raw(rows: Rows, wanted: dict[int, int], changing: Sequence[bool]) -> dict[int, RawLogits]:
+    """Read the rows that are keys of `wanted`, with as many likeliest tokens as its values say; a row that will change is copied."""
+    valid = {row: n for row, n in wanted.items() if np.isfinite(rows.tops[row])}
+    tops = _top_tokens(rows, valid)
+    raws = {}
+    for row in valid:
+        logits, highest = rows.logits[row], float(rows.tops[row])
+        log_sum = highest + math.log(total(weigh(logits, highest, 1.0, rows.work), rows.grid))
+        top = [(token, logit - log_sum) for token, logit in tops[row]]
+        raws[row] = RawLogits(logits.copy() if changing[row] else logits, log_sum, top)
+    return raws
+
+
+def _top_tokens(rows: Rows, wanted: dict[int, int]) -> dict[int, list[tuple[int, float]]]:
+    """Return the likeliest tokens above -inf of each row, with their logits."""
+    tops: dict[int, list[tuple[int, float]]] = {}
+    for n in set(wanted.values()):
+        members = np.array([row for row, n_row in wanted.items() if n_row == n])
+        for row, ids, logits in zip(members.tolist(), *_likeliest(rows, members, n), strict=True):
+            tops[row] = [(token, logit) for token, logit in zip(ids, logits, strict=True) if logit > -math.inf]
+    return tops
+
+
+def _likeliest(rows: Rows, members: Ids, n: int) -> tuple[list[list[int]], list[list[float]]]:
+    if n == 0:
+        return [[] for _ in members], [[] for _ in members]
+    if fits(n, rows.grid.n_columns):
+        shortlist = Shortlist.of(rows, members, n)
+        return shortlist.ids.tolist(), shortlist.logits.tolist()
+    firsts = [Candidates.of(rows.logits[member]).first(n) for member in members]
+    return [c.ids.tolist() for c in firsts], [c.logits.tolist() for c in firsts]

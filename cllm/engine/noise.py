@@ -94,6 +94,7 @@ class Grid:
     n_full: int  # rows of the grid that have all columns
     n_rest: int  # columns that have one token more
     heights: Floats  # tokens of each column
+    steps: Ids  # what to add to a column's number for the ids of its tokens, the highest column's
     _counters: Keys
 
     def column_times(self, keys: Keys) -> Floats:
@@ -112,11 +113,15 @@ class Grid:
 
     def delays(self, keys: Keys, ids: Ids, columns: Ids) -> Floats:
         """Return by how much the tokens come later than the first of their column: 0 for that one."""
-        picks = _mix_array(keys + _counters(_FIRST_TOKENS, columns)) >> np.uint64(32)
-        places = (picks * self.heights[columns].astype(np.uint64)) >> np.uint64(32)
-        first_ids = columns + places.astype(np.int64) * self.n_columns
         delays = _exponential(_mix_array(keys + _counters(0, ids)))
-        return np.where(ids == first_ids, 0.0, delays)
+        delays[np.broadcast_to(ids == self.first_ids(keys, columns), delays.shape)] = 0
+        return delays
+
+    def first_ids(self, keys: Keys, columns: Ids) -> Ids:
+        """Return which token of each column comes first; `keys` and `columns` broadcast."""
+        picks = _mix_array(keys + _counters(_FIRST_TOKENS, columns)) >> np.uint64(32)
+        steps = (picks * self.heights[columns].astype(np.uint64)) >> np.uint64(32)
+        return columns + steps.astype(np.int64) * self.n_columns
 
 
 @lru_cache(maxsize=8)
@@ -126,4 +131,5 @@ def grid_of(n_vocab: int) -> Grid:
     n_full, n_rest = divmod(n_vocab, n_columns)
     columns = np.arange(n_columns)
     heights = n_full + (columns < n_rest).astype(np.float64)
-    return Grid(n_vocab, n_columns, n_full, n_rest, heights, _counters(_FIRST_TIMES, columns))
+    steps = np.arange(0, n_vocab, n_columns)
+    return Grid(n_vocab, n_columns, n_full, n_rest, heights, steps, _counters(_FIRST_TIMES, columns))

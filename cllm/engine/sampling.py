@@ -1,24 +1,44 @@
-"""Draws the next token of every sequence in a step from the model's logits."""
+"""Draws the next token of every sequence in a step from the model's logits.
+
+There are four ways, and each row goes the cheapest that its parameters allow:
+
+- *greedy*: the highest logit, the lowest id among equals;
+- *shortlist*: a small top_k leaves a short list, on which whatever follows is cheap (`cllm.engine.shortlist`);
+- *race*: the winner among the whole vocabulary, found without looking at most of it (`cllm.engine.race`);
+- *chain*: all tokens in order and one truncation after the other, for what fits nothing else (`cllm.engine.truncation`).
+
+All four draw with the same noise, so a token does not depend on the way it was drawn.
+
+The order of the stages. OPENAI: repeat, presence and frequency penalty, DRY, bias, mask, top_n_sigma, temperature, top_k, typical_p,
+top_p, min_p, XTC. LLAMA: bias, the penalties, DRY, mask, top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature. In both,
+mirostat takes the place of all truncations and follows the temperature, as in llama.cpp, and temperature 0 takes the likeliest token
+after the mask, whatever the truncations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from cllm.backend import Logits
-from cllm.engine import truncation
-from cllm.engine.dry import Dry, dry_breaker_tokens
+from cllm.engine import chain, cuts
+from cllm.engine.dry import dry_breaker_tokens
 from cllm.engine.events import TokenLogprob
-from cllm.engine.logprobs import RawLogits
-from cllm.engine.noise import coin, grid_of, row_key
-from cllm.engine.params import SamplingParams, SamplingProfile
-from cllm.engine.penalties import TokenCounts, presence_and_frequency, repeat
-from cllm.engine.truncation import Candidates
+from cllm.engine.logprobs import read_raw
+from cllm.engine.noise import Floats, Ids, Keys
+from cllm.engine.nucleus import Nucleus
+from cllm.engine.race import Race
+from cllm.engine.rows import Rows, Workspace
+from cllm.engine.sampler import Sampler
+from cllm.engine.shortlist import Shortlist, fits, kept
 
-__all__ = ["Sampled", "Sampler", "dry_breaker_tokens", "sample"]
+__all__ = ["Sampled", "Sampler", "Workspace", "dry_breaker_tokens", "sample"]
+
+_N_ROWS_AT_ONCE = 8  # 8 rows of 152k logits stay in a core's share of the cache between the passes; with 64 each pass reads memory
 
 
 @attrs.define
@@ -30,188 +50,144 @@ class Sampled:
     logprobs: list[TokenLogprob | None] | None  # None when no row asked; else None for the rows that did not, and for invalid ones
 
 
-def _id_array(tokens: frozenset[int]) -> npt.NDArray[np.int64]:
-    return np.array(sorted(tokens), np.int64)
+Places: TypeAlias = list[int]
+_Way: TypeAlias = Callable[[Rows, Places, list[Sampler]], Ids]
 
 
-@attrs.define(eq=False, init=False)
-class Sampler:
-    """One sequence's sampling state. It follows the sequence, never the slot, and can be rebuilt from its tokens, except `mu`.
+class _ThreadsWorkspace(threading.local):
+    def __init__(self) -> None:
+        self.workspace = Workspace()
 
-    `tokens` is the sequence's own live list, prompt and generated; whoever appends to it calls `observe`.
+
+_default = _ThreadsWorkspace()
+
+
+def sample(logits: Logits, samplers: Sequence[Sampler], workspace: Workspace | None = None) -> Sampled:
+    """Draw a token for each row of `logits` (n_rows, n_vocab), which may be overwritten; `samplers` in the order of the rows.
+
+    A row's token depends on nothing but that row and its sampler. Different rows may be sampled in different threads at once, each
+    with its own workspace (without one, the thread's own is used).
     """
-
-    params: SamplingParams
-    seed: int
-    tokens: list[int]
-    n_prompt: int
-    n_logprobs: int | None
-    min_tokens: int
-    mu: float  # mirostat's running limit, bits
-    mask: npt.NDArray[np.uint32] | None  # bit i % 32 of word i // 32: whether token i is allowed; None: all are
-    _generated: TokenCounts | None
-    _recent: TokenCounts | None
-    _dry: Dry | None
-    _biased: npt.NDArray[np.int64]
-    _biases: npt.NDArray[np.float32]
-    _never: npt.NDArray[np.int64]
-    _not_yet: npt.NDArray[np.int64]
-
-    def __init__(
-        self,
-        params: SamplingParams,
-        *,
-        seed: int,
-        tokens: list[int],
-        n_prompt: int,
-        n_logprobs: int | None = None,
-        end_tokens: frozenset[int] = frozenset(),
-        min_tokens: int = 0,
-        ignore_eos: bool = False,
-        barred_until_min: frozenset[int] = frozenset(),
-        dry_breakers: frozenset[int] = frozenset(),
-    ) -> None:
-        self.params = params
-        self.seed = seed
-        self.tokens = tokens
-        self.n_prompt = n_prompt
-        self.n_logprobs = n_logprobs
-        self.min_tokens = min_tokens
-        self.mu = 2 * params.mirostat_tau
-        self.mask = None
-        self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
-        self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
-        self._never = _id_array(end_tokens if ignore_eos else frozenset())
-        self._not_yet = _id_array(end_tokens | barred_until_min)
-        self._generated = TokenCounts.of(tokens[n_prompt:]) if params.presence_penalty or params.frequency_penalty else None
-        repeats = params.repeat_penalty != 1 and params.repeat_last_n > 0
-        self._recent = TokenCounts.of(tokens[-params.repeat_last_n :]) if repeats else None
-        dries = params.dry_multiplier and params.dry_base >= 1 and params.dry_penalty_last_n != 0
-        self._dry = Dry.of(tokens, dry_breakers, params.dry_penalty_last_n) if dries else None
-
-    def observe(self, token: int) -> None:
-        """Take note of `token`, which was just appended to `tokens`."""
-        if self._generated is not None:
-            self._generated.add(token)
-        if self._recent is not None:
-            self._recent.add(token)
-            if len(self.tokens) > self.params.repeat_last_n:
-                self._recent.remove(self.tokens[-self.params.repeat_last_n - 1])
-        if self._dry is not None:
-            self._dry.observe(token)
-
-    @property
-    def key(self) -> int:
-        """The key of the next token's noise."""
-        return row_key(self.seed, len(self.tokens))
-
-    @property
-    def adjusts(self) -> bool:
-        """Whether `adjust` would change anything now."""
-        counters = self._generated or self._recent or self._dry
-        return counters is not None or self.mask is not None or len(self._biased) > 0 or len(self._barred()) > 0
-
-    def _barred(self) -> npt.NDArray[np.int64]:
-        return self._not_yet if len(self.tokens) - self.n_prompt < self.min_tokens else self._never
-
-    def adjust(self, logits: Logits) -> None:
-        """Apply penalties, bias and mask to the row in place. A NaN or +inf anywhere but under the mask leaves one behind."""
-        if self.params.profile is SamplingProfile.OPENAI:
-            self._penalise(logits)
-            self._bias(logits)
-        else:
-            self._bias(logits)
-            self._penalise(logits)
-        if self.mask is not None:
-            apply_mask(logits, self.mask)
-
-    def _bias(self, logits: Logits) -> None:
-        if len(self._biased):
-            np.add.at(logits, self._biased, self._biases)
-        barred = self._barred()
-        if len(barred):
-            logits[barred] += np.float32(-np.inf)
-
-    def _penalise(self, logits: Logits) -> None:
-        params = self.params
-        if self._recent is not None:
-            repeat(logits, self._recent.ids, params.repeat_penalty)
-        if self._generated is not None:
-            presence_and_frequency(logits, self._generated, params.presence_penalty, params.frequency_penalty)
-        if self._dry is not None:
-            self._dry.penalise(logits, params.dry_multiplier, params.dry_base, params.dry_allowed_length)
-
-
-def apply_mask(logits: Logits, mask: npt.NDArray[np.uint32]) -> None:
-    """Set the logits of tokens to -inf whose bit is 0, or missing at the end."""
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(logits)]
-    logits[: len(bits)][bits == 0] = -np.inf
-    logits[len(bits) :] = -np.inf
-
-
-def sample(logits: Logits, samplers: Sequence[Sampler]) -> Sampled:
-    """Draw a token for each row of `logits` (n_rows, n_vocab), which may be overwritten; `samplers` in the order of the rows."""
+    work = workspace or _default.workspace
     sampled = Sampled([], [], None if all(s.n_logprobs is None for s in samplers) else [])
-    for row, sampler in enumerate(samplers):
-        token, logprob = _sample_row(logits[row], sampler)
-        sampled.tokens.append(token or 0)
-        if token is None:
-            sampled.invalid.append(row)
-        if sampled.logprobs is not None:
-            sampled.logprobs.append(logprob)
+    with np.errstate(all="ignore"):  # invalid rows are told by their maximum, and exp(-inf) is meant
+        if sampled.logprobs is None and all(s.is_greedy for s in samplers):
+            _sample_greedy(logits, samplers, sampled)
+        else:
+            for start in range(0, len(samplers), _N_ROWS_AT_ONCE):
+                part = slice(start, start + _N_ROWS_AT_ONCE)
+                _sample_part(logits[part], samplers[part], work, sampled)
     return sampled
 
 
-def _sample_row(logits: Logits, sampler: Sampler) -> tuple[int | None, TokenLogprob | None]:
-    if not np.isfinite(logits.max()):
-        return None, None
-    raw = None if sampler.n_logprobs is None else RawLogits.of(logits.copy(), sampler.n_logprobs)
-    sampler.adjust(logits)
-    if not np.isfinite(logits.max()):
-        return None, None
-    token = int(logits.argmax()) if sampler.params.temperature == 0 else draw(Candidates.of(logits), sampler, len(logits))
-    return token, None if raw is None else raw.of_token(token)
+def _sample_greedy(logits: Logits, samplers: Sequence[Sampler], sampled: Sampled) -> None:
+    for row, sampler in enumerate(samplers):
+        if sampler.adjusts:
+            sampler.adjust(logits[row])
+    tokens = logits.argmax(axis=1)  # of a row with NaN the first NaN
+    sampled.tokens += tokens.tolist()
+    sampled.invalid += np.flatnonzero(~np.isfinite(logits[np.arange(len(tokens)), tokens])).tolist()
 
 
-def truncate(c: Candidates, params: SamplingParams, key: int) -> Candidates:
-    """Apply the truncations in the order that both profiles have in common."""
-    if params.top_n_sigma > 0:
-        c = truncation.top_n_sigma(c, params.top_n_sigma)
-    if params.top_k > 0:
-        c = c.first(params.top_k)
-    if params.typical_p < 1:
-        c = truncation.typical_p(c, params.typical_p)
-    if params.top_p < 1:
-        c = truncation.top_p(c, params.top_p)
-    if params.min_p > 0:
-        c = truncation.min_p(c, params.min_p)
-    if params.xtc_probability > 0 and params.xtc_threshold <= 0.5 and coin(key) <= params.xtc_probability:
-        c = truncation.xtc(c, params.xtc_threshold)
-    return c
+def _sample_part(logits: Logits, samplers: Sequence[Sampler], work: Workspace, sampled: Sampled) -> None:
+    """Draw for a few rows at once and append to `sampled`."""
+    rows = Rows.of(logits, work)
+    changing = [s.adjusts for s in samplers]
+    raws = read_raw(rows, {row: s.n_logprobs for row, s in enumerate(samplers) if s.n_logprobs is not None}, changing)
+    for row, sampler in enumerate(samplers):
+        if changing[row]:
+            sampler.adjust(logits[row])
+            rows.reread(row)
+    tokens = np.zeros(len(samplers), np.int64)
+    valid = np.isfinite(rows.tops)
+    for way, places in _ways(rows, np.flatnonzero(valid).tolist(), samplers).items():
+        tokens[places] = way(rows, places, [samplers[place] for place in places])
+    n_before = len(sampled.tokens)
+    sampled.tokens += tokens.tolist()
+    sampled.invalid += (np.flatnonzero(~valid) + n_before).tolist()
+    if sampled.logprobs is not None:
+        drawn = [raws[row].of_token(int(tokens[row])) if valid[row] and row in raws else None for row in range(len(samplers))]
+        sampled.logprobs += drawn
 
 
-def heat(c: Candidates, params: SamplingParams) -> Candidates:
-    """Divide the logits by the temperature."""
-    temperature = params.temperature
-    if params.dynatemp_range > 0:
-        temperature = truncation.dynamic_temperature(c, temperature, params.dynatemp_range, params.dynatemp_exponent)
-    return Candidates(c.ids, (c.logits - c.logits[0]) / max(temperature, 1e-9))
+def _ways(rows: Rows, places: Places, samplers: Sequence[Sampler]) -> dict[_Way, Places]:
+    """Sort the rows by the way that they are drawn."""
+    ways: dict[_Way, Places] = {}
+    for place in places:
+        ways.setdefault(_way(samplers[place], rows.grid.n_columns), []).append(place)
+    return ways
 
 
-def draw(c: Candidates, sampler: Sampler, n_vocab: int) -> int:
-    """Truncate and heat the candidates of one row as its parameters say, and draw one."""
-    params = sampler.params
-    key = sampler.key
-    if params.mirostat:
-        c = heat(c, params)
-        c = truncation.mirostat_1(c, sampler.mu, n_vocab) if params.mirostat == 1 else truncation.mirostat_2(c, sampler.mu)
-    elif params.profile is SamplingProfile.OPENAI:
-        c = truncate(heat(c, params), params, key)
-    else:
-        c = heat(truncate(c, params, key), params)
-    times = grid_of(n_vocab).times(np.array([key], np.uint64), c.ids)
-    place = int(np.argmax(c.logits - np.log(times)))
-    if params.mirostat:
-        surprise = -float(np.log2(c.probs()[place]))
-        sampler.mu -= params.mirostat_eta * (surprise - params.mirostat_tau)
-    return int(c.ids[place])
+def _way(sampler: Sampler, n_columns: int) -> _Way:
+    if sampler.is_greedy:
+        return _take_likeliest
+    if not sampler.is_plain:
+        return _draw_by_chain
+    return _draw_from_shortlists if fits(sampler.params.top_k, n_columns) else _draw_by_race
+
+
+def _take_likeliest(rows: Rows, places: Places, samplers: list[Sampler]) -> Ids:
+    return np.array([rows.logits[place].argmax() for place in places])
+
+
+def _draw_from_shortlists(rows: Rows, places: Places, samplers: list[Sampler]) -> Ids:
+    tokens = np.zeros(len(places), np.int64)
+    for k in {s.params.top_k for s in samplers}:
+        which = [i for i, s in enumerate(samplers) if s.params.top_k == k]
+        tokens[which] = _draw_from_equal_shortlists(rows, [places[i] for i in which], [samplers[i] for i in which], k)
+    return tokens
+
+
+def _draw_from_equal_shortlists(rows: Rows, places: Places, samplers: list[Sampler], k: int) -> Ids:
+    _cut_by_sigma(rows, places, samplers)
+    shortlist = Shortlist.of(rows, np.array(places), k)
+    keep = kept(
+        shortlist.logits,
+        _floats([s.truncation_temperature for s in samplers])[:, None],
+        _floats([s.params.top_p for s in samplers])[:, None],
+        _floats([s.log_min_p for s in samplers])[:, None],
+    )
+    return shortlist.draw(rows.grid, _keys(samplers), keep, _floats([s.temperature for s in samplers])[:, None])
+
+
+def _draw_by_race(rows: Rows, places: Places, samplers: list[Sampler]) -> Ids:
+    _cut_by_sigma(rows, places, samplers)
+    _cut_by_rank(rows, places, samplers)
+    members = np.array(places)
+    truncation_temperatures = _floats([s.truncation_temperature for s in samplers])
+    floor = rows.tops[members] + _floats([s.log_min_p for s in samplers]) * truncation_temperatures
+    race = Race.of(rows, members, _keys(samplers), _floats([s.temperature for s in samplers]), floor)
+    nucleus = Nucleus(rows, members, _floats([s.params.top_p for s in samplers]), truncation_temperatures)
+    running = np.arange(len(members))
+    while len(running):
+        race.run(running)
+        running = running[~nucleus.holds(running, race.winners[running])]
+        race.exclude_from(running)
+    return race.winners
+
+
+def _draw_by_chain(rows: Rows, places: Places, samplers: list[Sampler]) -> Ids:
+    truncated = [i for i, s in enumerate(samplers) if not s.params.mirostat]
+    _cut_by_sigma(rows, [places[i] for i in truncated], [samplers[i] for i in truncated])
+    return np.array([chain.draw(rows, place, sampler) for place, sampler in zip(places, samplers, strict=True)])
+
+
+def _cut_by_sigma(rows: Rows, places: Places, samplers: list[Sampler]) -> None:
+    for place, sampler in zip(places, samplers, strict=True):
+        if sampler.params.top_n_sigma > 0:
+            cuts.top_n_sigma(rows, place, sampler.params.top_n_sigma)
+
+
+def _cut_by_rank(rows: Rows, places: Places, samplers: list[Sampler]) -> None:
+    """Apply the top_k that are too large for a list."""
+    for place, sampler in zip(places, samplers, strict=True):
+        if 0 < sampler.params.top_k < rows.grid.n_vocab and not fits(sampler.params.top_k, rows.grid.n_columns):
+            cuts.top_k(rows, place, sampler.params.top_k)
+
+
+def _keys(samplers: list[Sampler]) -> Keys:
+    return np.array([s.key for s in samplers], np.uint64)
+
+
+def _floats(values: list[float]) -> Floats:
+    return np.array(values, np.float64)

@@ -67,11 +67,6 @@ class Candidates:
         return p
 
 
-def top_n_sigma(c: Candidates, n: float) -> Candidates:
-    """Keep what is at most `n` standard deviations below the likeliest (Tang et al. 2024, arXiv:2411.07641)."""
-    return c.first(int(np.count_nonzero(c.logits >= c.logits[0] - n * c.logits.std())))
-
-
 def typical_p(c: Candidates, p: float) -> Candidates:
     """Keep the tokens whose surprise is nearest to the entropy, until their mass exceeds `p` (Meister et al. 2022, arXiv:2202.00666)."""
     probs = c.probs()
@@ -83,7 +78,8 @@ def typical_p(c: Candidates, p: float) -> Candidates:
 
 def top_p(c: Candidates, p: float) -> Candidates:
     """Keep a token if those before it have less than the mass `p` together."""
-    return c.first(1 + int(np.count_nonzero(np.cumsum(c.probs())[:-1] < p)))
+    mass = np.cumsum(np.exp(c.logits - c.logits[0]))
+    return c.first(1 + int(np.count_nonzero(mass[:-1] < p * mass[-1])))
 
 
 def min_p(c: Candidates, p: float) -> Candidates:

@@ -1,0 +1,1 @@
+"""Measurements of the server and its parts, each against its ceiling."""

@@ -1,0 +1,72 @@
+"""Tells whether a token lies inside the nucleus of top_p, without sorting and mostly without looking at the whole row.
+
+A token is inside if the tokens before it in the order of likelihood have less than the share `top_p` of all mass, so the likeliest
+always is. (Holtzman et al. 2020, arXiv:1904.09751; llama.cpp's llama_sampler_top_p_apply.)
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from cllm.engine.noise import Floats, Ids
+from cllm.engine.rows import Bools, Rows, total, weigh
+
+_FEW_COLUMNS = 8  # one in so many: beyond that reading the whole row is cheaper than picking columns
+_MARGIN = 1e-5  # relative; what float32 sums may differ by
+
+
+@attrs.define(eq=False)
+class Nucleus:
+    """The nuclei of some rows; `members` are their places in `rows`, and everything else goes by the place among the members."""
+
+    rows: Rows
+    members: Ids
+    top_p: Floats
+    temperatures: Floats
+    _totals: dict[int, float] = attrs.field(factory=dict)  # the whole row's mass, where it had to be summed
+
+    def holds(self, places: Ids, tokens: Ids) -> Bools:
+        """Tell for each of `places` whether its token is inside."""
+        inside = self.top_p[places] >= 1
+        for test in (self._surely_hold, self._hold):
+            undecided = np.flatnonzero(~inside)
+            if len(undecided):
+                inside[undecided] = test(places[undecided], tokens[undecided])
+        return inside
+
+    def _surely_hold(self, places: Ids, tokens: Ids) -> Bools:
+        """Tell where the columns that hold the likelier tokens already prove it: the others weigh at least their maximum."""
+        members, n = self.members[places], len(places)
+        tops, temperatures = self.rows.tops[members][:, None], self.temperatures[places][:, None]
+        maxima, own = self.rows.maxima[members], self.rows.logits[members, tokens]
+        picked = maxima >= own[:, None]
+        few = np.count_nonzero(picked, axis=1) * _FEW_COLUMNS <= maxima.shape[1]
+        picked &= few[:, None]
+        unseen = np.exp((maxima - tops) / temperatures)
+        unseen[picked] = 0
+        r, c = np.nonzero(picked)
+        ids, logits = self.rows.tokens_at(members[r], c)
+        weights = np.exp((logits - tops[r]) / temperatures[r])
+        before = (logits > own[r][:, None]) | ((logits == own[r][:, None]) & (ids < tokens[r][:, None]))
+        seen = np.bincount(r, weights.sum(axis=1), n)
+        likelier = np.bincount(r, (weights * before).sum(axis=1), n)
+        enough = likelier < self.top_p[places] * (seen + unseen.sum(axis=1)) * (1 - _MARGIN)
+        proven: Bools = few & ((likelier == 0) | enough)
+        return proven
+
+    def _hold(self, places: Ids, tokens: Ids) -> Bools:
+        return np.array([self._holds(*pair) for pair in zip(places.tolist(), tokens.tolist(), strict=True)])
+
+    def _holds(self, place: int, token: int) -> bool:
+        """Tell it by the masses of the whole row and of the likelier tokens."""
+        rows, member, temperature = self.rows, int(self.members[place]), float(self.temperatures[place])
+        logits, top = rows.logits[member], float(rows.tops[member])
+        weights = weigh(logits, top, temperature, rows.work)
+        if place not in self._totals:  # later the tokens outside are gone from the row
+            self._totals[place] = total(weights, rows.grid)
+        own = logits[token]
+        weights *= np.greater(logits, own, out=rows.work.bools(len(logits)))
+        n_tied = np.count_nonzero(logits[:token] == own)
+        likelier = total(weights, rows.grid) + n_tied * float(np.exp((own - top) / temperature))
+        return likelier == 0 or bool(likelier < self.top_p[place] * self._totals[place])

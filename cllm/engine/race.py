@@ -1,0 +1,96 @@
+"""Draws from whole rows: finds the winner of the exponential race over the vocabulary without running most tokens.
+
+A token's score is ``heated - log(time)`` with ``heated = (logit - top) / temperature``, and the highest score wins. A column's maximum
+and its first time bound the scores in it, so only the few columns whose bound beats the best score so far are looked into; the
+result is exactly the winner over all tokens.
+
+top_p needs no sort: a token is drawn, and if it lies outside the nucleus, it and all tokens that are no likelier leave the race,
+which is drawn again. The winner over a subset is a draw from the distribution over that subset, so what is accepted at last
+is a draw from the nucleus.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from cllm.backend import Logits
+from cllm.engine.noise import Floats, Ids, Keys
+from cllm.engine.rows import Rows
+
+
+@attrs.define(eq=False)
+class Race:
+    """The rows of one race; `members` are their places in `rows`, and everything else goes by the place among the members.
+
+    A token takes part if its logit is above `floor`, or at it with an id below `below`.
+    """
+
+    rows: Rows
+    members: Ids
+    tops: Floats
+    temperatures: Floats
+    keys: Keys
+    times: Floats  # (n, n_columns): the first time of each column
+    bounds: Floats  # (n, n_columns): no token of the column scores higher
+    floor: Floats
+    below: Ids
+    best: Floats
+    winners: Ids
+
+    @classmethod
+    def of(cls, rows: Rows, members: Ids, keys: Keys, temperatures: Floats, floor: Floats) -> Race:
+        """Set up a race among all tokens whose logits are not below the `floor`."""
+        n = len(members)
+        tops = rows.tops[members].astype(np.float64)
+        maxima = rows.maxima[members]
+        times = rows.grid.column_times(keys[:, None])
+        bounds = (maxima - tops[:, None]) / temperatures[:, None] - np.log(times)
+        bounds[maxima < floor[:, None]] = -np.inf
+        below = np.full(n, rows.grid.n_vocab)
+        return cls(rows, members, tops, temperatures, keys, times, bounds, floor, below, np.full(n, -np.inf), np.zeros(n, np.int64))
+
+    def run(self, again: Ids) -> None:
+        """Find the winners among the members in `again`."""
+        self.best[again] = -np.inf
+        bounds = self.bounds[again]
+        self._look_into(again, bounds.argmax(axis=1))
+        places, columns = np.nonzero(bounds > self.best[again][:, None])
+        places = again[places]
+        self._run_firsts(places, columns)
+        beatable = self.bounds[places, columns] > self.best[places]
+        self._look_into(places[beatable], columns[beatable])
+
+    def _look_into(self, places: Ids, columns: Ids) -> None:
+        """Run the tokens of these columns, as far as they could win at the column's first time."""
+        ids, logits = self.rows.tokens_at(self.members[places], columns)
+        heated = (logits - self.tops[places][:, None]) / self.temperatures[places][:, None]
+        limits = self.best[places] + np.log(self.times[places, columns])
+        hopeful = heated > limits[:, None]
+        pairs, steps = np.nonzero(hopeful)
+        places, columns, ids = places[pairs], columns[pairs], ids[pairs, steps]
+        times = self.times[places, columns] + self.rows.grid.delays(self.keys[places], ids, columns)
+        self._offer(places, ids, heated[pairs, steps] - np.log(times), logits[pairs, steps])
+
+    def _run_firsts(self, places: Ids, columns: Ids) -> None:
+        """Run only the first tokens of these columns: one each, and where noise decides a good one."""
+        ids = self.rows.grid.first_ids(self.keys[places], columns)
+        logits = self.rows.logits[self.members[places], ids]
+        heated = (logits - self.tops[places]) / self.temperatures[places]
+        self._offer(places, ids, heated - np.log(self.times[places, columns]), logits)
+
+    def _offer(self, places: Ids, ids: Ids, scores: Floats, logits: Logits) -> None:
+        admitted = (logits > self.floor[places]) | ((logits == self.floor[places]) & (ids < self.below[places]))
+        scores[~admitted] = -np.inf
+        np.maximum.at(self.best, places, scores)
+        won = (scores == self.best[places]) & admitted
+        self.winners[places[won]] = ids[won]
+
+    def exclude_from(self, places: Ids) -> None:
+        """Let the present winners in `places`, and all that are no likelier, take no further part."""
+        for place in places.tolist():
+            member, token = int(self.members[place]), int(self.winners[place])
+            logit = self.rows.logits[member, token]
+            self.floor[place], self.below[place] = logit, token
+            self.rows.remove(member, token)
+            self.bounds[place, self.rows.maxima[member] < logit] = -np.inf

@@ -1,0 +1,149 @@
+"""One sequence's sampling state: what its parameters and its own tokens do to its next logits."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from cllm.backend import Logits
+from cllm.engine.dry import Dry
+from cllm.engine.noise import row_key
+from cllm.engine.params import SamplingParams, SamplingProfile
+from cllm.engine.penalties import TokenCounts, presence_and_frequency, repeat
+
+TEMPERATURE_MIN = 1e-6  # what is below is as good as greedy, and would overflow
+
+
+def _id_array(tokens: frozenset[int]) -> npt.NDArray[np.int64]:
+    return np.array(sorted(tokens), np.int64)
+
+
+@attrs.define(eq=False, init=False)
+class Sampler:
+    """One sequence's sampling state. It follows the sequence, never the slot, and can be rebuilt from its tokens, except `mu`.
+
+    `tokens` is the sequence's own live list, prompt and generated; whoever appends to it calls `observe`.
+    """
+
+    params: SamplingParams
+    seed: int
+    tokens: list[int]
+    n_prompt: int
+    n_logprobs: int | None
+    min_tokens: int
+    mu: float  # mirostat's running limit, bits
+    temperature: float  # > 0 also where `is_greedy`
+    truncation_temperature: float  # at which the truncations look at the logits
+    log_min_p: float  # -inf: off
+    is_greedy: bool
+    is_plain: bool  # whether nothing but penalties, bias, mask, temperature, top_n_sigma, top_k, top_p and min_p is on
+    mask: npt.NDArray[np.uint32] | None  # bit i % 32 of word i // 32: whether token i is allowed; None: all are
+    _generated: TokenCounts | None
+    _recent: TokenCounts | None
+    _dry: Dry | None
+    _biased: npt.NDArray[np.int64]
+    _biases: npt.NDArray[np.float32]
+    _never: npt.NDArray[np.int64]
+    _not_yet: npt.NDArray[np.int64]
+    _adjusts_always: bool
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        tokens: list[int],
+        n_prompt: int,
+        n_logprobs: int | None = None,
+        end_tokens: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
+        barred_until_min: frozenset[int] = frozenset(),
+        dry_breakers: frozenset[int] = frozenset(),
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self.tokens = tokens
+        self.n_prompt = n_prompt
+        self.n_logprobs = n_logprobs
+        self.min_tokens = min_tokens
+        self.mu = 2 * params.mirostat_tau
+        self.mask = None
+        self.temperature = max(params.temperature, TEMPERATURE_MIN)
+        self.truncation_temperature = self.temperature if params.profile is SamplingProfile.OPENAI else 1.0
+        self.log_min_p = math.log(min(params.min_p, 1.0)) if params.min_p > 0 else -math.inf
+        self.is_greedy = params.temperature <= 0
+        xtc = params.xtc_probability > 0 and params.xtc_threshold <= 0.5
+        self.is_plain = not (params.mirostat or params.dynatemp_range > 0 or params.typical_p < 1 or xtc)
+        self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
+        self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self._never = _id_array(end_tokens if ignore_eos else frozenset())
+        self._not_yet = _id_array(end_tokens | barred_until_min)
+        self._generated = TokenCounts.of(tokens[n_prompt:]) if params.presence_penalty or params.frequency_penalty else None
+        repeats = params.repeat_penalty != 1 and params.repeat_last_n > 0
+        self._recent = TokenCounts.of(tokens[-params.repeat_last_n :]) if repeats else None
+        dries = params.dry_multiplier and params.dry_base >= 1 and params.dry_penalty_last_n != 0
+        self._dry = Dry.of(tokens, dry_breakers, params.dry_penalty_last_n) if dries else None
+
+        self._adjusts_always = bool(self._generated or self._recent or self._dry or params.logit_bias)
+
+    def observe(self, token: int) -> None:
+        """Take note of `token`, which was just appended to `tokens`."""
+        if self._generated is not None:
+            self._generated.add(token)
+        if self._recent is not None:
+            self._recent.add(token)
+            if len(self.tokens) > self.params.repeat_last_n:
+                self._recent.remove(self.tokens[-self.params.repeat_last_n - 1])
+        if self._dry is not None:
+            self._dry.observe(token)
+
+    @property
+    def key(self) -> int:
+        """The key of the next token's noise."""
+        return row_key(self.seed, len(self.tokens))
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether `adjust` would change anything now."""
+        return self._adjusts_always or self.mask is not None or len(self._barred()) > 0
+
+    def _barred(self) -> npt.NDArray[np.int64]:
+        return self._not_yet if len(self.tokens) - self.n_prompt < self.min_tokens else self._never
+
+    def adjust(self, logits: Logits) -> None:
+        """Apply penalties, bias and mask to the row in place. A row with a NaN or +inf keeps one."""
+        if self.params.profile is SamplingProfile.OPENAI:
+            self._penalise(logits)
+            self._bias(logits)
+        else:
+            self._bias(logits)
+            self._penalise(logits)
+        if self.mask is not None and np.isfinite(logits.max()):
+            apply_mask(logits, self.mask)
+
+    def _bias(self, logits: Logits) -> None:
+        if len(self._biased):
+            np.add.at(logits, self._biased, self._biases)
+        barred = self._barred()
+        if len(barred):
+            logits[barred] += np.float32(-np.inf)
+
+    def _penalise(self, logits: Logits) -> None:
+        params = self.params
+        if self._recent is not None:
+            repeat(logits, self._recent.ids, params.repeat_penalty)
+        if self._generated is not None:
+            presence_and_frequency(logits, self._generated, params.presence_penalty, params.frequency_penalty)
+        if self._dry is not None:
+            self._dry.penalise(logits, params.dry_multiplier, params.dry_base, params.dry_allowed_length)
+
+
+def apply_mask(logits: Logits, mask: npt.NDArray[np.uint32]) -> None:
+    """Set the logits of tokens to -inf whose bit is 0, or missing at the end."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(logits)]
+    logits[: len(bits)][bits == 0] = -np.inf
+    logits[len(bits) :] = -np.inf

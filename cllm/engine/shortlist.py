@@ -1,0 +1,91 @@
+"""The k likeliest tokens of several rows at once, and draws from them: top_k as long as k is small.
+
+The k-th largest column maximum is a lower bound of the k-th largest logit, so few columns need to be looked into, and few tokens sorted.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from cllm.backend import Logits
+from cllm.engine.noise import Floats, Grid, Ids, Keys
+from cllm.engine.rows import Bools, Rows
+from cllm.engine.truncation import ids_of_keys, order_keys
+
+K_MAX = 256  # beyond it the columns bound too little
+_LAST_KEY = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+def fits(k: int, n_columns: int) -> bool:
+    """Tell whether a list of `k` tokens can be had from so many columns."""
+    return 0 < k <= min(K_MAX, n_columns)
+
+
+@attrs.frozen(eq=False)
+class Shortlist:
+    """The `k` likeliest tokens of some rows, in order: (n, k). Where a row has fewer above -inf, the rest is at -inf."""
+
+    ids: Ids
+    logits: Floats
+
+    @classmethod
+    def of(cls, rows: Rows, members: Ids, k: int) -> Shortlist:
+        """Return the lists of the rows in `members`; `k` must fit."""
+        maxima = rows.maxima[members]
+        limits = np.partition(maxima, maxima.shape[1] - k, axis=1)[:, -k]
+        picked = maxima >= limits[:, None]
+        crowded = np.count_nonzero(picked, axis=1) > 2 * k  # ties, or too few tokens above -inf
+        picked &= ~crowded[:, None]
+        keys = _sorted_keys(rows, members, picked, limits, k)
+        for i in np.flatnonzero(crowded).tolist():
+            keys[i] = _row_keys(rows.logits[members[i]], limits[i], k)
+        ids = ids_of_keys(keys)
+        missing = keys == _LAST_KEY
+        ids[missing] = 0
+        logits = rows.logits[members[:, None], ids].astype(np.float64)
+        logits[missing] = -np.inf
+        return cls(ids, logits)
+
+    def draw(self, grid: Grid, keys: Keys, keep: Bools, temperatures: Floats) -> Ids:
+        """Draw one of the tokens to `keep` from each list."""
+        heated = (self.logits - self.logits[:, :1]) / temperatures
+        scores = heated - np.log(grid.times(keys[:, None], self.ids))
+        scores[~keep] = -np.inf
+        drawn: Ids = self.ids[np.arange(len(keys)), scores.argmax(axis=1)]
+        return drawn
+
+
+def kept(logits: Floats, temperatures: Floats, top_p: Floats, log_min_p: Floats) -> Bools:
+    """Tell which tokens of the lists top_p and min_p leave; parameters are (n, 1)."""
+    heated = (logits - logits[:, :1]) / temperatures
+    weights = np.exp(heated)
+    mass = np.cumsum(weights, axis=1)
+    keep: Bools = (mass - weights < top_p * mass[:, -1:]) & (heated >= log_min_p) & (weights > 0)
+    keep[:, 0] = True
+    return keep
+
+
+def _sorted_keys(rows: Rows, members: Ids, picked: Bools, limits: Logits, k: int) -> Keys:
+    """Return the order keys of the first k tokens that reach the rows' limits in the picked columns."""
+    places, columns = np.nonzero(picked)
+    ids, logits = rows.tokens_at(members[places], columns)
+    pairs, steps = np.nonzero(logits >= limits[places][:, None])
+    places = places[pairs]
+    counts = np.bincount(places, minlength=len(members))
+    starts = np.cumsum(counts) - counts
+    keys = np.full((len(members), max(k, int(counts.max()))), _LAST_KEY)
+    keys[places, np.arange(len(places)) - starts[places]] = order_keys(logits[pairs, steps], ids[pairs, steps])
+    keys.sort(axis=1)
+    return keys[:, :k]
+
+
+def _row_keys(logits: Logits, limit: np.float32, k: int) -> Keys:
+    """Do the same for one row with ties, of which there may be as many as tokens."""
+    above = np.flatnonzero(logits > limit)
+    tied = np.flatnonzero(logits == limit)[:k] if limit > -np.inf else above[:0]
+    ids = np.concatenate([above, tied])
+    keys = np.full(max(k, len(ids)), _LAST_KEY)
+    keys[: len(ids)] = order_keys(logits[ids], ids)
+    keys.sort()
+    return keys[:k]
