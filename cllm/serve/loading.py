@@ -7,7 +7,6 @@ from pathlib import Path
 
 import attrs
 
-from cllm import demo
 from cllm.backend import OnProgress, StepModel
 from cllm.config import Settings
 from cllm.engine.scheduler import Limits
@@ -36,11 +35,11 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     Raises: BackendUnavailable · LoadFailed · LoadAborted · TemplateError.
     """
     name, backend = choose_backend(settings.backend)
-    path = settings.model if settings.model is not None else str(demo.path())
-    model = backend.load(model_spec(settings, path), on_progress)
+    spec = model_spec(settings)
+    model = backend.load(spec, on_progress)
     try:
         limits = limits_of(model, settings)
-        model_name = DEMO_NAME if settings.model is None else Path(path).stem
+        model_name = DEMO_NAME if settings.model is None else Path(spec.path).stem
         return Loaded(step_model=model, served=served_model(model, limits, settings, backend=name, name=model_name), limits=limits)
     except BaseException:
         model.close()
