@@ -1,0 +1,118 @@
+"""The floor: a bare loop of `llama_decode` over batches that were fixed in advance, without sampling, scheduling or a server.
+
+It uses llama.cpp directly and nothing of cLLM but the scheduler, once, to learn which batches a perfect shell would run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Iterator
+
+import attrs
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.workload import Ask
+from cllm.engine.params import StopParams
+from cllm.engine.plan import StepOutput
+from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.testing.fake import FakeVocabulary
+
+Ints = npt.NDArray[np.int32]
+
+
+@attrs.frozen(eq=False)
+class FixedBatch:
+    """The columns of one step, and the slots to drop before it."""
+
+    drops: tuple[int, ...]
+    tokens: Ints
+    positions: Ints
+    slots: Ints
+    outputs: npt.NDArray[np.int8]
+
+
+def fixed_batches(asks: list[Ask], concurrency: int, *, n_cells: int, n_ctx: int, row_budget: int) -> list[FixedBatch]:
+    """The batches of a closed loop whose clients and shell take no time at all."""
+    limits = Limits(
+        n_cells=n_cells, n_slots=256, n_ctx=n_ctx, n_rows_max=2048, row_budget=row_budget, n_live_max=64, n_waiting_max=len(asks)
+    )
+    scheduler = Scheduler(limits, FakeVocabulary(200_000))
+    specs = iter([SequenceSpec(prompt=ask.prompt, stopping=StopParams(max_tokens=ask.n_generated, ignore_eos=True)) for ask in asks])
+    for _ in range(concurrency):
+        scheduler.submit(next(specs), 0.0)
+    return list(_steps(scheduler, specs))
+
+
+def _steps(scheduler: Scheduler, specs: Iterator[SequenceSpec]) -> Iterator[FixedBatch]:
+    while (plan := scheduler.plan(0.0)) is not None:
+        batch, n = plan.batch, plan.n_rows
+        if n:
+            columns = (batch.tokens[:n].copy(), batch.positions[:n].copy(), batch.slots[:n].copy(), batch.outputs[:n].copy())
+            yield FixedBatch(tuple(move.slot for move in plan.moves), *columns)
+        events = scheduler.apply(plan, StepOutput([1000 + i for i in range(len(plan.outputs))], [], None), 0.0)
+        for event in events:
+            if hasattr(event, "reason") and (spec := next(specs, None)) is not None:
+                scheduler.submit(spec, 0.0)
+
+
+class BareLoop:
+    """A llama.cpp context and the loop over it."""
+
+    def __init__(self, path: str, *, n_cells: int, n_threads: int) -> None:
+        self._callback = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.n_gpu_layers = 0
+        self._model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_cells, 2048, 512, 256
+        params.n_threads = params.n_threads_batch = n_threads
+        params.kv_unified = True
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
+
+    def run(self, batches: list[FixedBatch]) -> float:
+        """Decode them all; return the seconds it took."""
+        memory = llama_cpp.llama_get_memory(self._context)
+        llama_cpp.llama_memory_clear(memory, True)
+        began = time.perf_counter()
+        for fixed in batches:
+            for slot in fixed.drops:
+                llama_cpp.llama_memory_seq_rm(memory, slot, -1, -1)
+            self._fill(fixed)
+            code = llama_cpp.llama_decode(self._context, self._batch)
+            if code:
+                raise RuntimeError(f"llama_decode gave {code}")
+        return time.perf_counter() - began
+
+    def _fill(self, fixed: FixedBatch) -> None:
+        batch, n = self._batch, len(fixed.tokens)
+        batch.n_tokens = n
+        ctypes.memmove(batch.token, fixed.tokens.ctypes.data, 4 * n)
+        ctypes.memmove(batch.pos, fixed.positions.ctypes.data, 4 * n)
+        ctypes.memmove(batch.logits, fixed.outputs.ctypes.data, n)
+        for i, slot in enumerate(fixed.slots.tolist()):
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = slot
+
+
+def main() -> None:
+    """Serve passes to the benchmark that started this process: a JSON line in, a JSON line out."""
+    path, n_cells, n_threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    loop = BareLoop(path, n_cells=n_cells, n_threads=n_threads)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        asks = [Ask(prompt=tuple(prompt), n_generated=order["n_generated"]) for prompt in order["prompts"]]
+        batches = fixed_batches(asks, order["concurrency"], n_cells=n_cells, n_ctx=min(n_cells, 4096), row_budget=order["row_budget"])
+        print(json.dumps({"wall_s": loop.run(batches), "n_steps": len(batches)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
