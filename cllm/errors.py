@@ -28,6 +28,14 @@ class LoadAborted(BackendError):
     """`on_progress` asked the load to stop."""
 
 
+class TemplateInvalid(LoadFailed):
+    """The chat template cannot be compiled; `line` counts from 1, None where the fault is not in one place."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(f"chat template: {message}" if line is None else f"chat template, line {line}: {message}")
+        self.line = line
+
+
 class TokenizeFailed(BackendError):
     """The text cannot be tokenised (too long for the tokeniser's stack); nothing was changed."""
 
@@ -141,6 +149,14 @@ class QuotaExceeded(RequestError):
 
 class GenerationFailed(RequestError):
     """The model failed on this sequence (its step raised, or its logits were not numbers)."""
+
+
+class TemplateFailed(RequestError):
+    """The model's chat template did what a template may not; another request may fare better."""
+
+
+class TemplateLimitExceeded(TemplateFailed):
+    """The model's chat template needs more time or memory than it is given."""
 
 
 class NotSupported(RequestError):

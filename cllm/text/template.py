@@ -1,0 +1,334 @@
+"""Chat templates: from messages to the text of a prompt."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+import attrs
+from jinja2 import Template, meta
+from jinja2.exceptions import SecurityError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
+
+from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded
+from cllm.text.meter import Meter, RenderLimits
+from cllm.text.sandbox import ChatEnvironment, MeteredContext, TemplateRefused
+
+Message: TypeAlias = dict[str, Any]
+
+N_SOURCE_MAX: Final = 128 * 1024
+"""Characters of a template. The longest in use have some 30,000."""
+
+N_MESSAGE_MAX: Final = 500  # characters of what a template may say in an error
+
+# Stands where the final message ends. The space at its end tells whether the template trims.
+_END_MARK: Final = "cLLM-goes-on-from-here "
+
+RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"})
+"""Variables that have a place of their own: a request's `chat_template_kwargs` may set any other."""
+
+
+@attrs.frozen(kw_only=True)
+class TemplateFeatures:
+    """What a template does with what it is given, found by rendering small conversations."""
+
+    variables: frozenset[str]  # names that it expects from outside: "tools", "enable_thinking", ...
+    supports_system: bool  # a system message reaches the prompt
+    supports_tools: bool  # the tools' names reach the prompt
+    mentions_thinking: bool  # thinking can be switched, or is treated apart
+    writes_bos: bool  # the prompt begins with the bos token, so tokenising must not add another
+    wants_parts: bool  # content must be a list of parts, not a string
+    wants_object_arguments: bool  # a tool call's arguments must be an object, not the JSON text that the OpenAI API has
+    empty_content: str | None  # the content of a message that only calls tools: None or ""
+
+
+class ChatTemplate:
+    """One model's chat template, compiled once; renders are independent of each other and may come from several threads."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str,
+        eos_token: str,
+        limits: RenderLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compile Jinja `source`. `clock` gives seconds for the time limit, `now` the date for templates that say it.
+
+        Raises: TemplateInvalid.
+        Source: `apply_chat_template` of Hugging Face transformers, whose environment and variables these are.
+        """
+        self.source = source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._limits = limits or RenderLimits()
+        self._clock = clock
+        self._template, variables = _compile(source, ChatEnvironment(now))
+        self.features = _probe(self, variables, bos_token)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """Return the prompt for `messages`, normalised first; `kwargs` are further variables of the template.
+
+        With `continue_final_message` the prompt ends where the last message, the assistant's, ends so far; the generation prompt is then
+        left out.
+
+        Raises: InvalidRequest when the template refuses the messages or cannot work with them · TemplateLimitExceeded ·
+        TemplateFailed when it does what it may not.
+        """
+        _check_variables(kwargs)
+        normal = self.normalize(messages)
+        if continue_final_message:
+            text = self._render(_marked(normal), tools=tools, add_generation_prompt=False, **kwargs)
+            return _cut_at_mark(text)
+        return self._render(normal, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+
+    def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Return copies of `messages` in the shape that this template can work with.
+
+        Text parts are joined by line ends, or a string is made a part; arguments of tool calls become objects where the template
+        wants that; a system message goes in front of the next user message where the template would not show it.
+
+        Raises: InvalidRequest for parts that are not text, or arguments that are not JSON.
+        """
+        shapes = _Shapes(self.features)
+        normal = [shapes.message(message) for message in messages]
+        return normal if self.features.supports_system else _merge_system(normal)
+
+    def _render(self, messages: list[Message], **variables: Any) -> str:
+        """Render with exactly these messages."""
+        try:
+            return "".join(self._pieces({"documents": None, "tools": None, **self._tokens, "messages": messages, **variables}))
+        except TemplateLimitExceeded as error:
+            if _n_chars([messages, variables]) > self._limits.n_chars_max // 4:
+                raise InvalidRequest("the messages are too long to render", param="messages") from error
+            raise
+        except RequestError:
+            raise
+        except Exception as error:
+            raise _request_error(error) from error
+
+    def _pieces(self, variables: dict[str, Any]) -> Iterator[str]:
+        meter = Meter(self._limits, self._clock)
+        context = self._template.new_context(variables)
+        assert isinstance(context, MeteredContext)
+        context.meter = meter
+        n_chars = 0
+        for piece in self._template.root_render_func(context):
+            n_chars += len(piece)
+            meter.step()
+            if n_chars > self._limits.n_chars_max:
+                raise TemplateLimitExceeded(f"the chat template put out more than {self._limits.n_chars_max} characters")
+            yield piece
+
+
+# --- compiling, and what can go wrong -----------------------------------------------------------------------------------------
+
+
+def _compile(source: str, environment: ChatEnvironment) -> tuple[Template, frozenset[str]]:
+    if len(source) > N_SOURCE_MAX:
+        raise TemplateInvalid(f"longer than {N_SOURCE_MAX} characters")
+    try:
+        tree = environment.parse(source)
+        variables = meta.find_undeclared_variables(tree) - environment.globals.keys()
+        return environment.from_string(tree), frozenset(variables)
+    except TemplateSyntaxError as error:
+        raise TemplateInvalid(_brief(error.message), error.lineno) from error
+    except Exception as error:  # Python's own compiler has limits too: nesting, digits
+        raise TemplateInvalid(_brief(error)) from error
+
+
+def _request_error(error: Exception) -> RequestError:
+    """Say whose fault it is. A template stumbles over messages that it was not made for, so that is what most errors mean."""
+    if isinstance(error, TemplateRefused):
+        return InvalidRequest(f"the chat template refused: {_brief(error.message)}", param="messages")
+    if isinstance(error, (RecursionError, MemoryError, OverflowError)):
+        return TemplateLimitExceeded(f"the chat template exceeded a limit: {_brief(error) or type(error).__name__}")
+    if isinstance(error, SecurityError) or (isinstance(error, TemplateRuntimeError) and not isinstance(error, UndefinedError)):
+        return TemplateFailed(f"the chat template failed: {_brief(error)}")
+    return InvalidRequest(f"the chat template cannot render these messages: {_brief(error)}", param="messages")
+
+
+def _brief(message: object) -> str:
+    text = str(message)
+    return text if len(text) <= N_MESSAGE_MAX else text[:N_MESSAGE_MAX] + "..."
+
+
+def _check_variables(kwargs: Mapping[str, Any]) -> None:
+    for name in kwargs:
+        if name in RESERVED:
+            raise InvalidRequest(f"{name} is not for the request to set", param="chat_template_kwargs")
+
+
+def _n_chars(value: Any) -> int:
+    """Return the characters in JSON-like `value`, however deep; only for deciding whose fault a limit is."""
+    n_chars, rest = 0, [value]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, str):
+            n_chars += len(value)
+        elif isinstance(value, Mapping):
+            rest.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            rest.extend(value)
+    return n_chars
+
+
+# --- going on from the final message ------------------------------------------------------------------------------------------
+
+
+def _marked(messages: list[Message]) -> list[Message]:
+    """Return `messages` with a mark where the last one ends: searching for its text would find repetitions, or miss a trimmed one."""
+    if not messages or messages[-1].get("role") != "assistant":
+        raise InvalidRequest("the last message is not the assistant's, so there is nothing to go on from", param="messages")
+    final = messages[-1]
+    content = final.get("content")
+    if isinstance(content, list) and content:
+        content = [*content[:-1], content[-1] | {"text": content[-1]["text"] + _END_MARK}]
+    else:
+        content = (content or "") + _END_MARK
+    return [*messages[:-1], final | {"content": content}]
+
+
+def _cut_at_mark(text: str) -> str:
+    pos = text.rfind(_END_MARK.strip())
+    if pos < 0:
+        raise InvalidRequest("the chat template does not show the last message, so there is nothing to go on from", param="messages")
+    # Without the mark a template that trims would have trimmed the message itself.
+    return text[:pos] if text.startswith(_END_MARK, pos) else text[:pos].rstrip()
+
+
+# --- shapes of messages -------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _Shapes:
+    """Makes one message fit the template."""
+
+    features: TemplateFeatures
+
+    def message(self, message: Mapping[str, Any]) -> Message:
+        normal = dict(message)
+        calls = normal.get("tool_calls")
+        if calls:
+            normal["tool_calls"] = [self._call(call) for call in calls]
+        content = normal.get("content")
+        if content or not calls:
+            normal["content"] = self._content(content)
+        else:
+            normal["content"] = self.features.empty_content
+        return normal
+
+    def _content(self, content: Any) -> Any:
+        if isinstance(content, str) or content is None:
+            text = content or ""
+            return [{"type": "text", "text": text}] if self.features.wants_parts else text
+        if not isinstance(content, (list, tuple)):
+            raise InvalidRequest("content must be a string or a list of parts", param="messages")
+        texts = [_text_of(part) for part in content]
+        return [{"type": "text", "text": text} for text in texts] if self.features.wants_parts else "\n".join(texts)
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call.get("function")
+        if not (self.features.wants_object_arguments and isinstance(function, Mapping) and isinstance(function.get("arguments"), str)):
+            return dict(call)
+        return {**call, "function": {**function, "arguments": _parsed(function["arguments"])}}
+
+
+def _text_of(part: Any) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise InvalidRequest("this model takes text only", param="messages")
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the arguments of a tool call are not JSON: {error}", param="messages") from error
+
+
+def _merge_system(messages: list[Message]) -> list[Message]:
+    """Put each system message in front of the user message after it."""
+    merged: list[Message] = []
+    pending: list[Any] = []
+    for message in messages:
+        if message.get("role") == "system":
+            pending.append(message["content"])
+        elif message.get("role") == "user" and pending:
+            merged.append(message | {"content": _together([*pending, message["content"]])})
+            pending = []
+        else:
+            merged.append(message)
+    return [*merged, *({"role": "user", "content": content} for content in pending)]
+
+
+def _together(contents: list[Any]) -> Any:
+    if isinstance(contents[-1], list):
+        return [part for content in contents for part in content]
+    return "\n\n".join(contents)
+
+
+# --- what a template can do ---------------------------------------------------------------------------------------------------
+
+_NEEDLE: Final = "needle"  # no template says this by itself
+_THINKING_WORDS: Final = ("<think>", "reasoning_content", "enable_thinking", "thinking")
+
+
+@attrs.frozen
+class _Prober:
+    """Renders small conversations; a render that fails shows nothing."""
+
+    render: Callable[..., str]
+    wants_parts: bool = False
+
+    def shows(self, messages: list[Message], **variables: Any) -> str:
+        try:
+            return self.render(messages, add_generation_prompt=True, **variables)
+        except RequestError:
+            return ""
+
+    def said(self, role: str, text: str) -> Message:
+        return {"role": role, "content": [{"type": "text", "text": text}] if self.wants_parts else text}
+
+    def calls(self, content: str | None, arguments: Any) -> str:
+        # Mistral's templates take only identifiers of nine letters or digits.
+        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+        return self.shows([self.said("user", "hello"), {"role": "assistant", "content": content, "tool_calls": [call]}])
+
+    def calls_well(self, content: str | None) -> bool:
+        text = self.calls(content, {_NEEDLE: "x"})
+        return _NEEDLE in text and "None" not in text
+
+
+def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) -> TemplateFeatures:
+    prober = _Prober(template._render)
+    parts = attrs.evolve(prober, wants_parts=True)
+    wants_parts = _NEEDLE not in prober.shows([prober.said("user", _NEEDLE)]) and _NEEDLE in parts.shows([parts.said("user", _NEEDLE)])
+    prober = parts if wants_parts else prober
+    hello = prober.said("user", "hello")
+    tool = {"type": "function", "function": {"name": _NEEDLE, "description": "", "parameters": {"type": "object", "properties": {}}}}
+    empty_content = "" if not prober.calls_well(None) and prober.calls_well("") else None
+    text_call = prober.calls(empty_content, f'{{"{_NEEDLE}": "x"}}')
+    return TemplateFeatures(
+        variables=variables,
+        supports_system=_NEEDLE in prober.shows([prober.said("system", _NEEDLE), hello]),
+        supports_tools=_NEEDLE in prober.shows([hello], tools=[tool]),
+        mentions_thinking=any(word in template.source for word in _THINKING_WORDS),
+        writes_bos=bool(bos_token) and prober.shows([hello]).startswith(bos_token),
+        wants_parts=wants_parts,
+        # The JSON text must come out as it is: neither refused, nor encoded once more.
+        wants_object_arguments=prober.calls_well(empty_content) and (_NEEDLE not in text_call or f'\\"{_NEEDLE}' in text_call),
+        empty_content=empty_content,
+    )

@@ -1,0 +1,221 @@
+"""Templates that loop, allocate or reach: each ends in its named error, in bounded time and memory, and the next render works."""
+
+from __future__ import annotations
+
+import sys
+import time
+import tracemalloc
+
+import pytest
+
+from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded
+from cllm.text.meter import RenderLimits
+from cllm.text.template import ChatTemplate
+
+# Small, so that the table is quick; the times below are a second's worth of slack for a noisy machine.
+LIMITS = RenderLimits(timeout_s=0.1, n_chars_max=2**18, n_chars_total=2**20)
+WITHIN_S = 1.5
+WITHIN_BYTES = 64 * 2**20
+
+GUARD = "{% if messages[0].content == 'attack' %}"  # probing at load says other things, and must not trip
+ATTACK = [{"role": "user", "content": "attack"}]
+
+BIG = "{% set s = 'a' * 200000 %}"
+GROWN_LIST = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = GROW %}{% endfor %}"
+GROWN_TUPLE = "{% set ns = namespace(x=(1,)) %}{% for i in range(5000) %}{% set ns.x = (ns.x,) %}{% endfor %}"
+
+LOOPS = {
+    "loop in loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+    "filtered loop": "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "long range": "{% for i in range(10 ** 9) %}{% endfor %}",
+    "endless output": "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
+    "endless data": "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxxxx{% endfor %}{% endfor %}",
+    "collected data": "{% set x %}{% for a in range(99999) %}" + "y" * 5000 + "{% endfor %}{% endset %}",
+    "collected data of a macro": "{% macro m() %}{% for a in range(99999) %}" + "y" * 5000 + "{% endfor %}{% endmacro %}{{ m() }}",
+    "collected data of a recursive loop": "{% for a in range(99999) recursive %}" + "y" * 5000 + "{% endfor %}",
+    "macro without end": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "macro that doubles": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "recursive loop": "{% for x in [[1]] recursive %}{{ loop([x, x]) }}{% endfor %}",
+    "comparing all with all": "{{ range(9999) | select('in', range(99999) | map('string') | list) | list | length }}",
+}
+
+ALLOCATIONS = {
+    "repeated text": "{{ 'a' * 10 ** 9 }}",
+    "repeated text, reversed": "{{ 10 ** 9 * 'a' }}",
+    "repeated list": "{{ [0] * 10 ** 9 }}",
+    "repeated list of texts": BIG + "{{ [s] * 10000 }}",
+    "power": "{{ 10 ** (10 ** 10) }}",
+    "squares": "{% set ns = namespace(x=99) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "doubling with ~": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "doubling with +": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "doubling a list": GROWN_LIST.replace("GROW", "ns.x + ns.x"),
+    "nesting lists": GROWN_LIST.replace("GROW", "[ns.x, ns.x]") + "{{ ns.x }}",
+    "nesting dicts": GROWN_LIST.replace("GROW", "{1: ns.x, 2: ns.x}") + "{{ ns.x | tojson }}",
+    "nesting views": GROWN_LIST.replace("GROW", "[{1: ns.x, 2: ns.x}.values()]") + "{{ ns.x }}",
+    "nesting by batch": GROWN_LIST.replace("GROW", "[1] | batch(3, ns.x) | first") + "{{ ns.x }}",
+    "nesting by default": GROWN_LIST.replace("GROW", "[0, 0] | map('default', ns.x, true) | list") + "{{ ns.x == 1 }}{{ ns.x }}",
+    "nesting by dict": GROWN_LIST.replace("GROW", "dict(a=ns.x, b=ns.x)") + "{{ ns.x }}",
+    "nesting by varargs": "{% set ns = namespace(x=[1]) %}{% macro m() %}{% set ns.x = varargs %}{% endmacro %}"
+    "{% for i in range(60) %}{{ m(ns.x, ns.x) }}{% endfor %}{{ ns.x }}",
+    "nesting by kwargs": "{% set ns = namespace(x=[1]) %}{% macro m() %}{% set ns.x = kwargs %}{% endmacro %}"
+    "{% for i in range(60) %}{{ m(a=ns.x, b=ns.x) }}{% endfor %}{{ ns.x }}",
+    "nesting by cycler": GROWN_LIST.replace("GROW", "cycler(ns.x, ns.x).items") + "{{ ns.x }}",
+    "a deep tuple to hash": GROWN_TUPLE + "{{ {ns.x: 1} }}",
+    "a deep tuple to look up": GROWN_TUPLE + "{{ {}[ns.x] }}",
+    "a wide tuple": "{{ {(1,) * 9999: 1} }}",
+    "center": "{{ 'a' | center(10 ** 9) }}",
+    "center, in a map": "{{ ['a'] | map('center', 10 ** 9) | list }}",
+    "indent": "{{ 'a\nb' | indent(10 ** 9) }}",
+    "indent by text": BIG + "{{ ('a\n' * 9999) | indent(s) }}",
+    "batch": "{{ [1] | batch(10 ** 9, 0) | list }}",
+    "slice": "{{ [1] | slice(10 ** 9) | list }}",
+    "round": "{{ 5 | round(10 ** 9, 'ceil') }}",
+    "round, below": "{{ 5 | round(-(10 ** 9)) }}",
+    "sum of lists": "{{ [[1]] | sum(start=[]) }}",
+    "int": BIG + "{{ s | int(0, 16) }}",
+    "format %": "{{ '%1000000000d' % 1 }}",
+    "format % by a star": "{{ '%*d' % (10 ** 9, 1) }}",
+    "format % by name": BIG + "{{ ('%(a)s' * 9999) % {'a': s} }}",
+    "format filter": "{{ '%1000000000d' | format(1) }}",
+    "format method": "{{ '{:1000000000}'.format(1) }}",
+    "format method, computed width": "{{ '{:{}}'.format(1, 10 ** 9) }}",
+    "format method, repeated": BIG + "{{ ('{0}' * 9999).format(s) }}",
+    "format_map method": "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
+    "replace": BIG + "{{ s.replace('a', s) }}",
+    "replace filter": BIG + "{{ s | replace('a', s) }}",
+    "replace nothing": BIG + "{{ s.replace('', s) }}",
+    "join": BIG + "{{ s.join(s) }}",
+    "join of many": BIG + "{{ ''.join([s] * 9) }}{{ ''.join(range(9999) | map('replace', '1', s)) }}",
+    "join filter": BIG + "{{ range(9999) | join(s) }}",
+    "ljust": "{{ 'a'.ljust(10 ** 9) }}",
+    "zfill": "{{ '1'.zfill(10 ** 9) }}",
+    "expandtabs": "{{ '\t'.expandtabs(10 ** 9) }}",
+    "expandtabs by name": "{{ '\t'.expandtabs(tabsize=10 ** 9) }}",
+    "searching backwards": BIG + "{{ s.rfind('b' ~ 'a' * 100000) }}",
+    "json indent": "{{ [1] | tojson(indent=10 ** 9) }}",
+    "json separators": BIG + "{{ range(9999) | list | tojson(separators=(s, s)) }}",
+    "json nested": GROWN_TUPLE.replace("(ns.x,)", "[ns.x]") + "{{ ns.x | tojson(indent=9) }}",
+    "many slices": BIG + "".join(f"{{% set s{i} = s[1:] %}}" for i in range(50)),
+    "many macro results": "{% macro m() %}" + "x" * 9999 + "{% endmacro %}{% for i in range(9999) %}{% set a = m() %}{% endfor %}",
+    "a long date": "{{ strftime_now('%c' * 9999) }}",
+}
+
+REACHES = {
+    "class": "{{ ''.__class__ }}",
+    "class of class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "attr filter": "{{ '' | attr('__class__') }}",
+    "item": "{{ ''['__class__'] }}",
+    "map": "{{ [''] | map(attribute='__class__') | list }}",
+    "format": "{{ '{0.__class__}'.format('') }}",
+    "globals of a macro": "{% macro m() %}{% endmacro %}{{ m._func.__globals__ }}",
+    "globals of a function": "{{ raise_exception.__globals__ }}",
+    "globals of namespace": "{{ namespace.__init__.__globals__ }}",
+    "the context": "{{ self._TemplateReference__context }}",
+    "the loop's": "{% for x in [1] %}{{ loop._iterator }}{% endfor %}",
+    "mro": "{{ dict.mro() }}",
+}
+
+# Sandboxed to an undefined value, as in the reference: calling or looking further is the error.
+CLOSED = {
+    "list append": "{% set x = [] %}{{ x.append(1) }}",
+    "dict update": "{{ messages[0].update({'role': 'x'}) }}",
+    "encode": "{{ 'a'.encode('idna') }}",
+    "to_bytes": "{{ (1).to_bytes(10 ** 9) }}",
+    "the loop filter by name": "{{ messages['for each'].x }}",
+}
+
+
+def made(source: str, limits: RenderLimits = LIMITS) -> ChatTemplate:
+    return ChatTemplate(GUARD + source + "{% else %}fine{% endif %}", bos_token="", eos_token="", limits=limits)
+
+
+def attacked(source: str) -> RequestError:
+    template = made(source)
+    begin = time.perf_counter()
+    with pytest.raises(RequestError) as ended:
+        template.render(ATTACK)
+    assert time.perf_counter() - begin < WITHIN_S
+    assert template.render([{"role": "user", "content": "hi"}]) == "fine"
+    return ended.value
+
+
+@pytest.mark.parametrize("source", LOOPS.values(), ids=LOOPS)
+def test_a_template_that_does_not_end_is_ended(source: str) -> None:
+    assert type(attacked(source)) is TemplateLimitExceeded
+
+
+@pytest.mark.parametrize("source", ALLOCATIONS.values(), ids=ALLOCATIONS)
+def test_a_template_that_grows_is_ended_before_it_has_grown(source: str) -> None:
+    template = made(source)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateLimitExceeded):
+            template.render(ATTACK)
+        assert tracemalloc.get_traced_memory()[1] < WITHIN_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("source", REACHES.values(), ids=REACHES)
+def test_a_template_that_reaches_for_attributes_fails(source: str) -> None:
+    error = attacked(source)
+    assert type(error) is TemplateFailed
+    assert error.status == 500
+
+
+@pytest.mark.parametrize("source", CLOSED.values(), ids=CLOSED)
+def test_a_template_that_uses_what_is_closed_to_it_is_refused(source: str) -> None:
+    assert isinstance(attacked(source), (InvalidRequest, TemplateFailed))
+
+
+@pytest.mark.parametrize("source", [*LOOPS.values(), *ALLOCATIONS.values()], ids=[*LOOPS, *ALLOCATIONS])
+def test_nothing_is_evaluated_while_compiling(source: str) -> None:
+    begin = time.perf_counter()
+    made(source)
+    assert time.perf_counter() - begin < WITHIN_S
+
+
+@pytest.mark.parametrize("source", ["{{ lipsum(9999) }}", "{{ cycler.__init__.__globals__ }}"])
+def test_a_bare_hostile_template_cannot_keep_the_model_from_loading(source: str) -> None:
+    with pytest.raises(RequestError):
+        ChatTemplate(source, bos_token="", eos_token="", limits=LIMITS).render(ATTACK)
+
+
+@pytest.mark.parametrize("name", ["pprint", "urlize", "xmlattr", "wordwrap"])
+def test_filters_that_no_prompt_needs_are_not_there(name: str) -> None:
+    with pytest.raises(TemplateInvalid, match=name):
+        ChatTemplate("{{ 'a' | " + name + " }}", bos_token="", eos_token="")
+
+
+def test_messages_that_are_too_long_are_the_clients_affair() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", bos_token="", eos_token="", limits=LIMITS)
+    with pytest.raises(InvalidRequest, match="too long"):
+        template.render([{"role": "user", "content": "a" * 300_000}])
+
+
+def test_the_time_limit_is_the_clocks() -> None:
+    ticks = iter(range(10**9))
+    template = ChatTemplate("{% for i in range(99999) %}{% endfor %}", bos_token="", eos_token="", clock=lambda: next(ticks) / 100)
+    with pytest.raises(TemplateLimitExceeded, match="longer than 1 s"):
+        template.render(ATTACK)
+
+
+def test_a_long_conversation_stays_well_within_the_limits() -> None:
+    source = "{% for m in messages[::-1] %}{% set c = m.content.strip() %}{{ '<' + m.role + '>' ~ c ~ '\\n' }}{% endfor %}"
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    text = template.render([{"role": "user", "content": "a word " * 100}] * 5000)  # 3.5 million characters
+    assert len(text) > 3_000_000
+
+
+def test_the_deadline_holds_at_the_default_limits() -> None:
+    template = made(LOOPS["loop in loop"], RenderLimits())
+    begin = time.perf_counter()
+    with pytest.raises(TemplateLimitExceeded):
+        template.render(ATTACK)
+    assert time.perf_counter() - begin < 2.0
+
+
+def test_the_recursion_limit_is_left_as_it_was() -> None:
+    before = sys.getrecursionlimit()
+    attacked(LOOPS["macro without end"])
+    assert sys.getrecursionlimit() == before

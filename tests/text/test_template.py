@@ -1,0 +1,335 @@
+"""Chat templates: equal to a plain reference environment, and fitted to the messages that clients send."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2 import nodes
+from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from cllm.errors import InvalidRequest, LoadFailed, TemplateInvalid
+from cllm.text.builtin_templates import CHATML
+from cllm.text.template import ChatTemplate
+
+# Chat templates in the styles that models bring, written for these tests; none is any model's own.
+STYLE = {path.stem: path.read_text("utf-8") for path in (Path(__file__).parent / "templates").glob("*.jinja")}
+NOW = datetime(2025, 3, 9, 10, 11, 12)
+
+
+class PlainGeneration(Extension):
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(lineno)
+
+    def _said(self, caller: Any) -> Any:
+        return caller()
+
+
+def refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def tojson(x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def plain_environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[PlainGeneration, loopcontrols])
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = NOW.strftime
+    return environment
+
+
+def plainly(source: str, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+    variables = {"tools": None, "documents": None, "add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>"}
+    return plain_environment().from_string(source).render(messages=messages, **(variables | kwargs))
+
+
+def made(source: str) -> ChatTemplate:
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>", now=lambda: NOW)
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Find <things> & words",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "word": {"type": "string"},
+                    "kinds": {"type": "array", "items": {"enum": ["noun", "verb"]}},
+                    "where": {"type": "object", "properties": {"page": {"type": "integer"}}},
+                },
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "stop", "description": "\u00e9nough", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"id": "abcdefgh1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+
+
+PLAIN_CHAT = [said("user", "Hello <b>"), said("assistant", "<think>\nhm\n</think>\n\nHi & welcome "), said("user", "  And \u00fc?\n")]
+SYSTEM_CHAT = [said("system", "Be brief."), *PLAIN_CHAT]
+LOOKED_UP = [said("tool", "found"), said("assistant", "Yes")]
+OBJECT_CALLS = [said("user", "Look"), said("assistant", None, tool_calls=[call({"word": "\u00fc"})]), *LOOKED_UP]
+TEXT_CALLS = [said("user", "Look"), said("assistant", None, tool_calls=[call('{"word": "x"}')]), *LOOKED_UP]
+PARTS_CHAT = [
+    said("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
+    said("assistant", [{"type": "text", "text": "c"}]),
+]
+
+STYLES = [
+    *((name, chat) for name in ("qwen", "llama3", "mistral", "gemma", "phi", "deepseek") for chat in (PLAIN_CHAT, PLAIN_CHAT[:1])),
+    *((name, SYSTEM_CHAT) for name in ("qwen", "llama3", "mistral", "phi", "deepseek")),
+    *((name, OBJECT_CALLS) for name in ("qwen", "llama3", "mistral")),
+    *((name, TEXT_CALLS) for name in ("qwen", "deepseek")),
+    ("parts", PARTS_CHAT),
+]
+
+
+@pytest.mark.parametrize(("name", "chat"), STYLES)
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_renders_as_the_reference_environment_does(name: str, chat: list[dict[str, Any]], tools: Any, add_generation_prompt: bool) -> None:
+    source = STYLE[name]
+    more: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "enable_thinking": False}
+    assert made(source).render(chat, tools=tools, **more) == plainly(source, chat, tools=tools, **more)
+
+
+# What templates do in passing, one idea each.
+PHRASES = [
+    "{{ messages[0].content[1:-1:2] ~ 1 ~ none ~ true ~ 2.5 }}",
+    "{% for a, b in {'x': 1, 'y': [2]}.items() %}{{ loop.index }}/{{ loop.length }} {{ a }}={{ b }}{{ ', ' if not loop.last }}{% endfor %}",
+    "{% for m in messages %}{{ loop.previtem.role if loop.previtem is defined }}>{{ m.role }};{% endfor %}",
+    "{% for m in messages %}{{ m.role }}>{{ loop.nextitem.role if loop.nextitem is defined }};{% endfor %}",
+    "{% for m in messages if m.role == 'user' %}{{ m.content }}{% else %}none{% endfor %}{% for x in nothing %}{% else %}empty{% endfor %}",
+    "{% for x in [1, [2, [3]]] recursive %}{{ loop.depth }}{{ loop(x) if x is sequence else x }} {% endfor %}",
+    "{% macro m(a, b='B') %}<{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{{ caller() if caller }}>{% endmacro %}{{ m(1) }}{{ m(1, 2, 3, c=4) }}",
+    "{% macro m() %}[{{ caller('x') }}]{% endmacro %}{% call(y) m() %}text {{ y }} text{% endcall %}",
+    "{% set x | upper %}some {{ messages[0].role }}{% endset %}{{ x }}{% filter replace('a', 'b') %}banana{% endfilter %}",
+    "{{ [3, 1, 2] | sort | reverse | list }}{{ (1, 2) + (3,) }}{{ [1] * 3 }}{{ 'ab' * 2 }}{{ 7 // 2 }}{{ 7 % 4 }}{{ 2 ** 10 }}{{ 1 / 4 }}",
+    "{{ '%s: %05.1f%%' % ('x', 2.5) }}{{ '{:>8}|{a[0]}'.format('r', a=[1]) }}{{ '%s-%s' | format('a', 'b') }}{{ 'x' | center(7) }}|",
+    "{{ messages | map(attribute='role') | join(', ') }}{{ messages | selectattr('role', 'in', ['user']) | list | length }}",
+    "{{ messages | rejectattr('role', 'equalto', 'user') | map(attribute='content') | first }}{{ 'a b' | title }}{{ ' x ' | trim }}|",
+    "{{ [1, 2, 3, 4, 5] | batch(2, 0) | list }}{{ [1, 2, 3] | slice(2) | list }}",
+    "{{ 2.567 | round(1) }}{{ '12' | int + 1 }}{{ [1, 2] | sum }}",
+    "{{ 'a\\nb\\n\\nc' | indent(2) }}{{ 'a\\nb' | indent('> ', true) }}{{ 'one two three' | truncate(7) }}{{ 'a b' | wordcount }}",
+    "{{ {'b': 1, 'a': '<\u00fc>'} | tojson }}{{ {'b': 1, 'a': [1]} | tojson(indent=2, sort_keys=true) }}",
+    "{{ ['\u00fc'] | tojson(ensure_ascii=true) }}",
+    "{{ [1, 2] | tojson(separators=(',', ':')) }}{{ {'k': none} | tojson(indent='\t') }}",
+    "{{ 'a' | e }}{{ '<' | escape ~ '<' }}{{ '<' | safe + '<' }}",
+    "{{ messages[0].x is defined }}{{ messages[9] }}{{ undefined_name | default('d') }}",
+    "{{ messages[0].get('zz', 'g') }}{{ messages[0].keys() | list }}",
+    "{{ 'a,b,,c'.split(',') | unique | list }}{{ '--'.join(['x', 'y']) }}",
+    "{{ 'aXbX'.replace('X', '12') }}{{ 'abc'.ljust(5) }}|{{ 'a\tb'.expandtabs(4) }}",
+    "{{ 1 < 2 < 3 }}{{ 'b' in 'abc' and 'z' not in 'abc' }}{{ 1 == 1.0 }}",
+    "{{ (1, 2) == (1, 2) }}{{ not [] }}{{ 3 if 0 }}|{{ -3 | abs }}{{ +4 }}",
+    "{% set ns = namespace(a=[]) %}{% for i in range(3) %}{% set ns.a = ns.a + [i] %}{% endfor %}{{ ns.a }}",
+    "{{ dict(a=1) }}{{ cycler('a', 'b').next() }}",
+    "{% if messages[0].content is string %}s{% endif %}{{ messages | last | length }}",
+    "{{ {'update': 1}.update }}{{ {'pop': 1}['pop'] }}{{ 'x'.upper() }}",
+    "{% for k, g in messages | groupby('role') %}{{ k }}{{ g | length }}{% endfor %}",
+    "{{ {'b': 1, 'a': 2} | dictsort }}{{ {'a': 1} | items | list }}",
+    "{{- strftime_now('%Y-%m-%d') -}}  \n  {%- if true %} x {% endif -%} \n y\n   {# note #}\n{% raw %}{{ raw }}{% endraw %}\n",
+]
+
+
+@pytest.mark.parametrize("source", PHRASES)
+def test_phrases_render_as_the_reference_environment_does(source: str) -> None:
+    assert made(source)._render(PLAIN_CHAT, add_generation_prompt=True) == plainly(source, PLAIN_CHAT)
+
+
+def test_the_builtin_template_is_plain_chatml() -> None:
+    expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert made(CHATML).render([said("system", "Be brief."), said("user", "Hi")]) == expected
+
+
+# --- features, and messages that are made to fit ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [
+        ("qwen", {"system", "tools", "thinking"}),
+        ("llama3", {"system", "tools", "bos", "objects"}),
+        ("mistral", {"system", "tools", "bos", "objects"}),
+        ("gemma", {"bos"}),
+        ("phi", {"system"}),
+        ("deepseek", {"system", "bos"}),
+        ("parts", {"system", "tools", "parts"}),
+    ],
+)
+def test_features_are_found_by_rendering(name: str, features: set[str]) -> None:
+    found = made(STYLE[name]).features
+    flags = {
+        "system": found.supports_system,
+        "tools": found.supports_tools,
+        "bos": found.writes_bos,
+        "objects": found.wants_object_arguments,
+        "parts": found.wants_parts,
+        "thinking": "enable_thinking" in found.variables and found.mentions_thinking,
+    }
+    assert {name for name, is_there in flags.items() if is_there} == features
+    assert "messages" in found.variables
+    assert "range" not in found.variables
+
+
+def test_text_parts_are_joined_for_templates_that_want_a_string() -> None:
+    joined = [said("user", "a\nb"), said("assistant", "c")]
+    for name in ("qwen", "phi", "deepseek"):
+        template = made(STYLE[name])
+        assert template.render(PARTS_CHAT) == template.render(joined)
+
+
+def test_a_string_becomes_a_part_for_templates_that_want_parts() -> None:
+    assert made(STYLE["parts"]).render([said("user", "hi")]) == "[USER] hi\n"
+
+
+def test_other_parts_than_text_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="text only"):
+        made(CHATML).render([said("user", [{"type": "image_url", "image_url": {"url": "x"}}])])
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral"])
+def test_arguments_in_json_text_become_objects_where_the_template_encodes_them(name: str) -> None:
+    chat = [said("user", "Look"), said("assistant", None, tool_calls=[call('{"word": "\u00fc"}')]), said("tool", "found")]
+    assert '{"word": "\u00fc"}' in made(STYLE[name]).render(chat)
+
+
+def test_arguments_that_are_not_json_are_refused_where_they_must_be_objects() -> None:
+    with pytest.raises(InvalidRequest, match="not JSON"):
+        made(STYLE["llama3"]).render([said("user", "x"), said("assistant", None, tool_calls=[call("{")])])
+
+
+@pytest.mark.parametrize("content", [None, "", "missing"])
+def test_a_message_that_only_calls_has_the_empty_content_that_the_template_wants(content: str | None) -> None:
+    message = said("assistant", content, tool_calls=[call('{"word": "x"}')])
+    if content == "missing":
+        del message["content"]
+    assert "<|calls|>look_up" in made(STYLE["deepseek"]).render([said("user", "x"), message])
+
+
+def test_an_empty_string_stands_for_no_content_where_none_is_printed() -> None:
+    source = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %};{% endfor %}"
+    template = made(source)
+    assert template.features.empty_content == ""
+    assert template.render([said("user", "x"), said("assistant", None, tool_calls=[call("{}")])]) == "x;{};"
+
+
+def test_a_system_message_goes_before_the_users_where_the_template_has_no_place_for_it() -> None:
+    expected = "<s><start_of_turn>user\nBe brief.\n\nHello<end_of_turn>\n<start_of_turn>model\n"
+    assert made(STYLE["gemma"]).render([said("system", "Be brief."), said("user", "Hello")]) == expected
+
+
+def test_normalising_leaves_the_callers_messages_alone() -> None:
+    messages = [said("system", "s"), said("user", [{"type": "text", "text": "a"}]), said("assistant", "", tool_calls=[call("{}")])]
+    before = json.dumps(messages)
+    for source in STYLE.values():
+        made(source).normalize(messages)
+    assert json.dumps(messages) == before
+
+
+# --- going on from the final message ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "ending"),
+    [
+        ("qwen", "Once ", "<|im_start|>assistant\nOnce "),
+        ("qwen", "", "<|im_start|>assistant\n"),
+        ("mistral", "Once  ", "[/INST] Once"),  # this template trims, so the space would never have been seen
+        ("gemma", "Hello", "<start_of_turn>model\nHello"),  # the user said the same
+        ("phi", "Once\n", "<|assistant|>\nOnce\n"),
+    ],
+)
+def test_the_prompt_ends_where_the_final_message_ends(name: str, content: str, ending: str) -> None:
+    text = made(STYLE[name]).render([said("user", "Hello"), said("assistant", content)], continue_final_message=True)
+    assert text.endswith(ending)
+
+
+def test_a_part_can_be_gone_on_from() -> None:
+    assert made(STYLE["parts"]).render(PARTS_CHAT, continue_final_message=True).endswith("[ASSISTANT] c")
+
+
+@pytest.mark.parametrize("messages", [[], [said("user", "Hello")]])
+def test_only_the_assistants_message_can_be_gone_on_from(messages: list[dict[str, Any]]) -> None:
+    with pytest.raises(InvalidRequest, match="not the assistant's"):
+        made(CHATML).render(messages, continue_final_message=True)
+
+
+def test_a_template_that_hides_the_final_message_cannot_go_on() -> None:
+    with pytest.raises(InvalidRequest, match="does not show"):
+        made("{{ messages[0].content }}").render([said("user", "x"), said("assistant", "y")], continue_final_message=True)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_template_that_raises_refuses_the_messages() -> None:
+    with pytest.raises(InvalidRequest, match="refused: roles must alternate") as refused:
+        made(STYLE["mistral"]).render([said("user", "a"), said("user", "b")])
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[7].role.x }}", "{{ messages[0].content + none }}", "{{ messages[0].content.nope() }}", "{{ 1 / 0 }}"]
+)
+def test_messages_that_a_template_stumbles_over_are_the_clients_affair(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot render"):
+        made(source).render(PLAIN_CHAT)
+
+
+def test_a_long_refusal_is_cut() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        made("{{ raise_exception('x' * 100000) }}").render(PLAIN_CHAT)
+    assert len(refused.value.message) < 1000
+
+
+@pytest.mark.parametrize("name", ["bos_token", "eos_token"])
+def test_a_request_cannot_replace_what_the_server_sets(name: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        made(CHATML).render(PLAIN_CHAT, **{name: "x"})
+    assert refused.value.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("\n{% for x in y %}\n{{ x }", 3),
+        ("ok\n{{ x | no_such_filter }}", 2),
+        ("{% if %}", 1),
+        ("\n\n{% include 'other' %}", 3),
+        ("{% autoescape 'a' * 10 ** 10 %}{% endautoescape %}", 1),
+        ("{% block b %}{% endblock %}", 1),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", None),
+        ("{% if 1 %}" * 500 + "{% endif %}" * 500, None),
+        ("{% for x in y %}" * 30 + "{% endfor %}" * 30, None),
+        ("{{ " + "9" * 10_000 + " }}", None),
+        ("x" * 200_000, None),
+    ],
+)
+def test_a_template_that_cannot_be_compiled_says_where(source: str, line: int | None) -> None:
+    with pytest.raises(TemplateInvalid) as invalid:
+        made(source)
+    assert invalid.value.line == line
+    assert isinstance(invalid.value, LoadFailed)
