@@ -49,7 +49,8 @@ def more_pythons() -> list[str]:
 
 
 def tox(environments: list[str], arguments: list[str], links: str) -> int:
-    discover = [word for path in more_pythons() for word in ("--discover", path)]
+    pythons = more_pythons()
+    discover = ["--discover", *pythons] if pythons else []
     command = [bin_of(RUNNER, "tox"), "run", *discover, "-e", ",".join(environments), "--", *arguments]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, "PIP_FIND_LINKS": links}, stdin=subprocess.DEVNULL).returncode
 
