@@ -114,7 +114,7 @@ class Grid:
     def delays(self, keys: Keys, ids: Ids, columns: Ids) -> Floats:
         """Return by how much the tokens come later than the first of their column: 0 for that one."""
         delays = _exponential(_mix_array(keys + _counters(0, ids)))
-        delays[np.broadcast_to(ids == self.first_ids(keys, columns), delays.shape)] = 0
+        delays *= ids != self.first_ids(keys, columns)
         return delays
 
     def first_ids(self, keys: Keys, columns: Ids) -> Ids:

@@ -38,17 +38,17 @@ class Nucleus:
     def _surely_hold(self, places: Ids, tokens: Ids) -> Bools:
         """Tell where the columns that hold the likelier tokens already prove it: the others weigh at least their maximum."""
         members, n = self.members[places], len(places)
-        tops, temperatures = self.rows.tops[members][:, None], self.temperatures[places][:, None]
+        tops, temperatures = self.rows.tops[members, None], self.temperatures[places, None].astype(np.float32)
         maxima, own = self.rows.maxima[members], self.rows.logits[members, tokens]
         picked = maxima >= own[:, None]
-        few = np.count_nonzero(picked, axis=1) * _FEW_COLUMNS <= maxima.shape[1]
+        few = picked.sum(axis=1) * _FEW_COLUMNS <= maxima.shape[1]
         picked &= few[:, None]
         unseen = np.exp((maxima - tops) / temperatures)
         unseen[picked] = 0
-        r, c = np.nonzero(picked)
+        r, c = picked.nonzero()
         ids, logits = self.rows.tokens_at(members[r], c)
         weights = np.exp((logits - tops[r]) / temperatures[r])
-        before = (logits > own[r][:, None]) | ((logits == own[r][:, None]) & (ids < tokens[r][:, None]))
+        before = (logits > own[r, None]) | ((logits == own[r, None]) & (ids < tokens[r, None]))
         seen = np.bincount(r, weights.sum(axis=1), n)
         likelier = np.bincount(r, (weights * before).sum(axis=1), n)
         enough = likelier < self.top_p[places] * (seen + unseen.sum(axis=1)) * (1 - _MARGIN)

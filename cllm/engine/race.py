@@ -18,6 +18,8 @@ from cllm.backend import Logits
 from cllm.engine.noise import Floats, Ids, Keys
 from cllm.engine.rows import Rows
 
+_MANY_COLUMNS = 8  # a row: from there on it pays to run the columns' first tokens before the others
+
 
 @attrs.define(eq=False)
 class Race:
@@ -32,42 +34,52 @@ class Race:
     temperatures: Floats
     keys: Keys
     times: Floats  # (n, n_columns): the first time of each column
+    leads: Floats  # (n, n_columns): what the first time adds to a score, -log(time)
     bounds: Floats  # (n, n_columns): no token of the column scores higher
     floor: Floats
     below: Ids
+    has_floor: bool
     best: Floats
     winners: Ids
 
     @classmethod
     def of(cls, rows: Rows, members: Ids, keys: Keys, temperatures: Floats, floor: Floats) -> Race:
         """Set up a race among all tokens whose logits are not below the `floor`."""
-        n = len(members)
+        n, has_floor = len(members), bool(np.isfinite(floor).any())
         tops = rows.tops[members].astype(np.float64)
         maxima = rows.maxima[members]
         times = rows.grid.column_times(keys[:, None])
-        bounds = (maxima - tops[:, None]) / temperatures[:, None] - np.log(times)
-        bounds[maxima < floor[:, None]] = -np.inf
-        below = np.full(n, rows.grid.n_vocab)
-        return cls(rows, members, tops, temperatures, keys, times, bounds, floor, below, np.full(n, -np.inf), np.zeros(n, np.int64))
+        leads = -np.log(times)
+        bounds = maxima - tops[:, None]
+        bounds /= temperatures[:, None]
+        bounds += leads
+        if has_floor:
+            bounds[maxima < floor[:, None]] = -np.inf
+        below, best, winners = np.full(n, rows.grid.n_vocab), np.full(n, -np.inf), np.zeros(n, np.int64)
+        return cls(rows, members, tops, temperatures, keys, times, leads, bounds, floor, below, has_floor, best, winners)
 
     def run(self, again: Ids) -> None:
         """Find the winners among the members in `again`."""
         self.best[again] = -np.inf
-        bounds = self.bounds[again]
+        bounds = self.bounds if len(again) == len(self.bounds) else self.bounds[again]
         self._look_into(again, bounds.argmax(axis=1))
-        places, columns = np.nonzero(bounds > self.best[again][:, None])
+        places, columns = (bounds > self.best[again][:, None]).nonzero()
         places = again[places]
-        self._run_firsts(places, columns)
-        beatable = self.bounds[places, columns] > self.best[places]
-        self._look_into(places[beatable], columns[beatable])
+        if len(places) > _MANY_COLUMNS * len(again):
+            self._run_firsts(places, columns)
+            beatable = self.bounds[places, columns] > self.best[places]
+            places, columns = places[beatable], columns[beatable]
+        self._look_into(places, columns)
 
     def _look_into(self, places: Ids, columns: Ids) -> None:
-        """Run the tokens of these columns, as far as they could win at the column's first time."""
+        """Run the tokens of these columns, as far as they take part and could win at the column's first time."""
         ids, logits = self.rows.tokens_at(self.members[places], columns)
-        heated = (logits - self.tops[places][:, None]) / self.temperatures[places][:, None]
-        limits = self.best[places] + np.log(self.times[places, columns])
+        heated = (logits - self.tops[places, None]) / self.temperatures[places, None]
+        limits = self.best[places] - self.leads[places, columns]
         hopeful = heated > limits[:, None]
-        pairs, steps = np.nonzero(hopeful)
+        if self.has_floor:
+            hopeful &= logits >= self.floor[places, None]
+        pairs, steps = hopeful.nonzero()
         places, columns, ids = places[pairs], columns[pairs], ids[pairs, steps]
         times = self.times[places, columns] + self.rows.grid.delays(self.keys[places], ids, columns)
         self._offer(places, ids, heated[pairs, steps] - np.log(times), logits[pairs, steps])
@@ -77,17 +89,20 @@ class Race:
         ids = self.rows.grid.first_ids(self.keys[places], columns)
         logits = self.rows.logits[self.members[places], ids]
         heated = (logits - self.tops[places]) / self.temperatures[places]
-        self._offer(places, ids, heated - np.log(self.times[places, columns]), logits)
+        self._offer(places, ids, heated + self.leads[places, columns], logits)
 
     def _offer(self, places: Ids, ids: Ids, scores: Floats, logits: Logits) -> None:
-        admitted = (logits > self.floor[places]) | ((logits == self.floor[places]) & (ids < self.below[places]))
-        scores[~admitted] = -np.inf
+        if self.has_floor:
+            floor = self.floor[places]
+            takes_part = (logits > floor) | ((logits == floor) & (ids < self.below[places]))
+            places, ids, scores = places[takes_part], ids[takes_part], scores[takes_part]
         np.maximum.at(self.best, places, scores)
-        won = (scores == self.best[places]) & admitted
+        won = scores == self.best[places]
         self.winners[places[won]] = ids[won]
 
     def exclude_from(self, places: Ids) -> None:
         """Let the present winners in `places`, and all that are no likelier, take no further part."""
+        self.has_floor |= len(places) > 0
         for place in places.tolist():
             member, token = int(self.members[place]), int(self.winners[place])
             logit = self.rows.logits[member, token]
