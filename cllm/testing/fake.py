@@ -6,8 +6,10 @@ text, and it refuses what the contract forbids.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 import attrs
 import numpy as np
@@ -32,6 +34,8 @@ SPECIAL = {BOS: b"<bos>", END_OF_TURN: b"<end>", TURN: b"<turn>"}
 N_TOKENS_LEAST = 259
 N_ROWS_OF_LOGITS = 509  # prime: the hash picks one of so many prepared rows
 HASH_FACTOR, HASH_MASK = 6364136223846793005, (1 << 64) - 1
+N_STREAMS = 8  # slots in the streams layout, unless it is said how many sequences run at once
+STATE_MAGIC, STATE_HEADER = b"fake", struct.Struct("<4sI")  # magic, tokens
 
 TEMPLATE = (
     "{% for message in messages %}<turn>{{ message.role }}\n{{ message.content }}<end>{% endfor %}"
@@ -78,17 +82,18 @@ class FakeVocabulary:
 
 
 @attrs.define(eq=False)
-class _Slot:
-    tokens: list[int] = attrs.field(factory=list)
-    hashes: list[int] = attrs.field(factory=list)  # of the prefix up to and including each token
+class _Cell:
+    token: int
+    hash: int  # of the prefix up to and including the token
+    n_slots: int = 1  # that have it
 
 
-def _extend(slot: _Slot, token: int) -> int:
-    last = slot.hashes[-1] if slot.hashes else 0x9E3779B97F4A7C15
-    value = ((last ^ (token + 1)) * HASH_FACTOR + 1442695040888963407) & HASH_MASK
-    slot.tokens.append(token)
-    slot.hashes.append(value)
-    return value
+_Slot: TypeAlias = list[_Cell]
+
+
+def _hash(slot: _Slot, token: int) -> int:
+    last = slot[-1].hash if slot else 0x9E3779B97F4A7C15
+    return ((last ^ (token + 1)) * HASH_FACTOR + 1442695040888963407) & HASH_MASK
 
 
 class FakeModel:
@@ -122,7 +127,9 @@ class FakeModel:
         self.n_steps = 0
         self.before_step = before_step
         self._step_s = step_s
-        self._slots = [_Slot() for _ in range(n_slots)]
+        self._pooled = pooled
+        self._slots: list[_Slot] = [[] for _ in range(n_slots)]
+        self._n_cells_used = 0
         self._n_tokens_to_end = n_tokens_to_end
         self._table = self._logits_table(n_tokens)
         self._logits = np.empty((n_rows_max if n_tokens < 1024 else min(n_rows_max, 256), n_tokens), np.float32)
@@ -140,9 +147,9 @@ class FakeModel:
         i = 0
         rows = zip(batch.tokens[:n].tolist(), batch.slots[:n].tolist(), batch.outputs[:n].tolist(), strict=True)
         for token, slot, wants_output in rows:
-            value = _extend(self._slots[slot], token)
+            cell = self._extend(self._slots[slot], token)
             if wants_output:
-                self._write(out[i], value)
+                self._write(out[i], cell.hash)
                 i += 1
         if self._step_s is not None:
             time.sleep(self._step_s(batch))
@@ -150,38 +157,48 @@ class FakeModel:
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         """See `StepModel.share`."""
-        origin, copy = self._slots[source], self._slots[target]
-        if copy.tokens or not 0 <= n_tokens <= len(origin.tokens):
+        origin, copy = self._slot(source), self._slot(target)
+        if copy or not 0 <= n_tokens <= len(origin):
             raise StepFailed(f"slot {target} is not empty, or slot {source} has no {n_tokens} cells")
-        if not self.capabilities.can_share and n_tokens != len(origin.tokens):
+        if not self.capabilities.can_share and n_tokens != len(origin):
             raise StepFailed("a part of a slot cannot be shared in this layout")
-        copy.tokens, copy.hashes = origin.tokens[:n_tokens], origin.hashes[:n_tokens]
+        for cell in origin[:n_tokens]:
+            if self._pooled:
+                cell.n_slots += 1
+                copy.append(cell)
+            else:
+                self._extend(copy, cell.token)
 
     def trim(self, slot: int, n_keep: int) -> None:
         """See `StepModel.trim`."""
         if n_keep < 0:
             raise StepFailed("a slot keeps no fewer than 0 cells")
-        del self._slots[slot].tokens[n_keep:], self._slots[slot].hashes[n_keep:]
+        cells = self._slot(slot)
+        for cell in cells[n_keep:]:
+            cell.n_slots -= 1
+            if not cell.n_slots:
+                self._n_cells_used -= 1
+        del cells[n_keep:]
 
     def drop(self, slot: int) -> None:
         """See `StepModel.drop`."""
-        self._slots[slot] = _Slot()
+        self.trim(slot, 0)
 
     def save(self, slot: int) -> bytes:
         """See `StepModel.save`."""
-        return np.array(self._slots[slot].tokens, np.int32).tobytes()
+        tokens = [cell.token for cell in self._slot(slot)]
+        return STATE_HEADER.pack(STATE_MAGIC, len(tokens)) + np.array(tokens, np.int32).tobytes()
 
     def restore(self, slot: int, state: bytes) -> None:
         """See `StepModel.restore`."""
-        if self._slots[slot].tokens:
+        cells = self._slot(slot)
+        if cells:
             raise StepFailed(f"slot {slot} is not empty")
-        if len(state) % 4:
-            raise StepFailed("not a state of this model")
-        tokens = np.frombuffer(state, np.int32).tolist()
-        if len(tokens) > min(self.n_cells_slot, self.n_cells - self.n_cells_used):
+        tokens = _tokens_of(state)
+        if len(tokens) > min(self.n_cells_slot, self.n_cells - self._n_cells_used):
             raise NoRoom("the state needs more cells than are free")
         for token in tokens:
-            _extend(self._slots[slot], token)
+            self._extend(cells, token)
 
     def abort(self) -> None:
         """See `StepModel.abort`; steps are over too soon for it."""
@@ -194,14 +211,25 @@ class FakeModel:
 
     @property
     def n_cells_used(self) -> int:
-        """Cells that hold a token; shared ones are counted for each slot."""
-        return sum(len(slot.tokens) for slot in self._slots)
+        """Cells that hold a token; one that slots share counts once."""
+        return self._n_cells_used
 
     def slot_tokens(self, slot: int) -> list[int]:
         """The tokens that a slot holds."""
-        return list(self._slots[slot].tokens)
+        return [cell.token for cell in self._slot(slot)]
 
     # --- how it works -------------------------------------------------------------------------------------------------
+
+    def _slot(self, slot: int) -> _Slot:
+        if not 0 <= slot < len(self._slots):
+            raise StepFailed(f"slot {slot} is not one of {len(self._slots)}")
+        return self._slots[slot]
+
+    def _extend(self, slot: _Slot, token: int) -> _Cell:
+        cell = _Cell(token, _hash(slot, token))
+        slot.append(cell)
+        self._n_cells_used += 1
+        return cell
 
     def _check(self, batch: Batch) -> None:
         n = batch.n_rows
@@ -209,13 +237,17 @@ class FakeModel:
             raise StepFailed(f"a step has 1 to {self.n_rows_max} rows, not {n}")
         if int(np.count_nonzero(batch.outputs[:n])) != batch.n_outputs:
             raise StepFailed("n_outputs is not the number of outputs")
+        if batch.tokens[:n].view(np.uint32).max() >= self.vocabulary.n_tokens:  # seen as unsigned, a negative number is a large one
+            raise StepFailed(f"a token is not below {self.vocabulary.n_tokens}")
         lengths: dict[int, int] = {}
         for slot, position in zip(batch.slots[:n].tolist(), batch.positions[:n].tolist(), strict=True):
-            expected = lengths.get(slot, len(self._slots[slot].tokens))
+            expected = lengths.get(slot)
+            if expected is None:
+                expected = len(self._slot(slot))
             if position != expected:
                 raise StepFailed(f"inconsistent sequence positions: slot {slot} goes on at {expected}, not at {position}")
             lengths[slot] = expected + 1
-        n_new_max = self.n_cells - self.n_cells_used
+        n_new_max = self.n_cells - self._n_cells_used
         if n > n_new_max or max(lengths.values()) > self.n_cells_slot:
             raise NoRoom(f"{n} rows, {n_new_max} free cells")
 
@@ -231,6 +263,16 @@ class FakeModel:
         table[:, 127:256] -= 8.0
         table[:, 256:N_TOKENS_LEAST] = -30.0
         return table
+
+
+def _tokens_of(state: bytes) -> list[int]:
+    if len(state) < STATE_HEADER.size:
+        raise StepFailed("this is not a saved state")
+    magic, n_tokens = STATE_HEADER.unpack_from(state)
+    if magic != STATE_MAGIC or len(state) != STATE_HEADER.size + 4 * n_tokens:
+        raise StepFailed("this is not a saved state, or not a whole one")
+    tokens: list[int] = np.frombuffer(state, np.int32, offset=STATE_HEADER.size).tolist()
+    return tokens
 
 
 class FakeBackend:
@@ -250,7 +292,10 @@ class FakeBackend:
         chosen: dict[str, int] = {name: int(value) for name, value in spec.options.items()}
         if spec.n_cells is not None:
             chosen["n_cells"] = spec.n_cells
-        return FakeModel(n_rows_max=spec.n_rows_max, **chosen)  # type: ignore[arg-type]
+        layout = KvLayout.UNIFIED if spec.kv_layout is KvLayout.AUTO else spec.kv_layout
+        if layout is KvLayout.STREAMS:
+            chosen.setdefault("n_slots", spec.n_live or N_STREAMS)
+        return FakeModel(n_rows_max=spec.n_rows_max, kv_layout=layout, **chosen)  # type: ignore[arg-type]
 
 
 def make_backend() -> FakeBackend:

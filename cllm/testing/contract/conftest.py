@@ -1,0 +1,98 @@
+"""The suite's fixtures: the backend, a model with empty slots, and a hand to feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cllm.backend import Backend, ModelSpec, StepModel
+from cllm.testing.contract.hand import Hand, Near, PlainTokens
+from cllm.testing.contract.options import backend_of, spec_of
+
+Load = Callable[[], StepModel]
+
+
+class _Shared:
+    """One loaded model for all tests that leave it usable; loading takes long with a real one."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._model: StepModel | None = None
+
+    def with_empty_slots(self) -> StepModel:
+        if self._model is not None:
+            try:
+                _empty(self._model)
+            except Exception:  # the test before this one broke it, and has failed for that
+                self.close()
+        if self._model is None:
+            self._model = self._load()
+        return self._model
+
+    def close(self) -> None:
+        if self._model is not None:
+            model, self._model = self._model, None
+            model.close()
+
+
+def _empty(model: StepModel) -> None:
+    for slot in range(model.n_slots):
+        model.drop(slot)
+
+
+@pytest.fixture(scope="session")
+def backend(pytestconfig: pytest.Config) -> Backend:
+    """The backend under test."""
+    return backend_of(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def spec(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """What is loaded of it."""
+    return spec_of(pytestconfig, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def shared(backend: Backend, spec: ModelSpec) -> Iterator[_Shared]:
+    shared = _Shared(lambda: backend.load(spec, lambda _share: True))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def model(shared: _Shared) -> StepModel:
+    """A loaded model, all of whose slots are empty. Tests may not close it."""
+    return shared.with_empty_slots()
+
+
+@pytest.fixture
+def load(backend: Backend, spec: ModelSpec) -> Iterator[Load]:
+    """Load a model of the test's own; it is closed after the test, if need be once more."""
+    loaded: list[StepModel] = []
+
+    def load() -> StepModel:
+        loaded.append(backend.load(spec, lambda _share: True))
+        return loaded[-1]
+
+    yield load
+    for one in loaded:
+        one.close()
+
+
+@pytest.fixture
+def hand(model: StepModel) -> Hand:
+    """Feeds the model."""
+    return Hand(model)
+
+
+@pytest.fixture
+def near(pytestconfig: pytest.Config) -> Near:
+    """Says whether logits are equal as far as arithmetic allows."""
+    return Near(pytestconfig.getoption("tolerance"))
+
+
+@pytest.fixture
+def plain(model: StepModel) -> PlainTokens:
+    """Draws tokens that are text."""
+    return PlainTokens(model.vocabulary)

@@ -1,0 +1,85 @@
+"""The contract suite, run as a plugin's author runs it: on the fake model, and on llama.cpp with each kind of memory in both layouts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cllm.testing.tiny import ARCHITECTURES
+
+FAKE = "cllm.testing.fake:make_backend"
+LAYOUTS = ("unified", "streams")
+QUIET = ("-q", "-rN", "--tb=short", "-W", "error", "-p", "no:cacheprovider")
+
+
+def run_contract(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the suite in a process of its own, so that a backend that crashes fails one test and not the whole run."""
+    return run_pytest("--pyargs", "cllm.testing.contract", *QUIET, *options, folder=folder)
+
+
+def run_pytest(*options: str, folder: Path, all_plugins: bool = False) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"PYTEST_ADDOPTS": "", "PYTHONPATH": str(folder)}
+    if not all_plugins:  # saves a second or two
+        environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        options = ("-p", "cllm.testing.contract.plugin", *options)
+    command = [sys.executable, "-m", "pytest", *options]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def check(run: subprocess.CompletedProcess[str]) -> None:
+    if run.returncode != 0:
+        pytest.fail(f"{run.stdout}\n{run.stderr}", pytrace=False)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str) -> None:
+    check(run_contract("--backend", FAKE, "--kv", layout, folder=tmp_path))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("architecture", [pytest.param(name, marks=[] if name == "qwen3" else pytest.mark.slow) for name in ARCHITECTURES])
+def test_llama_cpp_keeps_the_contract(tmp_path: Path, architecture: str, layout: str) -> None:
+    check(run_contract("--backend", "llama-cpu", "--model", f"tiny:{architecture}", "--kv", layout, folder=tmp_path))
+
+
+def test_the_command_in_the_suites_docstring_works(tmp_path: Path) -> None:
+    """That is with the options found through the entry point, whatever other plugins of pytest are installed."""
+    options = ("--backend", FAKE, "--backend-option", "n_tokens=300", "-k", "probe")
+    run = run_pytest("--pyargs", "cllm.testing.contract", *options, folder=tmp_path, all_plugins=True)
+    check(run)
+    assert f"backend: {FAKE}" in run.stdout
+
+
+def test_a_suite_without_a_backend_says_what_is_missing(tmp_path: Path) -> None:
+    run = run_contract(folder=tmp_path)
+    assert run.returncode != 0
+    assert "--backend NAME is missing" in run.stdout + run.stderr
+
+
+def test_a_backend_that_is_not_installed_is_told_by_name(tmp_path: Path) -> None:
+    run = run_contract("--backend", "llama-cup", folder=tmp_path)
+    assert run.returncode != 0
+    assert "no backend llama-cup; did you mean llama-cpu?" in run.stdout + run.stderr
+
+
+def test_a_backend_that_breaks_its_word_fails_the_suite(tmp_path: Path) -> None:
+    """One that trims nothing though it says that it can: the suite must see what it is there to see."""
+    (tmp_path / "forgetful.py").write_text(
+        "from cllm.testing.fake import FakeBackend, FakeModel\n"
+        "FakeModel.trim = lambda self, slot, n_keep: None\n"
+        "def make_backend(): return FakeBackend()\n"
+    )
+    run = run_contract("--backend", "forgetful:make_backend", "-k", "trim", folder=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "test_a_trimmed_slot_goes_on_with_other_tokens" in run.stdout
+
+
+def test_options_are_added_to_no_other_run_of_pytest(tmp_path: Path) -> None:
+    """Other projects call an option of theirs --backend as well."""
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--backend')\n")
+    (tmp_path / "test_it.py").write_text("def test_it(pytestconfig): assert pytestconfig.getoption('backend') == 'theirs'\n")
+    check(run_pytest("--backend", "theirs", folder=tmp_path))
