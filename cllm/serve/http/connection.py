@@ -53,6 +53,8 @@ class Connection:
         app: AsgiApp,
         config: HttpConfig,
         shared: tuple[hypercorn.Config, hypercorn.WorkerContext, hypercorn.ConnectionState],
+        *,
+        on_idle: Callable[[], None],
     ) -> None:
         tune(raw, config)
         self._raw = raw
@@ -65,6 +67,7 @@ class Connection:
         self._app = app
         self._config = config
         self._shared = shared
+        self._on_idle = on_idle
         self._timeouts = {
             Phase.IDLE: config.keep_alive_s,
             Phase.HEAD: config.header_timeout_s,
@@ -146,7 +149,8 @@ class Connection:
         if isinstance(event, hypercorn.RawData):
             await self._protocol.writer.send(event.data)
         elif isinstance(event, hypercorn.Closed):
-            self._lingers = True
+            # Once the client has said all, there is nothing that could make its kernel drop the answer.
+            self._lingers = self._protocol.has_buffered or self._protocol.connection.their_state in (h11.SEND_BODY, h11.ERROR)
             self.close()
         elif isinstance(event, hypercorn.Updated) and event.idle:
             self._resume()
@@ -200,6 +204,8 @@ class Connection:
             self._n_ahead = 0
             self._has_to_resume = True
             self._reading.cancel()
+        else:
+            self._on_idle()
 
     async def _time_out(self) -> None:
         if self.phase is Phase.BODY:

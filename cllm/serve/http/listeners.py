@@ -81,8 +81,9 @@ def _no_password() -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return an error's text without its number."""
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
+    """Return an error's text without its number, nor what Python adds to it."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.partition(" (while")[0] or type(error).__name__
 
 
 async def accept(listener: socket.socket) -> socket.socket:

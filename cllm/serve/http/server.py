@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import structlog
@@ -70,7 +70,7 @@ class Server:
         self._context = hypercorn.WorkerContext(None)
         self._shared = (hypercorn_config(config), self._context, hypercorn.ConnectionState(state))
         self._connections: set[Connection] = set()
-        self._one_has_ended = trio.Event()
+        self._changed = trio.Event()
         self._n_max = n_connections_max(config)
         self._t_logged = -math.inf
 
@@ -98,7 +98,7 @@ class Server:
     async def _wait_until_empty(self) -> None:
         with trio.move_on_after(self._config.grace_s):
             while self._connections:
-                await self._wait_for_one_to_end()
+                await self._wait_for_change()
         self._abort_all()
 
     async def _abort_at(self, abort: Trigger, scope: trio.CancelScope) -> None:
@@ -119,7 +119,6 @@ class Server:
 
     async def _accept_from(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:
-            await self._wait_for_room()
             try:
                 raw = await accept(listener)
             except OSError as error:
@@ -127,34 +126,46 @@ class Server:
                     raise
                 await self._bear(error)
                 continue
-            self._start(raw, nursery)
+            with raw_closed_on_error(raw):
+                await self._wait_for_room()
+                self._start(raw, nursery)
             await trio.lowlevel.checkpoint()
 
     async def _wait_for_room(self) -> None:
         while len(self._connections) >= self._n_max:
-            self._close_oldest_idle()
-            await self._wait_for_one_to_end()
-
-    async def _wait_for_one_to_end(self) -> None:
-        self._one_has_ended = trio.Event() if self._one_has_ended.is_set() else self._one_has_ended
-        await self._one_has_ended.wait()
-
-    def _close_oldest_idle(self) -> None:
-        idle = [connection for connection in self._connections if connection.is_idle]
-        if idle:
-            min(idle, key=lambda connection: connection.since).close()
+            self._close_longest_idle()
+            await self._wait_for_change()
 
     async def _bear(self, error: OSError) -> None:
+        """After a failed accept, wait until the next may succeed."""
         if trio.current_time() - self._t_logged >= LOG_EVERY_S:
             self._t_logged = trio.current_time()
             log.warning("cannot accept connections at the moment", error=reason(error))
-        self._close_oldest_idle()
-        await trio.sleep(PAUSE_S)
+        if self._close_longest_idle():
+            with trio.move_on_after(PAUSE_S):
+                await self._wait_for_change()
+        else:
+            await trio.sleep(PAUSE_S)
+
+    def _close_longest_idle(self) -> bool:
+        idle = [connection for connection in self._connections if connection.is_idle]
+        if idle:
+            min(idle, key=lambda connection: connection.since).close()
+        return bool(idle)
+
+    async def _wait_for_change(self) -> None:
+        """Wait until a connection ends or has nothing to do."""
+        if self._changed.is_set():
+            self._changed = trio.Event()
+        await self._changed.wait()
 
     def _start(self, raw: socket.socket, nursery: trio.Nursery) -> None:
-        connection = Connection(raw, self._tls, self._app, self._config, self._shared)
+        connection = Connection(raw, self._tls, self._app, self._config, self._shared, on_idle=self._note_change)
         self._connections.add(connection)
         nursery.start_soon(self._serve_one, connection)
+
+    def _note_change(self) -> None:
+        self._changed.set()
 
     async def _serve_one(self, connection: Connection) -> None:
         try:
@@ -163,7 +174,17 @@ class Server:
             log_contained("a connection ended with an error", group, debug=self._config.debug)
         finally:
             self._connections.discard(connection)
-            self._one_has_ended.set()
+            self._note_change()
+
+
+@contextlib.contextmanager
+def raw_closed_on_error(raw: socket.socket) -> Iterator[None]:
+    """Close an accepted socket that has found no connection yet."""
+    try:
+        yield
+    except BaseException:
+        raw.close()
+        raise
 
 
 async def wait_for(trigger: Trigger) -> None:

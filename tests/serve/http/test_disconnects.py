@@ -1,0 +1,102 @@
+"""A client that goes away, however it does, ends its request and nothing else."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+
+PROMPT_S = 0.05
+
+
+async def close(client):
+    await client.close()
+
+
+async def reset(client):
+    await client.reset()
+
+
+async def half_close(client):
+    """Taken for a close: a FIN does not say whether the client still reads, and a generation that nobody reads is dear."""
+    client.stream.socket.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("leave", [close, reset, half_close])
+@pytest.mark.parametrize("path", ["/stream", "/wait"])
+async def test_a_client_that_leaves_ends_its_handler_at_once(serving, until, path, leave):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get(path)
+        await (client.read_until(b"2:xxx") if path == "/stream" else until(lambda: server.log.n_started))
+        await leave(client)
+        assert await until(lambda: server.log.n_cancelled) < PROMPT_S
+        assert await server.is_healthy()
+
+
+@pytest.mark.parametrize("ahead", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n", b"x" * 1000])
+@pytest.mark.parametrize("leave", [close, half_close])
+async def test_bytes_after_the_body_do_not_hide_a_disconnect(serving, until, ahead, leave):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/wait", "POST", "Content-Length: 4\r\n", b"body" + ahead)
+        await until(lambda: server.log.n_started)
+        await client.send(ahead)
+        await leave(client)
+        assert await until(lambda: server.log.n_cancelled) < PROMPT_S
+
+
+async def test_a_disconnect_is_seen_behind_more_than_is_read_ahead(serving, until):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/wait")
+        await until(lambda: server.log.n_started)
+        await client.send(b"x" * 100_000)  # the rest, and the FIN, stay in the kernel
+        await client.close()
+        assert await until(lambda: server.log.n_cancelled) < 0.5
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_let_go(serving):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/echo", "POST", "Content-Length: 100\r\n", b"some")
+        await client.close()
+        assert await server.is_healthy()
+
+
+async def test_two_hundred_streams_that_leave_together_end_within_a_second(serving, until):
+    async with serving() as server:
+        clients = [await server.connect() for _ in range(200)]
+        for client in clients:
+            await client.get("/stream?pause_ms=100")
+        for client in clients:
+            await client.read_until(b"0:xxx")
+        for client in clients:
+            await client.close()
+        assert await until(lambda: server.log.n_cancelled == 200) < 1.0
+        assert await server.is_healthy()
+
+
+async def test_a_client_that_stops_reading_is_ended_and_the_others_are_not(serving, until):
+    async with serving(write_timeout_s=0.3) as server:
+        stopped = await server.connect(receive_buffer=4096)
+        await stopped.get("/stream?size=20000")
+        other = await server.connect()
+        await other.get("/stream?n=300")
+        await until(lambda: server.log.n_cancelled == 1)
+        assert b"299:xxx" in await other.read_until(b"\r\n0\r\n\r\n")
+
+
+async def test_a_client_that_reads_slowly_gets_a_large_answer_whole(serving, until):
+    body = b"x" * 1_000_000
+    async with serving(write_timeout_s=0.5) as server, trio.open_nursery() as nursery:
+        client = await server.connect(receive_buffer=65536)
+        nursery.start_soon(client.get, "/echo", "POST", f"Content-Length: {len(body)}\r\nConnection: close\r\n", body)
+        received = b""
+        start = trio.current_time()
+        while data := await client.stream.receive_some(25_000):
+            received += data
+            await trio.sleep(0.02)
+        assert received.endswith(b"\r\n\r\n" + body)
+        assert trio.current_time() - start > 0.5  # longer than the time in which it has to take something

@@ -1,0 +1,115 @@
+"""When connections or descriptors run out, the server bears it and comes back."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import trio
+
+from cllm.serve.http import server as server_module
+
+SERVER_WITH_64_DESCRIPTORS = """
+    import resource
+    from functools import partial
+    import trio
+    from quart_trio import QuartTrio
+    from cllm.serve.http import HttpConfig, serve_http, server, wrap_asgi
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    {change}
+    app = QuartTrio("app")
+
+    @app.get("/health")
+    async def health():
+        return {{"status": "ok"}}
+
+    async def main():
+        async with trio.open_nursery() as nursery:
+            config = HttpConfig(port=0, header_timeout_s=60, keep_alive_s=60)
+            serve = partial(serve_http, wrap_asgi(app), config=config, shutdown=trio.sleep_forever)
+            (url,) = await nursery.start(serve)
+            print(url, flush=True)
+
+    trio.run(main)
+"""
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def health(port: int) -> bytes:
+    with connect(port) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
+        return client.recv(1000)
+
+
+@pytest.mark.parametrize("change", ["", "server.n_connections_max = lambda config: 1000"], ids=["below the limit", "at the limit"])
+def test_a_flood_of_idle_connections_beyond_the_descriptors_is_outlived(change):
+    code = textwrap.dedent(SERVER_WITH_64_DESCRIPTORS).format(change=change)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            port = int(process.stdout.readline().rpartition(":")[2])
+            flood = [connect(port) for _ in range(150)]
+            assert health(port).startswith(b"HTTP/1.1 200 ")
+            for client in flood:
+                client.close()
+            assert health(port).startswith(b"HTTP/1.1 200 ")
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+async def test_beyond_the_most_connections_the_longest_idle_gives_way(serving):
+    async with serving(n_connections_max=4) as server:
+        for _ in range(8):
+            idle = await server.connect()
+            await idle.get("/health")
+            assert (await idle.answer())[0] == 200
+        assert await server.clients[0].read_to_end() == b""
+        await idle.get("/health")
+        assert (await idle.answer())[0] == 200
+
+
+async def test_a_connection_with_a_request_under_way_never_gives_way(serving, until):
+    async with serving(n_connections_max=2) as server:
+        for _ in range(2):
+            await (await server.connect()).get("/wait")
+        await until(lambda: server.log.n_started == 2)
+        third = await server.connect()
+        await third.get("/health")
+        with trio.move_on_after(0.1) as waited:
+            await third.stream.receive_some()
+        assert waited.cancelled_caught
+        server.log.go_on.set()
+        assert (await third.answer())[0] == 200
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EPERM, errno.EPROTO])
+async def test_an_accept_that_fails_is_tried_again(serving, monkeypatch, number):
+    accept, n_failures = server_module.accept, 0
+
+    async def failing_accept(listener):
+        nonlocal n_failures
+        if n_failures < 2:
+            n_failures += 1
+            raise OSError(number, "on purpose")
+        return await accept(listener)
+
+    monkeypatch.setattr(server_module, "accept", failing_accept)
+    monkeypatch.setattr(server_module, "PAUSE_S", 0.01)
+    async with serving() as server:
+        assert await server.is_healthy()
+        assert n_failures == 2
+
+
+async def test_five_hundred_idle_connections_disturb_nobody(serving):
+    async with serving() as server:
+        for _ in range(500 if server_module.n_connections_max(server_module.HttpConfig()) > 1000 else 200):
+            await server.connect()
+        assert await server.is_healthy()

@@ -1,0 +1,155 @@
+"""Whatever bytes come, the client gets a 4xx or is closed, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import structlog.testing
+import trio
+
+HOST = b"Host: test\r\n"
+REFUSED = {
+    "no request": b"GARBAGE\r\n\r\n",
+    "no target": b"GET HTTP/1.1\r\n" + HOST + b"\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /health HTTP/1.1\r\n" + HOST + HOST + b"\r\n",
+    "a header without a colon": b"GET /health HTTP/1.1\r\n" + HOST + b"nonsense\r\n\r\n",
+    "a NUL in a header": b"GET /health HTTP/1.1\r\n" + HOST + b"a: \x00\r\n\r\n",
+    "both lengths": b"POST /echo HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "both lengths, the other way": b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
+    "a negative length": b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Length: -5\r\n\r\n",
+    "chunks in HTTP/1.0": b"POST /echo HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a bad chunk": b"POST /echo HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n",
+    "a bad chunk after a good one": b"POST /echo HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\nzz\r\n",
+    "an HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+    "another version": b"GET /health HTTP/1.9\r\n" + HOST + b"\r\n",
+    "a TLS hello": bytes.fromhex("160301020001000001fc0303") + bytes(range(256)) * 2,
+    "a target that is no path": b"GET ?q HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a target that is no URL": b"GET http://[ HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a tunnel": b"CONNECT other:443 HTTP/1.1\r\n" + HOST + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("request_", REFUSED.values(), ids=list(REFUSED))
+async def test_a_malformed_request_is_400_and_the_connection_closed(serving, request_):
+    async with serving() as server:
+        answer = await server.ask(request_)
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+        assert await server.is_healthy()
+
+
+async def test_an_unknown_transfer_encoding_is_501(serving):
+    async with serving() as server:
+        answer = await server.ask(b"POST /echo HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 501 ")
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+async def test_headers_over_the_limit_are_431(serving, end):
+    async with serving() as server:
+        answer = await server.ask(b"GET /health HTTP/1.1\r\n" + HOST + b"x: " + b"y" * 200_000 + end)
+        assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    "upgrade",
+    [
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n",
+        b"Connection: Upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: !!!\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\n",
+    ],
+)
+async def test_an_upgrade_is_ignored(serving, upgrade):
+    async with serving() as server:
+        client = await server.connect()
+        for _ in range(2):
+            await client.send(b"GET /health HTTP/1.1\r\n" + HOST + upgrade + b"\r\n")
+            assert (await client.answer())[0] == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_client_that_goes_on_sending_too_large_a_body_can_read_the_413(serving, chunked):
+    async def send_all(client) -> None:
+        for _ in range(160):
+            await client.send(b"10000\r\n" + b"x" * 65536 + b"\r\n" if chunked else b"x" * 65536)
+
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/echo", "POST", "Transfer-Encoding: chunked\r\n" if chunked else "Content-Length: 10485760\r\n")
+        with trio.fail_after(2):
+            await send_all(client)
+        assert (await client.read_to_end()).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_body_that_does_not_come_is_408(serving, until):
+    async with serving(body_timeout_s=0.2) as server:
+        for path in ("/echo", "/wait"):
+            client = await server.connect()
+            start = trio.current_time()
+            await client.get(path, "POST", "Content-Length: 100\r\n", b"some")
+            assert (await client.answer())[0] == 408
+            assert await client.read_to_end() == b""
+            assert 0.15 < trio.current_time() - start < 1.0
+        await until(lambda: server.log.n_cancelled == 1)
+
+
+async def test_headers_that_come_a_byte_at_a_time_end_the_connection(serving):
+    async with serving(header_timeout_s=0.3, keep_alive_s=60) as server:
+        client = await server.connect()
+        await client.get("/health")
+        await client.answer()
+        start = trio.current_time()
+        with trio.fail_after(2), pytest.raises(trio.BrokenResourceError):  # noqa: PT012 the close shows at one of the sends
+            for i in range(1000):
+                await client.send(b"GET /health HTTP/1.1\r\nx: "[i : i + 1] or b"y")
+                await trio.sleep(0.01)
+        assert trio.current_time() - start < 1.0
+
+
+async def test_a_connection_that_says_nothing_ends_in_the_time_for_headers(serving):
+    async with serving(header_timeout_s=0.2, keep_alive_s=60) as server:
+        start = trio.current_time()
+        assert await server.ask(b"") == b""
+        assert await server.ask(b"\r\n\r\n") == b""
+        assert trio.current_time() - start < 1.5
+
+
+async def test_random_bytes_and_mutated_requests_do_no_harm(serving):
+    draw = random.Random(20)
+    starts = [
+        *REFUSED.values(),
+        b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\nabc",
+    ]
+
+    def mutated() -> bytes:
+        data = bytearray(draw.choice(starts))
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(data))
+            data[at : at + draw.randint(0, 3)] = draw.randbytes(draw.randint(0, 3))
+        return bytes(data) or b"x"
+
+    async with serving(header_timeout_s=0.5, body_timeout_s=0.5, keep_alive_s=0.5) as server:
+        with structlog.testing.capture_logs() as logged:
+            async with trio.open_nursery() as nursery:
+                for i in range(200):
+                    nursery.start_soon(server.ask, mutated() if i % 2 else draw.randbytes(draw.randint(1, 300)))
+        assert await server.is_healthy()
+        assert logged == []
+
+
+async def test_an_app_that_fails_is_one_line_in_the_log_and_500(serving):
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+        raise RuntimeError("on purpose")
+
+    async with serving(app=app) as server:
+        with structlog.testing.capture_logs() as logged:
+            answer = await server.ask(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert answer.startswith(b"HTTP/1.1 500 ")
+        assert [entry["error"] for entry in logged] == ["RuntimeError('on purpose')"]

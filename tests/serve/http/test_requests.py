@@ -1,0 +1,221 @@
+"""What a well-behaved client sees."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+import trio
+import trustme
+
+from cllm.errors import AppFailed, CannotListen
+from cllm.serve.http import HttpConfig, serve_http
+
+CLOSE = "Connection: close\r\n"
+
+
+async def test_a_connection_serves_one_request_after_another(serving):
+    async with serving() as server:
+        client = await server.connect()
+        for _ in range(3):
+            await client.get("/health")
+            assert await client.answer() == (200, b'{"status":"ok"}\n')
+            await client.get("/echo", "POST", "Content-Length: 3\r\n", b"abc")
+            assert await client.answer() == (200, b"abc")
+        await client.close()
+
+
+async def test_pipelined_requests_are_answered_in_order(serving):
+    async with serving() as server:
+        client = await server.connect()
+        for body in (b"one", b"three", b"five!!"):
+            await client.get("/echo", "POST", f"Content-Length: {len(body)}\r\n", body)
+        assert [(await client.answer())[1] for _ in range(3)] == [b"one", b"three", b"five!!"]
+        await client.close()
+
+
+async def test_a_request_pipelined_behind_a_stream_is_answered_after_it(serving, until):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/stream")
+        await client.read_until(b"0:xxxxxxxx")
+        await client.get("/health", extra=CLOSE)
+        server.log.go_on.set()
+        assert (await client.read_until(b"\r\n0\r\n\r\n")).count(b"HTTP/1.1") == 0
+        assert (await client.read_to_end()).startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_a_large_body_sent_ahead_waits_for_its_turn(serving):
+    body = bytes(range(256)) * 2048
+    async with serving() as server, trio.open_nursery() as nursery:
+        client = await server.connect()
+        await client.get("/wait", "POST", "Content-Length: 0\r\n")
+        nursery.start_soon(client.get, "/echo", "POST", f"Content-Length: {len(body)}\r\n", body)
+        with trio.move_on_after(0.3):
+            await trio.sleep_forever()  # the kernel's buffers and the server's allowance fill up
+        server.log.go_on.set()
+        assert (await client.answer())[0] == 200
+        assert await client.answer() == (200, body)
+        await client.close()
+
+
+async def test_a_stray_line_end_after_a_body_is_not_taken_for_a_request(serving):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/echo", "POST", "Content-Length: 3\r\n", b"abc\r\n")
+        assert await client.answer() == (200, b"abc")
+        await client.send(b"\r\n")
+        await client.get("/health", extra=CLOSE)
+        assert b"200 OK" in await client.read_to_end()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("path", ["/health", "/stream?n=3"])
+async def test_a_client_that_wants_no_further_request_sees_the_end_at_once(serving, version, path):
+    async with serving() as server:
+        start = trio.current_time()
+        answer = await server.ask(f"GET {path} HTTP/{version}\r\nHost: test\r\n{CLOSE}\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert trio.current_time() - start < 1.0
+
+
+async def test_an_answer_goes_out_in_one_piece(serving):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/health")
+        assert (await client.stream.receive_some(65536)).endswith(b'{"status":"ok"}\n')
+        await client.close()
+
+
+async def test_head_has_the_headers_without_the_body(serving):
+    async with serving() as server:
+        answer = await server.ask(f"HEAD /health HTTP/1.1\r\nHost: test\r\n{CLOSE}\r\n".encode())
+        assert b"content-length: 16" in answer
+        assert answer.endswith(b"\r\n\r\n")
+
+
+async def test_a_chunked_body_arrives_whole(serving):
+    async with serving() as server:
+        client = await server.connect()
+        chunks = b"".join(b"1\r\n%c\r\n" % (97 + i % 26) for i in range(5000))
+        await client.get("/echo", "POST", "Transfer-Encoding: chunked\r\n", chunks + b"0\r\n\r\n")
+        status, body = await client.answer()
+        assert (status, len(body), body[:3]) == (200, 5000, b"abc")
+        await client.close()
+
+
+async def test_a_client_that_asks_before_it_sends_a_body_is_told_to_go_on(serving):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/echo", "POST", "Content-Length: 3\r\nExpect: 100-continue\r\n")
+        assert b" 100 " in await client.read_until(b"\r\n\r\n")
+        await client.send(b"abc")
+        assert await client.answer() == (200, b"abc")
+        await client.close()
+
+
+async def test_a_proxys_absolute_target_is_understood(serving):
+    async with serving() as server:
+        assert b"200 OK" in await server.ask(f"GET http://test/health HTTP/1.1\r\nHost: test\r\n{CLOSE}\r\n".encode())
+
+
+async def test_an_idle_connection_ends_when_its_time_is_up(serving):
+    async with serving(keep_alive_s=0.2) as server:
+        client = await server.connect()
+        await client.get("/health")
+        await client.answer()
+        start = trio.current_time()
+        assert await client.read_to_end() == b""
+        assert 0.15 < trio.current_time() - start < 1.0
+
+
+async def test_a_response_may_last_longer_than_every_timeout(serving, until):
+    async with serving(header_timeout_s=0.1, body_timeout_s=0.1, keep_alive_s=0.1) as server:
+        client = await server.connect()
+        await client.get("/wait")
+        await until(lambda: server.log.n_started)
+        with trio.move_on_after(0.3):
+            await client.stream.receive_some()
+        server.log.go_on.set()
+        assert (await client.answer())[0] == 200
+
+
+async def test_a_stream_that_breaks_is_cut_and_not_finished(serving):
+    async with serving() as server:
+        answer = await server.ask(b"GET /broken HTTP/1.1\r\nHost: test\r\n\r\n")
+        assert answer.endswith(b"5\r\nfirst\r\n")
+        assert await server.is_healthy()
+
+
+async def test_tls_serves_what_clear_text_serves(serving, tmp_path):
+    authority = trustme.CA()
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    async with serving(ssl_certfile=str(tmp_path / "both.pem")) as server:
+        assert server.url.startswith("https://")
+        client = await server.connect(tls=trust)
+        await client.get("/health")
+        assert (await client.answer())[0] == 200
+        await client.get("/stream?n=20&size=50000", extra=CLOSE)
+        answer = await client.read_to_end()
+        assert answer.count(b":xxx") == 20
+        assert answer.endswith(b"0\r\n\r\n")
+        assert b"HTTP" not in await server.ask(b"GET /health HTTP/1.1\r\n\r\n")  # clear text to a TLS port
+        gone = await server.connect(tls=trust)
+        await gone.get("/stream")
+        await gone.read_until(b"3:xxx")
+        await gone.close()
+        client = await server.connect(tls=trust)
+        await client.get("/health", extra=CLOSE)
+        assert (await client.answer())[0] == 200
+
+
+async def test_a_taken_port_is_one_line_for_the_operator(serving):
+    async with serving() as server:
+        with pytest.raises(CannotListen, match=rf"^cannot listen on 127.0.0.1:{server.port}: Address already in use$"):
+            await serve_http(None, config=HttpConfig(port=server.port), shutdown=trio.Event())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"host": "no.such.host.invalid"}, "cannot be resolved"),
+        ({"host": "192.0.2.1"}, "no such address"),
+        ({"ssl_certfile": "/no/such.pem"}, "No such file"),
+        ({"ssl_certfile": __file__}, "cannot use"),
+    ],
+)
+async def test_what_cannot_be_bound_or_read_is_one_line_for_the_operator(changes, message):
+    with pytest.raises(CannotListen, match=message) as caught:
+        await serve_http(None, config=HttpConfig(**{"port": 0} | changes), shutdown=trio.Event())
+    assert "\n" not in str(caught.value)
+
+
+async def test_an_app_that_does_not_start_is_one_line_for_the_operator():
+    async def app(scope, receive, send):
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": "no model"})
+
+    with pytest.raises(AppFailed, match=r"^the app did not start: no model$"):
+        await serve_http(app, config=HttpConfig(port=0), shutdown=trio.Event())
+
+
+async def test_an_app_whose_lifespan_dies_ends_the_server():
+    async def app(scope, receive, send):
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await trio.sleep(0.01)
+
+    with trio.fail_after(2), pytest.raises(AppFailed, match="ended before the server"):
+        await serve_http(app, config=HttpConfig(port=0), shutdown=trio.Event())
+
+
+async def test_an_app_without_a_lifespan_is_served(serving):
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with serving(app=app) as server:
+        assert (await server.ask(b"GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")).startswith(b"HTTP/1.1 204 ")

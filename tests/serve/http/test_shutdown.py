@@ -1,0 +1,92 @@
+"""When the server is told to stop, it lets requests finish, and it stops."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+
+async def test_requests_under_way_finish_and_then_the_server_ends(serving, until):
+    async with serving() as server:
+        clients = [await server.connect() for _ in range(8)]
+        for i, client in enumerate(clients):
+            await client.get("/stream" if i % 2 else "/wait")
+        await until(lambda: server.log.n_started == 8)
+        server.shutdown.set()
+        await server.wait_until_refused()
+        assert not server.ended.is_set()
+        server.log.go_on.set()
+        for i, client in enumerate(clients):
+            answer = await client.read_to_end()
+            assert answer.endswith(b"\r\n0\r\n\r\n" if i % 2 else b'{"waited":true}\n')
+        assert await until(server.ended.is_set) < 1.0
+        assert server.log.n_cancelled == 0
+
+
+async def test_new_connections_are_refused_at_once(serving, until):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/wait")
+        await until(lambda: server.log.n_started)
+        server.shutdown.set()
+        await server.wait_until_refused()
+        assert not server.ended.is_set()
+
+
+async def test_idle_connections_do_not_hold_it_up(serving, until):
+    async with serving(grace_s=30) as server:
+        for _ in range(3):
+            await server.connect()
+            client = await server.connect()
+            await client.get("/health")
+            await client.answer()
+        server.shutdown.set()
+        assert await until(server.ended.is_set) < 0.5
+
+
+async def test_a_response_begun_later_says_that_the_connection_closes(serving, until):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/wait")
+        await until(lambda: server.log.n_started)
+        server.shutdown.set()
+        await server.wait_until_refused()
+        server.log.go_on.set()
+        assert b"connection: close" in await client.read_to_end()
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.3])
+async def test_a_client_that_never_reads_does_not_outlast_the_grace(serving, until, grace_s):
+    async with serving(grace_s=grace_s, write_timeout_s=60) as server:
+        client = await server.connect(receive_buffer=4096)
+        await client.get("/stream?size=1000000")
+        other = await server.connect()
+        await other.get("/wait")
+        await until(lambda: server.log.n_started == 2)
+        server.shutdown.set()
+        assert grace_s <= await until(server.ended.is_set) < grace_s + 1.0
+        assert server.log.n_cancelled == 2
+
+
+async def test_a_second_word_ends_it_at_once(serving, until):
+    async with serving(grace_s=60, write_timeout_s=60) as server:
+        client = await server.connect(receive_buffer=4096)
+        await client.get("/stream?size=1000000")
+        await until(lambda: server.log.n_started)
+        server.shutdown.set()
+        await server.wait_until_refused()
+        assert not server.ended.is_set()
+        server.abort.set()
+        assert await until(server.ended.is_set) < 0.5
+
+
+async def test_cancelling_it_is_as_good(serving, until):
+    with trio.CancelScope() as scope:
+        async with serving(grace_s=60, write_timeout_s=60) as server:
+            client = await server.connect(receive_buffer=4096)
+            await client.get("/stream?size=1000000")
+            await until(lambda: server.log.n_started)
+            start = trio.current_time()
+            scope.cancel()
+            await trio.sleep_forever()
+    assert trio.current_time() - start < 0.5
