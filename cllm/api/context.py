@@ -35,7 +35,8 @@ class Context:
     @functools.cached_property
     def sampling_defaults(self) -> SamplingParams:
         """What holds for parameters that a request leaves out. Raises: Unavailable while the model is being loaded."""
-        return base_params(self.settings.sampling_defaults, self.engine.model.info.metadata)
+        model = self.engine.model
+        return base_params(self.settings.sampling_defaults, model.info.metadata, model.n_ctx)
 
     def served(self, name: str | None) -> ServedModel:
         """The model that a request names; the only one when it names none. Raises: Unavailable · NotFound."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import attrs
-import trio
 from quart import g
 
 from cllm.api.context import Context, cleanup
@@ -83,7 +83,7 @@ class Generation:
                 self._context.metrics.finishes.labels(self._endpoint, "cancelled").inc(self._n_open)
 
     def _observe(self, events: Sequence[tuple[int, Event]]) -> None:
-        metrics, now = self._context.metrics, trio.current_time()
+        metrics, now = self._context.metrics, time.perf_counter()
         if self._last_at is not None:
             metrics.inter_token_s.observe(now - self._last_at)
         elif type(events[0][1]) is Delta:

@@ -134,6 +134,13 @@ def wanted(
 
 
 def _sampling(fields: SamplingFields, model: ServedModel, defaults: SamplingParams) -> SamplingParams:
+    params = _given(fields, defaults, model.n_ctx)
+    if fields.logit_bias:
+        return attrs.evolve(params, logit_bias=_logit_bias(fields.logit_bias, model.vocabulary.n_tokens))
+    return params
+
+
+def _given(fields: SamplingFields, defaults: SamplingParams, n_ctx: int) -> SamplingParams:
     given = {name: value for name in _PLAIN if (value := getattr(fields, name)) is not None}
     if fields.repetition_penalty is not None:
         given.setdefault("repeat_penalty", fields.repetition_penalty)
@@ -142,13 +149,11 @@ def _sampling(fields: SamplingFields, model: ServedModel, defaults: SamplingPara
     if fields.top_n_sigma is not None:
         given["top_n_sigma"] = max(fields.top_n_sigma, 0.0)
     if fields.repeat_last_n is not None:
-        given["repeat_last_n"] = model.n_ctx if fields.repeat_last_n == -1 else fields.repeat_last_n
+        given["repeat_last_n"] = n_ctx if fields.repeat_last_n == -1 else fields.repeat_last_n
     if fields.dry_penalty_last_n is not None:
         given["dry_penalty_last_n"] = None if fields.dry_penalty_last_n == -1 else fields.dry_penalty_last_n
     if fields.dry_sequence_breakers is not None:
         given["dry_sequence_breakers"] = tuple(fields.dry_sequence_breakers)
-    if fields.logit_bias:
-        given["logit_bias"] = _logit_bias(fields.logit_bias, model.vocabulary.n_tokens)
     return attrs.evolve(defaults, **given) if given else defaults
 
 
@@ -224,7 +229,7 @@ _METADATA: Mapping[str, str] = {  # GGUF keys by the field they set
 }
 
 
-def base_params(profile: Profile, metadata: Mapping[str, str]) -> SamplingParams:
+def base_params(profile: Profile, metadata: Mapping[str, str], n_ctx: int) -> SamplingParams:
     """The defaults that an operator chose: OpenAI's, llama-server's, or those that the model file recommends."""
     if profile == "llama":
         return _LLAMA
@@ -236,5 +241,4 @@ def base_params(profile: Profile, metadata: Mapping[str, str]) -> SamplingParams
         fields = msgspec.json.decode(b"{" + text.encode() + b"}", type=SamplingFields)
     except msgspec.DecodeError:
         return SamplingParams()
-    given = {field: value for field in _METADATA if (value := getattr(fields, field)) is not None}
-    return attrs.evolve(SamplingParams(), **{field: max(value, 0) for field, value in given.items()})
+    return _given(fields, SamplingParams(), n_ctx)

@@ -66,7 +66,7 @@ class SseBody(ResponseBody):
 
     def __init__(self, generation: Generation, first: Sequence[tuple[int, Event]], shape: Shape, error_shape: ErrorShape) -> None:
         self._generation = generation
-        self._waiting: Sequence[tuple[int, Event]] | None = first
+        self._waiting = first
         self._shape = shape
         self._error_shape = error_shape
         self._ended = False
@@ -83,7 +83,8 @@ class SseBody(ResponseBody):
     async def __anext__(self) -> bytes:
         while not self._ended:
             try:
-                chunk = await self._next_chunk()
+                events = self._waiting or await self._generation.next_events()
+                chunk = self._chunk(events)
             except Exception as error:  # the status has been sent: the stream itself must say it
                 log.error("stream.failed", exc_info=error)
                 chunk = self._error(InternalError("internal error"))
@@ -92,11 +93,10 @@ class SseBody(ResponseBody):
         self._generation.close()
         raise StopAsyncIteration
 
-    async def _next_chunk(self) -> bytes:
-        if self._waiting is not None:
-            events, self._waiting = self._waiting, None
+    def _chunk(self, events: Sequence[tuple[int, Event]]) -> bytes:
+        if self._waiting:
+            self._waiting = ()
             return self._shape.first() + self._encode(events)
-        events = await self._generation.next_events()
         if events:
             return self._encode(events)
         self._ended = True
