@@ -54,16 +54,20 @@ def test_the_command_in_the_suites_docstring_works(tmp_path: Path) -> None:
     assert f"backend: {FAKE}" in run.stdout
 
 
-def test_a_suite_without_a_backend_says_what_is_missing(tmp_path: Path) -> None:
-    run = run_contract(folder=tmp_path)
-    assert run.returncode != 0
-    assert "--backend NAME is missing" in run.stdout + run.stderr
-
-
-def test_a_backend_that_is_not_installed_is_told_by_name(tmp_path: Path) -> None:
-    run = run_contract("--backend", "llama-cup", folder=tmp_path)
-    assert run.returncode != 0
-    assert "no backend llama-cup; did you mean llama-cpu?" in run.stdout + run.stderr
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ([], "--backend NAME is missing"),
+        (["--backend", "llama-cup"], "no backend llama-cup; did you mean llama-cpu?"),
+        (["--backend", FAKE, "--model", "tiny:qwen9"], "no tiny model of architecture qwen9 can be made"),
+        (["--backend", FAKE, "--backend-option", "n_cells"], "--backend-option takes NAME=VALUE, not n_cells"),
+    ],
+)
+def test_a_command_that_cannot_be_is_told_in_one_line(tmp_path: Path, options: list[str], complaint: str) -> None:
+    run = run_contract(*options, folder=tmp_path)
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+    assert len(run.stderr.strip().splitlines()) == 1
+    assert complaint in run.stderr
 
 
 def test_a_backend_that_breaks_its_word_fails_the_suite(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, cast
 
@@ -12,6 +13,7 @@ import pytest
 from cllm import registry
 from cllm.backend import Backend, FlashAttention, KvLayout, ModelSpec
 from cllm.errors import BackendUnavailable
+from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
 
 TINY: Final = "tiny:"
 N_CELLS: Final = 512
@@ -33,6 +35,15 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"backend: {config.getoption('backend')}, model: {model_name(config) or 'none'}, layout: {config.getoption('kv')}"
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say in one line what is wrong with the command, before every test says it."""
+    backend_of(session.config)
+    options_of(session.config)
+    name = model_name(session.config)
+    if name.startswith(TINY):
+        _check_tiny(name.removeprefix(TINY))
+
+
 def backend_of(config: pytest.Config) -> Backend:
     """Return the backend under test."""
     name = config.getoption("backend")
@@ -40,12 +51,19 @@ def backend_of(config: pytest.Config) -> Backend:
         raise pytest.UsageError("--backend NAME is missing: which backend is to be tried?")
     module, colon, attribute = name.partition(":")
     if colon:
-        make = cast(Callable[[], Backend], getattr(importlib.import_module(module), attribute))
-        return make()
+        return _make(module, attribute)
     try:
         return registry.load_backend(name)
     except BackendUnavailable as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _make(module: str, attribute: str) -> Backend:
+    try:
+        make = cast(Callable[[], Backend], getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        raise pytest.UsageError(f"--backend {module}:{attribute}: {error}") from error
+    return make()
 
 
 def model_name(config: pytest.Config) -> str:
@@ -54,14 +72,17 @@ def model_name(config: pytest.Config) -> str:
     return str(config.getoption("model") or default)
 
 
+def options_of(config: pytest.Config) -> dict[str, str]:
+    """Return the backend's own settings."""
+    pairs = [text.partition("=") for text in config.getoption("backend_option")]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise pytest.UsageError(f"--backend-option takes NAME=VALUE, not {name}")
+    return {name: value for name, _, value in pairs}
+
+
 def spec_of(config: pytest.Config, folder: Path) -> ModelSpec:
     """Return what the suite loads; a tiny model is made in `folder`."""
-    options: dict[str, str] = {}
-    for text in config.getoption("backend_option"):
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise pytest.UsageError(f"--backend-option takes NAME=VALUE, not {text}")
-        options[name] = value
     name = model_name(config)
     return ModelSpec(
         path=_path(name, folder),
@@ -74,22 +95,21 @@ def spec_of(config: pytest.Config, folder: Path) -> ModelSpec:
         cache_type_k="f32",
         cache_type_v="f32",
         flash_attention=FlashAttention.OFF,
-        options=options,
+        options=options_of(config),
     )
+
+
+def _check_tiny(architecture: str) -> None:
+    if architecture not in ARCHITECTURES:
+        raise pytest.UsageError(f"no tiny model of architecture {architecture} can be made, only of {', '.join(ARCHITECTURES)}")
+    if find_spec("gguf") is None:
+        raise pytest.UsageError("a tiny model cannot be made without the package gguf; install it, or give --model FILE")
 
 
 def _path(name: str, folder: Path) -> str:
     if not name.startswith(TINY):
         return name
-    try:
-        from cllm.testing.tiny import make_tiny_gguf
-
-        path = folder / f"{name.removeprefix(TINY)}.gguf"
-        make_tiny_gguf(path, name.removeprefix(TINY))
-    except ModuleNotFoundError as error:
-        raise pytest.UsageError(
-            f"a tiny model cannot be made without the package {error.name}; install it, or give --model FILE"
-        ) from error
-    except ValueError as error:
-        raise pytest.UsageError(str(error)) from error
+    architecture = name.removeprefix(TINY)
+    path = folder / f"{architecture}.gguf"
+    make_tiny_gguf(path, architecture)
     return str(path)

@@ -5,15 +5,16 @@ A conftest.py would not do: with --pyargs pytest reads it only after the command
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import pytest
 
-SUITE: Final = "cllm.testing.contract"
+NAMES_THE_SUITE: Final = re.compile(r"cllm[./]testing[./]contract(?!\.plugin)")  # as a package or as a path
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     """Register the options while the command line is still being read."""
-    if any(SUITE in arg.replace("/", ".") for arg in args):
-        early_config.pluginmanager.import_plugin(f"{SUITE}.options")
+    if any(NAMES_THE_SUITE.search(arg) for arg in args):
+        early_config.pluginmanager.import_plugin("cllm.testing.contract.options")
