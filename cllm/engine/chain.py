@@ -12,6 +12,8 @@ from cllm.engine.sampler import TEMPERATURE_MIN, Sampler
 from cllm.engine.shortlist import Shortlist, fits
 from cllm.engine.truncation import Candidates
 
+_SLACK = 1e-3  # of a logit: what rounding could take from min_p's own test, which follows
+
 
 def truncate(c: Candidates, params: SamplingParams, key: int) -> Candidates:
     """Apply the truncations in the order that both profiles have in common."""
@@ -39,7 +41,7 @@ def heat(c: Candidates, sampler: Sampler) -> Candidates:
 def draw(rows: Rows, row: int, sampler: Sampler) -> int:
     """Truncate and heat the tokens of one row as its parameters say, and draw one. top_n_sigma was applied before."""
     params, key = sampler.params, sampler.key
-    c = _candidates(rows, row, params)
+    c = _candidates(rows, row, sampler)
     if params.mirostat:
         c = heat(c, sampler)
         c = truncation.mirostat_1(c, sampler.mu, rows.grid.n_vocab) if params.mirostat == 1 else truncation.mirostat_2(c, sampler.mu)
@@ -55,11 +57,16 @@ def draw(rows: Rows, row: int, sampler: Sampler) -> int:
     return int(c.ids[place])
 
 
-def _candidates(rows: Rows, row: int, params: SamplingParams) -> Candidates:
-    """Return the tokens in order; no more than top_k where that saves sorting them all and nothing looks at them before it."""
-    looks_at_all = params.mirostat or (params.dynatemp_range > 0 and params.profile is SamplingProfile.OPENAI)
-    if looks_at_all or not fits(params.top_k, rows.grid.n_columns):
-        return Candidates.of(rows.logits[row])
-    shortlist = Shortlist.of(rows, np.array([row]), params.top_k)
-    c = Candidates(shortlist.ids[0], shortlist.logits[0])
-    return c.kept(c.logits > -np.inf)
+def _candidates(rows: Rows, row: int, sampler: Sampler) -> Candidates:
+    """Return the tokens in order; those only that min_p or top_k leave where it comes first, which saves sorting them all."""
+    params, logits = sampler.params, rows.logits[row]
+    if params.mirostat or (params.dynatemp_range > 0 and params.profile is SamplingProfile.OPENAI):
+        return Candidates.of(logits)
+    if fits(params.top_k, rows.grid.n_columns):
+        shortlist = Shortlist.of(rows, np.array([row]), params.top_k)
+        c = Candidates(shortlist.ids[0], shortlist.logits[0])
+        return c.kept(c.logits > -np.inf)
+    if params.typical_p >= 1 and params.top_p >= 1 and params.min_p > 0:
+        floor = float(rows.tops[row]) + (sampler.log_min_p - _SLACK) * sampler.truncation_temperature
+        return Candidates.of(logits, np.flatnonzero(logits >= floor))
+    return Candidates.of(logits)

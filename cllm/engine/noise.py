@@ -41,6 +41,7 @@ _MASK: Final = (1 << 64) - 1
 _FIRST_TIMES: Final = 1 << 32
 _FIRST_TOKENS: Final = 2 << 32
 _COINS: Final = 3 << 32
+_ONE_BITS: Final = np.uint64(0x3FF0000000000000)  # of the float 1.0
 _COLUMN_HEIGHT: Final = 64  # measured at 152k: 32 and 128 cost as much or more in the column maxima, and this bounds the tokens best
 
 
@@ -62,8 +63,18 @@ def coin(key: int) -> float:
     return ((mix(key + (_COINS + 1) * GOLDEN) >> 12) + 0.5) * 2.0**-52
 
 
+def _exponentials(hashes: Keys) -> Floats:
+    """Turn hashes into Exp(1) numbers, all above 0, in place."""
+    hashes >>= np.uint64(12)
+    hashes |= _ONE_BITS
+    u: Floats = hashes.view(np.float64)  # 1 + n / 2**52 for the upper 52 bits n
+    u -= 1 - 2.0**-53
+    np.log(u, out=u)
+    return np.negative(u, out=u)
+
+
 def _mix_array(h: Keys) -> Keys:
-    """Apply `mix` in place to an array that nobody else holds."""
+    """Apply `mix` in place."""
     for shift, multiplier in ((30, _MULTIPLIERS[0]), (27, _MULTIPLIERS[1])):
         h ^= h >> np.uint64(shift)
         h *= np.uint64(multiplier)
@@ -71,18 +82,20 @@ def _mix_array(h: Keys) -> Keys:
     return h
 
 
-def _exponential(h: Keys) -> Floats:
-    """Turn hashes into Exp(1) numbers, all above 0."""
-    u = (h >> np.uint64(12)).astype(np.float64)
-    u += 0.5
-    u *= 2.0**-52
-    np.log(u, out=u)
-    return np.negative(u, out=u)
+def _hashes(keys: Keys, *counters: Ids) -> Keys:
+    """Return the hashes of the counters, which broadcast with the keys, one below the other: small arrays cost by the call."""
+    shape = np.broadcast(keys, *counters).shape
+    states = np.empty((len(counters), *shape), np.uint64)
+    for state, counter in zip(states, counters, strict=True):
+        state[...] = counter
+    return _mix_array(keys + _scaled(states))
 
 
-def _counters(stream: int, ids: Ids) -> Keys:
-    """Return what is added to a key for the `ids` of a stream."""
-    return (ids.astype(np.uint64) + np.uint64(stream + 1)) * np.uint64(GOLDEN)
+def _scaled(counters: Keys) -> Keys:
+    """Turn counters in place into what is added to a key."""
+    counters += np.uint64(1)
+    counters *= np.uint64(GOLDEN)
+    return counters
 
 
 @attrs.frozen(eq=False)
@@ -92,35 +105,43 @@ class Grid:
     n_vocab: int
     n_columns: int
     n_full: int  # rows of the grid that have all columns
+    n_square: int  # tokens in those
     n_rest: int  # columns that have one token more
     heights: Floats  # tokens of each column
     steps: Ids  # what to add to a column's number for the ids of its tokens, the highest column's
-    _counters: Keys
+    _whole_heights: Keys
+    _column_states: Keys  # for the columns' first times, what is added to a key
 
     def column_times(self, keys: Keys) -> Floats:
         """Return each column's first time, for the keys of shape (n, 1): (n, n_columns)."""
-        times = _exponential(_mix_array(keys + self._counters))
+        times = _exponentials(_mix_array(keys + self._column_states))
         times /= self.heights
         return times
 
     def times(self, keys: Keys, ids: Ids) -> Floats:
         """Return the tokens' times; `keys` and `ids` broadcast."""
         columns = ids % self.n_columns
-        heights = self.heights[columns]
-        firsts = _exponential(_mix_array(keys + _counters(_FIRST_TIMES, columns)))
-        firsts /= heights
-        return firsts + self.delays(keys, ids, columns)
+        hashes = _hashes(keys, columns + _FIRST_TIMES, ids, columns + _FIRST_TOKENS)
+        firsts: Floats
+        firsts, delays = _exponentials(hashes[:2])
+        firsts /= self.heights[columns]
+        delays *= ids != self._first_ids(columns, hashes[2])
+        firsts += delays
+        return firsts
 
     def delays(self, keys: Keys, ids: Ids, columns: Ids) -> Floats:
         """Return by how much the tokens come later than the first of their column: 0 for that one."""
-        delays = _exponential(_mix_array(keys + _counters(0, ids)))
-        delays *= ids != self.first_ids(keys, columns)
+        hashes = _hashes(keys, ids, columns + _FIRST_TOKENS)
+        delays = _exponentials(hashes[0])
+        delays *= ids != self._first_ids(columns, hashes[1])
         return delays
 
     def first_ids(self, keys: Keys, columns: Ids) -> Ids:
-        """Return which token of each column comes first; `keys` and `columns` broadcast."""
-        picks = _mix_array(keys + _counters(_FIRST_TOKENS, columns)) >> np.uint64(32)
-        steps = (picks * self.heights[columns].astype(np.uint64)) >> np.uint64(32)
+        """Return which token of each column comes first."""
+        return self._first_ids(columns, _hashes(keys, columns + _FIRST_TOKENS)[0])
+
+    def _first_ids(self, columns: Ids, hashes: Keys) -> Ids:
+        steps = ((hashes >> np.uint64(32)) * self._whole_heights[columns]) >> np.uint64(32)
         return columns + steps.astype(np.int64) * self.n_columns
 
 
@@ -130,6 +151,15 @@ def grid_of(n_vocab: int) -> Grid:
     n_columns = max(1, n_vocab // _COLUMN_HEIGHT)
     n_full, n_rest = divmod(n_vocab, n_columns)
     columns = np.arange(n_columns)
-    heights = n_full + (columns < n_rest).astype(np.float64)
-    steps = np.arange(0, n_vocab, n_columns)
-    return Grid(n_vocab, n_columns, n_full, n_rest, heights, steps, _counters(_FIRST_TIMES, columns))
+    heights = n_full + (columns < n_rest)
+    return Grid(
+        n_vocab=n_vocab,
+        n_columns=n_columns,
+        n_full=n_full,
+        n_square=n_full * n_columns,
+        n_rest=n_rest,
+        heights=heights.astype(np.float64),
+        steps=np.arange(0, n_vocab, n_columns),
+        whole_heights=heights.astype(np.uint64),
+        column_states=_scaled((columns + _FIRST_TIMES).astype(np.uint64)),
+    )

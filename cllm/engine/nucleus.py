@@ -46,7 +46,7 @@ class Nucleus:
         unseen = np.exp((maxima - tops) / temperatures)
         unseen[picked] = 0
         r, c = picked.nonzero()
-        ids, logits = self.rows.tokens_at(members[r], c)
+        ids, logits = c[:, None] + self.rows.grid.steps, self.rows.logits_at(members[r], c)
         weights = np.exp((logits - tops[r]) / temperatures[r])
         before = (logits > own[r, None]) | ((logits == own[r, None]) & (ids < tokens[r, None]))
         seen = np.bincount(r, weights.sum(axis=1), n)

@@ -73,14 +73,15 @@ class Race:
 
     def _look_into(self, places: Ids, columns: Ids) -> None:
         """Run the tokens of these columns, as far as they take part and could win at the column's first time."""
-        ids, logits = self.rows.tokens_at(self.members[places], columns)
+        logits = self.rows.logits_at(self.members[places], columns)
         heated = (logits - self.tops[places, None]) / self.temperatures[places, None]
         limits = self.best[places] - self.leads[places, columns]
         hopeful = heated > limits[:, None]
         if self.has_floor:
             hopeful &= logits >= self.floor[places, None]
         pairs, steps = hopeful.nonzero()
-        places, columns, ids = places[pairs], columns[pairs], ids[pairs, steps]
+        places, columns = places[pairs], columns[pairs]
+        ids = columns + steps * self.rows.grid.n_columns
         times = self.times[places, columns] + self.rows.grid.delays(self.keys[places], ids, columns)
         self._offer(places, ids, heated[pairs, steps] - np.log(times), logits[pairs, steps])
 

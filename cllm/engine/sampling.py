@@ -69,6 +69,7 @@ def sample(logits: Logits, samplers: Sequence[Sampler], workspace: Workspace | N
     with its own workspace (without one, the thread's own is used).
     """
     work = workspace or _default.workspace
+    logits = np.ascontiguousarray(logits)
     sampled = Sampled([], [], None if all(s.n_logprobs is None for s in samplers) else [])
     with np.errstate(all="ignore"):  # invalid rows are told by their maximum, and exp(-inf) is meant
         if sampled.logprobs is None and all(s.is_greedy for s in samplers):

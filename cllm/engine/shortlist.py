@@ -79,13 +79,13 @@ def _limits(maxima: Logits, k: int) -> Logits:
 def _sorted_keys(rows: Rows, members: Ids, picked: Bools, limits: Logits, k: int) -> Keys:
     """Return the order keys of the first k tokens that reach the rows' limits in the picked columns."""
     places, columns = picked.nonzero()
-    ids, logits = rows.tokens_at(members[places], columns)
+    logits = rows.logits_at(members[places], columns)
     pairs, steps = (logits >= limits[places, None]).nonzero()
-    places = places[pairs]
+    places, ids = places[pairs], columns[pairs] + steps * rows.grid.n_columns
     counts = np.bincount(places, minlength=len(members))
     starts = np.cumsum(counts) - counts
     keys = np.full((len(members), max(k, int(counts.max()))), _LAST_KEY)
-    keys[places, np.arange(len(places)) - starts[places]] = order_keys(logits[pairs, steps], ids[pairs, steps])
+    keys[places, np.arange(len(places)) - starts[places]] = order_keys(logits[pairs, steps], ids)
     keys.sort(axis=1)
     return keys[:, :k]
 

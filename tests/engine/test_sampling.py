@@ -160,7 +160,7 @@ common_params = st.builds(
 seeds = st.integers(0, 2**64 - 1)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=250)
 @given(rows(), common_params, seeds, st.integers(0, 100))
 def test_the_common_truncations_draw_what_a_full_sort_draws(
     logits: npt.NDArray[np.float32], params: SamplingParams, seed: int, index: int
