@@ -6,6 +6,8 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+from cllm.api.pages import ENDPOINTS
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -34,3 +36,8 @@ def test_the_wheel_tool_builds_the_version_that_the_package_asks_for() -> None:
     assert wheel.requirement() in (ROOT / "pyproject.toml").read_text("utf-8")
     assert wheel.requirement().partition("==")[2] in wheel.key()
     assert wheel.requirement() in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_page_of_the_api_has_every_endpoint() -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    assert [path for method, path, _ in ENDPOINTS if f"`{method} {path}" not in page] == []
