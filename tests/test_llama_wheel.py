@@ -1,0 +1,73 @@
+"""The tool that compiles llama-cpp-python once, with a compiler and a pip of the tests' own."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+TOOL = Path(__file__).parent.parent / "tools" / "llama_wheel.py"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The tool, with an empty cache and a compiler on the path."""
+    spec = importlib.util.spec_from_file_location("llama_wheel", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setenv("CLLM_WHEEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module.shutil, "which", lambda name: f"/bin/{name}")
+    for name in module.BUILD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return module
+
+
+def pip(monkeypatch: pytest.MonkeyPatch, *, code: int = 0) -> list[list[str]]:
+    """Put a pip in place that writes an empty wheel, or fails; return the commands it was called with."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        commands.append(command)
+        if not code:
+            out = Path(command[command.index("--wheel-dir") + 1])
+            out.mkdir()
+            (out / "llama.whl").touch()
+        return SimpleNamespace(returncode=code)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return commands
+
+
+def test_the_wheel_is_built_once(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = pip(monkeypatch)
+    folder = wheel.wheel_folder()
+    assert wheel.wheel_folder() == folder
+    assert [path.name for path in folder.iterdir()] == ["llama.whl"]
+    assert [command[-1] for command in commands] == [wheel.requirement()]
+
+
+def test_other_build_options_give_another_wheel_and_distrust_what_pip_kept(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = pip(monkeypatch)
+    plain = wheel.wheel_folder()
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
+    assert wheel.wheel_folder() != plain
+    assert ["--no-cache-dir" in command for command in commands] == [False, True]
+
+
+def test_a_build_that_fails_leaves_nothing_that_looks_whole(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip(monkeypatch, code=1)
+    with pytest.raises(SystemExit, match="could not be built"):
+        wheel.wheel_folder()
+    pip(monkeypatch)
+    assert wheel.wheel_folder().is_dir()
+
+
+def test_without_a_compiler_one_line_says_what_to_install(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheel.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match=r"no C\+\+ compiler \(Debian, Ubuntu: apt install build-essential"):
+        wheel.wheel_folder()
