@@ -73,8 +73,10 @@ class Meter:
     def text(self, n_chars: int) -> None:
         """Make a text, or anything else that takes the memory of one, of `n_chars` characters."""
         self._n_chars += n_chars
-        if n_chars > self._limits.n_chars_max or self._n_chars > self._limits.n_chars_total:
-            raise TemplateLimitExceeded(f"the chat template made more than {self._limits.n_chars_max} characters")
+        if n_chars > self._limits.n_chars_max:
+            raise TemplateLimitExceeded(f"the chat template made a value of more than {self._limits.n_chars_max} characters")
+        if self._n_chars > self._limits.n_chars_total:
+            raise TemplateLimitExceeded(f"the chat template made more than {self._limits.n_chars_total} characters in all")
         self.step(n_chars)
 
     def elements(self, n: int) -> None:

@@ -259,6 +259,12 @@ def _tojson(
 
 
 @pass_context
+def _from_json(context: MeteredContext, text: str) -> Any:
+    """Decode JSON: not in the reference, but templates written for llama.cpp use it."""
+    return context.meter.take(json.loads(text))
+
+
+@pass_context
 def _for_each(context: MeteredContext, iterable: Any) -> Iterator[Any]:
     """What every loop goes over; a name with a space cannot be said in a template."""
     step = context.meter.step
@@ -373,6 +379,7 @@ def _metered(name: str) -> Callable[..., Any]:
 _OWN_FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "for each": _for_each,
     "tojson": _tojson,
+    "from_json": _from_json,
     "center": _center,
     "indent": _indent,
     "replace": _replace,

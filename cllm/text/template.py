@@ -302,14 +302,24 @@ class _Prober:
     def said(self, role: str, text: str) -> Message:
         return {"role": role, "content": [{"type": "text", "text": text}] if self.wants_parts else text}
 
-    def calls(self, content: str | None, arguments: Any) -> str:
+    def calls(self, content: str | None, arguments: Any, answered: bool) -> str:
         # Mistral's templates take only identifiers of nine letters or digits.
         call = {"id": "abcdefgh1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
-        return self.shows([self.said("user", "hello"), {"role": "assistant", "content": content, "tool_calls": [call]}])
+        messages = [self.said("user", "hello"), {"role": "assistant", "content": content, "tool_calls": [call]}]
+        result = self.said("tool", "ok") | {"name": "look_up", "tool_call_id": "abcdefgh1"}
+        return self.shows([*messages, result] if answered else messages)
 
-    def calls_well(self, content: str | None) -> bool:
-        text = self.calls(content, {_NEEDLE: "x"})
-        return _NEEDLE in text and "None" not in text
+    def call_shapes(self) -> tuple[str | None, bool]:
+        """Return `empty_content` and `wants_object_arguments` of the features."""
+        # The last message may be treated differently, so the call is not the last where the template knows the role of results.
+        for answered in (True, False):
+            for content in (None, ""):
+                as_object = self.calls(content, {_NEEDLE: "x"}, answered)
+                as_text = self.calls(content, f'{{"{_NEEDLE}": "x"}}', answered)
+                if "None" not in as_object + as_text and _NEEDLE in as_object + as_text:
+                    # JSON text must come out as it is: neither refused, nor encoded once more.
+                    return content, _NEEDLE in as_object and (_NEEDLE not in as_text or f'\\"{_NEEDLE}' in as_text)
+        return "", False  # it does not show calls; a message without content is the likelier to offend it
 
 
 def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) -> TemplateFeatures:
@@ -319,8 +329,7 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
     prober = parts if wants_parts else prober
     hello = prober.said("user", "hello")
     tool = {"type": "function", "function": {"name": _NEEDLE, "description": "", "parameters": {"type": "object", "properties": {}}}}
-    empty_content = "" if not prober.calls_well(None) and prober.calls_well("") else None
-    text_call = prober.calls(empty_content, f'{{"{_NEEDLE}": "x"}}')
+    empty_content, wants_object_arguments = prober.call_shapes()
     return TemplateFeatures(
         variables=variables,
         supports_system=_NEEDLE in prober.shows([prober.said("system", _NEEDLE), hello]),
@@ -328,7 +337,6 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         mentions_thinking=any(word in template.source for word in _THINKING_WORDS),
         writes_bos=bool(bos_token) and prober.shows([hello]).startswith(bos_token),
         wants_parts=wants_parts,
-        # The JSON text must come out as it is: neither refused, nor encoded once more.
-        wants_object_arguments=prober.calls_well(empty_content) and (_NEEDLE not in text_call or f'\\"{_NEEDLE}' in text_call),
+        wants_object_arguments=wants_object_arguments,
         empty_content=empty_content,
     )

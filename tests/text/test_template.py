@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def plainly(source: str, messages: list[dict[str, Any]], **kwargs: Any) -> str:
     return plain_environment().from_string(source).render(messages=messages, **(variables | kwargs))
 
 
+@cache  # a template is the same for every render
 def made(source: str) -> ChatTemplate:
     return ChatTemplate(source, bos_token="<s>", eos_token="</s>", now=lambda: NOW)
 
@@ -234,6 +236,16 @@ def test_an_empty_string_stands_for_no_content_where_none_is_printed() -> None:
     template = made(source)
     assert template.features.empty_content == ""
     assert template.render([said("user", "x"), said("assistant", None, tool_calls=[call("{}")])]) == "x;{};"
+
+
+def test_a_call_is_probed_with_what_comes_after_it() -> None:
+    source = "{% for m in messages %}{{ m.content if loop.last else m.content.strip() }}{{ m.tool_calls }};{% endfor %}"
+    assert made(source).features.empty_content == ""
+
+
+def test_json_text_can_be_decoded() -> None:
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ (c.function.arguments | from_json).word }}{% endfor %}{% endfor %}"
+    assert made(source)._render(TEXT_CALLS) == "x"
 
 
 def test_a_system_message_goes_before_the_users_where_the_template_has_no_place_for_it() -> None:
