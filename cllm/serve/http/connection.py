@@ -108,7 +108,9 @@ class Connection:
             if await self._shake_hands():
                 await self._serve()
         finally:
-            await self._release()
+            with trio.move_on_after(LINGER_S, shield=True), contextlib.suppress(trio.BrokenResourceError):
+                await self._stream.aclose()
+            self._socket.close()
 
     async def _shake_hands(self) -> bool:
         if isinstance(self._stream, trio.SSLStream):
@@ -234,11 +236,6 @@ class Connection:
             with trio.move_on_after(LINGER_S):
                 while await self._stream.receive_some(MAX_RECV_BYTES):
                     pass
-
-    async def _release(self) -> None:
-        with trio.move_on_after(LINGER_S, shield=True), contextlib.suppress(trio.BrokenResourceError):
-            await self._stream.aclose()
-        self._socket.close()
 
 
 def address_of(name: Callable[[], Any]) -> tuple[str, int] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import trio
 
-from cllm.serve.http.asgi import AsgiApp, AsgiSend
+from cllm.serve.http.asgi import LAST_SEND_S, AsgiApp, AsgiSend
 from cllm.serve.http.inbox import Inbox
 
 log = structlog.get_logger(__name__)
@@ -35,7 +35,8 @@ class Requests:
         except* Exception as group:
             log_contained("a request's app failed", group, debug=self._debug, path=scope["path"])
         finally:
-            await send(None)  # Hypercorn's word for "the app has returned"
+            with trio.move_on_after(LAST_SEND_S, shield=True):
+                await send(None)  # Hypercorn's word for "the app has returned"
 
 
 def log_contained(what: str, group: BaseExceptionGroup[Any], *, debug: bool, **context: Any) -> None:

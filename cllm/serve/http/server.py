@@ -50,7 +50,8 @@ async def serve_http(
     try:
         async with lifespan_of(app) as state:
             server = Server(app, config, tls, state)
-            await server.run(listeners, shutdown, abort, task_status)
+            urls = addresses_of(listeners, config)
+            await server.run(listeners, shutdown, abort, lambda: task_status.started(urls))
     except BaseExceptionGroup as group:
         named = [error for error in leaves(group) if isinstance(error, OperatorError)]
         if named:
@@ -74,15 +75,13 @@ class Server:
         self._n_max = n_connections_max(config)
         self._t_logged = -math.inf
 
-    async def run(
-        self, listeners: list[socket.socket], shutdown: Trigger, abort: Trigger | None, task_status: trio.TaskStatus[list[str]]
-    ) -> None:
+    async def run(self, listeners: list[socket.socket], shutdown: Trigger, abort: Trigger | None, started: Callable[[], None]) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as accepting:
                     for listener in listeners:
                         accepting.start_soon(self._accept_from, listener, nursery)
-                    task_status.started(addresses_of(listeners, self._config))
+                    started()
                     await wait_for(shutdown)
                     accepting.cancel_scope.cancel()
                 close_all(listeners)

@@ -66,9 +66,16 @@ def make_app(log: AppLog) -> QuartTrio:
         app.nursery.start_soon(produce, send, n, size, pause_ms)
 
         async def body():
-            with chunks, log.handler():
+            log.n_started += 1
+            try:
                 async for chunk in chunks:
                     yield chunk
+                log.n_finished += 1
+            except (trio.Cancelled, GeneratorExit):
+                log.n_cancelled += 1
+                raise
+            finally:
+                chunks.close()
 
         return body(), {"content-type": "text/event-stream"}
 
@@ -157,8 +164,8 @@ class Serving:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    async def run(self, serve: Callable[..., Any], task_status: trio.TaskStatus[list[str]]) -> None:
-        await serve(task_status=task_status)
+    async def run(self, serve: Callable[..., Any], **how_to_start: Any) -> None:
+        await serve(**how_to_start)
         self.ended.set()
 
     async def connect(self, *, receive_buffer: int | None = None, tls: ssl.SSLContext | None = None) -> Client:
