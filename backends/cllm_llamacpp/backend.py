@@ -52,8 +52,7 @@ class LlamaBackend:
         settings.check(spec)
         if not Path(spec.path).is_file():
             raise LoadFailed(f"{spec.path}: no such file")
-        with _load_lock:
-            LOG.forget_errors()
+        with _load_lock, LOG.loading():
             return _load(lib, spec, on_progress, gpu=self.gpu)
 
     def _probe_gpu(self, lib: Any) -> Probe:
@@ -146,7 +145,8 @@ def _add_loras(lib: Any, spec: ModelSpec, model: Any, context: Any, parts: ExitS
         adapters.append(adapter)
     if adapters:
         scales = (ctypes.c_float * len(adapters))(*(lora.scale for lora in spec.loras))
-        lib.llama_set_adapters_lora(context, (ctypes.c_void_p * len(adapters))(*adapters), len(adapters), scales)
+        pointers = (lib.llama_adapter_lora_p_ctypes * len(adapters))(*adapters)
+        lib.llama_set_adapters_lora(context, pointers, len(adapters), scales)
 
 
 def _load_failed(path: str, otherwise: str = "llama.cpp gave no reason") -> LoadFailed:

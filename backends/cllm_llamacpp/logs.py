@@ -6,14 +6,13 @@ import atexit
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final
 
 logger = logging.getLogger("cllm.llamacpp")
 
 _CONT: Final = 5  # GGML_LOG_LEVEL_CONT: goes on where the last text ended
-_LEVELS: Final = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
-"""From GGML_LOG_LEVEL_*. A step lower than llama.cpp's: what it calls an error may be routine here (an abort), and whatever
-matters raises."""
+_WARN: Final = 3
 _ERROR: Final = 4
 
 _N_ERRORS_KEPT: Final = 8
@@ -23,6 +22,7 @@ class LogSink:
     """Collects texts into lines; llama.cpp calls it from any thread."""
 
     def __init__(self) -> None:
+        self._is_loading = False
         self._errors: deque[str] = deque(maxlen=_N_ERRORS_KEPT)
         self._text = ""
         self._level = 0
@@ -34,6 +34,16 @@ class LogSink:
         lib.llama_log_set(self._callback, None)
         # After the interpreter's end a call into Python is a crash; llama.cpp's own sink takes what still comes.
         atexit.register(lib.llama_log_set, lib.llama_log_callback(), None)
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """For the time of a load: the errors kept are its own."""
+        self.forget_errors()
+        self._is_loading = True
+        try:
+            yield
+        finally:
+            self._is_loading = False
 
     def forget_errors(self) -> None:
         self._errors.clear()
@@ -63,4 +73,10 @@ class LogSink:
     def _emit(self, line: str) -> None:
         if self._level == _ERROR:
             self._errors.append(line)
-        logger.log(_LEVELS.get(self._level, logging.DEBUG), "%s", line)
+        logger.log(self._importance(), "%s", line)
+
+    def _importance(self) -> int:
+        """Warnings count while a model loads. Afterwards the routine of a busy server is among them: no room, an abort."""
+        if self._level in (_WARN, _ERROR):
+            return logging.WARNING if self._is_loading else logging.INFO
+        return logging.DEBUG

@@ -1,0 +1,246 @@
+"""What a step computes, in which order, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from cllm.backend import Batch, KvLayout
+from cllm.errors import Aborted, NoRoom, StepFailed
+
+
+def test_logits_are_float32_of_the_outputs_by_the_vocabulary(load, drive, some_tokens):
+    model = load()
+    driver = drive(model)
+    driver.fill([(0, i, token) for i, token in enumerate(some_tokens(1, 5))], outputs="all")
+
+    logits = model.step(driver.batch)
+
+    assert logits.shape == (5, model.vocabulary.n_tokens)
+    assert logits.dtype == np.float32
+    assert np.isfinite(logits).all()
+    logits[:] = 0  # a caller may write to them
+
+
+def test_a_step_without_outputs_gives_no_rows(load, drive, some_tokens):
+    model = load()
+
+    logits = drive(model).feed({0: some_tokens(1, 5)}, outputs="none")
+
+    assert logits.shape == (0, model.vocabulary.n_tokens)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen35"])
+def test_outputs_come_in_the_order_of_the_batch_whatever_llama_cpp_makes_of_it(load, drive, some_tokens, layout, architecture):
+    model = load(architecture, kv_layout=layout, n_live=4)
+    prompts = {3: some_tokens(3, 7), 0: some_tokens(0, 2), 2: some_tokens(2, 11)}
+    driver = drive(model)
+    alone = {}
+    for slot, tokens in prompts.items():
+        alone[slot] = driver.feed({slot: tokens}, outputs="all")
+        driver.drop(slot)
+
+    together = driver.feed(prompts, outputs="all")
+
+    np.testing.assert_allclose(together, np.concatenate([alone[slot] for slot in prompts]), atol=1e-3)
+
+
+def test_rows_of_several_slots_may_stand_between_each_other(load, drive, some_tokens, layout):
+    model = load(kv_layout=layout, n_live=4)
+    prompts = {1: some_tokens(1, 4), 0: some_tokens(0, 4)}
+    driver = drive(model)
+    apart = driver.feed(prompts, outputs="all")
+    for slot in prompts:
+        driver.drop(slot)
+
+    between = driver.feed(prompts, outputs="all", interleaved=True)
+
+    np.testing.assert_allclose(between[0::2], apart[:4], atol=1e-3)
+    np.testing.assert_allclose(between[1::2], apart[4:], atol=1e-3)
+
+
+def test_more_rows_than_are_computed_at_a_time_are_as_good_as_few(load, drive, some_tokens):
+    prompt = some_tokens(1, 100)
+    whole = drive(load()).feed({0: prompt}, outputs="all")
+
+    in_parts = drive(load(n_rows_physical=32)).feed({0: prompt}, outputs="all")
+
+    np.testing.assert_allclose(in_parts, whole, atol=1e-3)
+
+
+def test_as_many_outputs_as_rows_can_be_had_at_every_length(load, drive, some_tokens):
+    model = load(n_rows_max=300)
+    driver = drive(model)
+    for n in (1, 257, 300, 2):
+        assert len(driver.feed({0: some_tokens(n, n)}, outputs="all")) == n
+        driver.drop(0)
+
+
+def test_one_slot_less_rows_than_slots_does_not_stop_the_process(load, drive, some_tokens):
+    # llama.cpp asserts that as many outputs are allowed as there are slots, and allows no more than n_batch by default.
+    model = load(n_rows_max=8)
+
+    assert model.n_slots == 256
+    assert drive(model).feed({255: some_tokens(1, 8)}).shape[0] == 1
+
+
+def test_two_batches_may_be_taken_in_turn(load, drive, some_tokens):
+    model = load()
+    one, other = drive(model), drive(model)
+    expected = one.feed({0: some_tokens(1, 4)}), one.feed({0: some_tokens(2, 4)})
+    model.drop(0)
+    one.held.clear()
+
+    first = one.feed({0: some_tokens(1, 4)})
+    other.adopt(0, some_tokens(1, 4))
+    second = other.feed({0: some_tokens(2, 4)})
+
+    np.testing.assert_array_equal(first, expected[0])
+    np.testing.assert_array_equal(second, expected[1])
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen35", "gemma3"])
+def test_no_room_leaves_memory_as_it_was(load, drive, some_tokens, layout, architecture):
+    model = load(architecture, kv_layout=layout, n_live=2, n_cells=512)
+    free, full = drive(model), drive(model)
+    prompts = {0: some_tokens(0, 200), 1: some_tokens(1, 150)}
+    free.feed(prompts)
+    expected = free.feed({0: [5], 1: [6]})
+    for slot in prompts:
+        free.drop(slot)
+
+    full.feed(prompts)
+    with pytest.raises(NoRoom):
+        full.feed({0: some_tokens(2, 200), 1: some_tokens(3, 200)})
+    found = full.feed({0: [5], 1: [6]})
+
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("n_cells", [256, 512])
+def test_every_cell_can_be_filled(load, drive, some_tokens, n_cells):
+    model = load(n_cells=n_cells)
+    driver = drive(model)
+
+    driver.feed({0: some_tokens(1, n_cells - 1)})
+    driver.feed({1: [1]})
+
+    with pytest.raises(NoRoom):
+        driver.feed({2: [1]})
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ((256, 0, 1), "slot"),
+        ((-1, 0, 1), "slot"),
+        ((0, 0, 1_000_000), "token"),
+        ((0, 0, -1), "token"),
+        ((0, 1, 1), "position"),
+        ((0, -1, 1), "position"),
+        ((7, 2, 1), "position"),
+        ((7, 4, 1), "position"),
+    ],
+)
+def test_a_row_that_would_stop_the_process_or_spoil_a_slot_is_refused(load, drive, some_tokens, row, complaint):
+    model = load()
+    driver = drive(model)
+    driver.feed({7: some_tokens(7, 3)})
+    driver.fill([(1, 0, 5), row])
+
+    with pytest.raises(StepFailed, match=complaint):
+        model.step(driver.batch)
+
+    assert driver.feed({7: [1]}).shape[0] == 1  # and the slot is as it was
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen35"])  # llama.cpp lets positions jump in models with several a token
+@pytest.mark.parametrize("positions", [(0, 2), (1, 0)])
+def test_positions_with_gaps_or_out_of_order_are_refused(load, drive, architecture, positions):
+    model = load(architecture, n_live=2)
+    driver = drive(model)
+    driver.fill([(0, position, 5) for position in positions])
+
+    with pytest.raises(StepFailed):
+        model.step(driver.batch)
+
+
+def test_a_batch_with_no_rows_or_too_many_is_refused(load):
+    model = load(n_rows_max=8)
+    batch = Batch(16)
+    batch.positions[:] = range(16)
+    for n in (0, 9, -1):
+        batch.n_rows = n
+        with pytest.raises(StepFailed, match="rows"):
+            model.step(batch)
+
+
+def test_a_wrong_count_of_outputs_is_refused(load, drive):
+    model = load()
+    driver = drive(model)
+    driver.fill([(0, 0, 5)])
+    driver.batch.n_outputs = 2
+
+    with pytest.raises(StepFailed, match="n_outputs"):
+        model.step(driver.batch)
+
+
+def test_an_abort_ends_the_running_step_and_takes_the_slots_back(load, drive, some_tokens):
+    model = load(n_rows_max=1024, n_cells=2048)
+    driver = drive(model)
+    driver.feed({0: some_tokens(0, 20)})
+    driver.fill([(1, i, token) for i, token in enumerate(some_tokens(1, 1000))])
+    stop = threading.Event()
+
+    def abort_again_and_again() -> None:  # one that comes before the step has begun is lost
+        while not stop.is_set():
+            model.abort()
+            time.sleep(0)
+
+    thread = threading.Thread(target=abort_again_and_again)
+    thread.start()
+    try:
+        with pytest.raises(Aborted):
+            model.step(driver.batch)
+    finally:
+        stop.set()
+        thread.join()
+
+    driver.feed({1: some_tokens(1, 5)})  # from position 0 again
+    assert driver.feed({0: [1]}).shape[0] == 1
+
+
+def test_an_abort_between_steps_is_without_effect(load, drive, some_tokens):
+    model = load()
+    model.abort()
+
+    assert drive(model).feed({0: some_tokens(0, 20)}).shape[0] == 1
+
+
+def test_recurrent_memory_offers_no_abort(load):
+    # An aborted graph may leave other slots' states half moved.
+    assert not load("qwen35", n_live=2).capabilities.can_abort
+    assert load("gemma3", n_live=2).capabilities.can_abort
+
+
+def test_a_failed_computation_takes_the_batch_back_or_ends_a_recurrent_model(load, drive, some_tokens, monkeypatch):
+    from cllm.errors import ModelDied
+
+    for architecture, error in (("qwen3", StepFailed), ("gemma3", StepFailed), ("qwen35", ModelDied)):
+        model = load(architecture, n_live=2)
+        driver = drive(model)
+        driver.feed({0: some_tokens(0, 20)})
+        with monkeypatch.context() as patch:
+            patch.setattr(model._lib, "llama_decode", lambda *_: -3)
+            with pytest.raises(error):
+                driver.feed({0: [1], 1: [2]})
+        if error is StepFailed and model.capabilities.can_trim:
+            assert driver.feed({0: [1], 1: [2]}).shape[0] == 2
+
+
+def test_the_layout_in_force_is_never_auto(load, layout):
+    assert load(kv_layout=layout, n_live=2).capabilities.kv_layout is layout
+    assert load(kv_layout=KvLayout.AUTO).capabilities.kv_layout is KvLayout.UNIFIED
