@@ -23,9 +23,7 @@ ERRORS: list[Exception] = [NoRoom("no room"), StepFailed("failed"), Aborted("abo
 
 def make_scheduler(row_budget: int) -> tuple[FakeModel, Scheduler]:
     model = FakeModel(n_cells=N_CELLS, n_slots=N_SLOTS, n_tokens_to_end=25)
-    limits = Limits(
-        n_cells=N_CELLS, n_slots=N_SLOTS, n_ctx=N_CTX, n_rows_max=32, row_budget=row_budget, n_live_max=4, n_waiting_max=1000
-    )
+    limits = Limits(n_cells=N_CELLS, n_slots=N_SLOTS, n_ctx=N_CTX, n_rows_max=32, row_budget=row_budget, n_live_max=4, n_waiting_max=1000)
     return model, Scheduler(limits, model.vocabulary)
 
 

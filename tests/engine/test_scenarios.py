@@ -1,6 +1,6 @@
 """The scheduler's rules as text: each file in scenarios/ is a conversation with it, and what it answered is checked line by line.
 
-A block is commands, a line `----`, and what they gave. `CLLM_REWRITE=1 pytest tests/engine/test_scenarios.py` writes the answers anew, for a
+A block is commands, a line `----`, and what they gave. `CLLM_REWRITE=1 pytest tests/engine` writes the answers anew, for a
 reviewer to read in the diff. Commands:
 
     limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max)

@@ -1,0 +1,76 @@
+"""Runs sequences on a model through the scheduler, step by step, in the test's own thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+import attrs
+
+from cllm.backend import StepModel
+from cllm.engine.compute import compute
+from cllm.engine.events import Delta, Event, Failed, TokenLogprob
+from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.sequence import SequenceSpec
+
+
+@attrs.define
+class Text:
+    """What a sequence gave."""
+
+    text: str = ""
+    tokens: list[int] = attrs.field(factory=list)
+    logprobs: list[TokenLogprob] = attrs.field(factory=list)
+    n_ends: int = 0
+
+
+def make_scheduler(model: StepModel, *, row_budget: int = 512, n_live_max: int = 32) -> Scheduler:
+    """A scheduler over all of `model`."""
+    limits = Limits(
+        n_cells=model.n_cells,
+        n_slots=model.n_slots,
+        n_ctx=min(model.info.n_ctx_train, model.n_cells_slot),
+        n_rows_max=model.n_rows_max,
+        row_budget=row_budget,
+        n_live_max=n_live_max,
+        n_waiting_max=1000,
+    )
+    return Scheduler(limits, model.vocabulary)
+
+
+def run(model: StepModel, scheduler: Scheduler, specs: Seq[SequenceSpec], *, n_at_start: int = 1000) -> list[Text]:
+    """Run all to their ends; after the first `n_at_start`, one more is submitted at every step. The invariants are checked throughout."""
+    later = list(specs)[::-1]
+    texts: dict[int, Text] = {}
+    for _ in range(min(n_at_start, len(later))):
+        texts[scheduler.submit(later.pop(), 0.0)] = Text()
+    while (plan := scheduler.plan(0.0)) is not None or later:
+        if plan is not None:
+            take(plan.events, texts)
+            if plan.is_step:
+                take(scheduler.apply(plan, compute(model, plan, time.perf_counter), 0.0), texts)
+        scheduler.check()
+        if later:
+            texts[scheduler.submit(later.pop(), 0.0)] = Text()
+    assert scheduler.cells.n_free == model.n_cells
+    assert all(text.n_ends == 1 for text in texts.values())
+    return list(texts.values())
+
+
+def alone(model: StepModel, spec: SequenceSpec, *, row_budget: int = 512) -> Text:
+    """Run one sequence with the model to itself."""
+    (text,) = run(model, make_scheduler(model, row_budget=row_budget), [spec])
+    return text
+
+
+def take(events: list[Event], texts: dict[int, Text]) -> None:
+    """Add events to their sequences' texts."""
+    for event in events:
+        assert not isinstance(event, Failed), event
+        text = texts[event.seq_id]
+        text.text += event.text
+        if isinstance(event, Delta):
+            text.tokens += event.tokens
+            text.logprobs += event.logprobs or []
+        else:
+            text.n_ends += 1
