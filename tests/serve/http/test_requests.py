@@ -171,6 +171,18 @@ async def test_tls_serves_what_clear_text_serves(serving, tmp_path):
         assert (await client.answer())[0] == 200
 
 
+async def test_a_tls_client_that_does_not_shake_hands_is_closed_and_holds_up_no_shutdown(serving, until, tmp_path):
+    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    async with serving(ssl_certfile=str(tmp_path / "both.pem"), header_timeout_s=0.2) as server:
+        start = trio.current_time()
+        assert await server.ask(b"") == b""
+        assert trio.current_time() - start < 1.0
+    async with serving(ssl_certfile=str(tmp_path / "both.pem"), header_timeout_s=60, grace_s=60) as server:
+        await server.connect()
+        server.shutdown.set()
+        assert await until(server.ended.is_set) < 1.0
+
+
 async def test_a_taken_port_is_one_line_for_the_operator(serving):
     async with serving() as server:
         with pytest.raises(CannotListen, match=rf"^cannot listen on 127.0.0.1:{server.port}: Address already in use$"):
