@@ -1,0 +1,131 @@
+"""What the engine and Trio add to a model's step: measured on a fake model, without HTTP.
+
+    python -m benchmarks.overhead
+
+For each number of sequences: the wall time of a step through plan, worker thread, sampling, apply, delivery and the readers' wake-ups, less
+the time inside the model and in sampling. The aim is at most 150 us a step plus 10 us a sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import time
+
+import trio
+
+from cllm.config import Settings
+from cllm.engine.compute import compute
+from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.scheduler import Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.serve.loading import limits_of
+from cllm.serve.streams import EventStream
+from cllm.testing.engine import running_engine
+from cllm.testing.fake import FakeModel
+
+N_SEQUENCES = (1, 8, 64, 256)
+N_TOKENS = 300
+AIM_STEP_US, AIM_SEQUENCE_US = 150.0, 10.0
+
+
+class TimedModel(FakeModel):
+    """A fake model that knows how long it was at work."""
+
+    def __init__(self) -> None:
+        super().__init__(n_cells=256 * 512, n_tokens=512)
+        self.busy_s = 0.0
+
+    def step(self, batch):  # type: ignore[no-untyped-def]  # as FakeModel's
+        """See `StepModel.step`."""
+        began = time.perf_counter()
+        logits = super().step(batch)
+        self.busy_s += time.perf_counter() - began
+        return logits
+
+
+def _spec(seed: int) -> SequenceSpec:
+    return SequenceSpec(
+        prompt=[65, 66, 67],
+        sampling=SamplingParams(temperature=0),
+        stopping=StopParams(max_tokens=N_TOKENS, ignore_eos=True),
+        seed=seed,
+    )
+
+
+def pure_us(n_sequences: int) -> tuple[float, float]:
+    """Return plan and apply, us a step, without Trio."""
+    model = TimedModel()
+    scheduler = Scheduler(limits_of(model, Settings(parallel=256)), model.vocabulary)
+    for seed in range(n_sequences):
+        scheduler.submit(_spec(seed), 0.0)
+    plan_s, apply_s = [], []
+    while True:
+        began = time.perf_counter()
+        plan = scheduler.plan(0.0)
+        planned = time.perf_counter()
+        if plan is None:
+            break
+        output = compute(model, plan, time.perf_counter)
+        computed = time.perf_counter()
+        scheduler.apply(plan, output, 0.0)
+        plan_s.append(planned - began)
+        apply_s.append(time.perf_counter() - computed)
+    return statistics.median(plan_s) * 1e6, statistics.median(apply_s) * 1e6
+
+
+async def loop_us(n_sequences: int) -> tuple[float, float]:
+    """Return what a step costs beside model and sampling, readers included, and the process's CPU time for it; us."""
+    model = TimedModel()
+    async with running_engine(model, Settings(parallel=256)) as running:
+        streams = [running.engine.open([_spec(seed)]) for seed in range(n_sequences)]
+        began, cpu_began = time.perf_counter(), time.process_time()
+        async with trio.open_nursery() as nursery:
+            for stream in streams:
+                nursery.start_soon(_read, stream)
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        sample_s = sum(pending[4] for pending in running.engine.metrics._pending)
+    n_steps = model.n_steps
+    inside_s = model.busy_s + sample_s
+    return (wall_s - inside_s) / n_steps * 1e6, (cpu_s - inside_s) / n_steps * 1e6
+
+
+async def _read(stream: EventStream) -> None:
+    n_tokens = 0
+    with stream:
+        async for events in stream:
+            n_tokens += sum(hasattr(event, "tokens") for _, event in events)
+    assert n_tokens == N_TOKENS, n_tokens
+
+
+async def idle_cpu_share() -> float:
+    """Return the share of a core that an idle engine takes."""
+    async with running_engine(FakeModel()) as running:
+        stream = running.engine.open([_spec(0)])
+        await _read(stream)
+        began, cpu_began = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        await trio.sleep(3)
+        cpu = resource.getrusage(resource.RUSAGE_SELF)
+        used = cpu.ru_utime + cpu.ru_stime - cpu_began.ru_utime - cpu_began.ru_stime
+        return used / (time.perf_counter() - began)
+
+
+def main() -> None:
+    """Measure, print a table, end with one line of JSON."""
+    rows = []
+    print(f"{'sequences':>9} {'plan us':>8} {'apply us':>9} {'loop us':>8} {'CPU us':>8} {'aim us':>8}")
+    for n in N_SEQUENCES:
+        plan_us, apply_us = pure_us(n)
+        turns = [trio.run(loop_us, n) for _ in range(3)]
+        wall_us, cpu_us = statistics.median(t[0] for t in turns), statistics.median(t[1] for t in turns)
+        aim_us = AIM_STEP_US + AIM_SEQUENCE_US * n
+        rows.append({"sequences": n, "plan_us": plan_us, "apply_us": apply_us, "loop_us": wall_us, "cpu_us": cpu_us, "aim_us": aim_us})
+        print(f"{n:9} {plan_us:8.1f} {apply_us:9.1f} {wall_us:8.1f} {cpu_us:8.1f} {aim_us:8.1f}")
+    idle = trio.run(idle_cpu_share)
+    print(f"idle: {idle:.4%} of a core")
+    print(json.dumps({"benchmark": "overhead", "rows": rows, "idle_cpu_share": idle}))
+
+
+if __name__ == "__main__":
+    main()
