@@ -192,6 +192,9 @@ class StepModel(Protocol):
     def share(self, source: int, target: int, n_tokens: int) -> None:
         """Let the empty slot `target` begin with the first `n_tokens` cells of `source`, which keeps them.
 
+        Where `can_share`, that takes no cells. Otherwise a whole slot may be copied, cell by cell.
+
+        Raises: NoRoom for a copy, the target is still empty · StepFailed for what this memory cannot share.
         Source: llama_memory_seq_cp (llama.h).
         """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -69,7 +70,7 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
     """Build the model up from its native parts; what was made is freed again, last first, when a later part fails."""
     free_before = machine.free_memory_bytes()  # later on, a mapped file's pages would count as free though they are wanted
     with ExitStack() as parts:
-        model_params = settings.model_params(lib, spec, gpu=gpu)
+        model_params = settings.model_params(lib, spec, n_gpu_layers=_n_gpu_layers(lib, spec) if gpu else 0)
         model = _load_model(lib, spec, on_progress, model_params)
         parts.callback(lib.llama_model_free, model)
         facts = facts_of(lib, model, spec.path)
@@ -95,11 +96,27 @@ def _warm_up(model: LlamaModel, spec: ModelSpec) -> None:
         raise _load_failed(spec.path, str(error)) from error
 
 
+def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
+    """Return the layers to put on GPUs; below zero for all. llama.cpp does not find out for itself how many fit."""
+    if spec.n_gpu_layers is not None:
+        return spec.n_gpu_layers
+    params = settings.model_params(lib, spec, n_gpu_layers=0)
+    params.no_alloc = True  # the file's description alone
+    model = lib.llama_model_load_from_file(os.fsencode(spec.path), params)
+    if not model:
+        raise _load_failed(spec.path)
+    try:
+        n_layers, size_bytes = lib.llama_model_n_layer(model), lib.llama_model_size(model)
+    finally:
+        lib.llama_model_free(model)
+    return settings.n_layers_that_fit(n_layers, size_bytes, sum(gpu.free_bytes for gpu in devices.gpus(lib)))
+
+
 def _load_model(lib: Any, spec: ModelSpec, on_progress: OnProgress, params: Any) -> Any:
     watch = _Progress(on_progress)
     callback = lib.llama_progress_callback(watch)  # referenced until the load is over
     params.progress_callback = callback
-    model = lib.llama_model_load_from_file(str(spec.path).encode(), params)
+    model = lib.llama_model_load_from_file(os.fsencode(spec.path), params)
     watch.raise_if_stopped()
     if not model:
         raise _load_failed(spec.path)
@@ -138,7 +155,7 @@ def _make_context(lib: Any, spec: ModelSpec, facts: Facts, model: Any, abort: Ab
 def _add_loras(lib: Any, spec: ModelSpec, model: Any, context: Any, parts: ExitStack) -> None:
     adapters = []
     for lora in spec.loras:
-        adapter = lib.llama_adapter_lora_init(model, lora.path.encode())
+        adapter = lib.llama_adapter_lora_init(model, os.fsencode(lora.path))
         if not adapter:
             raise _load_failed(lora.path, "not a LoRA adapter for this model")
         parts.callback(lib.llama_adapter_lora_free, adapter)

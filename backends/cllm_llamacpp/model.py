@@ -68,14 +68,15 @@ class LlamaModel:
         return self._views.of(batch.n_outputs)
 
     def warm_up(self) -> None:
-        """Compute two rows, which brings weights into memory, and see whether the memory can be trimmed as expected.
+        """Compute two rows, which brings the weights into memory, and see that the memory can be trimmed where it says so.
 
-        Raises: StepFailed when the model does not compute.
+        Raises: StepFailed.
         """
-        batch = Batch(2)
-        batch.n_rows, batch.n_outputs = 2, 1
-        batch.positions[:] = 0, 1
-        batch.outputs[1] = 1
+        n = min(2, self.n_rows_max)
+        batch = Batch(n)
+        batch.n_rows, batch.n_outputs = n, 1
+        batch.positions[:] = range(n)
+        batch.outputs[n - 1] = 1
         self.step(batch)
         if self.capabilities.can_trim:
             self.trim(0, 1)

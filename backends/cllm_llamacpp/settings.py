@@ -33,6 +33,7 @@ _N_SLOTS_MAX: Final = 256  # LLAMA_MAX_SEQ
 _N_SLOTS_WITH_STATE: Final = 16  # where each slot costs a state or a window of its own, and `n_live` is not given
 _N_SLOTS_STREAMS: Final = 8  # where each slot takes an equal part of the cells
 _N_CELLS_MIN: Final = 512
+_GIB: Final = 1 << 30
 
 
 def check(spec: ModelSpec) -> None:
@@ -46,15 +47,13 @@ def check(spec: ModelSpec) -> None:
         raise LoadFailed("n_rows_max and n_rows_physical must be at least 1")
 
 
-def model_params(lib: Any, spec: ModelSpec, *, gpu: bool) -> Any:
+def model_params(lib: Any, spec: ModelSpec, *, n_gpu_layers: int) -> Any:
     params = lib.llama_model_default_params()
     params.split_mode = _SPLIT_MODES[spec.split_mode]
     params.main_gpu = spec.main_gpu
     params.load_mode = _LOAD_MODES[spec.mmap, spec.mlock]
-    if gpu:
-        params.n_gpu_layers = -1 if spec.n_gpu_layers is None else spec.n_gpu_layers
-    else:
-        params.n_gpu_layers = 0
+    params.n_gpu_layers = n_gpu_layers
+    if n_gpu_layers == 0:
         params.devices = ctypes.addressof(_NO_DEVICES)  # else a build with GPU support takes a device all the same
     if spec.tensor_split:
         params.tensor_split = _tensor_split(lib, spec)
@@ -66,6 +65,15 @@ def _tensor_split(lib: Any, spec: ModelSpec) -> Any:
     if len(spec.tensor_split) > n_devices:
         raise LoadFailed(f"--tensor-split names {len(spec.tensor_split)} devices, llama.cpp takes {n_devices} at most")
     return (ctypes.c_float * n_devices)(*spec.tensor_split)
+
+
+def n_layers_that_fit(n_layers: int, size_bytes: int, free_bytes: int) -> int:
+    """Return how many of a model's layers to put into `free_bytes` of GPU memory; below zero for all, the output head too.
+
+    A fifth of the memory and a gibibyte stay free for the cache and for llama.cpp's buffers.
+    """
+    room = free_bytes * 4 // 5 - _GIB
+    return -1 if size_bytes <= room else max(0, room * n_layers // max(1, size_bytes))
 
 
 def layout_of(spec: ModelSpec) -> KvLayout:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections import Counter
 
 import pytest
+from cllm_llamacpp import make_cpu_backend
+from cllm_llamacpp.library import open_library
 
 from cllm.backend import Backend, FlashAttention, KvLayout, Lora, ModelSpec, StepModel
 from cllm.errors import LoadAborted, LoadFailed, ModelDied
 from cllm.testing.tiny import ARCHITECTURES, N_CTX_TRAIN
-from cllm_llamacpp import make_cpu_backend
-from cllm_llamacpp.library import open_library
 
 
 def go_on(_share: float) -> bool:
@@ -191,15 +190,24 @@ def test_a_file_with_flipped_bits_is_refused_or_loads(tmp_path, tiny_files):
     assert done.returncode <= 0  # survived, or stopped by llama.cpp's own abort
 
 
+def watch(monkeypatch, *names: str) -> list[str]:
+    """Return a list that will hold the names of these functions of llama.cpp's in the order of their calls."""
+    lib, called = open_library(), []
+
+    def watched(name, real):
+        return lambda *arguments: (called.append(name), real(*arguments))[1]
+
+    for name in names:
+        monkeypatch.setattr(lib, name, watched(name, getattr(lib, name)))
+    return called
+
+
 def test_a_load_that_fails_half_way_frees_what_it_made(tiny_files, monkeypatch):
-    lib = open_library()
-    freed: Counter[str] = Counter()
-    for name in ("llama_model_free", "llama_free", "llama_adapter_lora_free"):
-        monkeypatch.setattr(lib, name, lambda handle, name=name, real=getattr(lib, name): (freed.update([name]), real(handle)))
+    freed = watch(monkeypatch, "llama_model_free", "llama_free", "llama_adapter_lora_free")
 
     fails(tiny_files["qwen3"], loras=(Lora("/nowhere.gguf"),))
 
-    assert freed == {"llama_model_free": 1, "llama_free": 1}
+    assert freed == ["llama_free", "llama_model_free"]
 
 
 def test_a_model_whose_first_step_fails_is_not_loaded(tiny_files, monkeypatch):
@@ -212,10 +220,7 @@ def test_a_model_whose_first_step_fails_is_not_loaded(tiny_files, monkeypatch):
 
 
 def test_close_frees_everything_once(tiny_files, monkeypatch):
-    lib = open_library()
-    freed: list[str] = []
-    for name in ("llama_model_free", "llama_free"):
-        monkeypatch.setattr(lib, name, lambda handle, name=name, real=getattr(lib, name): (freed.append(name), real(handle)))
+    freed = watch(monkeypatch, "llama_model_free", "llama_free")
     model = make_cpu_backend().load(ModelSpec(path=str(tiny_files["qwen3"]), n_cells=256), go_on)
 
     model.close()
@@ -254,9 +259,7 @@ def test_close_waits_for_a_text_that_is_being_tokenised(load, monkeypatch):
 
     monkeypatch.setattr(lib, "llama_tokenize", tokenize)
     text = "a" * 500_000
-    thread = threading.Thread(
-        target=lambda: n_tokens.append(len(model.vocabulary.tokenize(text, add_special=False, parse_special=False)))
-    )
+    thread = threading.Thread(target=lambda: n_tokens.append(len(model.vocabulary.tokenize(text, add_special=False, parse_special=False))))
     thread.start()
     started.wait()
 
@@ -337,9 +340,9 @@ def test_log_lines_are_put_together_and_errors_are_kept(caplog):
 def test_a_busy_servers_routine_is_no_warning(load, drive, some_tokens, caplog):
     from cllm.errors import NoRoom
 
-    model = load("qwen35", n_cells=256, n_live=2)
+    driver = drive(load("qwen35", n_cells=256, n_live=2))
+    driver.feed({0: some_tokens(0, 200)})
     with caplog.at_level("WARNING", "cllm.llamacpp"), pytest.raises(NoRoom):
-        for i in range(10):
-            drive(model).feed({i % 2: some_tokens(i, 200)})
+        driver.feed({1: some_tokens(1, 200)})
 
     assert not caplog.records

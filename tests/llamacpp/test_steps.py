@@ -244,3 +244,7 @@ def test_a_failed_computation_takes_the_batch_back_or_ends_a_recurrent_model(loa
 def test_the_layout_in_force_is_never_auto(load, layout):
     assert load(kv_layout=layout, n_live=2).capabilities.kv_layout is layout
     assert load(kv_layout=KvLayout.AUTO).capabilities.kv_layout is KvLayout.UNIFIED
+
+
+def test_one_row_at_a_time_is_enough_for_a_model(load, drive):
+    assert drive(load(n_rows_max=1)).feed({0: [1]}).shape[0] == 1

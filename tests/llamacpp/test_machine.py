@@ -1,0 +1,64 @@
+"""What the machine has free, from what the system says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cllm_llamacpp import machine, settings
+
+
+def test_this_machine_has_cores_and_memory():
+    assert machine.n_cores() >= 1
+    assert machine.free_memory_bytes() > 0
+
+
+def test_hyper_threads_of_one_core_count_once(monkeypatch, tmp_path):
+    for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        topology = tmp_path / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(siblings + "\n")
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_allowed_cpus", lambda: {0, 1, 2, 3, 4})  # the system says nothing of CPU 4
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
+
+    assert machine.n_cores() == 3
+
+
+@pytest.mark.parametrize(("limit", "n_cores"), [("150000 100000", 2), ("max 100000", 4), ("10000 100000", 1), ("", 4)])
+def test_a_control_group_limits_the_cores(monkeypatch, tmp_path, limit, n_cores):
+    (tmp_path / "cpu.max").write_text(limit)
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    monkeypatch.setattr(machine, "_allowed_cpus", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
+
+    assert machine.n_cores() == n_cores
+
+
+def test_a_control_group_limits_the_memory(monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text("1000000")
+    (tmp_path / "memory.current").write_text("400000")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+
+    assert machine.free_memory_bytes() == 600_000
+
+
+def test_a_system_without_proc_still_answers(monkeypatch):
+    monkeypatch.setattr(machine, "_read", lambda _path: "")
+
+    assert machine.free_memory_bytes() > 0
+    assert machine.n_cores() >= 1
+
+
+@pytest.mark.parametrize(("size_gib", "free_gib", "n_layers"), [(4, 24, -1), (16, 24, -1), (40, 24, 18), (40, 1, 0), (40, 0, 0)])
+def test_layers_go_to_the_gpu_as_far_as_they_fit(size_gib, free_gib, n_layers):
+    assert settings.n_layers_that_fit(40, size_gib << 30, free_gib << 30) == n_layers
+
+
+def test_a_path_may_hold_any_characters(load, tiny_files, tmp_path: Path):
+    path = tmp_path / "modèle\udcff 模型.gguf"
+    path.write_bytes(tiny_files["qwen3"].read_bytes())
+
+    assert load(path=str(path)).info.architecture == "qwen3"

@@ -1,0 +1,147 @@
+"""Whether llama.cpp can work here: the answer is one line, cheap, and never an exception."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
+
+from cllm.backend import CONTRACT_VERSION, ModelSpec
+from cllm.errors import BackendUnavailable
+
+
+@pytest.fixture
+def lib():
+    return library.open_library()
+
+
+@pytest.fixture
+def not_opened(monkeypatch):
+    monkeypatch.setattr(library, "_ready", None)
+
+
+def test_the_cpu_is_available_and_a_gpu_preferred_to_it():
+    probe = make_cpu_backend().probe()
+
+    assert probe.available
+    assert probe.preference > 0
+    assert make_cpu_backend().contract_version == make_gpu_backend().contract_version == CONTRACT_VERSION
+
+
+def test_importing_the_package_imports_no_llama_cpp():
+    code = "import sys, cllm_llamacpp; cllm_llamacpp.make_cpu_backend(); assert 'llama_cpp' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_a_second_probe_is_immediate():
+    make_cpu_backend().probe()
+    start = time.perf_counter()
+    for _ in range(10):
+        make_cpu_backend().probe()
+    assert time.perf_counter() - start < 0.5
+
+
+def test_a_build_without_gpu_support_says_what_to_install(lib, monkeypatch, tiny_files):
+    monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: False)
+
+    probe = make_gpu_backend().probe()
+
+    assert not probe.available
+    for word in ("GGML_CUDA", "GGML_METAL", "GGML_VULKAN", "wheel"):
+        assert word in probe.reason
+    assert "\n" not in probe.reason
+    with pytest.raises(BackendUnavailable, match="GGML_CUDA"):
+        make_gpu_backend().load(ModelSpec(path=str(tiny_files["qwen3"])), lambda _share: True)
+
+
+def test_a_build_with_gpu_support_but_no_gpu_says_so(lib, monkeypatch):
+    monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(devices, "gpus", lambda _lib: [])
+
+    assert "no GPU" in make_gpu_backend().probe().reason
+
+
+def test_gpus_are_named_with_their_memory(lib, monkeypatch):
+    monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(devices, "gpus", lambda _lib: [devices.Gpu("Big One", 20 << 30, 24 << 30)])
+
+    probe = make_gpu_backend().probe()
+
+    assert probe.available
+    assert "Big One (20 GiB free)" in probe.reason
+    assert probe.preference > make_cpu_backend().probe().preference
+
+
+def test_the_devices_of_this_build_can_be_asked_for(lib):
+    assert all(gpu.free_bytes <= gpu.total_bytes for gpu in devices.gpus(lib))
+
+
+# --- not installed, broken, another version ---
+
+
+def test_without_llama_cpp_the_reason_says_what_to_install(monkeypatch, not_opened):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+
+    for backend in (make_cpu_backend(), make_gpu_backend()):
+        probe = backend.probe()
+        assert not probe.available
+        assert f"pip install llama-cpp-python=={abi.PACKAGE_VERSION}" in probe.reason
+
+
+@pytest.mark.parametrize("error", [OSError("libllama.so: no such file\nand more"), RuntimeError(), AttributeError("llama_decode")])
+def test_a_broken_installation_is_a_reason_and_no_exception(monkeypatch, not_opened, error):
+    class Broken:
+        def find_spec(self, name, *_):
+            if name == "llama_cpp":
+                raise error
+
+    monkeypatch.delitem(sys.modules, "llama_cpp")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+
+    probe = make_cpu_backend().probe()
+
+    assert not probe.available
+    assert "broken" in probe.reason
+    assert "\n" not in probe.reason
+
+
+def test_this_installation_fits(lib):
+    assert abi.what_is_wrong(lib) is None
+
+
+@pytest.mark.parametrize("struct", abi.SIZES)
+def test_a_struct_of_another_size_is_noticed(monkeypatch, not_opened, struct):
+    monkeypatch.setitem(abi.SIZES, struct, abi.SIZES[struct] + 8)  # type: ignore[index]
+
+    probe = make_cpu_backend().probe()
+
+    assert not probe.available
+    assert struct in probe.reason
+    with pytest.raises(BackendUnavailable, match=struct):
+        make_cpu_backend().load(ModelSpec(path="any"), lambda _share: True)
+
+
+def test_a_field_too_many_is_noticed_although_the_size_may_stay(lib, monkeypatch):
+    """As happened: a field more in the middle of the struct moves the ones after it by one place."""
+    import ctypes
+
+    fields = list(lib.llama_context_params._fields_)
+    at = [name for name, *_ in fields].index("n_rs_seq")
+
+    class Shifted(ctypes.Structure):
+        _fields_ = [*fields[:at], ("brand_new", ctypes.c_uint32), *fields[at:-1]]
+
+    real = lib.llama_cpp._lib["llama_context_default_params"]
+    real.restype = Shifted
+    monkeypatch.setattr(lib, "llama_context_default_params", real)
+
+    assert "layout has changed" in abi.what_is_wrong(lib)
+
+
+def test_another_version_is_named(lib, monkeypatch):
+    monkeypatch.setattr(lib, "__version__", "0.3.35")
+
+    assert "0.3.35" in abi.what_is_wrong(lib)

@@ -1,0 +1,162 @@
+"""Tokens and text: what a vocabulary gives, from any thread, for any text."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from cllm_llamacpp import bigstack
+from cllm_llamacpp import vocabulary as module
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cllm.errors import TokenizeFailed
+from cllm.testing.tiny import CHAT_TEMPLATE
+
+
+@pytest.fixture
+def vocabulary(load):
+    return load(n_cells=256).vocabulary
+
+
+def tokens(vocabulary, text, *, add_special=False, parse_special=False):
+    return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+
+def text_of(vocabulary, ids, *, special=False):
+    return b"".join(vocabulary.token_bytes(token, special=special) for token in ids)
+
+
+def test_a_vocabulary_knows_its_special_tokens(vocabulary):
+    (end_of_turn,) = tokens(vocabulary, "<|im_end|>", parse_special=True)
+    (end_of_text,) = tokens(vocabulary, "<|endoftext|>", parse_special=True)
+
+    assert vocabulary.eos == end_of_turn
+    assert vocabulary.bos == end_of_text
+    assert vocabulary.end_tokens == {end_of_turn, end_of_text}
+    assert not vocabulary.adds_bos
+    assert vocabulary.chat_template == CHAT_TEMPLATE
+    assert 300 <= vocabulary.n_tokens <= 400
+
+
+def test_words_are_single_tokens_and_other_text_is_bytes(vocabulary):
+    assert [vocabulary.token_bytes(t) for t in tokens(vocabulary, "Hello world")] == [b"Hello", b" world"]
+    assert len(tokens(vocabulary, "ö")) == 2
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(text=st.text(st.characters(), max_size=40), add_special=st.booleans())
+def test_the_bytes_of_a_texts_tokens_are_the_text(vocabulary, text, add_special):
+    expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    ids = tokens(vocabulary, text, add_special=add_special)
+
+    assert all(0 <= token < vocabulary.n_tokens for token in ids)
+    assert text_of(vocabulary, ids).decode() == expected
+
+
+def test_text_that_looks_like_a_control_token_is_text_unless_parsed(vocabulary):
+    as_text = tokens(vocabulary, "<|im_end|>")
+    as_token = tokens(vocabulary, "<|im_end|>", parse_special=True)
+
+    assert len(as_text) > 1
+    assert text_of(vocabulary, as_text) == b"<|im_end|>"
+    assert len(as_token) == 1
+
+
+def test_control_tokens_are_silent_and_user_defined_tokens_are_not(vocabulary):
+    (control,) = tokens(vocabulary, "<|im_start|>", parse_special=True)
+    (think,) = tokens(vocabulary, "<think>", parse_special=True)
+
+    assert vocabulary.token_bytes(control) == b""
+    assert vocabulary.token_bytes(control, special=True) == b"<|im_start|>"
+    assert vocabulary.token_bytes(think) == vocabulary.token_bytes(think, special=True) == b"<think>"
+
+
+def test_nul_characters_are_characters(vocabulary):
+    ids = tokens(vocabulary, "a\0b\0")
+
+    assert text_of(vocabulary, ids) == b"a\0b\0"
+
+
+def test_lone_surrogates_are_replaced(vocabulary):
+    assert text_of(vocabulary, tokens(vocabulary, "a\ud800b\udfff")).decode() == "a\ufffdb\ufffd"
+    assert text_of(vocabulary, tokens(vocabulary, "\ud83d\ude00")).decode() == "\ufffd\ufffd"
+
+
+def test_empty_text_has_no_tokens(vocabulary):
+    assert tokens(vocabulary, "") == []
+
+
+@pytest.mark.parametrize("token", [-1, 10_000, -(2**40), 2**40])
+def test_a_token_that_is_none_is_an_index_error(vocabulary, token):
+    with pytest.raises(IndexError):
+        vocabulary.token_bytes(token)
+
+
+def test_long_texts_have_the_tokens_of_their_parts(vocabulary):
+    part = tokens(vocabulary, "Hello world!")
+
+    assert tokens(vocabulary, "Hello world!" * 50_000) == part * 50_000
+
+
+def test_texts_are_tokenised_on_many_threads_at_once(vocabulary):
+    texts = [f"{i} Hello world\n" * (i * 40) for i in range(30)]
+    expected = [tokens(vocabulary, text) for text in texts]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda text: tokens(vocabulary, text), texts))
+
+    assert found == expected
+
+
+def test_a_step_and_a_tokenisation_do_not_disturb_each_other(load, drive, some_tokens):
+    model = load()
+    expected = drive(model).greedy({0: some_tokens(1, 50)}, 50)
+    model.drop(0)
+    stop = threading.Event()
+
+    def tokenize() -> None:
+        while not stop.is_set():
+            tokens(model.vocabulary, "Hello world! " * 300)
+            text_of(model.vocabulary, range(300))
+
+    threads = [threading.Thread(target=tokenize) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert drive(model).greedy({0: some_tokens(1, 50)}, 50) == expected
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_threads_started_later_have_the_stack_they_had(vocabulary):
+    before = threading.stack_size()
+
+    tokens(vocabulary, "a" * 100_000)
+
+    assert threading.stack_size() == before
+
+
+def test_a_text_that_is_too_long_is_refused(vocabulary):
+    with pytest.raises(TokenizeFailed, match="bytes"):
+        tokens(vocabulary, "a" * (module._N_BYTES_MAX + 1))
+
+
+def test_without_a_stack_for_it_a_text_is_refused(vocabulary, monkeypatch):
+    def start(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    with pytest.raises(TokenizeFailed, match="no stack"):
+        tokens(vocabulary, "a" * 5000)
+    assert len(tokens(vocabulary, "a" * 1000)) == 1000  # short ones need none
+
+
+def test_what_a_function_raises_comes_out_of_its_big_stack():
+    with pytest.raises(ZeroDivisionError):
+        bigstack.call_with_stack(lambda: 1 // 0, 1)
