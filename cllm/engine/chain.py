@@ -1,72 +1,78 @@
-"""Draws from one row by the plain chain of truncations: the way for whatever fits no faster one, and the definition of all of them."""
+"""Draws from one row by the chain of truncations, one after the other: the way for whatever fits no faster one."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from cllm.engine import truncation
 from cllm.engine.noise import coin
-from cllm.engine.params import SamplingParams, SamplingProfile
+from cllm.engine.params import SamplingProfile
+from cllm.engine.race import Race
 from cllm.engine.rows import Rows
 from cllm.engine.sampler import TEMPERATURE_MIN, Sampler
 from cllm.engine.shortlist import Shortlist, fits
-from cllm.engine.truncation import Candidates
-
-_SLACK = 1e-3  # of a logit: what rounding could take from min_p's own test, which follows
-
-
-def truncate(c: Candidates, params: SamplingParams, key: int) -> Candidates:
-    """Apply the truncations in the order that both profiles have in common."""
-    if params.top_k > 0:
-        c = c.first(params.top_k)
-    if params.typical_p < 1:
-        c = truncation.typical_p(c, params.typical_p)
-    if params.top_p < 1:
-        c = truncation.top_p(c, params.top_p)
-    if params.min_p > 0:
-        c = truncation.min_p(c, params.min_p)
-    if params.xtc_probability > 0 and params.xtc_threshold <= 0.5 and coin(key) <= params.xtc_probability:
-        c = truncation.xtc(c, params.xtc_threshold)
-    return c
-
-
-def heat(c: Candidates, sampler: Sampler) -> Candidates:
-    """Divide the logits by the temperature."""
-    params, temperature = sampler.params, sampler.temperature
-    if params.dynatemp_range > 0:
-        temperature = truncation.dynamic_temperature(c, temperature, params.dynatemp_range, params.dynatemp_exponent)
-    return Candidates(c.ids, (c.logits - c.logits[0]) / max(temperature, TEMPERATURE_MIN))
+from cllm.engine.truncation import Numbers
 
 
 def draw(rows: Rows, row: int, sampler: Sampler) -> int:
     """Truncate and heat the tokens of one row as its parameters say, and draw one. top_n_sigma was applied before."""
-    params, key = sampler.params, sampler.key
-    c = _candidates(rows, row, sampler)
-    if params.mirostat:
-        c = heat(c, sampler)
-        c = truncation.mirostat_1(c, sampler.mu, rows.grid.n_vocab) if params.mirostat == 1 else truncation.mirostat_2(c, sampler.mu)
-    elif params.profile is SamplingProfile.OPENAI:
-        c = truncate(heat(c, sampler), params, key)
-    else:
-        c = heat(truncate(c, params, key), sampler)
-    times = rows.grid.times(np.array([key], np.uint64), c.ids)
-    place = int(np.argmax(c.logits - np.log(times)))
-    if params.mirostat:
-        surprise = -float(np.log2(c.probs()[place]))
-        sampler.mu -= params.mirostat_eta * (surprise - params.mirostat_tau)
-    return int(c.ids[place])
+    if sampler.params.mirostat:
+        return _draw_by_mirostat(rows, row, sampler)
+    heats_first = sampler.params.profile is SamplingProfile.OPENAI
+    temperature = heat(rows.logits[row], sampler) if heats_first else 1.0
+    ids, logits = None, rows.logits[row]
+    if fits(sampler.params.top_k, rows.grid.n_columns):
+        shortlist = Shortlist.of(rows, np.array([row]), sampler.params.top_k)
+        ids, logits = shortlist.ids[0], shortlist.logits[0]
+    elif sampler.params.top_k > 0:
+        truncation.top_k(logits, sampler.params.top_k)
+    truncate(logits, sampler, temperature)
+    if not heats_first:
+        temperature = heat(logits, sampler)
+    if ids is None:
+        return _draw_from_row(rows, row, sampler, temperature)
+    times = rows.grid.times(np.array([sampler.key], np.uint64), ids)
+    return int(ids[np.argmax((logits - logits.max()) / temperature - np.log(times))])
 
 
-def _candidates(rows: Rows, row: int, sampler: Sampler) -> Candidates:
-    """Return the tokens in order; those only that min_p or top_k leave where it comes first, which saves sorting them all."""
-    params, logits = sampler.params, rows.logits[row]
-    if params.mirostat or (params.dynatemp_range > 0 and params.profile is SamplingProfile.OPENAI):
-        return Candidates.of(logits)
-    if fits(params.top_k, rows.grid.n_columns):
-        shortlist = Shortlist.of(rows, np.array([row]), params.top_k)
-        c = Candidates(shortlist.ids[0], shortlist.logits[0])
-        return c.kept(c.logits > -np.inf)
-    if params.typical_p >= 1 and params.top_p >= 1 and params.min_p > 0:
-        floor = float(rows.tops[row]) + (sampler.log_min_p - _SLACK) * sampler.truncation_temperature
-        return Candidates.of(logits, np.flatnonzero(logits >= floor))
-    return Candidates.of(logits)
+def truncate(logits: Numbers, sampler: Sampler, temperature: float) -> None:
+    """Apply what comes after top_k, in the order that both profiles have in common."""
+    params = sampler.params
+    if params.typical_p < 1:
+        truncation.typical_p(logits, params.typical_p, temperature)
+    if params.top_p < 1:
+        truncation.top_p(logits, params.top_p, temperature)
+    if params.min_p > 0:
+        truncation.min_p(logits, params.min_p, temperature)
+    if params.xtc_probability > 0 and params.xtc_threshold <= 0.5 and coin(sampler.key) <= params.xtc_probability:
+        truncation.xtc(logits, params.xtc_threshold, temperature)
+
+
+def heat(logits: Numbers, sampler: Sampler) -> float:
+    """Return the temperature for these logits."""
+    params = sampler.params
+    if params.dynatemp_range <= 0:
+        return sampler.temperature
+    dynamic = truncation.dynamic_temperature(logits, params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+    return max(dynamic, TEMPERATURE_MIN)
+
+
+def _draw_by_mirostat(rows: Rows, row: int, sampler: Sampler) -> int:
+    logits, params = rows.logits[row], sampler.params
+    temperature = heat(logits, sampler)
+    (truncation.mirostat_1 if params.mirostat == 1 else truncation.mirostat_2)(logits, sampler.mu, temperature)
+    token = _draw_from_row(rows, row, sampler, temperature)
+    heated, weights = truncation.weights_of(logits, temperature)
+    surprise = (math.log(float(weights.sum(dtype=np.float64))) - float(heated[token])) / math.log(2)
+    sampler.mu -= params.mirostat_eta * (surprise - params.mirostat_tau)
+    return token
+
+
+def _draw_from_row(rows: Rows, row: int, sampler: Sampler, temperature: float) -> int:
+    rows.reread(row)
+    keys, everything = np.array([sampler.key], np.uint64), np.array([-np.inf])
+    race = Race.of(rows, np.array([row]), keys, np.array([temperature]), everything)
+    race.run(np.zeros(1, np.int64))
+    return int(race.winners[0])

@@ -61,7 +61,7 @@ class _Places:
     _array: Int64s = attrs.field(factory=lambda: np.zeros(4, np.int64))
 
     def append(self, place: int) -> None:
-        self._array = grown(self._array, self.n + 1)  # type: ignore[assignment]
+        self._array = grown(self._array, self.n + 1)
         self._array[self.n] = place
         self.n += 1
 
@@ -85,18 +85,29 @@ class Dry:
 
     @classmethod
     def of(cls, tokens: list[int], breakers: frozenset[int], last_n: int | None) -> Dry:
-        """Return the state after `tokens`."""
-        dry = cls(breakers, last_n)
-        for token in tokens:
-            dry.observe(token)
+        """Return the state after `tokens`: what observing them one by one gives, in linear time."""
+        if not tokens:
+            return cls(breakers, last_n)
+        history = np.array(tokens, np.int64)
+        dry = cls(breakers, last_n, n=len(tokens), tokens=history, agreement=_agreement(tokens, breakers))
+        order = np.argsort(history, kind="stable")
+        starts = np.flatnonzero(np.diff(history[order], prepend=-1))
+        for places in np.split(order, starts[1:]):
+            dry._places[int(history[places[0]])] = _Places(len(places), places.copy())
+        earlier = dry._places[tokens[-1]].since(dry._window_start())
+        dry._active = earlier[earlier < len(tokens) - 1]
+        dry._agreement[np.setdiff1d(np.flatnonzero(dry._agreement), dry._active)] = 0
         return dry
+
+    def _window_start(self) -> int:
+        return 0 if self.last_n is None else self.n - self.last_n
 
     def observe(self, token: int) -> None:
         """Take in the sequence's next token."""
         here = self.n
         self.n += 1
-        self._tokens = grown(self._tokens, self.n)  # type: ignore[assignment]
-        self._agreement = grown(self._agreement, self.n)  # type: ignore[assignment]
+        self._tokens = grown(self._tokens, self.n)
+        self._agreement = grown(self._agreement, self.n)
         self._tokens[here] = token
         self._extend(token)
         self._places.setdefault(token, _Places()).append(here)
@@ -106,7 +117,7 @@ class Dry:
             self._agreement[self._active] = 0
             self._active = self._active[:0]
             return
-        places = self._places[token].since(0 if self.last_n is None else self.n - self.last_n)
+        places = self._places[token].since(self._window_start())
         agreement = self._agreement[places - 1] + 1
         if len(places) and places[0] == 0:  # nothing stands before the first token
             agreement[0] = 1
@@ -129,10 +140,26 @@ class Dry:
         places = self._active
         lengths = self._agreement[places]
         if self.last_n is not None:  # what reaches back beyond the window does not count
-            lengths = np.minimum(lengths, places - (self.n - self.last_n) + 1).astype(np.int32)
+            lengths = np.minimum(lengths, places - self._window_start() + 1).astype(np.int32)
         long = lengths >= length_min
         ids = self._tokens[places[long] + 1]
         unique, where = np.unique(ids, return_inverse=True)
         longest = np.zeros(len(unique), np.int32)
         np.maximum.at(longest, where, lengths[long])
         return unique, longest
+
+
+def _agreement(tokens: list[int], breakers: frozenset[int]) -> npt.NDArray[np.int32]:
+    """Return for each place how many tokens up to it agree with the end, back to the last breaker: the Z algorithm, from behind."""
+    back, n = tokens[::-1], len(tokens)
+    n_free = next((i for i, token in enumerate(back) if token in breakers), n)  # tokens since the last breaker
+    z = [0] * n
+    left = right = 0  # back[left:right] is known to equal back[: right - left]
+    for i in range(1, n if n_free else 0):
+        length = min(z[i - left], right - i) if i < right else 0
+        while i + length < n and back[length] == back[i + length]:
+            length += 1
+        z[i] = length
+        if i + length > right:
+            left, right = i, i + length
+    return np.minimum(np.array(z[::-1], np.int32), n_free).astype(np.int32)

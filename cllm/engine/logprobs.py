@@ -12,8 +12,7 @@ from cllm.backend import Logits
 from cllm.engine.events import TokenLogprob
 from cllm.engine.noise import Ids
 from cllm.engine.rows import Rows, total, weigh
-from cllm.engine.shortlist import Shortlist, fits
-from cllm.engine.truncation import Candidates
+from cllm.engine.shortlist import Shortlist, first_keys, fits, ids_of_keys
 
 
 @attrs.define(eq=False)
@@ -58,5 +57,6 @@ def _likeliest(rows: Rows, members: Ids, n: int) -> tuple[list[list[int]], list[
     if fits(n, rows.grid.n_columns):
         shortlist = Shortlist.of(rows, members, n)
         return shortlist.ids.tolist(), shortlist.logits.tolist()
-    firsts = [Candidates.of(rows.logits[member]).first(n) for member in members]
-    return [c.ids.tolist() for c in firsts], [c.logits.tolist() for c in firsts]
+    keys = [first_keys(rows.logits[member], -np.inf, n) for member in members]
+    ids = [row_ids[row_ids < rows.grid.n_vocab] for row_ids in map(ids_of_keys, keys)]
+    return [row_ids.tolist() for row_ids in ids], [rows.logits[m, row_ids].tolist() for m, row_ids in zip(members, ids, strict=True)]

@@ -11,8 +11,10 @@ import numpy as np
 
 from cllm.engine.noise import Floats, Ids
 from cllm.engine.rows import Bools, Rows, total, weigh
+from cllm.engine.shortlist import order_keys
 
 _FEW_COLUMNS = 8  # one in so many: beyond that reading the whole row is cheaper than picking columns
+_N_SORTED = 4096  # sorting so many is cheaper than drawing again
 _MARGIN = 1e-5  # relative; what float32 sums may differ by
 
 
@@ -70,3 +72,16 @@ class Nucleus:
         n_tied = np.count_nonzero(logits[:token] == own)
         likelier = total(weights, rows.grid) + n_tied * float(np.exp((own - top) / temperature))
         return likelier == 0 or bool(likelier < self.top_p[place] * self._totals[place])
+
+    def listed(self, place: int, outsider: int) -> Ids | None:
+        """Return all tokens inside, if few enough to sort come before `outsider`, a token that `holds` has found outside."""
+        rows, member, temperature = self.rows, int(self.members[place]), float(self.temperatures[place])
+        logits, own = rows.logits[member], rows.logits[member, outsider]
+        likelier, tied = logits > own, logits[:outsider] == own
+        if np.count_nonzero(likelier) + np.count_nonzero(tied) > _N_SORTED:
+            return None
+        ids = np.concatenate([likelier.nonzero()[0], tied.nonzero()[0]])
+        ids = ids[np.argsort(order_keys(logits[ids], ids))]
+        weights = np.exp((logits[ids].astype(np.float64) - float(rows.tops[member])) / temperature)
+        before = np.cumsum(weights) - weights
+        return ids[: max(1, int(np.count_nonzero(before < self.top_p[place] * self._totals[place])))]

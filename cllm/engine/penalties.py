@@ -7,6 +7,7 @@ generated tokens only, as OpenAI's do.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import attrs
 import numpy as np
@@ -16,13 +17,14 @@ from cllm.backend import Logits
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
+Array = TypeVar("Array", Int64s, Float32s, npt.NDArray[np.int32])
 
 
-def grown(array: npt.NDArray[np.generic], n: int) -> npt.NDArray[np.generic]:
+def grown(array: Array, n: int) -> Array:
     """Return an array that begins with `array` and has room for `n` entries, doubling so that appending stays O(1)."""
     if n <= len(array):
         return array
-    larger = np.zeros(max(n, 2 * len(array)), array.dtype)
+    larger = np.zeros_like(array, shape=max(n, 2 * len(array)))
     larger[: len(array)] = array
     return larger
 
@@ -58,8 +60,8 @@ class TokenCounts:
         """Count one more of `token`."""
         place = self._places.setdefault(token, self.n)
         if place == self.n:
-            self._ids = grown(self._ids, place + 1)  # type: ignore[assignment]
-            self._counts = grown(self._counts, place + 1)  # type: ignore[assignment]
+            self._ids = grown(self._ids, place + 1)
+            self._counts = grown(self._counts, place + 1)
             self._ids[place] = token
             self._counts[place] = 0
             self.n += 1

@@ -101,12 +101,19 @@ class Race:
         won = scores == self.best[places]
         self.winners[places[won]] = ids[won]
 
-    def exclude_from(self, places: Ids) -> None:
-        """Let the present winners in `places`, and all that are no likelier, take no further part."""
-        self.has_floor |= len(places) > 0
-        for place in places.tolist():
-            member, token = int(self.members[place]), int(self.winners[place])
-            logit = self.rows.logits[member, token]
-            self.floor[place], self.below[place] = logit, token
-            self.rows.remove(member, token)
-            self.bounds[place, self.rows.maxima[member] < logit] = -np.inf
+    def run_among(self, place: int, ids: Ids) -> None:
+        """Find the winner of one member among a few tokens, of which at least one takes part."""
+        self.best[place] = -np.inf
+        logits = self.rows.logits[self.members[place], ids]
+        heated = (logits - self.tops[place]) / self.temperatures[place]
+        times = self.rows.grid.times(self.keys[place : place + 1], ids)
+        self._offer(np.full(len(ids), place), ids, heated - np.log(times), logits)
+
+    def exclude_from(self, place: int) -> None:
+        """Let the present winner of one member, and all tokens that are no likelier, take no further part."""
+        member, token = int(self.members[place]), int(self.winners[place])
+        logit = self.rows.logits[member, token]
+        self.has_floor = True
+        self.floor[place], self.below[place] = logit, token
+        self.rows.remove(member, token)
+        self.bounds[place, self.rows.maxima[member] < logit] = -np.inf

@@ -5,7 +5,7 @@ There are four ways, and each row goes the cheapest that its parameters allow:
 - *greedy*: the highest logit, the lowest id among equals;
 - *shortlist*: a small top_k leaves a short list, on which whatever follows is cheap (`cllm.engine.shortlist`);
 - *race*: the winner among the whole vocabulary, found without looking at most of it (`cllm.engine.race`);
-- *chain*: all tokens in order and one truncation after the other, for what fits nothing else (`cllm.engine.truncation`).
+- *chain*: one truncation after the other on the row itself, then a race, for what fits nothing else (`cllm.engine.chain`).
 
 All four draw with the same noise, so a token does not depend on the way it was drawn.
 
@@ -25,7 +25,7 @@ import attrs
 import numpy as np
 
 from cllm.backend import Logits
-from cllm.engine import chain, cuts
+from cllm.engine import chain, truncation
 from cllm.engine.dry import dry_breaker_tokens
 from cllm.engine.events import TokenLogprob
 from cllm.engine.logprobs import read_raw
@@ -162,9 +162,21 @@ def _draw_by_race(rows: Rows, places: Places, samplers: list[Sampler]) -> Ids:
     running = np.arange(len(members))
     while len(running):
         race.run(running)
-        running = running[~nucleus.holds(running, race.winners[running])]
-        race.exclude_from(running)
+        running = _run_few_again(race, nucleus, running[~nucleus.holds(running, race.winners[running])])
     return race.winners
+
+
+def _run_few_again(race: Race, nucleus: Nucleus, outside: Ids) -> Ids:
+    """Settle the members whose nucleus is known to be small; return the others, without the tokens that are known to be outside."""
+    left = []
+    for place in outside.tolist():
+        inside = nucleus.listed(place, int(race.winners[place]))
+        if inside is not None:
+            race.run_among(place, inside)
+        else:
+            race.exclude_from(place)
+            left.append(place)
+    return np.array(left, np.int64)
 
 
 def _draw_by_chain(rows: Rows, places: Places, samplers: list[Sampler]) -> Ids:
@@ -176,14 +188,16 @@ def _draw_by_chain(rows: Rows, places: Places, samplers: list[Sampler]) -> Ids:
 def _cut_by_sigma(rows: Rows, places: Places, samplers: list[Sampler]) -> None:
     for place, sampler in zip(places, samplers, strict=True):
         if sampler.params.top_n_sigma > 0:
-            cuts.top_n_sigma(rows, place, sampler.params.top_n_sigma)
+            truncation.top_n_sigma(rows.logits[place], sampler.params.top_n_sigma)
+            rows.reread(place)
 
 
 def _cut_by_rank(rows: Rows, places: Places, samplers: list[Sampler]) -> None:
     """Apply the top_k that are too large for a list."""
     for place, sampler in zip(places, samplers, strict=True):
         if 0 < sampler.params.top_k < rows.grid.n_vocab and not fits(sampler.params.top_k, rows.grid.n_columns):
-            cuts.top_k(rows, place, sampler.params.top_k)
+            truncation.top_k(rows.logits[place], sampler.params.top_k)
+            rows.reread(place)
 
 
 def _keys(samplers: list[Sampler]) -> Keys:

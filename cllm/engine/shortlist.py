@@ -11,7 +11,6 @@ import numpy as np
 from cllm.backend import Logits
 from cllm.engine.noise import Floats, Grid, Ids, Keys
 from cllm.engine.rows import Bools, Rows
-from cllm.engine.truncation import ids_of_keys, order_keys
 
 K_MAX = 256  # beyond it the columns bound too little
 _GROUP = 8  # columns: partitioning is the dearest part of a short list, and with these it costs an eighth
@@ -40,7 +39,7 @@ class Shortlist:
         picked &= ~crowded[:, None]
         keys = _sorted_keys(rows, members, picked, limits, k)
         for i in crowded.nonzero()[0].tolist():
-            keys[i] = _row_keys(rows.logits[members[i]], limits[i], k)
+            keys[i] = first_keys(rows.logits[members[i]], limits[i], k)
         ids = ids_of_keys(keys)
         missing = keys == _LAST_KEY
         ids[missing] = 0
@@ -90,8 +89,8 @@ def _sorted_keys(rows: Rows, members: Ids, picked: Bools, limits: Logits, k: int
     return keys[:, :k]
 
 
-def _row_keys(logits: Logits, limit: np.float32, k: int) -> Keys:
-    """Do the same for one row with ties, of which there may be as many as tokens."""
+def first_keys(logits: Logits, limit: float, k: int) -> Keys:
+    """Return the order keys of the first `k` tokens of one row, of which at least `k` reach `limit` or all that do are wanted."""
     above = np.flatnonzero(logits > limit)
     tied = np.flatnonzero(logits == limit)[:k] if limit > -np.inf else above[:0]
     ids = np.concatenate([above, tied])
@@ -99,3 +98,17 @@ def _row_keys(logits: Logits, limit: np.float32, k: int) -> Keys:
     keys[: len(ids)] = order_keys(logits[ids], ids)
     keys.sort()
     return keys[:k]
+
+
+def order_keys(logits: Logits, ids: Ids) -> Keys:
+    """Return keys whose ascending order is the order of the tokens: a higher logit first, of equals the lower id."""
+    bits = (logits + np.float32(0)).view(np.uint32)  # adding 0 makes -0 into 0: they are equal logits
+    falling = np.where(bits >> np.uint32(31), bits, bits ^ np.uint32(0x7FFFFFFF))
+    keys = falling.astype(np.uint64) << np.uint64(32)
+    keys |= ids.astype(np.uint64)
+    return keys
+
+
+def ids_of_keys(keys: Keys) -> Ids:
+    """Return the token ids that `order_keys` put into the keys."""
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)

@@ -125,6 +125,21 @@ def test_dry_penalises_what_a_search_through_the_history_finds(
     assert logits.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
+@given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 3), max_size=9), st.sampled_from([None, 3, 10, 25]))
+def test_a_history_taken_in_at_once_is_as_good_as_token_by_token(first: list[int], rest: list[int], last_n: int | None) -> None:
+    at_once, one_by_one = Dry.of(first, frozenset({3}), last_n), Dry(frozenset({3}), last_n)
+    for token in first:
+        one_by_one.observe(token)
+    for token in [None, *rest]:
+        if token is not None:
+            at_once.observe(token)
+            one_by_one.observe(token)
+        after = np.zeros((2, 4), np.float32)
+        at_once.penalise(after[0], 0.8, 1.75, 1)
+        one_by_one.penalise(after[1], 0.8, 1.75, 1)
+        assert after[0].tolist() == after[1].tolist()
+
+
 def test_an_endless_repetition_is_penalised_by_a_finite_number() -> None:
     logits = np.zeros(4, np.float32)
     Dry.of([1] * 3000, frozenset(), None).penalise(logits, 0.8, 1.75, 2)
