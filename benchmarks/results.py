@@ -1,0 +1,100 @@
+"""Results as files: one JSON a run in `benchmarks/results/`, with the machine, the versions and the settings it was measured with.
+
+    {"kind": "ladder" | "stack" | "peers", "name": ..., "date": ..., "machine": {...}, "settings": {...}, "data": {...}}
+
+`data` of a ladder is `{"rungs": [{"concurrency": 8, "stages": [STAGE, ...]}]}` and of a stack `{"rungs": [{"streams": 64, "stages": [...]}],
+...}`, with the stages from the floor up:
+
+    {"number": 0, "name": "native", "tokens_per_s": [a figure for each turn], "ratios": [to the floor of the same turn, ...],
+     "us_per_token": over the stage below, "us_per_step": likewise, "reason": "why it costs that, where it costs more than 1 %"}
+
+What `data` of peers is, `benchmarks.peers` says. Further members are kept and not shown.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+FOLDER: Final = Path(__file__).parent / "results"
+LIBRARIES: Final = ("cllm", "llama-cpp-python", "numpy", "trio", "quart", "quart-trio", "hypercorn", "h11", "msgspec", "openai")
+
+
+def write(kind: str, name: str, settings: dict[str, Any], data: dict[str, Any], folder: Path = FOLDER) -> Path:
+    """Keep one run; a later one of the same kind and name takes its place."""
+    run = {
+        "kind": kind,
+        "name": name,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine(),
+        "settings": settings,
+        "data": data,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{kind}-{name}.json"
+    path.write_text(json.dumps(_rounded(run), indent=1) + "\n", "utf-8")
+    return path
+
+
+def read_all(folder: Path = FOLDER) -> list[dict[str, Any]]:
+    """All runs that are kept, by kind and name."""
+    return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to place the figures, and nothing that tells whose machine it was."""
+    return {
+        "processor": _processor(),
+        "n_cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
+        "revision": revision(),
+    }
+
+
+def model_facts(path: Path) -> dict[str, Any]:
+    """A model file as results name it: without its folder."""
+    return {"file": path.name, "size_bytes": path.stat().st_size}
+
+
+def revision() -> str:
+    """The commit that was measured; a plus sign says that files were changed since."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no", "../cllm", "../backends"], capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit + ("+" if changed.stdout.strip() else "")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to six significant digits: more would only make files long."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {str(key): _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
