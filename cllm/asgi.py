@@ -2,33 +2,34 @@
 
 The model and the settings come from `CLLM_*` variables and a TOML file (`CLLM_CONFIG`); the listening address is the server's own business.
 The application's lifespan owns the engine. Where Hypercorn is not started by `cllm serve`, its write deadline and its containment of
-broken connections are Hypercorn's own.
+broken connections are Hypercorn's own. Hypercorn's command ends when the application's process does, but with a code of its own.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 import structlog
 import trio
 from hypercorn.typing import ASGIFramework
 
 from cllm.api.app import create_app as create_api
-from cllm.config import Settings
+from cllm.config import Settings, SettingsError
 from cllm.errors import CllmError, LoadAborted
 from cllm.serve.http.asgi import wrap_asgi
 from cllm.serve.lifecycle import EngineLife
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
-from cllm.serve.server import EXIT_DIED, EXIT_NOT_STARTED, FLUSH_S
+from cllm.serve.server import EXIT_DIED, EXIT_NOT_STARTED, EXIT_USAGE, FLUSH_S
 from cllm.sources import load_settings
 
 log = structlog.get_logger("cllm.asgi")
 
 
 def create_app(settings: Settings | None = None) -> ASGIFramework:
-    """Return the application. Raises: SettingsError."""
-    chosen = load_settings() if settings is None else settings
+    """Return the application. A mistake in the settings found in the environment ends the process with one line and code 2."""
+    chosen = _settings_of_the_environment() if settings is None else settings
     configure_logging(chosen)
     life = EngineLife(chosen, make_progress(chosen.model or "the demo model"))
     app = create_api(life.engine, chosen)
@@ -44,6 +45,14 @@ def create_app(settings: Settings | None = None) -> ASGIFramework:
         await ended.wait()
 
     return wrap_asgi(app)
+
+
+def _settings_of_the_environment() -> Settings:
+    try:
+        return load_settings()
+    except SettingsError as error:
+        print(f"cllm: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE) from None
 
 
 async def _run(life: EngineLife, ended: trio.Event) -> None:

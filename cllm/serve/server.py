@@ -15,14 +15,15 @@ import cllm
 from cllm.api.app import create_app
 from cllm.config import Settings, warnings
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, OperatorError
-from cllm.serve.http.server import HttpConfig, serve_http
+from cllm.serve.http import HttpConfig, serve_http
+from cllm.serve.http.requests import leaves
 from cllm.serve.lifecycle import EngineLife
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
 
 log = structlog.get_logger("cllm.server")
 
-EXIT_DRAINED, EXIT_NOT_STARTED, EXIT_DIED = 0, 1, 70
+EXIT_DRAINED, EXIT_NOT_STARTED, EXIT_USAGE, EXIT_DIED = 0, 1, 2, 70
 FLUSH_S = 0.5  # for connections to carry out the last events of streams that were ended
 STEP_S = 0.9  # a step cannot be interrupted: when everything else has ended, the process waits no longer for one
 
@@ -57,8 +58,8 @@ class Server:
             nursery.start_soon(self._announce)
             try:
                 await self._run_http()
-            except OperatorError as error:  # the port is taken, the certificate unreadable
-                self._complain(error)
+            except* OperatorError as group:  # the port is taken, the certificate unreadable
+                self._complain(leaves(group)[0])
             self._life.drain()
             self._exit_in(STEP_S)
             nursery.cancel_scope.cancel()

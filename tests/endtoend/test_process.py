@@ -1,0 +1,322 @@
+"""The server as a process of its own, started as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+START_S = 60.0
+END_S = 20.0
+FEW_CELLS = ("--ctx-size", "4096", "--threads", "1")
+STARTED: list[Process] = []
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("CLLM_")}
+
+
+@attrs.define(eq=False)
+class Process:
+    """A started command, its port, and what it wrote once it has ended."""
+
+    popen: subprocess.Popen[str]
+    port: int
+    output: str = ""
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        try:
+            with urllib.request.urlopen(self.url(path), timeout=10) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(self.url(path), json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            data = response.read()
+        return json.loads(data) if not body.get("stream") else data.decode()
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self.popen.poll() is None, f"ended with {self.popen.returncode}: {self.popen.communicate()[0]}"
+            try:
+                if self.get("/ready")[0] == 200:
+                    return
+            except OSError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError("not ready in time")
+
+    def end(self, *signals: signal.Signals) -> int:
+        """Send signals and wait; return the exit code."""
+        for number in signals:
+            self.popen.send_signal(number)
+        self.output = self.popen.communicate(timeout=END_S)[0]
+        return self.popen.returncode
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def start(*command: str, port: int = 0, **environment: str) -> Process:
+    popen = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**ENVIRONMENT, **environment},
+    )
+    STARTED.append(Process(popen, port))
+    return STARTED[-1]
+
+
+def serve(*options: str) -> Process:
+    port = free_port()
+    return start("cllm", "serve", "--port", str(port), *FEW_CELLS, *options, port=port)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left_behind() -> Iterator[None]:
+    n_before = len(STARTED)
+    yield
+    for process in STARTED[n_before:]:
+        if process.popen.poll() is None:
+            process.end(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Process]:
+    process = serve()
+    process.wait_ready()
+    yield process
+    process.end(signal.SIGTERM)
+
+
+def chat(text: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "temperature": 0, **fields}
+
+
+def streamed_text(data: str) -> str:
+    events = [json.loads(line[6:]) for line in data.splitlines() if line.startswith("data: {")]
+    return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
+
+
+def metric(server: Process, pattern: str) -> list[tuple[str, int]]:
+    """(label, value) of the samples that match."""
+    with urllib.request.urlopen(server.url("/metrics")) as response:
+        text = response.read().decode()
+    return [(label, int(float(value))) for label, value in re.findall("^" + pattern + r" (\S+)$", text, re.MULTILINE)]
+
+
+def wait_submitted(server: Process, n_sequences: int) -> None:
+    """Wait until the engine has accepted so many sequences in all."""
+    deadline = time.monotonic() + 10
+    while metric(server, "cllm_sequences_submitted_total()")[0][1] < n_sequences:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def idle_cells(server: Process) -> dict[str, int]:
+    """The cells by state, once nothing is under way."""
+    deadline = time.monotonic() + 5
+    while True:
+        values = dict(metric(server, r'cllm_cells\{state="(\w+)"\}'))
+        if not values["held"] or time.monotonic() > deadline:
+            return values
+        time.sleep(0.02)
+
+
+def test_it_answers_and_a_stream_is_the_same_as_no_stream(server: Process) -> None:
+    answer = server.post("/v1/chat/completions", chat("What is cLLM?"))
+    assert "cLLM" in answer["choices"][0]["message"]["content"]
+    data = server.post("/v1/chat/completions", chat("What is cLLM?", stream=True))
+    assert data.endswith("data: [DONE]\n\n")
+    assert streamed_text(data) == answer["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 33])
+def test_it_gives_exactly_as_many_tokens_as_asked(server: Process, max_tokens: int) -> None:
+    body = {"prompt": "Count from 1 to 90.", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 1.0, "seed": max_tokens}
+    answer = server.post("/v1/completions", body)
+    assert answer["usage"]["completion_tokens"] == max_tokens
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_character_is_never_split_whatever_max_tokens_is(server: Process) -> None:
+    for max_tokens in range(1, 24):
+        body = chat("Repeat: 你好 déjà vu 🙂 über", max_tokens=max_tokens)
+        answer = server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+        data = server.post("/v1/chat/completions", {**body, "stream": True})
+        assert streamed_text(data) == answer
+
+
+def test_clients_that_leave_at_any_moment_leave_no_cell_held(server: Process) -> None:
+    def leave(i: int) -> None:
+        body = json.dumps(chat("Count from 1 to 99." + " Please." * (i % 7 * 20), stream=i % 2 == 0)).encode()
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            client.settimeout(0.003 * i)  # from before the first row to the middle of the answer
+            try:
+                while client.recv(4096):
+                    pass
+            except OSError:
+                pass
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(leave, range(1, 41)))
+    assert idle_cells(server) == {"free": 4096, "held": 0, "cached": 0}
+    assert server.get("/health")[0] == 200
+
+
+def test_it_drains_and_exits_with_0() -> None:
+    process = serve()
+    process.wait_ready()
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(process.post, "/v1/chat/completions", chat("Count from 1 to 60.")) for _ in range(4)]
+        wait_submitted(process, 4)
+        assert process.end(signal.SIGTERM) == 0
+        for answer in answers:
+            assert answer.result()["choices"][0]["finish_reason"] == "stop"
+    assert "Traceback" not in process.output
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    process = serve("--grace-s", "60")
+    process.wait_ready()
+    with ThreadPoolExecutor(1) as pool:
+        body = {"prompt": "Count", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        pool.submit(process.post, "/v1/completions", body)
+        wait_submitted(process, 1)
+        process.popen.send_signal(signal.SIGTERM)
+        time.sleep(0.3)  # the first must have been taken before the second is sent, or they are one
+        began = time.monotonic()
+        assert process.end(signal.SIGTERM) == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 5
+    assert "Traceback" not in process.output
+
+
+def test_when_grace_is_over_streams_end_with_an_error_and_the_code_is_0() -> None:
+    process = serve("--grace-s", "0.2")
+    process.wait_ready()
+    with ThreadPoolExecutor(1) as pool:
+        body = {"prompt": "Count", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        stream = pool.submit(process.post, "/v1/completions", body)
+        wait_submitted(process, 1)
+        assert process.end(signal.SIGTERM) == 0
+        data = stream.result()
+    assert '"error"' in data
+    assert "[DONE]" not in data
+
+
+def test_ctrl_c_while_loading_gives_up_the_load() -> None:
+    process = serve()
+    time.sleep(0.4)
+    assert process.end(signal.SIGINT) in (0, 130)
+    assert "Traceback" not in process.output
+
+
+@pytest.fixture
+def broken_file(tmp_path: Path) -> Path:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + b"\x03\0\0\0" + b"\xff" * 64)
+    return path
+
+
+def test_a_broken_model_file_is_one_line_and_code_1(broken_file: Path) -> None:
+    process = serve(str(broken_file))
+    assert process.end() == 1
+    assert_one_complaint(process.output, "broken.gguf")
+
+
+def test_a_taken_port_is_one_line_and_code_1() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = start("cllm", "serve", "--port", str(port), *FEW_CELLS)
+        assert process.end() == 1
+    assert_one_complaint(process.output, str(port))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--port", "x"), "--port"),
+        (("--no-such-flag",), "--no-such-flag"),
+        (("missing.gguf",), "missing.gguf"),
+        (("--ctx-size", "0"), "ctx"),
+    ],
+)
+def test_a_bad_flag_is_one_line_and_code_2(options: tuple[str, ...], named: str) -> None:
+    process = start("cllm", "serve", *options)
+    assert process.end() == 2
+    assert_one_complaint(process.output, named)
+
+
+def assert_one_complaint(output: str, named: str) -> None:
+    assert "Traceback" not in output
+    complaints = [line for line in output.splitlines() if line.startswith("cllm: ")]
+    assert len(complaints) == 1, output
+    assert named in complaints[0]
+
+
+def test_hypercorn_serves_the_application_with_settings_from_the_environment() -> None:
+    process = hypercorn(CLLM_CTX_SIZE="2048", CLLM_THREADS="1", CLLM_ALIAS="mine")
+    process.wait_ready()
+    assert process.get("/v1/models")[1]["data"][0]["id"] == "mine"
+    answer = process.post("/v1/chat/completions", chat("What is cLLM?", model="mine"))
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert process.end(signal.SIGTERM) == 0
+    assert "Traceback" not in process.output
+
+
+def hypercorn(**environment: str) -> Process:
+    port = free_port()
+    return start("hypercorn", "-k", "trio", "-b", f"127.0.0.1:{port}", "cllm.asgi:create_app()", port=port, **environment)
+
+
+def test_under_hypercorn_a_model_that_cannot_be_loaded_leaves_no_server_behind(broken_file: Path) -> None:
+    process = hypercorn(CLLM_MODEL=str(broken_file))
+    process.end()  # Hypercorn 0.18 forgets its worker's exit code, so only that it ends can be told
+    assert "broken.gguf" in process.output
+    assert "Traceback" not in process.output
+
+
+def test_under_hypercorn_a_mistake_in_the_environment_is_one_line() -> None:
+    process = hypercorn(CLLM_CTX_SIZE="many")
+    process.end()
+    assert_one_complaint(process.output, "CLLM_CTX_SIZE")
+
+
+def test_generate_answers_on_the_terminal() -> None:
+    process = start("cllm", "generate", "What is cLLM?", "--temperature", "0", "--log-level", "error", *FEW_CELLS)
+    assert process.end() == 0
+    assert "cLLM" in process.output
+
+
+def test_backends_lists_both_built_in_ones() -> None:
+    process = start("cllm", "backends", "--json")
+    assert process.end() == 0
+    names = {backend["name"]: backend["available"] for backend in json.loads(process.output)}
+    assert names["llama-cpu"] is True
+    assert "llama-gpu" in names
