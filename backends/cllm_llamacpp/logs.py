@@ -17,6 +17,11 @@ _ERROR: Final = 4
 
 _N_ERRORS_KEPT: Final = 8
 
+_EXPECTED: Final = (
+    "possible training context overflow",  # the cells of a pool are those of many contexts
+    "n_ctx is not divisible by n_seq_max",  # the model says how many cells there are
+)
+
 
 class LogSink:
     """Collects texts into lines; llama.cpp calls it from any thread."""
@@ -73,10 +78,11 @@ class LogSink:
     def _emit(self, line: str) -> None:
         if self._level == _ERROR:
             self._errors.append(line)
-        logger.log(self._importance(), "%s", line)
+        logger.log(self._importance(line), "%s", line)
 
-    def _importance(self) -> int:
+    def _importance(self, line: str) -> int:
         """Warnings count while a model loads. Afterwards the routine of a busy server is among them: no room, an abort."""
-        if self._level in (_WARN, _ERROR):
-            return logging.WARNING if self._is_loading else logging.INFO
-        return logging.DEBUG
+        if self._level not in (_WARN, _ERROR):
+            return logging.DEBUG
+        routine = not self._is_loading or any(text in line for text in _EXPECTED)
+        return logging.INFO if routine else logging.WARNING

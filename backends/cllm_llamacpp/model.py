@@ -51,6 +51,7 @@ class LlamaModel:
         # Cells of a window are shared until one of the sharers frees them, and meanwhile cannot be overwritten: copies do not run full.
         self._shares_cells = layout is KvLayout.UNIFIED and not facts.has_window
         self._lengths: Int32s = np.zeros(self.n_slots, np.int32)  # cells of each slot
+        self._ramp = np.arange(self.n_rows_max)
         self._pointers = BatchPointers(lib)
         self._views = LogitsViews(lib, native.context, self.vocabulary.n_tokens)
         self._states = States(lib, native.context, facts, self)
@@ -102,9 +103,11 @@ class LlamaModel:
             raise StepFailed(f"a token is not below {self.vocabulary.n_tokens}")
         if np.count_nonzero(batch.outputs[:n]) != batch.n_outputs:
             raise StepFailed("n_outputs is not the number of rows that are outputs")
-        offsets = positions - self._lengths[slots]
         counts = np.bincount(slots, minlength=self.n_slots)
-        if (offsets.view(np.uint32) >= counts[slots]).any():
+        # Sorted by slot, row i of a slot whose rows start at s has position length + (i - s).
+        order = slots.argsort(kind="stable")
+        bases = self._lengths - (counts.cumsum() - counts)
+        if not np.array_equal(positions[order] - bases[slots[order]], self._ramp[:n]):
             raise StepFailed("a row's position does not go on from its slot's cells")
         lengths: Int32s = self._lengths + counts.astype(np.int32)
         return lengths

@@ -277,6 +277,14 @@ def test_models_can_be_loaded_side_by_side_and_again(load, drive):
     assert drive(load()).feed({0: [1]}).shape[0] == 1
 
 
+def test_a_load_that_goes_well_warns_of_nothing(load, caplog):
+    with caplog.at_level("WARNING", "cllm.llamacpp"):
+        load(n_cells=None)
+        load("qwen35", n_cells=3000, n_live=3, kv_layout=KvLayout.STREAMS)
+
+    assert not caplog.records
+
+
 # --- adapters ---
 
 

@@ -158,7 +158,7 @@ def test_a_row_that_would_stop_the_process_or_spoil_a_slot_is_refused(load, driv
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen35"])  # llama.cpp lets positions jump in models with several a token
-@pytest.mark.parametrize("positions", [(0, 2), (1, 0)])
+@pytest.mark.parametrize("positions", [(0, 2), (1, 0), (0, 0), (0, 1, 1), (0, 0, 3, 3)])
 def test_positions_with_gaps_or_out_of_order_are_refused(load, drive, architecture, positions):
     model = load(architecture, n_live=2)
     driver = drive(model)
