@@ -13,7 +13,7 @@ from cllm.config import Settings
 def configure_logging(settings: Settings) -> None:
     """Set up logging for the whole process."""
     level = getattr(logging, settings.log_level.upper())
-    shared = [
+    shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -37,4 +37,5 @@ def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
 
 
 def _drop_record(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    return structlog.stdlib.ProcessorFormatter.remove_processors_meta(None, "", event)  # type: ignore[return-value]
+    del event["_record"], event["_from_structlog"]
+    return event

@@ -6,6 +6,8 @@ import secrets
 import sys
 import time
 
+import attrs
+
 from cllm.config import Settings
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, Event, Failed, Finished
@@ -25,10 +27,17 @@ def run(
     settings: Settings, prompt: str, *, system: str | None, max_tokens: int | None, temperature: float, seed: int | None, raw: bool
 ) -> int:
     """Answer `prompt` on standard output as it is generated; return the process's exit code."""
+    if settings.log_level == "info":  # that is for servers; here the answer is all that was asked for
+        settings = attrs.evolve(settings, log_level="warning")
     configure_logging(settings)
     progress = make_progress(settings.model or "the demo model")
+
+    def on_progress(share: float) -> bool:
+        progress.update(share)
+        return True
+
     try:
-        loaded = load(settings, lambda share: (progress.update(share), True)[1])
+        loaded = load(settings, on_progress)
     except (BackendUnavailable, LoadFailed) as error:
         print(f"cllm: {error}", file=sys.stderr)
         return FAILED

@@ -123,7 +123,7 @@ class Server:
                 self._shutdown.set()
                 nursery.start_soon(self._life.finish, self._settings.grace_s)
 
-    def _complain(self, error: Exception) -> None:
+    def _complain(self, error: BaseException) -> None:
         self._code = EXIT_NOT_STARTED
         self._progress.stop()
         print(f"cllm: {error}", file=sys.stderr)
