@@ -18,7 +18,7 @@ TEMPERATURE_MIN = 1e-6  # what is below is as good as greedy, and would overflow
 
 
 def _id_array(tokens: frozenset[int]) -> npt.NDArray[np.int64]:
-    return np.array(sorted(tokens), np.int64)
+    return np.array(sorted(token for token in tokens if token >= 0), np.int64)
 
 
 @attrs.define(eq=False, init=False)
@@ -78,8 +78,8 @@ class Sampler:
         self.is_greedy = params.temperature <= 0
         xtc = params.xtc_probability > 0 and params.xtc_threshold <= 0.5
         self.is_plain = not (params.mirostat or params.dynatemp_range > 0 or params.typical_p < 1 or xtc)
-        self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
-        self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self._biased = np.array([token for token, _ in params.logit_bias if token >= 0], np.int64)
+        self._biases = np.array([bias for token, bias in params.logit_bias if token >= 0], np.float32)
         self._never = _id_array(end_tokens if ignore_eos else frozenset())
         self._not_yet = _id_array(end_tokens | barred_until_min)
         self._generated = TokenCounts.of(tokens[n_prompt:]) if params.presence_penalty or params.frequency_penalty else None
@@ -87,7 +87,6 @@ class Sampler:
         self._recent = TokenCounts.of(tokens[-params.repeat_last_n :]) if repeats else None
         dries = params.dry_multiplier and params.dry_base >= 1 and params.dry_penalty_last_n != 0
         self._dry = Dry.of(tokens, dry_breakers, params.dry_penalty_last_n) if dries else None
-
         self._adjusts_always = bool(self._generated or self._recent or self._dry or params.logit_bias)
 
     def observe(self, token: int) -> None:
@@ -127,10 +126,11 @@ class Sampler:
 
     def _bias(self, logits: Logits) -> None:
         if len(self._biased):
-            np.add.at(logits, self._biased, self._biases)
+            known = self._biased < len(logits)  # a request's tokens need not exist, and must not fail the batch
+            np.add.at(logits, self._biased[known], self._biases[known])
         barred = self._barred()
         if len(barred):
-            logits[barred] += np.float32(-np.inf)
+            logits[barred[barred < len(logits)]] += np.float32(-np.inf)
 
     def _penalise(self, logits: Logits) -> None:
         params = self.params

@@ -38,6 +38,9 @@ from cllm.engine.shortlist import Shortlist, fits, kept
 
 __all__ = ["Sampled", "Sampler", "Workspace", "dry_breaker_tokens", "sample"]
 
+Places: TypeAlias = list[int]
+_Way: TypeAlias = Callable[[Rows, Places, list[Sampler]], Ids]
+
 _N_ROWS_AT_ONCE = 8  # 8 rows of 152k logits stay in a core's share of the cache between the passes; with 64 each pass reads memory
 
 
@@ -48,10 +51,6 @@ class Sampled:
     tokens: list[int]  # one for each row
     invalid: list[int]  # rows whose logits held NaN or +inf or nothing finite; their token is meaningless
     logprobs: list[TokenLogprob | None] | None  # None when no row asked; else None for the rows that did not, and for invalid ones
-
-
-Places: TypeAlias = list[int]
-_Way: TypeAlias = Callable[[Rows, Places, list[Sampler]], Ids]
 
 
 class _ThreadsWorkspace(threading.local):

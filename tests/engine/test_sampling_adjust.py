@@ -197,6 +197,12 @@ def test_a_token_that_is_biased_twice_gets_both() -> None:
     assert adjusted(sampler)[2] - adjusted(Sampler(SamplingParams(), seed=0, tokens=[], n_prompt=0))[2] == pytest.approx(1.5)
 
 
+def test_biases_and_stops_for_tokens_that_do_not_exist_are_harmless() -> None:
+    params = SamplingParams(logit_bias=((-1, 5.0), (N_VOCAB, 5.0), (10**9, 1.0)))
+    sampler = Sampler(params, seed=0, tokens=[], n_prompt=0, min_tokens=5, barred_until_min=frozenset({-2, N_VOCAB + 3}))
+    assert adjusted(sampler).tolist() == np.linspace(-3, 4, N_VOCAB, dtype=np.float32).tolist()
+
+
 def test_end_tokens_are_not_drawn_when_they_are_to_be_ignored() -> None:
     sampler = Sampler(SamplingParams(temperature=0), seed=0, tokens=[], n_prompt=0, end_tokens=frozenset({1}), ignore_eos=True)
     assert greedy([1.0, 2.0, 0.0], sampler) == 0
