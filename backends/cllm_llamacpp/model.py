@@ -84,7 +84,8 @@ class LlamaModel:
         self.drop(0)
 
     def abort(self) -> None:
-        self._abort.set()
+        if self.capabilities.can_abort:
+            self._abort.set()
 
     def _checked_lengths(self, batch: Batch) -> Int32s:
         """Return what the slots' lengths are after this step.
