@@ -15,6 +15,7 @@ from cllm.errors import InvalidRequest
 T = TypeVar("T")
 
 N_BYTES_INLINE = 262_144  # a longer body is decoded in a thread, so that others' tokens need not wait for it
+_MISSING = re.compile(r"missing required field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 
@@ -49,11 +50,12 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 def _invalid(complaint: str) -> InvalidRequest:
     place = _PLACE.search(complaint)
-    if place is None:
-        return InvalidRequest(_plain(complaint))
-    param = place[1].removesuffix("[...]") or None
-    complaint = _plain(complaint[: place.start()])
-    return InvalidRequest(f"{param}: {complaint}" if param else complaint, param=param)
+    where = "" if place is None else place[1].removesuffix("[...]")
+    what = _plain(complaint if place is None else complaint[: place.start()])
+    missing = _MISSING.search(complaint)
+    if missing is not None:
+        where, what = f"{where}.{missing[1]}".lstrip("."), "it is missing"
+    return InvalidRequest(f"{where}: {what}", param=where) if where else InvalidRequest(what)
 
 
 def _plain(complaint: str) -> str:

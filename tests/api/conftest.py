@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
 
 import attrs
 import pytest
+import structlog
 import trio
 from quart_trio import QuartTrio
+from werkzeug.datastructures import Headers
 
 from cllm.api.app import create_app
 from cllm.config import Settings
@@ -64,6 +67,58 @@ class Answer:
         return finish
 
 
+class Exchange:
+    """One request under way, as an ASGI server carries it; the client takes what comes as fast as it comes."""
+
+    def __init__(self, pieces: list[tuple[bytes, bool]]) -> None:
+        self.status: int | None = None
+        self.headers = Headers()
+        self._pieces = pieces
+        self._gone = trio.Event()
+        self._put, self._chunks = trio.open_memory_channel[bytes](math.inf)
+
+    async def run(self, app: QuartTrio, scope: Any) -> None:
+        async with self._put:
+            await app(scope, self._receive, self._send)  # type: ignore[arg-type]
+
+    async def receive(self) -> bytes:
+        """The next piece of the response's body. Raises: trio.EndOfChannel."""
+        return await self._chunks.receive()
+
+    async def rest(self) -> bytes:
+        """All that is still to come."""
+        return b"".join([chunk async for chunk in self._chunks])
+
+    async def answer(self) -> Answer:
+        body = await self.rest()
+        assert self.status is not None
+        return Answer(self.status, self.headers, body)
+
+    def leave(self) -> None:
+        """Disconnect."""
+        self._gone.set()
+
+    async def _receive(self) -> Any:
+        await trio.lowlevel.checkpoint()
+        if self._pieces:
+            piece, more = self._pieces.pop(0)
+            return {"type": "http.request", "body": piece, "more_body": more}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        if message["type"] == "http.response.start":
+            assert self.status is None, "one response"
+            self.status = message["status"]
+            self.headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]])
+        else:
+            assert self.status is not None
+            await self._put.send(message["body"])
+            if not message.get("more_body", False):
+                await self._put.aclose()
+
+
 @attrs.frozen
 class Api:
     """A client, and what stands behind the server."""
@@ -79,10 +134,33 @@ class Api:
         return await self.ask("POST", path, body, **headers)
 
     async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        response = await self.app.test_client().open(path, method=method, data=data, headers=named)
-        return Answer(response.status_code, response.headers, await response.get_data())
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        async with self.asking(path, data, method=method, **headers) as exchange:
+            return await exchange.answer()
+
+    @asynccontextmanager
+    async def asking(self, path: str, *body: bytes, method: str = "POST", complete: bool = True, **headers: str) -> AsyncIterator[Exchange]:
+        """Begin an exchange; `body` comes in pieces, with its length in the headers when it is one piece. Leaving waits for the app."""
+        named = [(name.lower().replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+        if len(body) == 1 and complete:
+            named.append((b"content-length", str(len(body[0])).encode()))
+        exchange = Exchange([*[(piece, True) for piece in body], *([(b"", False)] if complete else [])])
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": named,
+            "extensions": {},
+        }
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(exchange.run, self.app, scope)
+            yield exchange
 
     async def chat(self, content: str = "hello", **fields: Any) -> Answer:
         return await self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], "max_tokens": 8, **fields})
@@ -94,6 +172,11 @@ class Api:
     def scheduler(self) -> Any:
         assert self.running is not None
         return self.running.scheduler
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that the engine does by itself."""
+        while not condition():  # noqa: ASYNC110  # there is no event for it
+            await trio.sleep(0.001)
 
     async def idle(self) -> None:
         """Wait until nothing is under way and everything is given back."""
@@ -112,6 +195,13 @@ async def serving(model: FakeModel | None = None, **settings: Any) -> AsyncItera
     with trio.fail_after(TEST_S):
         async with running_engine(model or FakeModel(), chosen) as running:
             yield Api(create_app(running.engine, chosen), running)
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[list[Any]]:
+    """What is logged, instead of its being written."""
+    with structlog.testing.capture_logs() as entries:
+        yield entries
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import Completion, check_room, open_generation
-from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, is_nothing, json_response
+from cllm.api.openai.shapes import NULL, Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, is_nothing, json_response
 from cllm.api.sampling_fields import wanted
 from cllm.api.sse import SseBody, data, sse_response
 from cllm.engine.events import Delta, Finished, TokenLogprob
@@ -37,7 +37,7 @@ class Message(msgspec.Struct):
     content: str | list[Part] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = NULL
 
 
 class Conversation(msgspec.Struct, kw_only=True):
@@ -58,11 +58,11 @@ class ChatRequest(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: msgspec.Raw | None = None
-    tool_choice: msgspec.Raw | None = None
-    functions: msgspec.Raw | None = None
-    reasoning_effort: msgspec.Raw | None = None
-    reasoning_budget: msgspec.Raw | None = None
+    tools: msgspec.Raw = NULL
+    tool_choice: msgspec.Raw = NULL
+    functions: msgspec.Raw = NULL
+    reasoning_effort: msgspec.Raw = NULL
+    reasoning_budget: msgspec.Raw = NULL
 
 
 decoder = msgspec.json.Decoder(ChatRequest)
@@ -105,7 +105,7 @@ async def answer(context: Context, body: ChatRequest) -> Response:
 
 def _refuse_unserved(body: ChatRequest) -> None:
     body.refuse_unserved("tools", "functions", "reasoning_effort", "reasoning_budget")
-    if not is_nothing(body.tool_choice) and bytes(body.tool_choice or b"") not in (b'"none"', b'"auto"'):
+    if not is_nothing(body.tool_choice) and bytes(body.tool_choice) not in (b'"none"', b'"auto"'):
         raise InvalidRequest("tool_choice: there are no tools to choose from", param="tool_choice")
 
 

@@ -19,6 +19,7 @@ from cllm.engine.events import Finished, TokenLogprob
 from cllm.errors import InvalidRequest, NotSupported
 
 LOGPROB_MIN = -9999.0  # JSON has no infinity; OpenAI's own stand-in for it
+NULL = msgspec.Raw(b"null")  # msgspec has no Raw | None
 N_BYTES_OF_NOTHING = 16
 SYSTEM_FINGERPRINT = f"cllm-{cllm.__version__}"
 
@@ -42,9 +43,9 @@ class CommonFields(SamplingFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: msgspec.Raw | None = None
-    grammar: msgspec.Raw | None = None
-    json_schema: msgspec.Raw | None = None
+    structured_outputs: msgspec.Raw = NULL
+    grammar: msgspec.Raw = NULL
+    json_schema: msgspec.Raw = NULL
 
     @property
     def include_usage(self) -> bool:
@@ -63,9 +64,9 @@ class CommonFields(SamplingFields, kw_only=True):
             raise InvalidRequest("response_format.type: expected text, json_object or json_schema", param="response_format.type")
 
 
-def is_nothing(value: msgspec.Raw | None) -> bool:
+def is_nothing(value: msgspec.Raw) -> bool:
     """Whether a field carries what clients send that have no use for it: null, no tools, an empty grammar."""
-    return value is None or (len(bytes(value)) <= N_BYTES_OF_NOTHING and msgspec.json.decode(value) in (None, [], ""))
+    return len(bytes(value)) <= N_BYTES_OF_NOTHING and msgspec.json.decode(value) in (None, [], "")
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,168 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cllm.testing.fake import FakeModel
+
+
+async def test_an_answer_has_the_shape_that_clients_expect(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("once upon")
+    body = answer.json
+    assert (answer.status, body["object"], body["id"][:5]) == (200, "text_completion", "cmpl-")
+    (choice,) = body["choices"]
+    assert len(choice["text"]) == 16  # OpenAI's default
+    assert (choice["index"], choice["logprobs"], choice["finish_reason"], choice["stop_reason"]) == (0, None, "length", None)
+    assert body["usage"]["prompt_tokens"] == 1 + len("once upon")
+    assert answer.headers["x-cllm-cached-tokens"] == "0"
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"echo": True}, {"logprobs": 2}, {"n": 2}, {"temperature": 0, "stop": "e"}, {"logit_bias": {"195": 100, "169": 99}}]
+)
+async def test_the_concatenated_stream_equals_the_answer(serve: Any, fields: dict[str, Any]) -> None:
+    async with serve() as api:
+        for seed in range(5):
+            whole = await api.complete("once", seed=seed, max_tokens=30, **fields)
+            stream = await api.complete("once", seed=seed, max_tokens=30, stream=True, **fields)
+            assert stream.chunks[0]["object"] == "text_completion"
+            assert stream.lines[-1] == "[DONE]"
+            for index in range(fields.get("n", 1)):
+                assert stream.text(index) == whole.text(index)
+                assert stream.finish(index) == whole.finish(index)
+
+
+async def test_a_stream_with_usage_has_it_before_done(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("once", stream=True, stream_options={"include_usage": True})
+    assert answer.chunks[-1]["choices"] == []
+    assert answer.chunks[-1]["usage"]["completion_tokens"] == 16
+
+
+async def test_a_prompt_may_be_token_ids(serve: Any) -> None:
+    async with serve() as api:
+        text = await api.complete("ab", temperature=0)
+        tokens = await api.complete([256, 97, 98], temperature=0)
+    assert text.text() == tokens.text()
+    assert text.json["usage"] == tokens.json["usage"]
+
+
+async def test_several_prompts_give_their_choices_in_order_each_as_alone(serve: Any) -> None:
+    async with serve() as api:
+        alone = [(await api.complete(prompt, seed=4, n=2)).json["choices"] for prompt in ("a", [256, 98])]
+        both = await api.complete(["a", [256, 98]], seed=4, n=2)
+        stream = await api.complete(["a", [256, 98]], seed=4, n=2, stream=True)
+    assert [choice["index"] for choice in both.json["choices"]] == [0, 1, 2, 3]
+    texts = [choice["text"] for choices in alone for choice in choices]
+    assert [both.text(i) for i in range(4)] == texts
+    assert [stream.text(i) for i in range(4)] == texts
+    assert both.json["usage"]["prompt_tokens"] == 4
+    assert both.json["usage"]["completion_tokens"] == 64
+
+
+async def test_echo_puts_the_prompt_before_the_text(serve: Any) -> None:
+    async with serve() as api:
+        plain = await api.complete("once", seed=1)
+        echo = await api.complete("once", seed=1, echo=True)
+        tokens = await api.complete([111, 110], seed=1, echo=True)
+    assert echo.text() == "once" + plain.text()
+    assert tokens.text().startswith("on")
+
+
+async def test_logprobs_come_in_openais_legacy_arrays(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("once", logprobs=2, max_tokens=5, seed=1)
+        stream = await api.complete("once", logprobs=2, max_tokens=5, seed=1, stream=True)
+        none = await api.complete("once", logprobs=0, max_tokens=5, seed=1)
+    logprobs = answer.json["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == answer.text()
+    assert logprobs["text_offset"] == [0, 1, 2, 3, 4]
+    for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+        assert top[token] == logprob  # the drawn one is there though it be not among the likeliest
+        assert 2 <= len(top) <= 3
+    assert list(none.json["choices"][0]["logprobs"]["top_logprobs"][0]) == none.json["choices"][0]["logprobs"]["tokens"][:1]
+    pieces = [choice["logprobs"] for chunk in stream.chunks for choice in chunk["choices"] if choice["logprobs"]]
+    assert {name: [one for piece in pieces for one in piece[name]] for name in logprobs} == logprobs
+
+
+async def test_legacy_offsets_count_characters_and_parts_of_one_are_written_as_bytes(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("x", logprobs=0, max_tokens=8, seed=2, logit_bias={"195": 100, "169": 100})
+    logprobs = answer.json["choices"][0]["logprobs"]
+    assert set(logprobs["tokens"]) == {"bytes:\\xc3", "bytes:\\xa9"}
+    assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
+    assert logprobs["text_offset"][-1] <= len(answer.text())
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"prompt": None}, 400, "prompt"),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": [[]]}, 400, "prompt"),
+        ({"prompt": [1, "a"]}, 400, "prompt"),
+        ({"prompt": [1, [2]]}, 400, "prompt"),
+        ({"prompt": [259]}, 400, "prompt"),
+        ({"prompt": [-1]}, 400, "prompt"),
+        ({"prompt": [1 << 40]}, 400, "prompt"),
+        ({"prompt": [True]}, 400, "prompt[0]"),
+        ({"prompt": {"text": "x"}}, 400, "prompt"),
+        ({"logprobs": 21}, 400, "logprobs"),
+        ({"logprobs": True}, 400, "logprobs"),
+        ({"logprobs": -1}, 400, "logprobs"),
+        ({"best_of": 1, "n": 2}, 400, "best_of"),
+        ({"best_of": 2, "stream": True}, 400, "best_of"),
+        ({"best_of": 2}, 501, "best_of"),
+        ({"suffix": "end"}, 501, "suffix"),
+        ({"echo": True, "logprobs": 0}, 501, "echo"),
+        ({"grammar": "root"}, 501, "grammar"),
+        ({"n": 0}, 400, "n"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": -5}, 400, "max_tokens"),
+        ({"max_tokens": "many"}, 400, "max_tokens"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_by_name(serve: Any, fields: dict[str, Any], status: int, param: str) -> None:
+    async with serve() as api:
+        answer = await api.post("/v1/completions", {"prompt": "x", **fields})
+    assert (answer.status, answer.error["param"]) == (status, param)
+
+
+async def test_an_empty_prompt_is_bos_where_the_model_has_one_and_else_400(serve: Any) -> None:
+    model = FakeModel()
+    async with serve(model) as api:
+        assert (await api.complete("")).json["usage"]["prompt_tokens"] == 1
+        model.vocabulary.tokenize = lambda text, *, add_special, parse_special: []  # type: ignore[method-assign]
+        answer = await api.complete("")
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+
+
+async def test_a_prompt_that_fills_the_context_is_400_before_anything_is_queued(serve: Any) -> None:
+    model = FakeModel(n_ctx_train=64)
+    async with serve(model) as api:
+        for n, status in ((62, 200), (63, 200), (64, 400), (65, 400), (5000, 400)):
+            answer = await api.complete([97] * n)
+            assert answer.status == status, n
+            if status == 400:
+                error = answer.error
+                assert (error["type"], error["n_prompt_tokens"], error["n_ctx"]) == ("exceed_context_size_error", n, 64)
+        assert api.scheduler.totals.n_submitted == 2
+
+
+async def test_one_prompt_that_is_too_long_refuses_the_request_and_leaves_nothing_behind(serve: Any) -> None:
+    async with serve(FakeModel(n_ctx_train=64)) as api:
+        assert (await api.complete(["a", [97] * 64])).status == 400
+        await api.idle()
+
+
+async def test_more_completions_than_the_queue_takes_are_400_and_a_full_queue_is_503(serve: Any) -> None:
+    async with serve(queue_size=4) as api:
+        answer = await api.complete("x", n=5)
+        assert (answer.status, answer.error["param"]) == (400, "n")
+        answer = await api.complete(["x"] * 5)
+        assert (answer.status, answer.error["param"]) == (400, "prompt")
+        assert (await api.complete("x", n=4)).status == 200

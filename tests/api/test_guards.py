@@ -1,0 +1,203 @@
+"""What holds for every request: keys, ids, web pages, limits, and errors that are never HTML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cllm.testing.fake import FakeModel
+
+
+@pytest.fixture
+def key_file(tmp_path: Any) -> str:
+    path = tmp_path / "keys"
+    path.write_text("# comment\nfrom-file\n")
+    return str(path)
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+async def test_without_keys_the_server_is_open(serve: Any) -> None:
+    async with serve() as api:
+        assert (await api.chat()).status == 200
+
+
+async def test_any_of_the_keys_opens_it_as_bearer_or_as_x_api_key(serve: Any, key_file: str) -> None:
+    async with serve(api_key=("one", "two"), api_key_file=key_file) as api:
+        for key in ("one", "two", "from-file"):
+            assert (await api.get("/v1/models", Authorization=f"Bearer {key}")).status == 200
+            assert (await api.get("/v1/models", Authorization=f"bearer {key}")).status == 200
+            assert (await api.get("/v1/models", X_Api_Key=key)).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer on"},
+        {"Authorization": "Bearer oneone"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "one"},
+        {"Authorization": "Basic one"},
+        {"Authorization": "Bearer \xff\xfe"},
+        {"X_Api_Key": "ONE"},
+        {"Authorization": "Bearer wrong", "X_Api_Key": "one"},
+    ],
+)
+async def test_no_key_or_another_is_401_in_each_surfaces_shape(serve: Any, headers: dict[str, str]) -> None:
+    async with serve(api_key=("one",)) as api:
+        answer = await api.get("/v1/models", **headers)
+        assert (answer.status, answer.error["type"]) == (401, "authentication_error")
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        native = await api.post("/generate", {"prompt": "x"}, **headers)
+        assert (native.status, native.json["success"]) == (401, False)
+        for path in ("/metrics", "/slots", "/props", "/tokenize", "/nowhere"):
+            assert (await api.get(path, **headers)).status == 401
+        assert api.scheduler.totals.n_submitted == 0
+
+
+async def test_health_and_the_index_need_no_key(serve: Any) -> None:
+    async with serve(api_key=("one",)) as api:
+        for path in ("/health", "/ready", "/"):
+            assert (await api.get(path)).status == 200
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_id_is_echoed_on_answers_streams_and_errors(serve: Any) -> None:
+    async with serve() as api:
+        body = {"prompt": "x"}
+        for path, sent in (("/v1/completions", body), ("/v1/completions", {**body, "stream": True}), ("/nowhere", {}), ("/generate", {})):
+            answer = await api.post(path, sent, X_Request_Id="trace:1/a.b-c_d")
+            assert answer.headers["x-request-id"] == "trace:1/a.b-c_d"
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "a b", "a\tb", "ü", "<script>", None])
+async def test_one_that_is_missing_or_odd_is_replaced(serve: Any, given: str | None) -> None:
+    headers = {} if given is None else {"X_Request_Id": given}
+    async with serve() as api:
+        made = [(await api.get("/health", **headers)).headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+    assert all(len(one) == 32 for one in made)
+
+
+# --- pages of other origins -------------------------------------------------------------------------------------------
+
+
+async def test_cors_is_off_by_default(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.chat(max_tokens=1)
+        preflight = await api.ask("OPTIONS", "/v1/chat/completions", Origin="https://a.example", Access_Control_Request_Method="POST")
+    assert not [name for name, _ in [*answer.headers.items(), *preflight.headers.items()] if name.lower().startswith("access-control")]
+
+
+async def test_an_origin_that_is_named_may_read_and_another_may_not(serve: Any) -> None:
+    async with serve(cors_origin=("https://a.example",), api_key=("k",)) as api:
+        preflight = await api.ask("OPTIONS", "/v1/chat/completions", Origin="https://a.example", Access_Control_Request_Method="POST")
+        named = await api.get("/v1/models", Origin="https://a.example", X_Api_Key="k")
+        refused = await api.get("/v1/models", Origin="https://a.example")
+        other = await api.get("/v1/models", Origin="https://b.example", X_Api_Key="k")
+    assert preflight.status == 204
+    assert preflight.headers["Access-Control-Allow-Origin"] == "https://a.example"
+    assert "authorization" in preflight.headers["Access-Control-Allow-Headers"]
+    assert "POST" in preflight.headers["Access-Control-Allow-Methods"]
+    assert named.headers["Access-Control-Allow-Origin"] == refused.headers["Access-Control-Allow-Origin"] == "https://a.example"
+    assert refused.status == 401
+    assert "Access-Control-Allow-Origin" not in other.headers
+    assert named.headers["Vary"] == other.headers["Vary"] == "Origin"
+
+
+async def test_a_star_opens_it_to_every_page(serve: Any) -> None:
+    async with serve(cors_origin=("*",)) as api:
+        answer = await api.chat(max_tokens=1, stream=True)
+        assert "Access-Control-Allow-Origin" not in answer.headers  # it did not ask
+        assert (await api.get("/health", Origin="https://b.example")).headers["Access-Control-Allow-Origin"] == "*"
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_path_is_404_in_json(serve: Any) -> None:
+    async with serve() as api:
+        for path in ("/nowhere", "/v1", "/v1/nowhere", "/v1/chat/completions/x", "/%00", "/../etc/passwd"):
+            answer = await api.get(path)
+            assert (answer.status, answer.error["type"]) == (404, "not_found_error"), path
+
+
+async def test_a_slash_at_the_end_is_no_other_path(serve: Any) -> None:
+    async with serve() as api:
+        assert (await api.get("/v1/models/")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/chat/completions"), ("DELETE", "/v1/models"), ("PUT", "/health"), ("POST", "/metrics")]
+)
+async def test_another_method_is_405_and_says_which_are_taken(serve: Any, method: str, path: str) -> None:
+    async with serve() as api:
+        answer = await api.ask(method, path)
+    assert (answer.status, answer.error["type"]) == (405, "invalid_request_error")
+    assert {"GET", "POST"} & set(answer.headers["Allow"].split(", "))
+
+
+async def test_a_body_over_the_limit_is_413_whether_it_says_so_or_not(serve: Any) -> None:
+    async with serve(max_body_mb=0.001) as api:
+        answer = await api.complete("x" * 2000)
+        assert (answer.status, answer.error["type"]) == (413, "invalid_request_error")
+        native = await api.post("/generate", {"prompt": "x" * 2000})
+        assert (native.status, native.json["success"]) == (413, False)
+        assert (await api.complete("x" * 500)).status == 200
+        async with api.asking("/v1/completions", *[b" " * 500] * 5) as exchange:  # without a Content-Length
+            assert (await exchange.answer()).status == 413
+        await api.idle()
+
+
+async def test_a_body_that_does_not_come_is_408(serve: Any) -> None:
+    async with serve(body_timeout_s=0.05) as api:
+        for path in ("/v1/completions", "/generate"):
+            async with api.asking(path, b'{"prompt": ', complete=False) as exchange:
+                answer = await exchange.answer()
+            assert answer.status == 408
+            assert (answer.error["type"] == "timeout_error") if path.startswith("/v1") else (answer.json["success"] is False)
+
+
+async def test_a_mistake_of_ours_is_500_in_json_without_its_details_and_logged_once(serve: Any, logged: list[Any]) -> None:
+    model = FakeModel()
+    async with serve(model) as api:
+        model.vocabulary.tokenize = lambda *a, **k: 1 / 0  # type: ignore[method-assign,assignment]
+        answer = await api.complete("x")
+        native = await api.post("/generate", {"prompt": "x"})
+    assert (answer.status, answer.error["type"]) == (500, "server_error")
+    assert native.json["success"] is False
+    assert b"division" not in answer.body + native.body
+    assert b"Traceback" not in answer.body
+    assert [(entry["event"], entry["path"]) for entry in logged] == [("request.failed", "/v1/completions"), ("request.failed", "/generate")]
+    assert logged[0]["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b'{"prompt": "x", "prompt": "y"}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": Infinity}',
+        b'{"prompt": "x", "other": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud83d"}',
+        '{"prompt": "x"}'.encode("utf-16"),
+    ],
+)
+async def test_malformed_json_is_400_everywhere(serve: Any, body: bytes) -> None:
+    async with serve() as api:
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/apply-template"):
+            answer = await api.post(path, body)
+            assert (answer.status, answer.error["type"]) == (400, "invalid_request_error"), path
+        for path in ("/generate", "/generate_stream", "/encode", "/decode"):
+            answer = await api.post(path, body)
+            assert (answer.status, answer.json["success"]) == (400, False), path
+        assert (await api.complete("x")).status == 200

@@ -1,0 +1,97 @@
+"""Hostile values in well-formed JSON: an answer or a 4xx, never a 500, and nothing left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cllm.api.openai.chat import ChatRequest
+from cllm.api.openai.completions import CompletionRequest
+from cllm.testing.fake import FakeModel
+
+NUMBERS = st.one_of(
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(
+        [0, -1, 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, -(2**63), 2**64, 10**30, 1e308, -1e308, 5e-324, 1e-45, 0.1, 127, 128, 129]
+    ),
+)
+VALUES = st.one_of(
+    NUMBERS,
+    st.none(),
+    st.booleans(),
+    st.text(max_size=5),
+    st.lists(NUMBERS, max_size=3),
+    st.dictionaries(st.text(max_size=3), NUMBERS, max_size=3),
+)
+FIELDS = [*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__]
+BIASES = st.dictionaries(st.one_of(st.text(max_size=3), st.integers(-5, 300).map(str)), NUMBERS, max_size=4)
+unhurried = settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+
+
+@unhurried
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
+async def test_no_number_or_type_anywhere_is_a_500(serve: Any, fields: dict[str, Any]) -> None:
+    async with serve(FakeModel(n_ctx_train=64)) as api:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("/v1/completions", {"prompt": "x"}),
+            ("/generate", {"prompt": "x"}),
+        ):
+            answer = await api.post(path, {**body, **fields})
+            assert answer.status in (200, 400, 404, 501, 504), (path, answer.body)
+        await api.idle()
+
+
+@unhurried
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.floats(0, 100),
+            "top_p": st.floats(0, 1),
+            "top_k": st.integers(-1, 2**31 - 1),
+            "min_p": st.floats(0, 1),
+            "typical_p": st.floats(0, 1),
+            "top_n_sigma": st.floats(-1, 100),
+            "repeat_penalty": st.floats(1e-3, 100),
+            "presence_penalty": st.floats(-2, 2),
+            "frequency_penalty": st.floats(-2, 2),
+            "dry_multiplier": st.floats(0, 100),
+            "dry_base": st.floats(0, 100),
+            "xtc_probability": st.floats(0, 1),
+            "xtc_threshold": st.floats(0, 1),
+            "mirostat": st.integers(0, 2),
+            "mirostat_tau": st.floats(0, 100),
+            "mirostat_eta": st.floats(0, 100),
+            "dynatemp_range": st.floats(0, 100),
+            "dynatemp_exponent": st.floats(0, 100),
+            "seed": st.integers(-(2**63), 2**64 - 1),
+            "n": st.integers(1, 3),
+        },
+    )
+)
+async def test_every_sampling_value_in_range_gives_an_answer(serve: Any, fields: dict[str, Any]) -> None:
+    async with serve(FakeModel(n_ctx_train=64)) as api:
+        answer = await api.complete("hello", max_tokens=6, **fields)
+        assert answer.status == 200, answer.body
+        assert answer.json["usage"]["completion_tokens"] == 6 * fields.get("n", 1)
+        await api.idle()
+
+
+@unhurried
+@given(BIASES)
+async def test_no_logit_bias_is_a_500(serve: Any, bias: dict[str, Any]) -> None:
+    async with serve(FakeModel(n_ctx_train=64)) as api:
+        answer = await api.complete("x", max_tokens=3, logit_bias=bias)
+        assert answer.status in (200, 400), answer.body
+
+
+async def test_long_prompts_of_one_class_of_characters_are_400_or_served(serve: Any) -> None:
+    async with serve() as api:
+        for piece in ("a", "!", " ", "\n", "\U0001f600", "\u200d"):
+            answer = await api.complete(piece * (20_000 // len(piece.encode())))
+            assert (answer.status, answer.error["type"]) == (400, "exceed_context_size_error")
+        await api.idle()

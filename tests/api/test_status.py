@@ -1,0 +1,156 @@
+"""How the server says how it is."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from cllm.testing.fake import FakeModel
+
+
+async def test_a_server_at_rest_is_healthy_and_ready(serve: Any) -> None:
+    async with serve() as api:
+        health, ready = await api.get("/health"), await api.get("/ready")
+    assert (health.status, health.json) == (200, {"status": "ok"})
+    assert (ready.status, ready.json) == (200, {"status": "ready"})
+
+
+async def test_while_loading_it_is_alive_not_ready_and_tells_how_far_it_is(loading: Any) -> None:
+    health, ready = await loading.get("/health"), await loading.get("/ready")
+    assert health.status == 200
+    assert (ready.status, ready.json) == (503, {"status": "loading", "progress": 0.25})
+    assert int(ready.headers["Retry-After"]) >= 1
+
+
+async def test_while_loading_every_endpoint_that_needs_the_model_is_503_with_retry_after(loading: Any) -> None:
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+        "/v1/completions": {"prompt": "x"},
+        "/tokenize": {"content": "x"},
+        "/detokenize": {"tokens": [1]},
+        "/apply-template": {"messages": [{"role": "user", "content": "x"}]},
+    }
+    for path, body in bodies.items():
+        answer = await loading.post(path, body)
+        assert answer.status == 503, path
+        assert answer.error["type"] == "unavailable_error"
+        assert int(answer.headers["Retry-After"]) >= 1
+    for path in ("/v1/models", "/props", "/slots", "/model/info"):
+        assert (await loading.get(path)).status == 503
+    assert (await loading.get("/metrics")).status == 200
+
+
+async def test_while_draining_it_is_not_ready_and_refuses(serve: Any) -> None:
+    async with serve() as api:
+        api.running.engine.drain()
+        ready, chat, health = await api.get("/ready"), await api.chat(), await api.get("/health")
+    assert (ready.status, ready.json["status"]) == (503, "draining")
+    assert (chat.status, chat.error["type"], chat.error["code"]) == (503, "unavailable_error", "draining")
+    assert health.status == 200
+
+
+async def test_a_dead_engine_is_not_healthy(loading: Any) -> None:
+    loading.app.extensions["cllm"].engine.stopped()
+    health, ready, chat = await loading.get("/health"), await loading.get("/ready"), await loading.chat()
+    assert (health.status, health.json["status"]) == (503, "error")
+    assert (ready.status, ready.json["status"]) == (503, "stopped")
+    assert chat.status == 503
+
+
+async def test_a_full_queue_is_not_ready_and_503_with_retry_after(serve: Any) -> None:
+    go_on = threading.Event()
+    model = FakeModel(before_step=lambda batch: go_on.wait(10) and None)
+    async with serve(model, queue_size=2, parallel=1) as api, trio.open_nursery() as nursery:
+        nursery.start_soon(api.complete, "x")
+        await api.until(lambda: api.scheduler.n_running == 1)
+        nursery.start_soon(api.complete, "x")
+        nursery.start_soon(api.complete, "x")
+        await api.until(lambda: api.scheduler.n_waiting == 2)
+        ready, chat = await api.get("/ready"), await api.chat()
+        go_on.set()
+    assert (ready.status, ready.json["status"]) == (503, "queue_full")
+    assert (chat.status, chat.error["code"]) == (503, "queue_full")
+    assert int(chat.headers["Retry-After"]) >= 1
+
+
+async def test_metrics_can_be_read_and_count_what_was_done(serve: Any) -> None:
+    async with serve() as api:
+        await api.chat(max_tokens=5)
+        await api.chat(max_tokens=5, stream=True)
+        await api.complete("x", n=2, max_tokens=5)
+        await api.chat(max_tokens="many")
+        await api.get("/nowhere")
+        answer = await api.get("/metrics")
+        modern = await api.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert modern.body.endswith(b"# EOF\n")
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+    assert samples["cllm_http_requests_total", "/v1/chat/completions", "200", "POST"] == 2
+    assert samples["cllm_http_requests_total", "/v1/chat/completions", "400", "POST"] == 1
+    assert samples["cllm_http_requests_total", "404", "none", "none"] == 1
+    assert samples["cllm_completions_total", "/v1/chat/completions", "length"] == 2
+    assert samples["cllm_completions_total", "/v1/completions", "length"] == 2
+    assert samples["cllm_time_to_first_token_seconds_count",] == 3
+    assert samples["cllm_request_seconds_count",] == 3
+    assert samples["cllm_inter_token_seconds_count",] >= 8
+    assert samples["cllm_time_to_first_token_seconds_bucket", "+Inf"] == 3
+    assert samples["cllm_http_response_bytes_total",] > 1000
+    assert samples["cllm_http_request_bytes_total",] > 100
+    assert samples["cllm_http_requests_in_progress",] == 1  # this one
+    assert all(name.startswith("cllm_") for name, *_ in samples)
+
+
+async def test_slots_show_the_sequences_under_way(serve: Any) -> None:
+    go_on = threading.Event()
+    async with serve(FakeModel(before_step=lambda batch: go_on.wait(10) and None)) as api, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: api.post("/v1/completions", {"prompt": "secret", "max_tokens": 3}, X_Request_Id="mine"))
+        await api.until(lambda: api.scheduler.n_running == 1)
+        answer = await api.get("/slots")
+        go_on.set()
+    (slot,) = answer.json
+    assert (slot["request_id"], slot["is_processing"], slot["phase"], slot["n_prompt"]) == ("mine", True, "prefill", 7)
+    assert b"secret" not in answer.body
+
+
+async def test_props_are_what_llama_servers_clients_look_for(serve: Any) -> None:
+    async with serve(sampling_defaults="llama", parallel=3) as api:
+        props = (await api.get("/props")).json
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert props["default_generation_settings"]["params"]["top_k"] == 40
+    assert props["total_slots"] == 3
+    assert "{% for" in props["chat_template"]
+    assert (props["bos_token"], props["eos_token"]) == ("<bos>", "<end>")
+
+
+async def test_the_version_is_the_packages(serve: Any) -> None:
+    import cllm
+
+    async with serve() as api:
+        assert (await api.get("/version")).json == {"version": cllm.__version__}
+
+
+async def test_the_model_is_listed_under_all_its_names_and_found_by_each(serve: Any) -> None:
+    async with serve(alias=("one", "org/two")) as api:
+        listed = (await api.get("/v1/models")).json
+        assert listed["object"] == "list"
+        assert [model["id"] for model in listed["data"]] == ["one", "org/two"]
+        assert listed["data"][0]["meta"]["n_ctx"] == 4096
+        assert (await api.get("/v1/models/org/two")).json["id"] == "org/two"
+        missing = await api.get("/v1/models/three")
+        assert (missing.status, missing.error["type"]) == (404, "not_found_error")
+
+
+async def test_a_request_may_name_the_model_or_not_but_no_other(serve: Any) -> None:
+    async with serve(alias=("one", "two")) as api:
+        for model in ("one", "two", "", None):
+            answer = await api.chat(model=model, max_tokens=1)
+            assert (answer.status, answer.json["model"]) == (200, "one")
+        answer = await api.chat(model="gpt-4")
+    assert (answer.status, answer.error["type"], answer.error["param"]) == (404, "not_found_error", "model")
+    assert "one, two" in answer.error["message"]

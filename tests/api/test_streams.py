@@ -1,0 +1,226 @@
+"""Streams when things go wrong: clients that leave, models that fail, silence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+
+from cllm.engine.sequence import Phase
+from cllm.errors import StepFailed
+from cllm.testing.fake import FakeModel
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000}
+COMPLETION = {"prompt": "hello", "max_tokens": 2000}
+PATHS = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION), ("/generate", COMPLETION)]
+
+
+def slow(batch: Any) -> float:
+    return 0.002
+
+
+def streaming(body: Any) -> bytes:
+    return json.dumps({**body, "stream": True}).encode()
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_in_the_middle_ends_its_generation(serve: Any, path: str, body: Any, stream: bool) -> None:
+    async with serve(FakeModel(step_s=slow)) as api:
+        async with api.asking(path, json.dumps({**body, "stream": stream}).encode()) as exchange:
+            if stream:
+                await exchange.receive()
+            await api.until(lambda: api.scheduler.totals.n_generated > 5)
+            exchange.leave()
+        await api.idle()
+        assert api.scheduler.totals.n_generated < 1000
+        assert api.scheduler.totals.n_cancelled == 1
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_the_queue_is_never_computed(serve: Any, path: str, body: Any, stream: bool) -> None:
+    async with serve(FakeModel(step_s=slow), parallel=1) as api:
+        async with api.asking("/v1/completions", streaming(COMPLETION)) as first:
+            await api.until(lambda: api.scheduler.n_running == 1)
+            async with api.asking(path, json.dumps({**body, "stream": stream}).encode()) as exchange:
+                await api.until(lambda: api.scheduler.n_waiting == 1)
+                exchange.leave()
+            await api.until(lambda: api.scheduler.n_waiting == 0)
+            assert api.scheduler.n_running == 1
+            first.leave()
+        await api.idle()
+        assert api.scheduler.totals.n_prompt_tokens == 6  # the first one's alone
+
+
+async def test_a_client_that_leaves_before_its_stream_has_begun_leaves_nothing(serve: Any) -> None:
+    """The response exists, its body was never asked for anything: no generator's `finally` would run."""
+    async with serve(FakeModel(step_s=slow)) as api:
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop(0)
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            gone.set()  # at the response's very start
+            await trio.sleep_forever()
+
+        gone = trio.Event()
+        messages = [{"type": "http.request", "body": json.dumps({**COMPLETION, "stream": True}).encode(), "more_body": False}]
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": [], "http_version": "1.1",
+            "scheme": "http", "root_path": "", "raw_path": b"/v1/completions", "asgi": {}, "extensions": {},
+        }  # fmt: skip
+        with trio.fail_after(5):
+            await api.app(scope, receive, send)
+        await api.idle()
+        assert api.scheduler.totals.n_cancelled == 1
+
+
+async def test_all_choices_end_when_the_client_leaves(serve: Any) -> None:
+    async with serve(FakeModel(step_s=slow)) as api:
+        async with api.asking("/v1/chat/completions", streaming({**CHAT, "n": 5})) as exchange:
+            await exchange.receive()
+            exchange.leave()
+        await api.idle()
+        assert api.scheduler.totals.n_cancelled == 5
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def failing(n_good: int) -> FakeModel:
+    """Steps after so many good ones fail."""
+    model = FakeModel()
+
+    def before(batch: Any) -> None:
+        if model.n_steps >= n_good:
+            raise StepFailed("the fan fell off")
+
+    model.before_step = before
+    return model
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_failure_before_the_first_token_is_a_status(serve: Any, stream: bool) -> None:
+    async with serve(failing(0)) as api:
+        answer = await api.chat(stream=stream)
+        assert (answer.status, answer.error["type"], answer.error["code"]) == (500, "server_error", "step_failed")
+        native = await api.post("/generate_stream" if stream else "/generate", {"prompt": "x"})
+        assert (native.status, native.json["success"]) == (500, False)
+        assert b"fan" not in answer.body + native.body
+        await api.idle()
+
+
+async def test_a_failure_after_it_is_an_event_and_then_nothing(serve: Any) -> None:
+    async with serve(failing(4)) as api:
+        answer = await api.chat(stream=True)
+        assert answer.status == 200
+        assert "".join(choice["delta"].get("content", "") for chunk in answer.chunks[:-1] for choice in chunk["choices"])
+        assert answer.chunks[-1]["error"]["type"] == "server_error"
+        assert "[DONE]" not in answer.lines
+        await api.idle()
+
+
+async def test_it_is_in_the_first_cllms_shape_on_its_own_stream(serve: Any) -> None:
+    async with serve(failing(4)) as api:
+        answer = await api.post("/generate_stream", {"prompt": "x"})
+    assert answer.chunks[-1] == {"success": False, "error": "the model failed on this request"}
+    assert answer.chunks[0]["done"] is False
+
+
+async def test_a_failure_in_a_whole_answer_is_a_status_however_late(serve: Any) -> None:
+    async with serve(failing(4)) as api:
+        assert (await api.chat()).status == 500
+        await api.idle()
+
+
+async def test_a_mistake_of_ours_in_a_stream_is_an_event_too(serve: Any, monkeypatch: Any) -> None:
+    async with serve() as api:
+        monkeypatch.setattr("cllm.api.openai.chat.ChatStream.delta", lambda *a: 1 / 0)
+        answer = await api.chat(stream=True)
+        assert answer.chunks[-1]["error"]["type"] == "server_error"
+        assert b"division" not in answer.body
+        await api.idle()
+
+
+async def test_a_deadline_before_the_first_token_is_504_and_after_it_a_finish(serve: Any) -> None:
+    async with serve(FakeModel(step_s=slow), parallel=1) as api:
+        async with api.asking("/v1/completions", streaming(COMPLETION)) as first:
+            await first.receive()
+            for stream in (True, False):
+                late = await api.chat(timeout_s=0.02, stream=stream)
+                assert (late.status, late.error["type"], late.error["param"]) == (504, "timeout_error", "timeout_s")
+            first.leave()
+        for stream in (True, False):
+            answer = await api.chat(timeout_s=0.3, max_tokens=4000, stream=stream)
+            assert answer.finish() == ("length", "timeout")
+        await api.idle()
+
+
+async def test_the_settings_time_limit_holds_for_requests_that_name_none(serve: Any) -> None:
+    async with serve(FakeModel(step_s=lambda batch: 0.004), timeout_s=0.1) as api:
+        assert (await api.chat(max_tokens=4000)).finish() == ("length", "timeout")
+
+
+async def test_a_server_that_gives_up_says_so_in_the_stream(serve: Any) -> None:
+    from cllm.errors import Unavailable
+
+    async with serve(FakeModel(step_s=slow)) as api:
+        async with api.asking("/v1/chat/completions", streaming(CHAT)) as exchange:
+            await api.until(lambda: api.scheduler.totals.n_generated > 3)
+            api.running.loop.end_all(Unavailable("the server is shutting down", retry_after_s=5.0))
+            received = await exchange.rest()
+        assert json.loads(received.strip().rpartition(b"data: ")[2])["error"]["type"] == "unavailable_error"
+
+
+# --- silence ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_status_is_held_back_until_the_first_token(serve: Any) -> None:
+    async with (
+        serve(FakeModel(step_s=lambda batch: 0.2)) as api,
+        api.asking("/v1/chat/completions", streaming(CHAT)) as exchange,
+    ):
+        await api.until(lambda: api.scheduler.n_running == 1)
+        assert exchange.status is None
+        assert (await exchange.receive()).startswith(b"data: ")
+        assert exchange.status == 200
+        assert [view.phase for view in api.scheduler.views()] == [Phase.DECODE]
+        exchange.leave()
+
+
+async def test_a_silent_stream_carries_comments_and_only_then(serve: Any) -> None:
+    model = FakeModel(step_s=lambda batch: 0.15 if model.n_steps == 3 else 0.0)
+    async with serve(model, sse_ping_s=0.03) as api:
+        answer = await api.chat(stream=True, max_tokens=6)
+        events = answer.body.decode().split("\n\n")
+        assert events.count(":") in range(2, 6)
+        assert answer.finish() == ("length", None)
+        quick = await api.chat(stream=True, max_tokens=6)
+        assert ":" not in quick.body.decode().split("\n\n")
+
+
+async def test_pings_can_be_switched_off(serve: Any) -> None:
+    async with serve(FakeModel(step_s=lambda batch: 0.02), sse_ping_s=0) as api:
+        answer = await api.chat(stream=True, max_tokens=4)
+    assert ":" not in answer.body.decode().split("\n\n")
+
+
+async def test_many_streams_at_once_all_get_what_they_get_alone(serve: Any) -> None:
+    texts: dict[int, str] = {}
+    async with serve() as api:
+
+        async def one(seed: int) -> None:
+            texts[seed] = (await api.chat(f"hello {seed}", seed=seed, stream=True, max_tokens=5 + seed)).text()
+
+        async with trio.open_nursery() as nursery:
+            for seed in range(32):
+                nursery.start_soon(one, seed)
+        for seed in (0, 7, 31):
+            assert (await api.chat(f"hello {seed}", seed=seed, max_tokens=5 + seed)).text() == texts[seed]
+        await api.idle()

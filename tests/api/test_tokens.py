@@ -1,0 +1,68 @@
+"""POST /tokenize, /detokenize, /apply-template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+async def test_text_becomes_tokens_without_bos_unless_asked_for(serve: Any) -> None:
+    async with serve() as api:
+        assert (await api.post("/tokenize", {"content": "ab"})).json == {"tokens": [97, 98]}
+        assert (await api.post("/tokenize", {"prompt": "ab"})).json == {"tokens": [97, 98]}
+        assert (await api.post("/tokenize", {"content": "ab", "add_special": True})).json == {"tokens": [256, 97, 98]}
+        assert (await api.post("/tokenize", {"content": ""})).json == {"tokens": []}
+
+
+async def test_special_tokens_are_read_unless_declined(serve: Any) -> None:
+    async with serve() as api:
+        assert (await api.post("/tokenize", {"content": "<end>"})).json == {"tokens": [257]}
+        assert (await api.post("/tokenize", {"content": "<end>", "parse_special": False})).json == {"tokens": list(b"<end>")}
+
+
+async def test_pieces_are_text_or_bytes_where_they_are_no_whole_characters(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.post("/tokenize", {"content": "aé<end>", "with_pieces": True})
+    pieces = [(97, "a"), (195, [195]), (169, [169]), (257, "<end>")]
+    assert answer.json == {"tokens": [{"id": token, "piece": piece} for token, piece in pieces]}
+
+
+async def test_messages_are_rendered_and_tokenised_as_a_chat_would(serve: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    async with serve() as api:
+        prompt = (await api.post("/apply-template", {"messages": messages})).json["prompt"]
+        assert prompt == "<turn>user\nhi<end><turn>assistant\n"
+        tokens = (await api.post("/tokenize", {"messages": messages})).json["tokens"]
+        again = (await api.post("/tokenize", {"content": prompt, "add_special": True})).json["tokens"]
+        chat = await api.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+    assert tokens == again
+    assert len(tokens) == chat.json["usage"]["prompt_tokens"]
+
+
+async def test_tokens_become_text_again(serve: Any) -> None:
+    async with serve() as api:
+        assert (await api.post("/detokenize", {"tokens": [*"é".encode(), 257]})).json == {"content": "é<end>"}
+        assert (await api.post("/detokenize", {"tokens": [195]})).json == {"content": "\ufffd"}
+        assert (await api.post("/detokenize", {"tokens": []})).json == {"content": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "content"),
+        ("/tokenize", {"content": "a", "prompt": "b"}, "content"),
+        ("/tokenize", {"content": 5}, "content"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [1 << 80]}, "tokens"),
+        ("/apply-template", {}, "messages"),
+        ("/apply-template", {"messages": [{"role": "user"}]}, "messages[0].content"),
+    ],
+)
+async def test_nonsense_is_400_and_named(serve: Any, path: str, body: Any, param: str) -> None:
+    async with serve() as api:
+        answer = await api.post(path, body)
+    assert (answer.status, answer.error["param"]) == (400, param)
