@@ -75,13 +75,15 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
         parts.callback(lib.llama_model_free, model)
         facts = facts_of(lib, model, spec.path)
         if not facts.generates:
-            raise LoadFailed(f"{spec.path}: a {facts.info.architecture} model generates no text step by step")
+            raise _does_not_generate(spec, facts)
         free_bytes = sum(device.free_bytes for device in devices.gpus(lib)) if gpu else free_before - facts.info.size_bytes
         abort = AbortFlag(lib)
         context = _make_context(lib, spec, facts, model, abort, free_bytes=free_bytes, gpu=gpu)
         parts.callback(lib.llama_free, context)
         _add_loras(lib, spec, model, context, parts)
         memory = lib.llama_get_memory(context)
+        if not memory:  # embedding and diffusion models keep no cells
+            raise _does_not_generate(spec, facts)
         native = Native(lib=lib, model=model, context=context, memory=memory, abort=abort, model_params=model_params, parts=parts)
         loaded = LlamaModel(native, facts, settings.layout_of(spec), gpu=gpu)
         _warm_up(loaded, spec)
@@ -164,6 +166,10 @@ def _add_loras(lib: Any, spec: ModelSpec, model: Any, context: Any, parts: ExitS
         scales = (ctypes.c_float * len(adapters))(*(lora.scale for lora in spec.loras))
         pointers = (lib.llama_adapter_lora_p_ctypes * len(adapters))(*adapters)
         lib.llama_set_adapters_lora(context, pointers, len(adapters), scales)
+
+
+def _does_not_generate(spec: ModelSpec, facts: Facts) -> LoadFailed:
+    return LoadFailed(f"{spec.path}: a {facts.info.architecture} model does not generate text token by token")
 
 
 def _load_failed(path: str, otherwise: str = "llama.cpp gave no reason") -> LoadFailed:

@@ -210,6 +210,13 @@ def test_a_load_that_fails_half_way_frees_what_it_made(tiny_files, monkeypatch):
     assert freed == ["llama_free", "llama_model_free"]
 
 
+@pytest.mark.parametrize(("name", "answer"), [("llama_get_memory", None), ("llama_model_has_encoder", True)])
+def test_a_model_that_does_not_generate_is_not_loaded(tiny_files, monkeypatch, name, answer):
+    monkeypatch.setattr(open_library(), name, lambda _handle: answer)
+
+    assert "does not generate" in fails(tiny_files["qwen3"], n_cells=256)
+
+
 def test_a_model_whose_first_step_fails_is_not_loaded(tiny_files, monkeypatch):
     monkeypatch.setattr(open_library(), "llama_decode", lambda *_: -3)
 
