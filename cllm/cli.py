@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.help import DefaultFormatter, HelpPanel
 
 from cllm import __version__
+from cllm.bench.workloads import WorkloadName
 from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError
 from cllm.errors import CllmError
 from cllm.sources import DEFAULTS, Sources
@@ -114,6 +115,62 @@ def _print_plain(found: Sequence[Found]) -> None:
         print(*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), reason, sep="  ")
 
 
+_LOAD = Parameter(group=Group("Load", sort_key=0))
+_SERVER = Parameter(group=Group("Server", sort_key=1))
+_OUTPUT = Parameter(group=Group("Output", sort_key=2))
+
+
+# The names of --api-key and --model are not those of the settings, or the environment would take this for a command that serves.
+def _bench(
+    url: Annotated[str, Parameter(help="the server's address")] = "http://127.0.0.1:8080",
+    /,
+    *,
+    workload: Annotated[WorkloadName, _LOAD, Parameter(help="what is sent")] = "seed-40x8",
+    concurrency: Annotated[int | None, _LOAD, Parameter(help="requests at a time (default: the workload's)", alias="-c")] = None,
+    rate: Annotated[float | None, _LOAD, Parameter(help="requests a second that arrive by chance, whatever is answered")] = None,
+    requests: Annotated[int | None, _LOAD, Parameter(help="how many, or conversations (default: the workload's)", alias="-n")] = None,
+    seed: Annotated[int | None, _LOAD, Parameter(help="the same seed sends the same requests (default: another each time)")] = None,
+    sampling: Annotated[
+        Literal["greedy", "plain", "usual"], _LOAD, Parameter(help="temperature 0; 1; or 0.8 with top_p 0.95 and top_k 40")
+    ] = "greedy",
+    stream: Annotated[bool, _LOAD, Parameter(help="ask for streams")] = True,
+    endpoint: Annotated[Literal["completions", "chat"], _SERVER, Parameter(help="which of OpenAI's endpoints")] = "completions",
+    key: Annotated[str | None, _SERVER, Parameter(name="--api-key", env_var="CLLM_API_KEY", help="a key that the server wants")] = None,
+    served: Annotated[str | None, _SERVER, Parameter(name="--model", help="the model to ask for (default: the server's first)")] = None,
+    goodput_ttft_s: Annotated[float, _OUTPUT, Parameter(help="a good answer's first text comes within this time")] = 4.0,
+    goodput_itl_s: Annotated[float, _OUTPUT, Parameter(help="and its tokens at least this often on average")] = 0.25,
+    json: Annotated[str | None, _OUTPUT, Parameter(help="write all figures and every request to this file; - prints them")] = None,
+    plot: Annotated[str | None, _OUTPUT, Parameter(help="draw the latencies into this SVG file")] = None,
+) -> int:
+    """Put load on a server and measure it: cLLM, or any other with OpenAI's API.
+
+    Prompts are token ids where the server takes them, so that their length is exact. Answers have as many tokens as asked where it knows
+    `ignore_eos`.
+    """
+    import secrets
+
+    from cllm.bench.command import make_order, run
+    from cllm.bench.metrics import Goal
+
+    order = make_order(
+        url,
+        workload=workload,
+        concurrency=concurrency,
+        n_requests=requests,
+        rate=rate,
+        endpoint=endpoint,
+        api_key=key and key.partition(",")[0],  # the variable may hold several
+        model=served,
+        seed=secrets.randbits(31) if seed is None else seed,
+        sampling=sampling,
+        is_stream=stream,
+        goal=Goal(goodput_ttft_s, goodput_itl_s),
+        json_path=json,
+        plot_path=plot,
+    )
+    return run(order)
+
+
 _SERVER_ONLY: Final = frozenset({"Requests", "Network"})
 
 
@@ -138,6 +195,7 @@ def make_app(sources: Sources) -> App:
     )
     app.command(_serve, name="serve", help_epilogue=EPILOGUE)
     app.command(_generate, name="generate", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
+    app.command(_bench, name="bench", help_epilogue="")
     app.command(_backends, name="backends", help_epilogue="")
     return app
 

@@ -20,7 +20,9 @@ def cllm_process(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["generate", "--help"], ["--version"], ["serve", "--port", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["generate", "--help"], ["bench", "--help"], ["--version"], ["serve", "--port", "x"]]
+)
 def test_help_version_and_mistakes_import_neither_numpy_nor_a_backend(arguments: list[str]) -> None:
     imported = cllm_process(*arguments, options=("-X", "importtime")).stderr
     modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in imported.splitlines() if line.startswith("import time:")}
@@ -31,7 +33,7 @@ def test_help_version_and_mistakes_import_neither_numpy_nor_a_backend(arguments:
 def test_help_tells_the_commands() -> None:
     done = cllm_process("--help")
     assert done.returncode == 0
-    for word in ("serve", "generate", "backends", "--version"):
+    for word in ("serve", "generate", "bench", "backends", "--version"):
         assert word in done.stdout
 
 
@@ -62,8 +64,13 @@ def test_version_is_printed() -> None:
         (["serve", "--prot", "1"], "cllm: Unknown option: --prot. Did you mean --port?"),
         (["serve", "a", "b"], "cllm: one argument too many: b"),
         (["serve", "no-such.gguf"], "cllm: MODEL: no such file: no-such.gguf"),
-        (["serv"], 'cllm: Unknown command "serv". Did you mean "serve"? Available commands: serve, generate, backends.'),
+        (["serv"], 'cllm: Unknown command "serv". Did you mean "serve"? Available commands: serve, generate, bench, backends.'),
         (["generate"], 'cllm: Command "generate" parameter PROMPT requires an argument.'),
+        (["bench", "--concurrency", "0"], "cllm: --concurrency: must be at least 1, not 0"),
+        (["bench", "--rate", "nan"], "cllm: --rate: must be more than 0, not nan"),
+        (["bench", "--rate", "1", "--workload", "chat-turns"], "cllm: --rate: the requests of chat-turns wait for each other"),
+        (["bench", "ftp://there"], "cllm: URL: not an address as in http://127.0.0.1:8080: ftp://there"),
+        (["bench", "http://localhost:port"], "cllm: URL: not an address as in http://127.0.0.1:8080: http://localhost:port"),
         (["generate", "hi", "--max-tokens", "0"], "cllm: --max-tokens: must be at least 1, not 0"),
         (["generate", "hi", "--temperature", "nan"], "cllm: --temperature: must be 0 or more, not nan"),
     ],
@@ -79,6 +86,13 @@ def test_an_unknown_backend_is_one_line_and_exit_code_1() -> None:
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("cllm: "))
     assert line.startswith("cllm: no backend no-such (installed: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_is_not_there_is_one_line_and_exit_code_1() -> None:
+    done = cllm_process("bench", "127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (cli.FAILED, "")
+    assert done.stderr.startswith("cllm: cannot reach http://127.0.0.1:1: ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_backends_are_listed_plainly_where_nobody_looks() -> None:

@@ -1,0 +1,201 @@
+"""What each request got: read from the bytes that came and when, after the pass, so that reading costs the pass nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import attrs
+
+from cllm.bench.events import EventReader
+from cllm.bench.workloads import Ask
+
+DONE: Final = b"[DONE]"
+N_MESSAGE_MAX: Final = 300
+
+
+@attrs.define(kw_only=True)
+class Exchange:
+    """The raw record of one request. Times are seconds since the pass began."""
+
+    ask: Ask
+    sent_at: float = 0.0
+    status: int = 0
+    is_stream: bool = True
+    arrivals: list[tuple[float, bytes]] = attrs.field(factory=list)  # pieces of the body
+    ended_at: float = 0.0
+    error: str = ""  # why there is no whole answer
+
+
+@attrs.define(kw_only=True)
+class Answer:
+    """What one request got. Times are seconds since the pass began."""
+
+    n_asked: int
+    sent_at: float
+    ended_at: float = 0.0
+    status: int = 0
+    error: str = ""
+    chunks_at: list[float] = attrs.field(factory=list)  # of each chunk with text; servers send one a token or fewer
+    n_prompt: int = 0
+    n_cached: int = 0  # of the prompt's tokens, those that the server did not compute
+    n_generated: int = 0
+    counted_by: str = "nothing"  # "usage": the server's count; "chunks": ours
+    finish_reason: str = ""
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether there is no whole answer."""
+        return bool(self.error)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it has exactly the asked tokens."""
+        return not self.error and self.n_generated == self.n_asked
+
+    @property
+    def ttft_s(self) -> float:
+        """To the first text; without a stream it comes with the last."""
+        return (self.chunks_at[0] if self.chunks_at else self.ended_at) - self.sent_at
+
+    @property
+    def e2e_s(self) -> float:
+        """To the end of the answer."""
+        return self.ended_at - self.sent_at
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """The times between two pieces of text."""
+        return [b - a for a, b in zip(self.chunks_at, self.chunks_at[1:], strict=False)]
+
+    @property
+    def itl_s(self) -> float:
+        """The mean time between two tokens."""
+        if len(self.chunks_at) < 2 or self.n_generated < 2:
+            return 0.0
+        return (self.chunks_at[-1] - self.chunks_at[0]) / (self.n_generated - 1)
+
+
+def answer_of(exchange: Exchange) -> Answer:
+    """Read one exchange."""
+    answer = Answer(
+        n_asked=exchange.ask.n_generated,
+        sent_at=exchange.sent_at,
+        ended_at=exchange.ended_at,
+        status=exchange.status,
+        error=exchange.error,
+    )
+    if exchange.status != 200:
+        answer.error = answer.error or _refusal(exchange)
+    elif exchange.is_stream:
+        _read_stream(answer, exchange)
+    else:
+        _read_page(answer, exchange)
+    if not answer.error and not answer.n_generated:
+        answer.error = "an answer without any token"
+    return answer
+
+
+def _refusal(exchange: Exchange) -> str:
+    text = b"".join(piece for _, piece in exchange.arrivals).decode("utf-8", "replace")
+    return f"{exchange.status}: {message_of(text)}"
+
+
+def message_of(text: str) -> str:
+    """The message in an error's body, or the beginning of the body itself."""
+    try:
+        page = json.loads(text)
+        error = page.get("error", page.get("detail", page.get("message")))
+        message = error.get("message") if isinstance(error, dict) else error
+    except (ValueError, AttributeError):
+        message = None
+    return " ".join(str(message or text).split())[:N_MESSAGE_MAX]
+
+
+def _read_page(answer: Answer, exchange: Exchange) -> None:
+    try:
+        page = json.loads(b"".join(piece for _, piece in exchange.arrivals))
+        has_text = _take(answer, page)
+    except (ValueError, TypeError, AttributeError, LookupError):
+        answer.error = answer.error or "the answer is not what OpenAI's API has"
+        return
+    if has_text and answer.counted_by == "nothing":  # how many tokens the text is, only the server could say
+        answer.error = answer.error or "an answer without usage"
+
+
+def _read_stream(answer: Answer, exchange: Exchange) -> None:
+    reader = EventReader()
+    is_ended = False
+    try:
+        for at, piece in exchange.arrivals:
+            for data in reader.feed(piece):
+                is_ended = is_ended or data == DONE
+                if data != DONE and _take(answer, json.loads(data)):
+                    answer.chunks_at.append(at)
+    except (ValueError, TypeError, AttributeError, LookupError):
+        answer.error = answer.error or "the stream is not what OpenAI's API has"
+    if answer.counted_by == "nothing" and answer.chunks_at:
+        answer.n_generated, answer.counted_by = len(answer.chunks_at), "chunks"
+    if not is_ended and not answer.finish_reason:
+        answer.error = answer.error or "the stream ended before its answer"
+
+
+def _take(answer: Answer, page: dict[str, Any]) -> bool:
+    """Take what a chunk or a whole answer tells; return whether it has text."""
+    if page.get("error"):
+        answer.error = answer.error or message_of(json.dumps(page))
+        return False
+    _take_usage(answer, page.get("usage"))
+    has_text = False
+    for choice in page.get("choices") or []:
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        has_text = has_text or _has_text(choice)
+    return has_text
+
+
+def _take_usage(answer: Answer, usage: dict[str, Any] | None) -> None:
+    if not usage or usage.get("completion_tokens") is None:
+        return
+    answer.n_prompt = usage.get("prompt_tokens") or 0
+    answer.n_generated = usage["completion_tokens"]
+    answer.n_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    answer.counted_by = "usage"
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    if choice.get("text"):
+        return True
+    message = choice.get("delta") or choice.get("message") or {}
+    return any(message.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls"))
+
+
+@attrs.frozen(kw_only=True)
+class Pass:
+    """One run through a workload."""
+
+    wall_s: float
+    client_cpu_s: float
+    answers: list[Answer]  # in the order of the requests' numbers
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens over the wall time of the whole pass; those of failed requests count, since they were computed and sent."""
+        return sum(answer.n_generated for answer in self.answers) / self.wall_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """The times between two pieces of text of one answer."""
+        return [gap for answer in self.answers for gap in answer.gaps_s]
+
+    @property
+    def ttfts_s(self) -> list[float]:
+        """The times to the first text."""
+        return [answer.ttft_s for answer in self.answers if not answer.is_failed]
+
+    def check(self, asks: list[Ask]) -> None:
+        """Refuse a pass in which anybody got anything but what was asked for."""
+        for ask, answer in zip(asks, self.answers, strict=True):
+            got = (answer.status, answer.n_prompt, answer.n_generated)
+            if answer.error or got != (200, len(ask.prompt), ask.n_generated):
+                asked = f"asked for {len(ask.prompt)} + {ask.n_generated} tokens"
+                raise RuntimeError(f"{asked}, got status, prompt, generated = {got} {answer.error}")

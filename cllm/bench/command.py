@@ -1,0 +1,200 @@
+"""`cllm bench`: one workload against a server that runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+from rich.console import Console
+
+import cllm
+from cllm.bench import process
+from cllm.bench.answers import Pass
+from cllm.bench.dialect import find_dialect
+from cllm.bench.load import Progress, closed_loop, open_loop
+from cllm.bench.metrics import Goal, Summary, curve, summarize
+from cllm.bench.show import print_table, shown
+from cllm.bench.target import BenchFailed, Client, Endpoint, Target, parse_url
+from cllm.bench.workloads import N_VOCAB_UNKNOWN, OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
+from cllm.config import SettingsError, is_loopback
+
+OK, FAILED = 0, 1
+
+
+@attrs.frozen(kw_only=True)
+class Order:
+    """What was asked for."""
+
+    target: Target
+    workload: Workload
+    endpoint: Endpoint
+    model: str
+    rate: float | None
+    seed: int
+    sampling: str
+    is_stream: bool
+    goal: Goal
+    json_path: str | None
+    plot_path: str | None
+
+
+@attrs.frozen
+class Measured:
+    """One pass of the command, and what it is called."""
+
+    title: str
+    done: Pass
+    summary: Summary
+
+
+def make_order(
+    url: str,
+    *,
+    workload: str,
+    concurrency: int | None,
+    n_requests: int | None,
+    rate: float | None,
+    endpoint: Endpoint,
+    api_key: str | None,
+    model: str | None,
+    seed: int,
+    sampling: str,
+    is_stream: bool,
+    goal: Goal,
+    json_path: str | None,
+    plot_path: str | None,
+) -> Order:
+    """Check what was asked for together. Raises: SettingsError."""
+    recipe = WORKLOADS[workload]
+    for name, value in (("concurrency", concurrency), ("requests", n_requests)):
+        if value is not None and value < 1:
+            raise SettingsError(f"--{name}: must be at least 1, not {value}")
+    for name, number in (("rate", rate), ("goodput-ttft-s", goal.ttft_s), ("goodput-itl-s", goal.itl_s)):
+        if number is not None and not 0 < number < float("inf"):
+            raise SettingsError(f"--{name}: must be more than 0, not {number}")
+    if rate is not None and concurrency is not None:
+        raise SettingsError("--rate: requests arrive by the clock, so there is no --concurrency")
+    if rate is not None and (recipe.n_turns > 1 or recipe.n_prompt_late):
+        raise SettingsError(f"--rate: the requests of {workload} wait for each other")
+    if recipe.n_prompt_late and not is_stream:
+        raise SettingsError(f"--no-stream: {workload} is about streams")
+    try:
+        target = parse_url(url, api_key or "")
+    except ValueError as error:
+        raise SettingsError(f"URL: {error}") from error
+    return Order(
+        target=target,
+        workload=with_load(recipe, concurrency=concurrency, n_requests=n_requests),
+        endpoint=endpoint,
+        model=model or "",
+        rate=rate,
+        seed=seed,
+        sampling=sampling,
+        is_stream=is_stream,
+        goal=goal,
+        json_path=json_path,
+        plot_path=plot_path,
+    )
+
+
+def run(order: Order) -> int:
+    """Measure and show; return the process's exit code. Raises: BenchFailed."""
+    if order.plot_path:
+        from cllm.bench.plot import pyplot
+
+        pyplot()  # should it be missing, the time to say so is before the measurement
+    measured = trio.run(_measure, order)
+    # Standard output is the JSON's where that goes there.
+    print_table([(one.title, one.summary) for one in measured], Console(stderr=order.json_path == "-"))
+    if order.json_path:
+        _write_json(order, measured)
+    if order.plot_path:
+        from cllm.bench.plot import plot_latency
+
+        plot_latency({one.title: curves(one.done) for one in measured}, order.plot_path, order.workload.name)
+    answered = sum(one.summary.n_requests - one.summary.n_failed for one in measured)
+    if not answered:
+        failures = sum((Counter(one.summary.failures) for one in measured), Counter[str]())
+        raise BenchFailed(f"no request was answered: {failures.most_common(1)[0][0]}")
+    return OK
+
+
+async def _measure(order: Order) -> list[Measured]:
+    dialect = await find_dialect(order.target, endpoint=order.endpoint, model=order.model)
+    client = Client(
+        target=order.target,
+        dialect=dialect,
+        endpoint=order.endpoint,
+        sampling=SAMPLINGS[order.sampling],
+        is_stream=order.is_stream,
+        seed=order.seed,
+    )
+    if order.rate is not None:
+        return [await _pass(order, client, f"{order.rate:g} requests/s", 0, order.rate)]
+    first = await _pass(order, client, "capacity" if order.workload.is_open else order.workload.name, 0, None)
+    if not order.workload.is_open or not first.summary.requests_per_s:
+        return [first]
+    return [first] + [
+        await _pass(order, client, f"{factor:g} x capacity", number, factor * first.summary.requests_per_s)
+        for number, factor in enumerate(OVERLOAD_FACTORS, 1)
+    ]
+
+
+async def _pass(order: Order, client: Client, title: str, number: int, rate: float | None) -> Measured:
+    seed = order.seed + 1_000_003 * number  # a pass that repeats another's prompts would find them cached
+    work = order.workload.make(client.dialect.n_vocab or N_VOCAB_UNKNOWN, seed)
+    pid = process.listening_pid(order.target.port) if is_loopback(order.target.host) else None
+    cpu_s = process.cpu_s(pid) if pid else None
+    progress = Progress()
+    async with shown(title, progress):
+        if rate is None:
+            done = await closed_loop(client, work, order.workload.concurrency, progress)
+        else:
+            done = await open_loop(client, work, rate, seed=seed, progress=progress)
+    cpu_after_s = process.cpu_s(pid) if pid else None
+    spent_s = cpu_after_s - cpu_s if cpu_after_s is not None and cpu_s is not None else None
+    rss_mb = process.rss_peak_mb(pid) if pid else None
+    return Measured(title, done, summarize(done, order.goal, server_cpu_s=spent_s, rss_peak_mb=rss_mb, has_late=bool(work.late)))
+
+
+def curves(done: Pass) -> dict[str, list[float]]:
+    """The distributions of a pass's times."""
+    answered = [answer for answer in done.answers if not answer.is_failed]
+    return {
+        "ttft_s": curve([answer.ttft_s for answer in answered]),
+        "itl_s": curve([gap for answer in answered for gap in answer.gaps_s]),
+        "e2e_s": curve([answer.e2e_s for answer in answered]),
+    }
+
+
+def _write_json(order: Order, measured: list[Measured]) -> None:
+    page = {"version": cllm.__version__, "settings": _settings(order), "passes": [_page(one) for one in measured]}
+    text = json.dumps(page, indent=2) + "\n"
+    if order.json_path == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(str(order.json_path)).write_text(text, "utf-8")
+    except OSError as error:
+        raise BenchFailed(f"cannot write {order.json_path}: {error.strerror}") from error
+
+
+def _settings(order: Order) -> dict[str, Any]:
+    return {
+        "workload": attrs.asdict(order.workload),
+        "endpoint": order.endpoint,
+        "model": order.model,
+        "rate": order.rate,
+        "seed": order.seed,
+        "sampling": order.sampling,
+        "stream": order.is_stream,
+    }
+
+
+def _page(one: Measured) -> dict[str, Any]:
+    return {"name": one.title, **one.summary.page(), "requests": [attrs.asdict(answer) for answer in one.done.answers]}

@@ -1,0 +1,76 @@
+"""Finds out, with a few tiny requests, what a server calls its model and what it takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import attrs
+import trio
+
+from cllm.bench.answers import message_of
+from cllm.bench.load import FAULTS, Connections
+from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target
+from cllm.bench.workloads import GREEDY, Ask, id_range
+
+PROBE_S: Final = 120.0  # a server may load its model with the first request
+# What a server answers when it does not understand; anything else is no question of dialect.
+NOT_UNDERSTOOD: Final = frozenset({400, 422, 500, 501})
+
+
+async def find_dialect(target: Target, *, endpoint: Endpoint, model: str = "", n_vocab: int = 0) -> Dialect:
+    """Ask the server. Raises: BenchFailed, when it cannot be reached or answers nothing that it is asked."""
+    told = await _told(target, model)
+    dialect = attrs.evolve(told, model=model or told.model, n_vocab=n_vocab or told.n_vocab)
+    said = ""
+    for takes_ids, takes_extras in ((True, True), (False, True), (False, False)):
+        tried = attrs.evolve(dialect, takes_ids=takes_ids, takes_extras=takes_extras)
+        if takes_ids and endpoint == "chat":
+            continue
+        status, page = await _ask(target, tried, endpoint)
+        if status == 200 and (not takes_ids or _n_prompt(page) in (1, 2, None)):  # 2: some put a begin token before it
+            return tried
+        said = f"{status}: {message_of(page)}"
+        if status != 200 and status not in NOT_UNDERSTOOD:
+            break
+    raise BenchFailed(f"{target.url} answers {endpoint} with {said}")
+
+
+async def _told(target: Target, wanted: str) -> Dialect:
+    status, page = await _fetch(target, target.head("GET", "/v1/models"))
+    if status in (401, 403):
+        raise BenchFailed(f"{target.url} answers {status}: {message_of(page)}")
+    try:
+        models = json.loads(page)["data"]
+        model: dict[str, Any] = next((one for one in models if one["id"] == wanted), models[0])
+        return Dialect(model=str(model["id"]), n_vocab=int((model.get("meta") or {}).get("n_vocab") or 0))
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return Dialect()  # a server may do without a list of models
+
+
+async def _ask(target: Target, dialect: Dialect, endpoint: Endpoint) -> tuple[int, str]:
+    client = Client(target=target, dialect=dialect, endpoint=endpoint, sampling=GREEDY, is_stream=False)
+    low, _ = id_range(dialect.n_vocab or 1000)
+    return await _fetch(target, client.request(Ask(prompt=(low,), n_generated=1), 0))
+
+
+async def _fetch(target: Target, request: bytes) -> tuple[int, str]:
+    pieces: list[bytes] = []
+    connections = Connections(target)
+    try:
+        with trio.fail_after(PROBE_S):
+            reader = await connections.fetch(request, pieces.append)
+    except FAULTS as error:
+        raise BenchFailed(f"cannot reach {target.url}: {' '.join(str(error).split()) or type(error).__name__}") from error
+    finally:
+        with trio.move_on_after(1, shield=True):
+            await connections.close()
+    return reader.status, b"".join(pieces).decode("utf-8", "replace")
+
+
+def _n_prompt(page: str) -> int | None:
+    try:
+        n: int | None = json.loads(page)["usage"]["prompt_tokens"]
+    except (ValueError, TypeError, LookupError):
+        return None
+    return n

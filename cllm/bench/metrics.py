@@ -1,0 +1,150 @@
+"""What a pass comes to: rates, percentiles, goodput, and what client and server spent on it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+from cllm.bench.answers import Answer, Pass
+
+CLIENT_SHARE_MAX: Final = 0.70  # beyond it the generator may be what is measured
+
+
+@attrs.frozen
+class Goal:
+    """What an answer must keep to count as good: the time to its first text, and the mean time between its tokens."""
+
+    ttft_s: float = 4.0
+    itl_s: float = 0.25
+
+    def is_met(self, answer: Answer) -> bool:
+        """Whether this answer is good."""
+        return not answer.is_failed and answer.ttft_s <= self.ttft_s and answer.itl_s <= self.itl_s
+
+
+@attrs.frozen
+class Spread:
+    """How values lie; None of none."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the values lie, interpolated between its neighbours (NumPy's default way)."""
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean, percentiles and maximum."""
+    if not values:
+        return Spread()
+    ordered = sorted(values)
+    p50, p90, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
+    return Spread(mean=sum(ordered) / len(ordered), p50=p50, p90=p90, p99=p99, max=ordered[-1])
+
+
+def curve(values: Sequence[float], n_points: int = 101) -> list[float]:
+    """Evenly spaced percentiles from the least to the greatest: a distribution in few numbers."""
+    ordered = sorted(values)
+    return [percentile(ordered, i / (n_points - 1)) for i in range(n_points)] if ordered else []
+
+
+@attrs.frozen(kw_only=True)
+class Summary:
+    """The figures of one pass. Times are seconds."""
+
+    wall_s: float
+    n_requests: int
+    n_failed: int
+    failures: dict[str, int]  # how many failed why
+    n_prompt: int
+    n_cached: int
+    n_generated: int
+    counted_by: str
+    n_inexact: int  # answers that have not exactly the asked tokens
+    tokens_per_s: float
+    requests_per_s: float  # those that were answered
+    ttft_s: Spread
+    itl_s: Spread  # between two pieces of text, over all answers
+    e2e_s: Spread
+    goal: Goal
+    goodput_per_s: float  # good answers
+    goodput_share: float  # of all requests
+    client_cpu_s: float
+    server_cpu_s: float | None = None
+    server_rss_peak_mb: float | None = None  # since the server's start
+    late_gap_max_s: float | None = None  # the longest that anybody waited for text from when the late request was sent
+    late_ttft_s: float | None = None
+
+    @property
+    def client_cpu_share(self) -> float:
+        """Of one core."""
+        return self.client_cpu_s / self.wall_s
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every answer has exactly the asked tokens."""
+        return not self.n_inexact
+
+    def warnings(self) -> list[str]:
+        """What makes the figures doubtful, one line each."""
+        lines = []
+        if self.client_cpu_share > CLIENT_SHARE_MAX:
+            lines.append(f"the client took {self.client_cpu_share:.0%} of a core: it may be what limits these figures")
+        if self.counted_by == "chunks":
+            lines.append("the server reports no usage: tokens are counted by chunks of text, which may hold several")
+        return lines
+
+    def page(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**attrs.asdict(self), "client_cpu_share": self.client_cpu_share, "is_exact": self.is_exact}
+
+
+def summarize(
+    done: Pass, goal: Goal = Goal(), *, server_cpu_s: float | None = None, rss_peak_mb: float | None = None, has_late: bool = False
+) -> Summary:
+    """Reduce a pass to its figures. What failed counts as asked for and as not good, and not in the times."""
+    answered = [answer for answer in done.answers if not answer.is_failed]
+    n_good = sum(goal.is_met(answer) for answer in answered)
+    late = done.answers[-1] if has_late else None
+    return Summary(
+        wall_s=done.wall_s,
+        n_requests=len(done.answers),
+        n_failed=len(done.answers) - len(answered),
+        failures=dict(Counter(answer.error for answer in done.answers if answer.is_failed).most_common()),
+        n_prompt=sum(answer.n_prompt for answer in answered),
+        n_cached=sum(answer.n_cached for answer in answered),
+        n_generated=sum(answer.n_generated for answer in done.answers),
+        counted_by=min((answer.counted_by for answer in answered), default="nothing"),
+        n_inexact=sum(not answer.is_exact for answer in done.answers),
+        tokens_per_s=done.tokens_per_s,
+        requests_per_s=len(answered) / done.wall_s,
+        ttft_s=spread([answer.ttft_s for answer in answered]),
+        itl_s=spread([gap for answer in answered for gap in answer.gaps_s]),
+        e2e_s=spread([answer.e2e_s for answer in answered]),
+        goal=goal,
+        goodput_per_s=n_good / done.wall_s,
+        goodput_share=n_good / len(done.answers) if done.answers else 0.0,
+        client_cpu_s=done.client_cpu_s,
+        server_cpu_s=server_cpu_s,
+        server_rss_peak_mb=rss_peak_mb,
+        late_gap_max_s=_longest_gap_since(late.sent_at, done.answers[:-1]) if late else None,
+        late_ttft_s=late.ttft_s if late and not late.is_failed else None,
+    )
+
+
+def _longest_gap_since(at: float, answers: list[Answer]) -> float | None:
+    """Of the gaps that had not ended by then."""
+    pairs = [(a, b) for answer in answers for a, b in zip(answer.chunks_at, answer.chunks_at[1:], strict=False)]
+    return max((b - a for a, b in pairs if b > at), default=None)

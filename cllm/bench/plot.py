@@ -1,0 +1,52 @@
+"""Latency as distributions, in SVG; needs matplotlib, the extra `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cllm.bench.target import BenchFailed
+
+TITLES = {"ttft_s": "to the first text", "itl_s": "between texts", "e2e_s": "whole answer"}
+
+Curves = Mapping[str, Sequence[float]]  # by the keys of TITLES: evenly spaced percentiles, seconds
+
+
+def pyplot() -> Any:
+    """Return matplotlib.pyplot, which draws into files alone. Raises: BenchFailed, when it is not installed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BenchFailed("plots need matplotlib: pip install 'cllm[bench]'") from error
+    matplotlib.use("svg")
+    # Equal figures give equal files: no date, no random ids, and text stays text.
+    matplotlib.rcParams.update({"svg.hashsalt": "cllm", "svg.fonttype": "none", "font.size": 9})
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def save(figure: Any, path: str) -> None:
+    """Write the SVG. Raises: BenchFailed."""
+    try:
+        figure.savefig(path, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    except OSError as error:
+        raise BenchFailed(f"cannot write {path}: {error.strerror}") from error
+    pyplot().close(figure)
+
+
+def plot_latency(sides: Mapping[str, Curves], path: str, title: str = "") -> None:
+    """Draw how many requests, or gaps, took at most how long: a line for each side."""
+    figure, axes = pyplot().subplots(1, len(TITLES), figsize=(10, 3), sharey=True)
+    for (key, name), axis in zip(TITLES.items(), axes, strict=True):
+        for side, curves in sides.items():
+            values = curves.get(key) or ()
+            shares = [100 * i / max(len(values) - 1, 1) for i in range(len(values))]
+            axis.plot([1000 * value for value in values], shares, label=side)
+        axis.set_xlabel(f"{name}, ms")
+        axis.set_xlim(left=0)
+        axis.grid(visible=True, alpha=0.3)
+    axes[0].set_ylabel("at most so long, %")
+    axes[-1].legend(loc="lower right")
+    figure.suptitle(title)
+    save(figure, path)

@@ -1,0 +1,96 @@
+"""What a server's process and its children spend, read from /proc; where there is none, nobody knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+LISTEN: Final = "0A"  # the state of a listening socket in /proc/net/tcp (include/net/tcp_states.h)
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all that descends from it."""
+    found = [pid]
+    for one in found:  # grows while it is walked
+        found.extend(_children(one))
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for task in (PROC / str(pid) / "task").iterdir() for child in (task / "children").read_text().split()]
+    except OSError:  # it ended meanwhile, or there is no /proc
+        return []
+
+
+def cpu_s(pid: int) -> float | None:
+    """User and system time of the tree so far, of its children that have ended, too."""
+    parts = [seconds for one in tree(pid) if (seconds := _cpu_s(one)) is not None]
+    return sum(parts) if parts else None
+
+
+def _cpu_s(pid: int) -> float | None:
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime (proc_pid_stat(5))
+
+
+def rss_peak_mb(pid: int) -> float | None:
+    """The sum of the tree's greatest resident sizes since its start, the model's mapped file included."""
+    return _status_mb(pid, "VmHWM")
+
+
+def anonymous_mb(pid: int) -> float | None:
+    """The tree's resident memory that is not a mapped file, now."""
+    return _status_mb(pid, "RssAnon")
+
+
+def _status_mb(pid: int, name: str) -> float | None:
+    parts = [kib for one in tree(pid) if (kib := _status_kib(one, name)) is not None]
+    return sum(parts) / 1024 if parts else None
+
+
+def _status_kib(pid: int, name: str) -> int | None:
+    try:
+        lines = (PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(name + ":")), None)
+
+
+def listening_pid(port: int) -> int | None:
+    """The process on this machine that listens on a port, if we may know."""
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    if not sockets:
+        return None
+    pids = sorted(int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+    return next((pid for pid in pids if sockets & set(_links(pid))), None)
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (PROC / "net" / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9]
+
+
+def _links(pid: int) -> Iterator[str]:
+    try:
+        descriptors = list((PROC / str(pid) / "fd").iterdir())
+    except OSError:  # somebody else's
+        return
+    for descriptor in descriptors:
+        try:
+            yield os.readlink(descriptor)
+        except OSError:
+            continue

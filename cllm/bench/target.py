@@ -1,0 +1,118 @@
+"""Where requests go and how they are written: the server's address, its dialect of OpenAI's API, and the bytes of a request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import attrs
+
+from cllm.bench.workloads import Ask, Sampling, Tokens
+from cllm.errors import OperatorError
+
+Endpoint: TypeAlias = Literal["completions", "chat"]
+
+# Short words that most vocabularies have whole, so that a text of n words has about n tokens.
+WORDS: Final = (
+    "the", "and", "you", "that", "was", "for", "are", "with", "his", "they", "this", "have", "from", "one", "had", "word",
+    "but", "not", "what", "all", "were", "when", "your", "can", "said", "there", "use", "each", "which", "she", "how", "time",
+)  # fmt: skip
+
+
+class BenchFailed(OperatorError):
+    """The server cannot be measured; the message is one line that says why."""
+
+
+@attrs.frozen(kw_only=True)
+class Target:
+    """A server."""
+
+    host: str
+    port: int
+    is_tls: bool = False
+    path: str = ""  # what stands before /v1
+    api_key: str = attrs.field(default="", repr=False)
+
+    @property
+    def url(self) -> str:
+        """The address, as a person writes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.path}"
+
+    def head(self, method: str, path: str, n_body: int = 0) -> bytes:
+        """The head of a request."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Accept: */*"]
+        if self.api_key:
+            lines.append(f"Authorization: Bearer {self.api_key}")
+        if method == "POST":
+            lines += ["Content-Type: application/json", f"Content-Length: {n_body}"]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def parse_url(url: str, api_key: str = "") -> Target:
+    """Read an address, with or without `http://` before it and `/v1` behind it. Raises: ValueError, whose text says what is wrong."""
+    complaint = f"not an address as in http://127.0.0.1:8080: {url}"
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(complaint) from error
+    if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError(complaint)
+    is_tls = parts.scheme == "https"
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return Target(host=host, port=port or (443 if is_tls else 80), is_tls=is_tls, path=path, api_key=api_key)
+
+
+@attrs.frozen(kw_only=True)
+class Dialect:
+    """What a server takes of what OpenAI's API does not have."""
+
+    model: str = ""
+    n_vocab: int = 0  # 0: the server does not say
+    takes_ids: bool = True  # prompts as token ids
+    takes_extras: bool = True  # `ignore_eos` and the sampling fields that OpenAI lacks
+
+
+OPENAI_SAMPLING: Final = frozenset({"temperature", "top_p"})
+
+
+@attrs.frozen(kw_only=True)
+class Client:
+    """How the requests of a pass are written."""
+
+    target: Target
+    dialect: Dialect = Dialect()
+    endpoint: Endpoint = "completions"
+    sampling: Sampling
+    is_stream: bool = True
+    seed: int = 0
+
+    def request(self, ask: Ask, number: int) -> bytes:
+        """The bytes of the request with this number."""
+        body = json.dumps(self._body(ask, number), separators=(",", ":")).encode()
+        path = "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
+        return self.target.head("POST", path, len(body)) + body
+
+    def _body(self, ask: Ask, number: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {**self._prompt(ask.prompt), "max_tokens": ask.n_generated, "seed": self.seed + number}
+        fields |= {name: value for name, value in self.sampling.fields if self.dialect.takes_extras or name in OPENAI_SAMPLING}
+        if self.dialect.model:
+            fields["model"] = self.dialect.model
+        if self.dialect.takes_extras:
+            fields["ignore_eos"] = True
+        if self.is_stream:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        return fields
+
+    def _prompt(self, prompt: Tokens) -> dict[str, Any]:
+        if self.endpoint == "chat":
+            return {"messages": [{"role": "user", "content": words(prompt)}]}
+        return {"prompt": prompt if self.dialect.takes_ids else words(prompt)}
+
+
+def words(prompt: Tokens) -> str:
+    """A text in the place of token ids: equal ids give equal words, so that what prompts share stays shared."""
+    return " ".join(WORDS[token % len(WORDS)] for token in prompt)
