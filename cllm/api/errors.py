@@ -32,7 +32,7 @@ def native_shape(error: RequestError) -> dict[str, Any]:
     shape: dict[str, Any] = {"success": False, "error": error.message}
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
-        shape["retry_after"] = _whole_seconds(retry_after_s)
+        shape["retry_after"] = whole_seconds(retry_after_s)
     return shape
 
 
@@ -41,7 +41,7 @@ def response_of(error: RequestError, shape: ErrorShape, headers: dict[str, str] 
     response = Response(msgspec.json.encode(shape(error)), error.status, headers, content_type="application/json")
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
-        response.headers["Retry-After"] = str(_whole_seconds(retry_after_s))
+        response.headers["Retry-After"] = str(whole_seconds(retry_after_s))
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
@@ -63,5 +63,6 @@ def from_http(error: HTTPException, path: str) -> tuple[RequestError, dict[str, 
     return InternalError("internal error"), {}
 
 
-def _whole_seconds(seconds: float) -> int:
+def whole_seconds(seconds: float) -> int:
+    """What Retry-After can say."""
     return max(1, math.ceil(seconds))

@@ -103,10 +103,9 @@ async def answer(context: Context, body: GenerateRequest, *, stream: bool, endpo
     answer_id = uuid.uuid4().hex
     if stream:
         return sse_response(SseBody(generation, await generation.first_events(), NativeStream(answer_id), native_shape))
-    started_at = time.perf_counter()
     (completion,) = await generation.complete()
     account = Account([completion.finished])
-    shape = _answer(answer_id, completion, asked, time.perf_counter() - started_at)
+    shape = _answer(answer_id, completion, asked, time.perf_counter() - g.started_at)
     return json_response({"success": True, "data": shape}, account.headers())
 
 

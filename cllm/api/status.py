@@ -10,6 +10,7 @@ from quart import Blueprint, Response, request
 
 import cllm
 from cllm.api.context import Context
+from cllm.api.errors import whole_seconds
 from cllm.api.openai.shapes import json_response
 from cllm.engine.params import SamplingParams
 from cllm.engine.scheduler import SequenceView
@@ -33,7 +34,7 @@ def blueprint(context: Context) -> Blueprint:
             engine.check_accepting()
         except Unavailable as error:
             state = {"status": error.code or "unavailable", **error.extra}
-            return json_response(state, {"Retry-After": f"{max(error.retry_after_s, 1.0):.0f}"}, status=503)
+            return json_response(state, {"Retry-After": str(whole_seconds(error.retry_after_s))}, status=503)
         return json_response({"status": "ready"})
 
     @routes.get("/metrics")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 import trio
@@ -21,7 +21,7 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 async def read(decoder: msgspec.json.Decoder[T]) -> T:
     """Return the current request's body, decoded. Raises: InvalidRequest, and the framework's own 408 and 413."""
-    body = cast(bytes, await request.get_data())
+    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
     g.n_bytes_in = len(body)
     if len(body) <= N_BYTES_INLINE:
         return decode(body, decoder)

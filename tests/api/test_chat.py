@@ -145,8 +145,9 @@ async def test_a_stop_token_is_named(serve: Any) -> None:
     async with serve() as api:
         free = (await api.chat(seed=3, max_tokens=40)).text()
         token = ord(free[10])
-        answer = await api.chat(seed=3, max_tokens=40, stop_token_ids=[token])
+        answer = await api.chat(seed=3, max_tokens=40, stop_token_ids=[token], logprobs=True)
     assert answer.finish() == ("stop", token)
+    assert "".join(one["token"] for one in answer.json["choices"][0]["logprobs"]["content"]) == answer.text()
     assert answer.text() == free[: free.index(free[10])]
 
 

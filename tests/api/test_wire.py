@@ -24,7 +24,7 @@ class Body(msgspec.Struct):
     inner: list[Inner] | None = None
 
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+unhurried = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 decoder = msgspec.json.Decoder(Body)
 
 
@@ -105,8 +105,9 @@ def test_no_bytes_at_all_do_more_than_be_refused(body: bytes) -> None:
         decode(body, decoder)
 
 
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=6
 )
 
 

@@ -90,7 +90,7 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     tokens = await prompts.chat_prompt(context, await render(model, body), "messages")
     specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id)
     generation = open_generation(context, specs, ENDPOINT)
-    names = TokenNames(model.vocabulary)
+    names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     if body.stream:
         first = await generation.first_events()
         head = envelope("chatcmpl", "chat.completion.chunk", model.name)

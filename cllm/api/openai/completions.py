@@ -61,7 +61,7 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
     echoes = [_echo(model, prompt) if body.echo else "" for prompt in given for _ in range(asked.n)]
     specs = asked.specs(tokens, n_logprobs=body.logprobs, key=g.key, request_id=g.request_id)
     generation = open_generation(context, specs, ENDPOINT)
-    names = TokenNames(model.vocabulary)
+    names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     head = envelope("cmpl", "text_completion", model.name)
     if body.stream:
         first = await generation.first_events()

@@ -163,16 +163,17 @@ def _rate(n: int, ms: float) -> float:
 class TokenNames:
     """How a model's tokens are shown beside their logprobs."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, stop_token_ids: frozenset[int]) -> None:
         self._vocabulary = vocabulary
+        self._final = vocabulary.end_tokens | stop_token_ids
 
     def raw(self, token: int) -> bytes:
         """The token's bytes; a special token's name."""
         return self._vocabulary.token_bytes(token, special=True)
 
     def shown(self, logprobs: Iterable[TokenLogprob]) -> list[TokenLogprob]:
-        """Those of tokens that are part of the text: an end token, which is none, ends a completion and is left out."""
-        return [one for one in logprobs if one.token not in self._vocabulary.end_tokens]
+        """Those of tokens that are part of the text: the one that ends a completion is none, and is left out."""
+        return [one for one in logprobs if one.token not in self._final]
 
 
 def finite(logprob: float) -> float:
