@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import attrs
 
 
@@ -19,7 +21,7 @@ class Cells:
     _free_slots: list[int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._free_slots = list(range(self.n_slots))[::-1]  # the lowest first: llama.cpp walks cells up to the highest one used
+        self._free_slots = list(range(self.n_slots))  # a heap
 
     @property
     def n_free(self) -> int:
@@ -42,10 +44,10 @@ class Cells:
         assert self.n_held >= 0, "more cells given back than were held"
 
     def take_slot(self) -> int:
-        """Take a free slot; the caller has checked that there is one."""
-        return self._free_slots.pop()
+        """Take the lowest free slot, so that those in use lie together; the caller has checked that there is one."""
+        return heapq.heappop(self._free_slots)
 
     def give_slot(self, slot: int) -> None:
         """Give a slot back. Its cells must be dropped by a move that is planned before anyone else's rows go there."""
         assert slot not in self._free_slots, f"slot {slot} given back twice"
-        self._free_slots.append(slot)
+        heapq.heappush(self._free_slots, slot)

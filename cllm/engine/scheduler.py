@@ -39,6 +39,7 @@ class Limits:
     row_budget: int  # rows of one step, as far as prefill can be cut
     n_live_max: int  # sequences that hold cells at once
     n_waiting_max: int
+    rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
 
     def __attrs_post_init__(self) -> None:
         assert min(self.n_cells, self.n_slots, self.n_rows_max, self.row_budget, self.n_live_max, self.n_waiting_max) >= 1
@@ -298,6 +299,8 @@ class Scheduler:
     def _form_batch(self, events: list[Event]) -> Plan:
         running = self._trials.members_of(self._running) if self._trials else self._running
         decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
+        if self.limits.rows_by_slot:
+            decoding.sort(key=_slot)
         prefilling: list[tuple[Sequence, int]] = []
         batch = self._batch
         batch.n_rows = n_rows = len(decoding)
@@ -482,6 +485,10 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
+
+
+def _slot(sequence: Sequence) -> int:
+    return sequence.slot
 
 
 def _dry_breakers(spec: SequenceSpec, vocabulary: Vocabulary) -> frozenset[int]:

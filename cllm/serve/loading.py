@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from cllm.backend import OnProgress, StepModel
+from cllm.backend import KvLayout, OnProgress, StepModel
 from cllm.config import Settings
 from cllm.engine.scheduler import Limits
 from cllm.registry import choose_backend
@@ -56,6 +56,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         row_budget=settings.row_budget,
         n_live_max=settings.parallel if settings.parallel is not None else min(model.n_slots, N_LIVE_DEFAULT_MAX),
         n_waiting_max=settings.queue_size,
+        rows_by_slot=model.capabilities.kv_layout is KvLayout.STREAMS,
     )
 
 
