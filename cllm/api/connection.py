@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, cast
 
+import structlog
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
 from quart import Response
@@ -15,6 +16,8 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 
 from cllm.api.context import CLEANUP_KEY, Context
 from cllm.api.sse import PING, SseBody
+
+log = structlog.get_logger("cllm.api")
 
 
 class Connection(TrioASGIHTTPConnection):
@@ -44,6 +47,7 @@ class Connection(TrioASGIHTTPConnection):
                 await writer.iterate(response)
         finally:
             context.metrics.bytes_out.inc(writer.n_bytes)
+            log.debug("answered", method=self.scope["method"], path=self.scope["path"], status=response.status_code, n_bytes=writer.n_bytes)
 
 
 class _Writer:

@@ -6,13 +6,17 @@ import time
 from collections.abc import Sequence
 
 import attrs
+import structlog
 from quart import g
 
 from cllm.api.context import Context, cleanup
+from cllm.api.prompts import text_of
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import InvalidRequest
 from cllm.serve.streams import EventStream
+
+log = structlog.get_logger("cllm.api")
 
 
 @attrs.define(eq=False)
@@ -36,6 +40,8 @@ class Generation:
         self._started_at = started_at
         self._last_at: float | None = None
         self._closed = False
+        self._texts: list[list[str]] | None = [[] for _ in range(n)] if context.settings.log_prompts else None
+        self._request_id = g.request_id
 
     async def next_events(self) -> list[tuple[int, Event]]:
         """Wait for news; return all there is as (place in the request, event). Empty when every completion has ended."""
@@ -89,6 +95,8 @@ class Generation:
         elif type(events[0][1]) is Delta:
             metrics.first_token_s.observe(now - self._started_at)
         self._last_at = now
+        if self._texts is not None:
+            self._log(self._texts, events)
         for _, event in events:
             if type(event) is Delta:
                 continue
@@ -97,6 +105,13 @@ class Generation:
             metrics.finishes.labels(self._endpoint, finish).inc()
             if not self._n_open:
                 metrics.end_to_end_s.observe(now - self._started_at)
+
+    def _log(self, texts: list[list[str]], events: Sequence[tuple[int, Event]]) -> None:
+        for index, event in events:
+            if not isinstance(event, Failed):
+                texts[index].append(event.text)
+            if isinstance(event, Finished):
+                log.info("answer", request_id=self._request_id, index=index, text="".join(texts[index]))
 
 
 def check_room(context: Context, n_sequences: int, param: str) -> None:
@@ -112,6 +127,9 @@ def open_generation(context: Context, specs: list[SequenceSpec], endpoint: str) 
 
     Raises: Unavailable · ContextExceeded.
     """
+    if context.settings.log_prompts:
+        for spec in specs:
+            log.info("prompt", request_id=g.request_id, text=text_of(context.engine.model.vocabulary, spec.prompt))
     stream = context.engine.open(specs)
     generation = Generation(context, stream, len(specs), endpoint, g.started_at)
     cleanup().callback(generation.close)

@@ -6,9 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import structlog
 import trio
-from quart import g
 
 from cllm.api.context import Context
 from cllm.api.sampling_fields import check_tokens
@@ -19,8 +17,6 @@ from cllm.serve.engine import ServedModel
 N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
 
 RESERVED_VARIABLES = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message"})  # have their own ways
-
-log = structlog.get_logger("cllm.api")
 
 
 async def render(
@@ -63,8 +59,6 @@ async def text_prompt(context: Context, text: str, param: str = "prompt") -> lis
 
 async def tokenize(context: Context, text: str, *, param: str, add_special: bool, parse_special: bool = True) -> list[int]:
     """The token ids of `text`. Raises: InvalidRequest when there are none, or when it is too long for the tokeniser."""
-    if context.settings.log_prompts:
-        log.info("prompt", request_id=g.request_id, text=text)
     try:
         tokens = await context.engine.tokenize(text, add_special=add_special, parse_special=parse_special)
     except TokenizeFailed as error:

@@ -173,8 +173,23 @@ async def test_a_mistake_of_ours_is_500_in_json_without_its_details_and_logged_o
     assert native.json["success"] is False
     assert b"division" not in answer.body + native.body
     assert b"Traceback" not in answer.body
-    assert [(entry["event"], entry["path"]) for entry in logged] == [("request.failed", "/v1/completions"), ("request.failed", "/generate")]
-    assert logged[0]["request_id"] == answer.headers["x-request-id"]
+    assert [(entry["event"], entry["path"]) for entry in logged if entry["log_level"] == "error"] == [
+        ("request.failed", "/v1/completions"),
+        ("request.failed", "/generate"),
+    ]
+    assert next(entry for entry in logged if "request_id" in entry)["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_prompts_and_answers_are_logged_only_when_asked_for_and_keys_never(serve: Any, logged: list[Any]) -> None:
+    for log_prompts in (False, True):
+        logged.clear()
+        async with serve(log_prompts=log_prompts, api_key=("key-of-mine",)) as api:
+            answer = await api.post("/v1/completions", {"prompt": "a secret"}, X_Api_Key="key-of-mine", X_Request_Id="r")
+            stream = await api.post("/v1/completions", {"prompt": [115, 101], "stream": True}, X_Api_Key="key-of-mine")
+        texts = [entry["text"] for entry in logged if "text" in entry]
+        assert "key-of-mine" not in str(logged)
+        assert ("secret" in str(logged)) is log_prompts
+        assert texts == (["<bos>a secret", answer.text(), "se", stream.text()] if log_prompts else [])
 
 
 @pytest.mark.parametrize(
