@@ -1,0 +1,150 @@
+"""Requests, readers and steps for tests of the shell around the scheduler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import attrs
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from cllm.config import Settings
+from cllm.engine.compute import compute
+from cllm.engine.events import Delta, Event, Failed, Finished
+from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.serve.streams import EventStream
+from cllm.testing.engine import RunningEngine, running_engine
+from cllm.testing.fake import FakeModel
+
+T = TypeVar("T")
+TEST_S = 30.0
+
+
+def make_spec(prompt: str = "once upon a time", n_tokens: int | None = 8, **fields: Any) -> SequenceSpec:
+    """A greedy sequence of `n_tokens`; further fields are SequenceSpec's."""
+    fields = {"sampling": SamplingParams(temperature=0), "stopping": StopParams(max_tokens=n_tokens), **fields}
+    return SequenceSpec(prompt=list(prompt.encode()), **fields)
+
+
+@cache
+def text_alone(prompt: str, n_tokens: int) -> str:
+    """What `make_spec(prompt, n_tokens)` gives on a model of its own."""
+    model = FakeModel()
+    limits = Limits(n_cells=4096, n_slots=1, n_ctx=4096, n_rows_max=512, row_budget=512, n_live_max=1, n_waiting_max=1)
+    scheduler = Scheduler(limits, model.vocabulary)
+    scheduler.submit(make_spec(prompt, n_tokens), 0.0)
+    answer = Answer()
+    while (plan := scheduler.plan(0.0)) is not None:
+        for event in plan.events + scheduler.apply(plan, compute(model, plan, time.perf_counter), 0.0):
+            answer.add(event)
+    return answer.text
+
+
+@attrs.define
+class Answer:
+    """What was read of one sequence."""
+
+    text: str = ""
+    tokens: list[int] = attrs.field(factory=list)
+    ends: list[Finished | Failed] = attrs.field(factory=list)
+
+    def add(self, event: Event) -> None:
+        assert not self.ends, f"{event} after the terminal event"
+        if not isinstance(event, Failed):
+            self.text += event.text
+        if isinstance(event, Delta):
+            self.tokens += event.tokens
+        else:
+            self.ends.append(event)
+
+    @property
+    def end(self) -> Finished | Failed:
+        """The terminal event, of which there must be exactly one."""
+        (end,) = self.ends
+        return end
+
+    @property
+    def finished(self) -> Finished:
+        assert isinstance(self.end, Finished), self.end
+        return self.end
+
+    @property
+    def error(self) -> Any:
+        assert isinstance(self.end, Failed), self.end
+        return self.end.error
+
+
+async def read_all(stream: EventStream) -> list[Answer]:
+    """Read a request to its end; an answer for each sequence."""
+    answers: dict[int, Answer] = {}
+    with stream:
+        async for events in stream:
+            for index, event in events:
+                answers.setdefault(index, Answer()).add(event)
+    assert sorted(answers) == list(range(len(answers)))
+    return [answers[index] for index in range(len(answers))]
+
+
+@asynccontextmanager
+async def serving(model: FakeModel, settings: Settings | None = None) -> AsyncIterator[RunningEngine]:
+    """Run an engine, and end a test that hangs. What goes wrong in the test is raised as it is, without the nursery's group."""
+    try:
+        with trio.fail_after(TEST_S):
+            async with running_engine(model, settings) as running:
+                yield running
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+
+
+class Steps:
+    """Stands for the worker thread: what is sent there runs in the Trio thread, at once or when the test says so.
+
+    As with a thread, a call that has begun cannot be cancelled; its result comes back, and the cancel is met afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.n_begun = 0
+        self.call_s = 0.0  # how long a call takes, for tests with a clock of their own
+        self._go = trio.Event()
+        self._go.set()
+
+    def hold(self) -> None:
+        """Let the next call begin and not end."""
+        self._go = trio.Event()
+
+    def go_on(self) -> None:
+        """Let calls end."""
+        self._go.set()
+
+    async def run_sync(self, function: Callable[..., T], *args: Any, **_options: Any) -> T:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.n_begun += 1
+        with trio.CancelScope(shield=True):
+            await self._go.wait()
+            if self.call_s:
+                await trio.sleep(self.call_s)
+        return function(*args)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """No threads; the test may hold a step."""
+    steps = Steps()
+    monkeypatch.setattr(trio.to_thread, "run_sync", steps.run_sync)
+    return steps
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[list[MutableMapping[str, Any]]]:
+    """What was logged; not printed, since structlog draws every traceback at length as long as nobody has configured it."""
+    with capture_logs() as logged:
+        yield logged

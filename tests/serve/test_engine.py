@@ -1,0 +1,183 @@
+"""The engine as the API sees it: what it refuses, how it tokenises, whether it is well."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from cllm.backend import Vocabulary
+from cllm.config import Settings
+from cllm.engine.sequence import Phase
+from cllm.errors import Unavailable
+from cllm.serve.engine import N_CHARS_INLINE, Engine, EnginePhase
+from cllm.serve.metrics import Metrics
+from cllm.testing.engine import running_engine
+from cllm.testing.fake import FakeModel, FakeVocabulary
+from tests.serve.conftest import Steps, make_spec, read_all, serving
+
+WATCHDOG_S = 10.0
+
+
+def loading_engine() -> Engine:
+    return Engine(metrics=Metrics(), stream_n_bytes_max=1024, watchdog_s=WATCHDOG_S)
+
+
+# --- while it cannot serve --------------------------------------------------------------------------------------------
+
+
+async def test_while_loading_everything_is_refused_with_the_progress() -> None:
+    engine = loading_engine()
+    engine.progress = 0.4321
+    for ask in (lambda: engine.open([make_spec()]), engine.check_accepting, lambda: engine.model):
+        with pytest.raises(Unavailable) as caught:
+            ask()
+        assert (caught.value.code, caught.value.extra) == ("loading", {"progress": 0.432})
+        assert caught.value.retry_after_s > 0
+    with pytest.raises(Unavailable):
+        await engine.tokenize("x", add_special=False, parse_special=False)
+    assert (engine.phase, engine.sequences()) == (EnginePhase.LOADING, [])
+
+
+def test_while_loading_it_is_well() -> None:
+    assert loading_engine().health().ok
+
+
+async def test_while_draining_new_requests_are_refused_and_running_ones_go_on(steps: Steps) -> None:
+    async with serving(FakeModel()) as running:
+        stream = running.engine.open([make_spec()])
+        running.engine.drain()
+        with pytest.raises(Unavailable) as caught:
+            running.engine.open([make_spec()])
+        assert caught.value.code == "draining"
+        assert (await read_all(stream))[0].finished
+        assert running.engine.health().ok
+
+
+async def test_a_stopped_engine_refuses_and_is_not_well(steps: Steps) -> None:
+    async with serving(FakeModel()) as running:
+        running.engine.stopped()
+        running.engine.drain()
+        with pytest.raises(Unavailable) as caught:
+            running.engine.check_accepting()
+        assert caught.value.code == "stopped"
+        assert not running.engine.health().ok
+        assert running.engine.phase is EnginePhase.STOPPED, "draining does not bring it back"
+
+
+# --- the queue --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_queue_refuses_early_with_a_time_to_come_back_and_takes_again_when_it_has_room(steps: Steps) -> None:
+    async with serving(FakeModel(), Settings(queue_size=2, parallel=1)) as running:
+        steps.hold()
+        streams = [running.engine.open([make_spec("running", 2)])]
+        await trio.testing.wait_all_tasks_blocked()
+        streams += [running.engine.open([make_spec("waiting", 2)]) for _ in range(2)]
+        with pytest.raises(Unavailable) as caught:
+            running.engine.check_accepting()
+        assert caught.value.code == "queue_full"
+        assert 1 <= caught.value.retry_after_s <= 120
+        steps.go_on()
+        for stream in streams:
+            await read_all(stream)
+        running.engine.check_accepting(2)
+
+
+async def test_sequences_are_told_running_ones_first_in_order_of_service(steps: Steps) -> None:
+    async with serving(FakeModel(), Settings(parallel=1)) as running:
+        steps.hold()
+        first = running.engine.open([make_spec("running", 2, request_id="a")])
+        await trio.testing.wait_all_tasks_blocked()
+        second = running.engine.open([make_spec("late", 2, request_id="b"), make_spec("urgent", 2, request_id="c", priority=-1)])
+        views = running.engine.sequences()
+        assert [view.request_id for view in views] == ["a", "c", "b"]
+        assert [view.phase for view in views] == [Phase.PREFILL, Phase.WAITING, Phase.WAITING]
+        assert [view.slot for view in views] == [0, None, None]
+        steps.go_on()
+        await read_all(first)
+        await read_all(second)
+        assert running.engine.sequences() == []
+
+
+# --- tokenising -------------------------------------------------------------------------------------------------------
+
+
+class WhereVocabulary(FakeVocabulary):
+    """Remembers in which thread it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[threading.Thread] = []
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        self.threads.append(threading.current_thread())
+        return super().tokenize(text, add_special=add_special, parse_special=parse_special)
+
+
+@pytest.mark.parametrize(("n_chars", "inline"), [(1, True), (N_CHARS_INLINE, True), (N_CHARS_INLINE + 1, False), (1_000_000, False)])
+async def test_long_texts_are_tokenised_in_a_thread_and_short_ones_at_once(n_chars: int, inline: bool) -> None:
+    model = FakeModel()
+    vocabulary = WhereVocabulary()
+    model.vocabulary = vocabulary
+    async with serving(model) as running:
+        tokens = await running.engine.tokenize("x" * n_chars, add_special=True, parse_special=False)
+    assert tokens == [vocabulary.bos] + [ord("x")] * n_chars
+    assert (vocabulary.threads == [threading.current_thread()]) is inline
+
+
+async def test_a_request_that_is_cancelled_does_not_wait_for_its_long_text() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(FakeVocabulary):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            begun.set()
+            assert go_on.wait(20)
+            return []
+
+    model = FakeModel()
+    vocabulary: Vocabulary = Slow()
+    model.vocabulary = vocabulary
+    async with serving(model) as running, trio.open_nursery() as nursery:
+
+        async def tokenize() -> None:
+            await running.engine.tokenize("x" * 100_000, add_special=False, parse_special=False)
+
+        nursery.start_soon(tokenize)
+        while not begun.is_set():
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    go_on.set()
+
+
+# --- health -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_step_that_takes_longer_than_the_watchdog_allows_is_not_well(steps: Steps, mock_clock: trio.testing.MockClock) -> None:
+    async with running_engine(FakeModel(), watchdog_s=WATCHDOG_S) as running:
+        steps.hold()
+        stream = running.engine.open([make_spec()])
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(WATCHDOG_S - 1)
+        assert running.engine.health().ok
+        mock_clock.jump(2)
+        health = running.engine.health()
+        assert (health.ok, health.reason) == (False, "no step has ended for 11 s")
+        steps.go_on()
+        await read_all(stream)
+        assert running.engine.health().ok
+
+
+async def test_an_engine_with_nothing_to_do_is_well_however_long(steps: Steps, mock_clock: trio.testing.MockClock) -> None:
+    async with running_engine(FakeModel(), watchdog_s=WATCHDOG_S) as running:
+        await read_all(running.engine.open([make_spec()]))
+        mock_clock.jump(100 * WATCHDOG_S)
+        assert running.engine.health().ok
+        steps.hold()
+        stream = running.engine.open([make_spec()])
+        await trio.testing.wait_all_tasks_blocked()
+        assert running.engine.health().ok, "the request has only just come"
+        steps.go_on()
+        await read_all(stream)

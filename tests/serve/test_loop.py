@@ -1,0 +1,474 @@
+"""The step loop: every request is answered once, whoever leaves, fails or dawdles, and an idle loop does nothing."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from cllm.backend import Batch, Logits
+from cllm.config import Settings
+from cllm.engine.events import Delta, Failed, Finished, FinishReason
+from cllm.engine.plan import Plan
+from cllm.engine.scheduler import Scheduler
+from cllm.errors import Aborted, ContextExceeded, GenerationFailed, ModelDied, NoRoom, StepFailed, Unavailable
+from cllm.serve.streams import BYTES_PER_DELTA, EventStream
+from cllm.testing.engine import RunningEngine, running_engine
+from cllm.testing.fake import FakeModel
+from tests.serve.conftest import Answer, Steps, make_spec, read_all, serving, text_alone
+
+PROMPTS = ["once upon a time", "the sea", "a", "seven long winters and seven short summers went by", "lorem ipsum dolor"]
+
+
+async def all_given_back(running: RunningEngine, model: FakeModel) -> None:
+    """Wait until nothing is under way; then nobody may hold anything, in the books or in the model."""
+    await running.loop.wait_idle()
+    running.scheduler.check()
+    cells = running.scheduler.cells
+    assert (cells.n_held, cells.n_free_slots) == (0, cells.n_slots)
+    while model.n_cells_used:  # the last drops are still to be done, maybe in a thread; `serving` bounds the wait
+        await trio.lowlevel.checkpoint()
+
+
+class Readers:
+    """Reads many requests at once; `answers` by their names."""
+
+    def __init__(self, running: RunningEngine, nursery: trio.Nursery) -> None:
+        self.answers: dict[str, list[Answer]] = {}
+        self._running = running
+        self._nursery = nursery
+
+    def ask(self, name: str, *specs: Any) -> None:
+        self._nursery.start_soon(self._read, name, self._running.engine.open(list(specs)))
+
+    async def _read(self, name: str, stream: EventStream) -> None:
+        self.answers[name] = await read_all(stream)
+
+
+# --- the usual course -------------------------------------------------------------------------------------------------
+
+
+async def test_requests_at_once_give_what_each_gives_alone(steps: Steps) -> None:
+    model = FakeModel()
+    async with serving(model, Settings(row_budget=7)) as running:
+        async with trio.open_nursery() as nursery:
+            readers = Readers(running, nursery)
+            for i, prompt in enumerate(PROMPTS * 3):
+                readers.ask(f"{prompt} {i}", make_spec(prompt, 5 + i))
+        await all_given_back(running, model)
+    for i, prompt in enumerate(PROMPTS * 3):
+        (answer,) = readers.answers[f"{prompt} {i}"]
+        assert answer.text == text_alone(prompt, 5 + i)
+        assert answer.finished.reason is FinishReason.LENGTH
+        assert len(answer.tokens) == 5 + i
+
+
+async def test_with_real_threads_it_is_the_same() -> None:
+    model = FakeModel()
+    async with serving(model) as running:
+        async with trio.open_nursery() as nursery:
+            readers = Readers(running, nursery)
+            for prompt in PROMPTS:
+                readers.ask(prompt, make_spec(prompt, 20))
+        await all_given_back(running, model)
+    assert {prompt: answers[0].text for prompt, answers in readers.answers.items()} == {p: text_alone(p, 20) for p in PROMPTS}
+
+
+async def test_a_request_of_several_sequences_is_one_stream(steps: Steps) -> None:
+    async with serving(FakeModel()) as running:
+        answers = await read_all(running.engine.open([make_spec(prompt, 6) for prompt in PROMPTS]))
+    assert [answer.text for answer in answers] == [text_alone(prompt, 6) for prompt in PROMPTS]
+
+
+async def test_who_comes_during_a_step_is_in_the_next_one_and_leaves_before_those_that_go_on(steps: Steps) -> None:
+    model = FakeModel()
+    ended: list[str] = []
+
+    async def ask(running: RunningEngine, name: str, n_tokens: int) -> None:
+        await read_all(running.engine.open([make_spec(name, n_tokens)]))
+        ended.append(name)
+
+    async with serving(model) as running:
+        steps.hold()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, running, "long", 30)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(ask, running, "short", 3)
+            await trio.testing.wait_all_tasks_blocked()
+            assert steps.n_begun == 1
+            steps.go_on()
+    assert ended == ["short", "long"]
+    assert model.n_steps == 30, "the short one had no steps of its own"
+
+
+async def test_events_of_a_step_are_delivered_while_the_next_one_runs(steps: Steps) -> None:
+    async with serving(FakeModel()) as running:
+        with running.engine.open([make_spec("x", 10)]) as stream:
+            steps.hold()
+            await trio.testing.wait_all_tasks_blocked()
+            steps.go_on()
+            await anext(stream)
+            steps.hold()
+            await trio.testing.wait_all_tasks_blocked()
+            n_begun = steps.n_begun
+            events = await anext(stream) if stream._events else []
+            assert steps.n_begun == n_begun
+            assert all(isinstance(event, Delta) for _, event in events)
+            steps.go_on()
+
+
+async def test_256_streams_at_once_end_without_an_error() -> None:
+    model = FakeModel(n_cells=16384)
+    prompts = [f"number {i}" for i in range(256)]
+    with trio.fail_after(30):
+        async with serving(model, Settings(parallel=256)) as running:
+            async with trio.open_nursery() as nursery:
+                readers = Readers(running, nursery)
+                for prompt in prompts:
+                    readers.ask(prompt, make_spec(prompt, 24))
+            await all_given_back(running, model)
+    assert {prompt: answers[0].finished.reason for prompt, answers in readers.answers.items()} == dict.fromkeys(
+        prompts, FinishReason.LENGTH
+    )
+    for prompt in prompts[::40]:
+        assert readers.answers[prompt][0].text == text_alone(prompt, 24)
+
+
+# --- nothing to do ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_loop_does_no_work(steps: Steps, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_plans = 0
+    plan = Scheduler.plan
+
+    def counted(self: Scheduler, now: float) -> Plan | None:
+        nonlocal n_plans
+        n_plans += 1
+        return plan(self, now)
+
+    monkeypatch.setattr(Scheduler, "plan", counted)
+    async with running_engine(FakeModel()) as running:
+        await read_all(running.engine.open([make_spec()]))
+        await trio.testing.wait_all_tasks_blocked()
+        n_before, n_steps = n_plans, steps.n_begun
+        for _ in range(10):
+            mock_clock.jump(3600.0)
+            await trio.testing.wait_all_tasks_blocked()
+        assert (n_plans, steps.n_begun) == (n_before, n_steps)
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == float("inf")
+        assert (await read_all(running.engine.open([make_spec()])))[0].finished
+
+
+async def test_everybody_who_waits_for_the_loop_to_be_idle_is_told(steps: Steps) -> None:
+    async with serving(FakeModel()) as running:
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read_all, running.engine.open([make_spec()]))
+                for _ in range(3):
+                    nursery.start_soon(running.loop.wait_idle)
+
+
+# --- leaving ----------------------------------------------------------------------------------------------------------
+
+
+class CancelAt(trio.abc.Instrument):
+    """Cancels a task's scope before the task's n-th step, that is at its n-th checkpoint."""
+
+    def __init__(self, n: int) -> None:
+        self.scope = trio.CancelScope()
+        self.task: trio.lowlevel.Task | None = None
+        self._n_left = n
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task is self.task:
+            self._n_left -= 1
+            if self._n_left == 0:
+                self.scope.cancel()
+
+
+async def read_until_cancelled(cancel: CancelAt, running: RunningEngine) -> bool:
+    cancel.task = trio.lowlevel.current_task()
+    with cancel.scope:
+        await trio.lowlevel.checkpoint()
+        with running.engine.open([make_spec("the one that leaves", 6), make_spec("and another", 9)]) as stream:
+            async for _events in stream:
+                await trio.lowlevel.checkpoint()  # as sending does
+        await trio.lowlevel.checkpoint()
+    return cancel.scope.cancelled_caught
+
+
+async def leave_at(cancel: CancelAt) -> bool:
+    model = FakeModel()
+    left = False
+
+    async def read(running: RunningEngine) -> None:
+        nonlocal left
+        left = await read_until_cancelled(cancel, running)
+
+    async with serving(model, Settings(row_budget=4)) as running:
+        async with trio.open_nursery() as nursery:
+            readers = Readers(running, nursery)
+            nursery.start_soon(read, running)
+            readers.ask("canary", make_spec("the canary", 12))
+        await all_given_back(running, model)
+    assert readers.answers["canary"][0].text == text_alone("the canary", 12)
+    return left
+
+
+@pytest.mark.usefixtures("steps")
+def test_a_reader_cancelled_at_any_of_its_checkpoints_leaves_no_cell_held_and_no_other_stream_changed() -> None:
+    n = 1
+    while True:
+        cancel = CancelAt(n)
+        if not trio.run(leave_at, cancel, instruments=[cancel]):
+            break
+        n += 1
+    assert n > 15, "it has so many checkpoints at least"
+
+
+async def test_who_leaves_while_waiting_in_the_queue_is_never_computed(steps: Steps) -> None:
+    model = FakeModel()
+    async with serving(model, Settings(parallel=1)) as running:
+        with running.engine.open([make_spec("first", 4)]) as first:
+            steps.hold()
+            await trio.testing.wait_all_tasks_blocked()
+            with running.engine.open([make_spec("second", 4)]):
+                await trio.testing.wait_all_tasks_blocked()
+            steps.go_on()
+            await read_all(first)
+        await all_given_back(running, model)
+        totals = running.scheduler.totals
+        assert (totals.n_cancelled, totals.n_prompt_tokens) == (1, len("first"))
+
+
+async def test_who_leaves_during_a_step_frees_its_cells_before_the_next(steps: Steps) -> None:
+    model = FakeModel()
+    async with serving(model) as running:
+        with running.engine.open([make_spec("one who leaves", None)]) as stream:
+            await anext(stream)
+            steps.hold()
+            await trio.testing.wait_all_tasks_blocked()
+            n_begun = steps.n_begun
+        steps.go_on()
+        await trio.testing.wait_all_tasks_blocked()
+        assert steps.n_begun == n_begun + 1, "one call more, which drops the slot"
+        await all_given_back(running, model)
+
+
+async def test_when_200_leave_at_once_everything_is_free(steps: Steps) -> None:
+    model = FakeModel(n_cells=8192)
+    async with serving(model, Settings(parallel=256)) as running:
+        streams = [running.engine.open([make_spec(f"client {i}", None)]) for i in range(200)]
+        await anext(streams[0])
+        for stream in streams:
+            stream.cancel()
+        await all_given_back(running, model)
+        assert running.scheduler.totals.n_cancelled == 200
+
+
+# --- readers that do not read -----------------------------------------------------------------------------------------
+
+
+async def test_a_reader_too_far_behind_is_ended_and_the_others_never_wait_for_it(steps: Steps) -> None:
+    model = FakeModel()
+    async with serving(model, Settings(stream_buffer_kb=1)) as running:
+        slow = running.engine.open([make_spec("slow", 500)])
+        answers = await read_all(running.engine.open([make_spec("quick", 200)]))
+        assert answers[0].text == text_alone("quick", 200)
+        n_deltas = 1024 // (BYTES_PER_DELTA + 1)
+        await all_given_back(running, model)
+        (late,) = await read_all(slow)
+        assert late.error.code == "stream_overflow"
+        assert len(late.tokens) == n_deltas
+        assert late.text == text_alone("slow", 500)[: len(late.text)]
+        assert running.scheduler.totals.n_generated < 200 + 3 * n_deltas, "it was not computed to its end"
+
+
+# --- all or none ------------------------------------------------------------------------------------------------------
+
+
+async def test_of_a_request_with_one_sequence_too_long_nothing_is_computed(steps: Steps) -> None:
+    model = FakeModel(n_cells=40)
+    async with serving(model) as running:
+        with pytest.raises(ContextExceeded):
+            running.engine.open([make_spec("fits", 4), make_spec("fits too", 4), make_spec("x" * 40, 4)])
+        await trio.testing.wait_all_tasks_blocked()
+        await all_given_back(running, model)
+        assert model.n_steps == 0
+        assert running.scheduler.n_sequences == 0
+        assert (await read_all(running.engine.open([make_spec("fits", 4)])))[0].text == text_alone("fits", 4)
+
+
+async def test_a_request_that_the_queue_cannot_take_whole_is_refused_whole(steps: Steps) -> None:
+    async with serving(FakeModel(), Settings(queue_size=3, parallel=1)) as running:
+        steps.hold()
+        first = running.engine.open([make_spec("running", 3)])
+        await trio.testing.wait_all_tasks_blocked()
+        waiting = running.engine.open([make_spec("waiting", 3)])
+        with pytest.raises(Unavailable) as caught:
+            running.engine.open([make_spec()] * 3)
+        assert caught.value.code == "queue_full"
+        assert caught.value.retry_after_s >= 1
+        assert running.scheduler.n_sequences == 2
+        also = running.engine.open([make_spec()] * 2)
+        steps.go_on()
+        for stream in (first, waiting, also):
+            assert all(answer.finished for answer in await read_all(stream))
+
+
+# --- failing steps ----------------------------------------------------------------------------------------------------
+
+
+class Faulty(FakeModel):
+    """Raises, or computes NaN, at random: forced return codes, a mistake in Python, logits that are not numbers."""
+
+    ERRORS = (NoRoom("forced"), StepFailed("forced"), Aborted("forced"), RuntimeError("a mistake in the backend"), MemoryError())
+
+    def __init__(self, seed: int, p_error: float, p_nan: float, **options: Any) -> None:
+        super().__init__(before_step=self._maybe_raise, **options)
+        self.n_nan = 0
+        self._random = random.Random(seed)
+        self._p_error = p_error
+        self._p_nan = p_nan
+
+    def _maybe_raise(self, _batch: Batch) -> None:
+        if self._random.random() < self._p_error:
+            raise self._random.choice(self.ERRORS)
+
+    def step(self, batch: Batch) -> Logits:
+        logits = super().step(batch)
+        for row in logits:
+            if self._random.random() < self._p_nan:
+                row[self._random.randrange(len(row))] = np.nan
+                self.n_nan += 1
+        return logits
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_steps_do_every_request_gets_one_end_and_who_finishes_has_its_own_text(steps: Steps, seed: int) -> None:
+    rng = random.Random(seed)
+    model = Faulty(seed, p_error=0.05, p_nan=0.004, n_cells=rng.choice([120, 4096]))
+    asked = {f"{prompt} {i}": rng.randint(1, 25) for i, prompt in enumerate(PROMPTS * 4)}
+    async with serving(model, Settings(row_budget=rng.choice([3, 16, 512]), parallel=8)) as running:
+        async with trio.open_nursery() as nursery:
+            readers = Readers(running, nursery)
+            for prompt, n_tokens in asked.items():
+                readers.ask(prompt, make_spec(prompt, n_tokens))
+                if rng.random() < 0.5:
+                    await trio.lowlevel.checkpoint()
+        await all_given_back(running, model)
+        assert len(readers.answers) == len(asked)
+        answers = {prompt: answer for prompt, (answer,) in readers.answers.items()}
+        for prompt, answer in answers.items():
+            if isinstance(answer.end, Finished):
+                assert answer.text == text_alone(prompt, asked[prompt])
+            else:
+                assert isinstance(answer.error, GenerationFailed)
+        assert sum(isinstance(answer.end, Finished) for answer in answers.values()) > len(asked) // 2
+        n_invalid = sum(isinstance(answer.end, Failed) and answer.error.code == "invalid_logits" for answer in answers.values())
+        assert f"cllm_invalid_logits_total {float(n_invalid)}" in running.engine.metrics.text().decode()
+
+
+async def test_logits_that_are_no_numbers_end_their_own_sequence_alone(steps: Steps) -> None:
+    class Spoilt(FakeModel):
+        def step(self, batch: Batch) -> Logits:
+            logits = super().step(batch)
+            rows = np.flatnonzero(batch.outputs[: batch.n_rows])
+            for i, row in enumerate(rows):
+                if bytes(self.slot_tokens(int(batch.slots[row]))).startswith(b"bad") and batch.positions[row] == 9:
+                    logits[i] = np.nan
+            return logits
+
+    model = Spoilt()
+    async with serving(model) as running:
+        async with trio.open_nursery() as nursery:
+            readers = Readers(running, nursery)
+            for prompt in ("good", "bad one", "also good"):
+                readers.ask(prompt, make_spec(prompt, 12))
+        await all_given_back(running, model)
+        assert b"cllm_invalid_logits_total 1.0" in running.engine.metrics.text()
+    (bad,) = readers.answers["bad one"]
+    assert bad.error.code == "invalid_logits"
+    assert bad.text == text_alone("bad one", 12)[: len(bad.text)]
+    assert len(bad.tokens) == 3
+    for prompt in ("good", "also good"):
+        assert readers.answers[prompt][0].text == text_alone(prompt, 12)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("poison"), StepFailed("poison")], ids=["python", "named"])
+async def test_a_sequence_on_which_every_step_fails_is_told_apart_and_the_others_finish(steps: Steps, error: Exception) -> None:
+    model = FakeModel()
+
+    def refuse_poison(batch: Batch) -> None:
+        slots = set(batch.slots[: batch.n_rows].tolist())
+        if any(0 in [*model.slot_tokens(slot), *batch.tokens[: batch.n_rows].tolist()] for slot in slots):
+            raise error
+
+    model.before_step = refuse_poison
+    async with serving(model) as running:
+        async with trio.open_nursery() as nursery:
+            readers = Readers(running, nursery)
+            for i, prompt in enumerate(PROMPTS):
+                readers.ask(prompt, make_spec(prompt, 15))
+                if i == 2:
+                    readers.ask("poison", make_spec("poi\0son", 15))
+        await all_given_back(running, model)
+    poisoned = readers.answers["poison"][0].error
+    assert (poisoned.code, poisoned.__cause__) == ("step_failed", error)
+    for prompt in PROMPTS:
+        assert readers.answers[prompt][0].text == text_alone(prompt, 15)
+
+
+async def test_after_a_step_that_failed_for_good_the_loop_serves_the_next_request(steps: Steps) -> None:
+    def fail(_batch: Batch) -> None:
+        raise RuntimeError("always")
+
+    model = FakeModel(before_step=fail)
+    async with serving(model) as running:
+        (answer,) = await read_all(running.engine.open([make_spec()]))
+        assert answer.error.code == "step_failed"
+        model.before_step = None
+        (answer,) = await read_all(running.engine.open([make_spec()]))
+        assert answer.text == text_alone("once upon a time", 8)
+        await all_given_back(running, model)
+
+
+# --- the end of the engine --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["the model", "the scheduler"])
+async def test_when_the_engine_dies_every_stream_gets_an_error_event_and_the_death_is_raised(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    n_steps = 0
+
+    def die(*_: object) -> None:
+        nonlocal n_steps
+        n_steps += 1
+        if n_steps == 4:
+            raise ModelDied("the device is gone") if where == "the model" else AssertionError("our own mistake")
+
+    model = FakeModel(before_step=die if where == "the model" else None)
+    if where == "the scheduler":
+        apply = Scheduler.apply
+        monkeypatch.setattr(Scheduler, "apply", lambda *args: die() or apply(*args))  # type: ignore[func-returns-value]
+    answers: list[Answer] = []
+
+    async def be_there() -> None:
+        async with serving(model, Settings(parallel=2)) as running:
+            streams = [running.engine.open([make_spec(prompt, 20)]) for prompt in PROMPTS]
+            with trio.CancelScope(shield=True):
+                for stream in streams:
+                    answers.extend(await read_all(stream))
+
+    with pytest.raises(ModelDied if where == "the model" else AssertionError):
+        await be_there()
+    assert len(answers) == len(PROMPTS)
+    for answer in answers:
+        assert isinstance(answer.error, Unavailable)
+        assert answer.error.code == "stopped"
+    assert [len(answer.tokens) for answer in answers] == [3, 3, 0, 0, 0]
