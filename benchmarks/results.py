@@ -2,8 +2,8 @@
 
     {"kind": "ladder" | "stack" | "peers", "name": ..., "date": ..., "machine": {...}, "settings": {...}, "data": {...}}
 
-`data` of a ladder is `{"rungs": [{"concurrency": 8, "stages": [STAGE, ...]}]}` and of a stack `{"rungs": [{"streams": 64, "stages": [...]}],
-...}`, with the stages from the floor up:
+`data` of a ladder is `{"rungs": [{"concurrency": 8, "stages": [STAGE, ...]}]}`, of a stack `{"rungs": [{"streams": 64, "stages":
+[STAGE, ...]}]}`, with the stages from the floor up:
 
     {"number": 0, "name": "native", "tokens_per_s": [a figure for each turn], "ratios": [to the floor of the same turn, ...],
      "us_per_token": over the stage below, "us_per_step": likewise, "reason": "why it costs that, where it costs more than 1 %"}
@@ -18,11 +18,13 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any, Final
 
 FOLDER: Final = Path(__file__).parent / "results"
+_LIST: Final = re.compile(r"\[[^][{}]*\]")  # of numbers or texts: on one line each, or a diff of two runs has thousands
 LIBRARIES: Final = ("cllm", "llama-cpp-python", "numpy", "trio", "quart", "quart-trio", "hypercorn", "h11", "msgspec", "openai")
 
 
@@ -38,7 +40,7 @@ def write(kind: str, name: str, settings: dict[str, Any], data: dict[str, Any], 
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{kind}-{name}.json"
-    path.write_text(json.dumps(_rounded(run), indent=1) + "\n", "utf-8")
+    path.write_text(_LIST.sub(lambda found: " ".join(found[0].split()), json.dumps(_rounded(run), indent=1)) + "\n", "utf-8")
     return path
 
 
@@ -53,7 +55,7 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "n_cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": f"{platform.system()} {platform.release()}",
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
         "revision": revision(),

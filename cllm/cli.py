@@ -139,7 +139,9 @@ def _bench(
     served: Annotated[str | None, _SERVER, Parameter(name="--model", help="the model to ask for (default: the server's first)")] = None,
     goodput_ttft_s: Annotated[float, _OUTPUT, Parameter(help="a good answer's first text comes within this time")] = 4.0,
     goodput_itl_s: Annotated[float, _OUTPUT, Parameter(help="and its tokens at least this often on average")] = 0.25,
-    json: Annotated[str | None, _OUTPUT, Parameter(help="write all figures and every request to this file; - prints them")] = None,
+    json: Annotated[
+        str | None, _OUTPUT, Parameter(help="write all figures and every request to this file; - prints them", allow_leading_hyphen=True)
+    ] = None,
     plot: Annotated[str | None, _OUTPUT, Parameter(help="draw the latencies into this SVG file")] = None,
 ) -> int:
     """Put load on a server and measure it: cLLM, or any other with OpenAI's API.

@@ -109,7 +109,7 @@ def run(order: Order) -> int:
 
         pyplot()  # should it be missing, the time to say so is before the measurement
     measured = trio.run(_measure, order)
-    # Standard output is the JSON's where that goes there.
+    # Where the JSON goes to standard output, the table does not.
     print_table([(one.title, one.summary) for one in measured], Console(stderr=order.json_path == "-"))
     if order.json_path:
         _write_json(order, measured)
@@ -140,7 +140,7 @@ async def _measure(order: Order) -> list[Measured]:
     if not order.workload.is_open or not first.summary.requests_per_s:
         return [first]
     return [first] + [
-        await _pass(order, client, f"{factor:g} x capacity", number, factor * first.summary.requests_per_s)
+        await _pass(order, client, f"{factor:g} x", number, factor * first.summary.requests_per_s)
         for number, factor in enumerate(OVERLOAD_FACTORS, 1)
     ]
 

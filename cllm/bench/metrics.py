@@ -54,7 +54,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean=sum(ordered) / len(ordered), p50=p50, p90=p90, p99=p99, max=ordered[-1])
 
 
-def curve(values: Sequence[float], n_points: int = 101) -> list[float]:
+def curve(values: Sequence[float], n_points: int = 51) -> list[float]:
     """Evenly spaced percentiles from the least to the greatest: a distribution in few numbers."""
     ordered = sorted(values)
     return [percentile(ordered, i / (n_points - 1)) for i in range(n_points)] if ordered else []

@@ -57,7 +57,7 @@ def print_table(passes: Sequence[tuple[str, Summary]], console: Console) -> None
     table = Table("", box=None, header_style="bold")
     for title, _ in passes:
         table.add_column(Text(title), justify="right")
-    columns = [dict(rows(summary)) for _, summary in passes]
+    columns = [rows(summary) for _, summary in passes]
     for name in dict.fromkeys(name for column in columns for name in column):
         table.add_row(name, *(Text(column.get(name, "")) for column in columns))
     console.print(table)
@@ -68,38 +68,39 @@ def print_table(passes: Sequence[tuple[str, Summary]], console: Console) -> None
             console.print(Text(f"{title}: {line}", style="yellow"))
 
 
-def rows(summary: Summary) -> list[tuple[str, str]]:
+def rows(summary: Summary) -> dict[str, str]:
     """The table's rows: a name with its unit, and the figure."""
-    found = [
-        ("generated tokens/s", f"{summary.tokens_per_s:.1f}"),
-        ("requests/s", f"{summary.requests_per_s:.2f}"),
-        ("requests", f"{summary.n_requests}"),
-        ("failed", f"{summary.n_failed}"),
-        ("exactly the asked tokens", "all" if summary.is_exact else f"{summary.n_requests - summary.n_inexact} of {summary.n_requests}"),
-        ("prompt / cached / generated tokens", f"{summary.n_prompt} / {summary.n_cached} / {summary.n_generated}"),
-        ("first text, ms: p50 / p90 / p99 / max", _ms(summary.ttft_s)),
-        ("between texts, ms: p50 / p90 / p99 / max", _ms(summary.itl_s)),
-        ("whole answer, ms: p50 / p90 / p99 / max", _ms(summary.e2e_s)),
-        (
-            f"good requests/s (first {summary.goal.ttft_s:g} s, tokens {summary.goal.itl_s:g} s)",
-            f"{summary.goodput_per_s:.2f} ({summary.goodput_share:.0%})",
-        ),
-    ]
-    if summary.late_gap_max_s is not None:
-        found.append(("longest wait of the others, ms", f"{1000 * summary.late_gap_max_s:.0f}"))
-    if summary.late_ttft_s is not None:
-        found.append(("first text of the late one, ms", f"{1000 * summary.late_ttft_s:.0f}"))
-    found.append(("wall / client CPU, s", f"{summary.wall_s:.2f} / {summary.client_cpu_s:.2f}"))
-    if summary.server_cpu_s is not None:
-        found.append(("server CPU, s", f"{summary.server_cpu_s:.2f}"))
-    if summary.server_rss_peak_mb is not None:
-        found.append(("server peak memory, MiB", f"{summary.server_rss_peak_mb:.0f}"))
+    goal = summary.goal
+    return {
+        "generated tokens/s": f"{summary.tokens_per_s:.1f}",
+        "requests/s": f"{summary.requests_per_s:.2f}",
+        f"good requests/s (first {goal.ttft_s:g} s, then {goal.itl_s:g} s)": f"{summary.goodput_per_s:.2f}",
+        "good requests": f"{summary.goodput_share:.0%}",
+        "requests": f"{summary.n_requests}",
+        "failed": f"{summary.n_failed}",
+        "with exactly the asked tokens": f"{summary.n_requests - summary.n_inexact}",
+        "prompt tokens": f"{summary.n_prompt}",
+        "of these not computed": f"{summary.n_cached}",
+        "generated tokens": f"{summary.n_generated}",
+        **_spread_rows("first text", summary.ttft_s),
+        **_spread_rows("between texts", summary.itl_s),
+        **_spread_rows("whole answer", summary.e2e_s),
+        **_known("longest wait of the others, ms", summary.late_gap_max_s, 1000),
+        **_known("first text of the late one, ms", summary.late_ttft_s, 1000),
+        "wall time, s": f"{summary.wall_s:.2f}",
+        "client CPU, s": f"{summary.client_cpu_s:.2f}",
+        **_known("server CPU, s", summary.server_cpu_s),
+        **_known("server peak memory, MiB", summary.server_rss_peak_mb),
+    }
+
+
+def _spread_rows(name: str, spread: Spread) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key in ("p50", "p90", "p99", "max"):
+        found |= _known(f"{name} {key}, ms", getattr(spread, key), 1000)
     return found
 
 
-def _ms(spread: Spread) -> str:
-    return " / ".join("-" if value is None else _short(1000 * value) for value in (spread.p50, spread.p90, spread.p99, spread.max))
-
-
-def _short(ms: float) -> str:
-    return f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+def _known(name: str, value: float | None, factor: float = 1) -> dict[str, str]:
+    """One row, if there is a figure for it."""
+    return {} if value is None else {name: f"{factor * value:.{1 if factor * value < 100 else 0}f}"}

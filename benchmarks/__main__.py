@@ -1,0 +1,30 @@
+"""`python -m benchmarks ladder|peers|stack|report|smoke`: each with options of its own, which `--help` after its name lists."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+COMMANDS: Final = {
+    "ladder": ("benchmarks.ladder", "what each layer costs over the one below, on a real model"),
+    "stack": ("benchmarks.ceiling", "what the layers above a model could carry, on an instant fake"),
+    "peers": ("benchmarks.peers", "other servers beside ours, on the same work"),
+    "report": ("benchmarks.report", "Markdown and plots of the results that are kept, and README's table"),
+    "smoke": ("benchmarks.smoke", "all of it in two minutes on the demo model, to see that it works"),
+}
+
+
+def main() -> None:
+    """Run one command; it reads the rest of the command line itself."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in COMMANDS:
+        lines = [f"  {command:8} {text}" for command, (_, text) in COMMANDS.items()]
+        print("\n".join(["usage: python -m benchmarks COMMAND [OPTION ...]", *lines]), file=sys.stdout if name == "--help" else sys.stderr)
+        sys.exit(0 if name == "--help" else 2)
+    sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
+    importlib.import_module(COMMANDS[name][0]).main()
+
+
+if __name__ == "__main__":
+    main()

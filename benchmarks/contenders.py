@@ -1,0 +1,173 @@
+"""The servers that are measured beside ours, where they are found, and how each is told the same model, threads, slots and cells."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from benchmarks.server import Server
+
+
+@attrs.frozen(kw_only=True)
+class House:
+    """What all servers get."""
+
+    model: Path
+    n_slots: int
+    n_cells: int  # of all slots together
+    n_threads: int
+
+
+@attrs.frozen(kw_only=True)
+class Contender:
+    """A server in one of its settings."""
+
+    peer: str
+    setting: str
+    command: tuple[str, ...]  # `{port}` is filled in
+    ready_path: str = "/v1/models"
+    environment: Mapping[str, str] = attrs.field(factory=dict)
+    prepare: Callable[[Server], None] | None = None  # what it needs when it is up, before it can answer
+
+    @property
+    def title(self) -> str:
+        """Peer and setting."""
+        return f"{self.peer} ({self.setting})"
+
+    def server(self) -> Server:
+        """The server, not started yet."""
+        server = _Prepared(self.command, ready_path=self.ready_path, environment=self.environment)
+        server.prepare = self.prepare
+        return server
+
+
+class _Prepared(Server):
+    """A server that is not ready before something was done to it."""
+
+    prepare: Callable[[Server], None] | None = None
+
+    def _wait_until_ready(self) -> None:
+        super()._wait_until_ready()
+        if self.prepare is not None:
+            self.prepare(self)
+
+
+def cllm_serve(house: House, options: Sequence[str], setting: str = "as it comes") -> Contender:
+    """The one that all others are held against: `cllm serve` as it comes, and the options that were asked for."""
+    sizes = ("--ctx-size", str(house.n_cells), "--parallel", str(house.n_slots), "--threads", str(house.n_threads))
+    command = (sys.executable, "-m", "cllm", "serve", str(house.model), *sizes, *options, "--log-level", "warning", "--port", "{port}")
+    return Contender(peer="cllm", setting=setting, command=command, ready_path="/ready")
+
+
+# --- llama-server --------------------------------------------------------------------------------------------------------
+
+# Small batches buy it short gaps, large ones throughput; its cache of prompts saves prefill and costs copies.
+LLAMA_SERVER_SETTINGS: Final = {
+    "as it comes": (),
+    "-no-kvu": ("-no-kvu",),
+    "-kvu": ("-kvu",),
+    "-b 32": ("-b", "32", "-ub", "32"),
+    "-b 64": ("-b", "64", "-ub", "64"),
+    "-kvu -b 64": ("-kvu", "-b", "64", "-ub", "64"),
+    "no prompt cache": ("--cache-ram", "0", "--no-cache-prompt"),
+}
+
+
+def llama_server(program: str, house: House) -> list[Contender]:
+    """In several settings, since each is best at something."""
+    sizes = ("-c", house.n_cells, "-np", house.n_slots, "-t", house.n_threads, "-tb", house.n_threads)
+    common = (program, "-m", house.model, *sizes, "--host", "127.0.0.1", "--port", "{port}", "--no-webui")
+    return [
+        Contender(peer="llama-server", setting=name, command=tuple(map(str, (*common, *options))), ready_path="/health")
+        for name, options in LLAMA_SERVER_SETTINGS.items()
+    ]
+
+
+# --- the others ----------------------------------------------------------------------------------------------------------
+
+
+def llama_cpp_python(python: str, house: House) -> list[Contender]:
+    """llama-cpp-python's own server, which computes one request at a time: all cells are that one's."""
+    sizes = ("--n_ctx", house.n_cells, "--n_threads", house.n_threads, "--n_threads_batch", house.n_threads)
+    command = (python, "-m", "llama_cpp.server", "--model", house.model, *sizes, "--host", "127.0.0.1", "--port", "{port}")
+    return [Contender(peer="llama-cpp-python", setting="as it comes", command=tuple(map(str, command)))]
+
+
+def ollama(program: str, house: House) -> list[Contender]:
+    """Ollama, with a folder of its own for the model that it makes of the file."""
+    folder = tempfile.mkdtemp(prefix="cllm-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # it will hold a copy of the model
+    environment = {
+        "OLLAMA_HOST": "127.0.0.1:{port}",
+        "OLLAMA_MODELS": folder,
+        "OLLAMA_NUM_PARALLEL": str(house.n_slots),
+        "OLLAMA_CONTEXT_LENGTH": str(house.n_cells // house.n_slots),
+        "OLLAMA_KEEP_ALIVE": "-1",
+    }
+
+    def create(server: Server) -> None:
+        recipe = Path(folder) / "Modelfile"
+        recipe.write_text(f"FROM {house.model.resolve()}\nTEMPLATE {{{{ .Prompt }}}}\nPARAMETER num_thread {house.n_threads}\n")
+        subprocess.run(
+            [program, "create", "benched", "-f", str(recipe)],
+            env={**os.environ, "OLLAMA_HOST": f"127.0.0.1:{server.port}"},
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    one = Contender(
+        peer="ollama", setting="as it comes", command=(program, "serve"), ready_path="/", environment=environment, prepare=create
+    )
+    return [one]
+
+
+def vllm(program: str, house: House) -> list[Contender]:
+    """vLLM, by its CPU backend where there is no GPU."""
+    sizes = ("--max-num-seqs", house.n_slots, "--max-model-len", house.n_cells // house.n_slots)
+    command = (program, "serve", house.model, *sizes, "--host", "127.0.0.1", "--port", "{port}")
+    environment = {"OMP_NUM_THREADS": str(house.n_threads), "VLLM_NO_USAGE_STATS": "1"}
+    return [Contender(peer="vllm", setting="as it comes", command=tuple(map(str, command)), ready_path="/health", environment=environment)]
+
+
+def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Contender], list[str]]:
+    """Those that are here, and the names of those that are not."""
+    contenders: list[Contender] = []
+    not_found: list[str] = []
+    for name, make, given in (
+        ("llama-server", llama_server, asked.llama_server),
+        ("ollama", ollama, asked.ollama),
+        ("vllm", vllm, asked.vllm),
+    ):
+        program = shutil.which(given)
+        if program is None:
+            not_found.append(name)
+        else:
+            contenders += make(program, house)
+    if has_llama_cpp_server(asked.llama_cpp_python):
+        contenders += llama_cpp_python(asked.llama_cpp_python, house)
+    else:
+        not_found.append("llama-cpp-python's server")
+    contenders += [cllm_serve(house, shlex.split(options), options or "as it comes") for options in asked.beside]
+    words = [word for word in asked.only.split(",") if word]
+    return [one for one in contenders if not words or any(word in one.title for word in words)], not_found
+
+
+def has_llama_cpp_server(python: str) -> bool:
+    """Whether that Python can run llama-cpp-python's server; its parts are an extra of that distribution."""
+    try:
+        done = subprocess.run([python, "-c", "import llama_cpp.server.app"], capture_output=True, stdin=subprocess.DEVNULL, timeout=120)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

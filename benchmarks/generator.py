@@ -1,0 +1,120 @@
+"""The load generator in a process of its own: its garbage and its threads are not the benchmark's, and it stays warm between passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+import attrs
+import msgspec
+import trio
+
+from cllm.bench.command import curves
+from cllm.bench.dialect import find_dialect
+from cllm.bench.load import closed_loop, open_loop
+from cllm.bench.metrics import Goal, summarize
+from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target
+from cllm.bench.workloads import SAMPLINGS, Workload
+
+
+@attrs.frozen(kw_only=True)
+class Order:
+    """One pass."""
+
+    port: int
+    workload: Workload
+    n_vocab: int
+    seed: int
+    dialect: Dialect
+    sampling: str = "greedy"
+    endpoint: Endpoint = "completions"
+    is_stream: bool = True
+    rate: float | None = None  # requests a second; None: each client waits for its answer
+    goal: Goal = attrs.field(factory=Goal)
+
+
+@attrs.frozen(kw_only=True)
+class Find:
+    """The question what a server takes."""
+
+    port: int
+    endpoint: Endpoint
+    n_vocab: int
+
+
+class GeneratorFailed(RuntimeError):
+    """The generator could not carry out an order."""
+
+
+class Generator:
+    """The process, and orders to it, one at a time."""
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "benchmarks.generator"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def dialect(self, port: int, endpoint: Endpoint = "completions", n_vocab: int = 0) -> Dialect:
+        """Find out what a server takes. Raises: GeneratorFailed."""
+        return Dialect(**self._ask("find", Find(port=port, endpoint=endpoint, n_vocab=n_vocab)))
+
+    def run(self, order: Order) -> dict[str, Any]:
+        """Carry out a pass; return its `summary` and `curves`. Raises: GeneratorFailed."""
+        return self._ask("run", order)
+
+    def _ask(self, kind: str, order: Order | Find) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({kind: attrs.asdict(order)}) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "the load generator has died"}')
+        if "error" in answer:
+            raise GeneratorFailed(answer["error"])
+        return answer
+
+
+def main() -> None:
+    """Serve the benchmark that started this process: a JSON line in, a JSON line out."""
+    for line in sys.stdin:
+        (kind, fields), *_ = json.loads(line).items()
+        try:
+            if kind == "find":
+                answer = attrs.asdict(trio.run(_find, msgspec.convert(fields, Find)))
+            else:
+                answer = trio.run(_run, msgspec.convert(fields, Order))
+        except BenchFailed as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+async def _find(find: Find) -> Dialect:
+    return await find_dialect(Target(host="127.0.0.1", port=find.port), endpoint=find.endpoint, n_vocab=find.n_vocab)
+
+
+async def _run(order: Order) -> dict[str, Any]:
+    client = Client(
+        target=Target(host="127.0.0.1", port=order.port),
+        dialect=order.dialect,
+        endpoint=order.endpoint,
+        sampling=SAMPLINGS[order.sampling],
+        is_stream=order.is_stream,
+        seed=order.seed,
+    )
+    work = order.workload.make(order.n_vocab, order.seed)
+    if order.rate is None:
+        done = await closed_loop(client, work, order.workload.concurrency)
+    else:
+        done = await open_loop(client, work, order.rate, seed=order.seed)
+    return {"summary": summarize(done, order.goal, has_late=bool(work.late)).page(), "curves": curves(done)}
+
+
+if __name__ == "__main__":
+    main()

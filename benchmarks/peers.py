@@ -1,0 +1,368 @@
+"""Other servers beside ours, on the same model file, threads, slots and cells, turn by turn.
+
+    python -m benchmarks peers --llama-server PATH [--workloads seed-40x8,mixed-small] [--pairs 10] [--model FILE]
+
+Each setting of a peer first gets a few pairs; those that are the best at anything go on to all of them. A pair is a pass of ours and one of
+theirs, one after the other, with the same fresh requests; which goes first alternates. What is compared is the ratio within a pair, so that
+the machine's own speed cancels out, and every figure of ours stands against the setting that is best at that figure.
+
+`data` of a result:
+
+    {"sides": [{"peer", "setting", "n_pairs", "figures": {NAME: {"ours": [...], "theirs": [...]}}, "n_failed", "curves", "idle_cpu_share"}],
+     "best": [{"figure", "is_higher_better", "peer", "setting", "ours", "theirs", "ratio", "low", "high", "n_pairs", "verdict"}],
+     "not_found": [...], "broken": {...}}
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from benchmarks import results
+from benchmarks.contenders import Contender, House, cllm_serve, find_contenders
+from benchmarks.figures import FIGURES, Figure, compare
+from benchmarks.generator import Generator, GeneratorFailed, Order
+from benchmarks.models import model_file
+from benchmarks.server import Server
+from cllm.bench.metrics import Goal
+from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
+
+DEFAULT_WORKLOADS: Final = ("seed-40x8", "mixed-small", "long-among-short", "shared-prefix", "chat-turns", "overload")
+N_SCREEN: Final = 2
+SEED_STEP: Final = 7919
+CURVE_KEYS: Final = ("ttft_s", "itl_s", "e2e_s")
+
+
+@attrs.define(kw_only=True)
+class Side:
+    """A peer's setting, and what was measured of it and of us beside it."""
+
+    contender: Contender
+    ours: list[dict[str, Any]] = attrs.field(factory=list)  # summaries, a pair at the same place in both
+    theirs: list[dict[str, Any]] = attrs.field(factory=list)
+    curves: dict[str, list[dict[str, list[float]]]] = attrs.field(factory=lambda: {"ours": [], "theirs": []})
+    idle_cpu_shares: list[float] = attrs.field(factory=list)
+    fault: str = ""
+
+    @property
+    def n_failed(self) -> int:
+        """Requests that the peer did not answer, over all pairs."""
+        return sum(summary["n_failed"] for summary in self.theirs)
+
+    def values(self, figure: Figure) -> tuple[list[float | None], list[float | None]]:
+        """The figure in every pair, ours and theirs."""
+        return [figure.of(summary) for summary in self.ours], [figure.of(summary) for summary in self.theirs]
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What is measured: a workload at a rate, if it is one, in so many pairs."""
+
+    name: str
+    workload: Workload
+    rate: float | None
+    n_pairs: int
+    n_screen: int
+    seed: int
+    sampling: str
+    goal: Goal
+
+
+class Match:
+    """Ours and one peer's server, both up, and pairs of passes."""
+
+    def __init__(self, plan: Plan, generator: Generator, ours: Server, theirs: Server, side: Side, seeds: Iterator[int]) -> None:
+        self._plan, self._generator, self._side, self._seeds = plan, generator, side, seeds
+        self._servers = {"ours": ours, "theirs": theirs}
+        self._n_vocab = ours.n_vocab
+        # Both get what the peer takes: text, where it takes no token ids.
+        dialects = {name: generator.dialect(server.port, n_vocab=self._n_vocab) for name, server in self._servers.items()}
+        takes_ids = all(dialect.takes_ids for dialect in dialects.values())
+        self._dialects = {name: attrs.evolve(dialect, takes_ids=takes_ids) for name, dialect in dialects.items()}
+
+    def warm_up(self) -> None:
+        """A few requests to each that do not count: the first step of a server allocates and maps."""
+        n = self._plan.workload.concurrency
+        small = Workload(name="warm-up", n_requests=n, concurrency=n, n_prompt=(8, 16), n_generated=(4, 4))
+        seed = next(self._seeds)
+        for name in self._servers:
+            self._generator.run(attrs.evolve(self._order(name, seed), workload=small, rate=None))
+
+    def pair(self, number: int) -> None:
+        """One pass each with the same requests, which are new; who begins alternates."""
+        names = ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours")
+        seed = next(self._seeds)
+        done = {name: self._pass(name, seed) for name in names}
+        self._side.ours.append(done["ours"]["summary"])
+        self._side.theirs.append(done["theirs"]["summary"])
+        for name, one in done.items():
+            self._side.curves[name].append(one["curves"])
+        self._tell(number)
+
+    def _pass(self, name: str, seed: int) -> dict[str, Any]:
+        server = self._servers[name]
+        other = self._servers["theirs" if name == "ours" else "ours"]
+        cpu_s, other_cpu_s = server.cpu_s(), other.cpu_s()
+        done = self._generator.run(self._order(name, seed))
+        summary = done["summary"]
+        summary["server_cpu_s"] = server.cpu_s() - cpu_s
+        summary["server_rss_peak_mb"] = server.rss_peak_mb()
+        if name == "ours":  # the peer was idle meanwhile, or should have been
+            self._side.idle_cpu_shares.append((other.cpu_s() - other_cpu_s) / summary["wall_s"])
+        return done
+
+    def _order(self, name: str, seed: int) -> Order:
+        return Order(
+            port=self._servers[name].port,
+            workload=self._plan.workload,
+            n_vocab=self._n_vocab,
+            seed=seed,
+            dialect=self._dialects[name],
+            sampling=self._plan.sampling,
+            rate=self._plan.rate,
+            goal=self._plan.goal,
+        )
+
+    def _tell(self, number: int) -> None:
+        ours, theirs = self._side.ours[-1], self._side.theirs[-1]
+        failed = f"  failed: {ours['n_failed']} / {theirs['n_failed']}" if ours["n_failed"] or theirs["n_failed"] else ""
+        share = max(ours["client_cpu_share"], theirs["client_cpu_share"])
+        print(
+            f"  pair {number}: ours {ours['tokens_per_s']:7.1f}  theirs {theirs['tokens_per_s']:7.1f} tokens/s  "
+            f"ratio {ours['tokens_per_s'] / max(theirs['tokens_per_s'], 1e-9):.3f}  client CPU {share:.0%}{failed}",
+            flush=True,
+        )
+
+
+def run_plan(plan: Plan, house: House, contenders: Sequence[Contender], ours_options: Sequence[str]) -> dict[str, Any]:
+    """Measure all contenders; return `data` of the result."""
+    sides = [Side(contender=contender) for contender in contenders]
+    seeds = itertools.count(plan.seed, SEED_STEP)  # ours stays up, and would find a prompt that it has had in its cache
+    with Generator() as generator, cllm_serve(house, ours_options).server() as ours:
+        for side in sides:
+            _play(plan, generator, ours, side, seeds, n_to=min(plan.n_screen, plan.n_pairs))
+        for side in _promising(sides):
+            _play(plan, generator, ours, side, seeds, n_to=plan.n_pairs)
+    return page(sides)
+
+
+def _play(plan: Plan, generator: Generator, ours: Server, side: Side, seeds: Iterator[int], *, n_to: int) -> None:
+    if side.fault or len(side.ours) >= n_to:
+        return
+    print(f"{plan.name}: ours and {side.contender.title}", flush=True)
+    try:
+        with side.contender.server() as theirs:
+            match = Match(plan, generator, ours, theirs, side, seeds)
+            match.warm_up()
+            for number in range(len(side.ours), n_to):
+                match.pair(number)
+    except (RuntimeError, GeneratorFailed, OSError) as error:
+        side.fault = re.sub(r"\S*/", "", " ".join(str(error).split()))[-300:]  # results name no folders
+        print(f"  {side.fault}", flush=True)
+
+
+def _promising(sides: Sequence[Side]) -> list[Side]:
+    """The sides that are best at something."""
+    best = {id(side) for figure in FIGURES if (side := best_side(sides, figure)) is not None}
+    return [side for side in sides if id(side) in best]
+
+
+def best_side(sides: Sequence[Side], figure: Figure) -> Side | None:
+    """The side that makes the most of a figure, beside us; one that left requests unanswered is not compared."""
+    ratios = [(compared.ratio, side) for side in sides if not side.n_failed and (compared := compare(*side.values(figure))) is not None]
+    if not ratios:
+        return None
+    return (min if figure.is_higher_better else max)(ratios, key=lambda one: one[0])[1]
+
+
+def page(sides: Sequence[Side]) -> dict[str, Any]:
+    """What is kept of the sides, and the best of them for each figure."""
+    full = max((len(side.ours) for side in sides), default=0)
+    complete = [side for side in sides if len(side.ours) == full]
+    return {
+        "sides": [_side_page(side) for side in sides if side.ours],
+        "best": [row for figure in FIGURES if (row := _best_row(complete, figure)) is not None],
+        "broken": {side.contender.title: side.fault for side in sides if side.fault},
+    }
+
+
+def _side_page(side: Side) -> dict[str, Any]:
+    figures = {figure.name: dict(zip(("ours", "theirs"), side.values(figure), strict=True)) for figure in FIGURES}
+    return {
+        "peer": side.contender.peer,
+        "setting": side.contender.setting,
+        "n_pairs": len(side.ours),
+        "figures": figures,
+        "n_failed": {"ours": sum(summary["n_failed"] for summary in side.ours), "theirs": side.n_failed},
+        "n_inexact": {"ours": sum(s["n_inexact"] for s in side.ours), "theirs": sum(s["n_inexact"] for s in side.theirs)},
+        "n_cached": {"ours": sum(s["n_cached"] for s in side.ours), "theirs": sum(s["n_cached"] for s in side.theirs)},
+        "client_cpu_share_max": max(summary["client_cpu_share"] for summary in side.ours + side.theirs),
+        "idle_cpu_share": statistics.median(side.idle_cpu_shares),
+        "curves": {name: _mean_curves(passes) for name, passes in side.curves.items()},
+    }
+
+
+def _mean_curves(passes: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """The median pass at each percentile."""
+    found = {}
+    for key in CURVE_KEYS:
+        curves = [one[key] for one in passes if one[key]]
+        found[key] = [statistics.median(values) for values in zip(*curves, strict=True)] if curves else []
+    return found
+
+
+def _best_row(sides: Sequence[Side], figure: Figure) -> dict[str, Any] | None:
+    side = best_side(sides, figure)
+    if side is None:
+        return None
+    ours, theirs = side.values(figure)
+    compared = compare(ours, theirs)
+    assert compared is not None
+    return {
+        "figure": figure.name,
+        "is_higher_better": figure.is_higher_better,
+        "peer": side.contender.peer,
+        "setting": side.contender.setting,
+        "ours": statistics.median(value for value in ours if value is not None),
+        "theirs": statistics.median(value for value in theirs if value is not None),
+        **attrs.asdict(compared),
+        "verdict": compared.verdict(figure),
+    }
+
+
+# --- the command line --------------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", type=Path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
+    parser.add_argument("--quantization", default="Q4_K_M", help="of the model that is made")
+    parser.add_argument("--workloads", default=",".join(DEFAULT_WORKLOADS), help="names with commas between")
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--screen", type=int, default=N_SCREEN, help="pairs after which only the best settings go on")
+    parser.add_argument("--concurrency", type=int, help="default: the workload's")
+    parser.add_argument("--requests", type=int, help="default: the workload's")
+    parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="usual")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--slots", type=int, help="default: as many as requests at once")
+    parser.add_argument("--cells", type=int, help="KV cells of all slots together (default: what the workload needs)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--goodput-ttft-s", type=float, default=Goal().ttft_s)
+    parser.add_argument("--goodput-itl-s", type=float, default=Goal().itl_s)
+    parser.add_argument("--llama-server", default="llama-server", help="the program (default: on PATH)")
+    parser.add_argument("--llama-cpp-python", default=sys.executable, help="a Python that has llama_cpp.server (default: this one)")
+    parser.add_argument("--ollama", default="ollama", help="the program (default: on PATH)")
+    parser.add_argument("--vllm", default="vllm", help="the program (default: on PATH)")
+    parser.add_argument("--only", default="", help="only settings whose name has one of these words, with commas between")
+    parser.add_argument("--ours", action="append", default=[], help="an option for `cllm serve`, as in --ours=--kv=unified; repeatable")
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        help="ours with other options as one more peer, as in --beside='--kv unified'; with '' to see how much equal servers differ",
+    )
+    parser.add_argument("--label", default="", help="goes into the names of the results")
+    parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure each workload; write a result for each."""
+    asked = parser().parse_args(arguments)
+    model = asked.model or model_file("qwen3-0.6b", asked.quantization)
+    for name in asked.workloads.split(","):
+        if name not in WORKLOADS:
+            raise SystemExit(f"no workload {name}; there are {', '.join(WORKLOADS)}")
+    for name in asked.workloads.split(","):
+        _run_workload(asked, model, with_load(WORKLOADS[name], concurrency=asked.concurrency, n_requests=asked.requests))
+
+
+def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) -> None:
+    house = house_for(asked, model, workload)
+    contenders, not_found = find_contenders(asked, house)
+    for line in not_found:
+        print(f"not found: {line}", flush=True)
+    plan = Plan(
+        name=workload.name,
+        workload=workload,
+        rate=None,
+        n_pairs=asked.pairs,
+        n_screen=asked.screen,
+        seed=asked.seed,
+        sampling=asked.sampling,
+        goal=Goal(asked.goodput_ttft_s, asked.goodput_itl_s),
+    )
+    for one in _at_rates(plan, house, asked.ours):
+        data = run_plan(one, house, contenders, asked.ours)
+        name = "-".join(filter(None, (one.name, f"c{workload.concurrency}" if asked.concurrency else "", asked.label)))
+        path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found}, asked.results)
+        _print_best(data)
+        print(f"written: {path.name}", flush=True)
+
+
+def house_for(asked: argparse.Namespace, model: Path, workload: Workload) -> House:
+    """The sizes that all servers get: llama.cpp rounds a slot's share up to 256 cells, so that the share is rounded for all."""
+    n_slots = asked.slots or workload.concurrency + bool(workload.n_prompt_late)
+    share = -(-workload.cells() // n_slots)
+    n_cells = asked.cells or n_slots * 256 * -(-share // 256)
+    return House(model=model, n_slots=n_slots, n_cells=n_cells, n_threads=asked.threads)
+
+
+def _at_rates(plan: Plan, house: House, ours_options: Sequence[str]) -> list[Plan]:
+    """The plan, or for an open loop one for each part of our capacity: all servers get the same rates."""
+    if not plan.workload.is_open:
+        return [plan]
+    with Generator() as generator, cllm_serve(house, ours_options).server() as server:
+        order = Order(
+            port=server.port,
+            workload=plan.workload,
+            n_vocab=server.n_vocab,
+            seed=plan.seed,
+            dialect=generator.dialect(server.port),
+            sampling=plan.sampling,
+        )
+        capacity = statistics.median(
+            generator.run(attrs.evolve(order, seed=plan.seed + turn))["summary"]["requests_per_s"] for turn in range(3)
+        )
+    print(f"capacity: {capacity:.2f} requests/s", flush=True)
+    return [attrs.evolve(plan, name=f"{plan.name}-{factor:g}x", rate=factor * capacity) for factor in OVERLOAD_FACTORS]
+
+
+def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, Any]:
+    return {
+        "model": results.model_facts(house.model),
+        "workload": attrs.asdict(plan.workload),
+        "rate": plan.rate,
+        "sampling": plan.sampling,
+        "n_pairs": plan.n_pairs,
+        "n_screen": plan.n_screen,
+        "seed": plan.seed,
+        "n_slots": house.n_slots,
+        "n_cells": house.n_cells,
+        "n_threads": house.n_threads,
+        "goal": attrs.asdict(plan.goal),
+        "ours": list(asked.ours),
+    }
+
+
+def _print_best(data: dict[str, Any]) -> None:
+    print(f"\n{'figure':28} {'ours':>9} {'theirs':>9} {'ratio':>7}  95 %             best of them")
+    for row in data["best"]:
+        print(
+            f"{row['figure']:28} {row['ours']:9.3g} {row['theirs']:9.3g} {row['ratio']:7.3f}  {row['low']:.3f} to {row['high']:.3f}  "
+            f"{row['verdict']:5}  {row['peer']} {row['setting']}"
+        )
+
+
+if __name__ == "__main__":
+    main()
