@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -16,6 +18,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 
 from cllm.api.context import CLEANUP_KEY, Context
 from cllm.api.sse import PING, SseBody
+from cllm.serve.http.http1 import SEND_NOW
 
 log = structlog.get_logger("cllm.api")
 
@@ -37,7 +40,8 @@ class Connection(TrioASGIHTTPConnection):
         await send({"type": "http.response.start", "status": response.status_code, "headers": encode_headers(response.headers)})
         assert isinstance(response, Response), "handlers give Quart's responses"
         context: Context = self.app.extensions["cllm"]
-        writer = _Writer(send, context.settings.sse_ping_s)
+        send_now = cast(dict[str, Any], self.scope.get("extensions") or {}).get(SEND_NOW)
+        writer = _Writer(send, send_now, context.settings.sse_ping_s)
         try:
             if isinstance(response.response, SseBody):
                 await writer.stream(response.response)
@@ -53,9 +57,10 @@ class Connection(TrioASGIHTTPConnection):
 class _Writer:
     """The body's bytes to the server, and a comment now and then when a stream has nothing to say."""
 
-    def __init__(self, send: ASGISendCallable, ping_s: float) -> None:
+    def __init__(self, send: ASGISendCallable, send_now: Callable[[bytes], bool] | None, ping_s: float) -> None:
         self.n_bytes = 0
         self._send = send
+        self._send_now = send_now  # where the server has it: the chunk's way without a task of its own
         self._ping_s = ping_s
         self._n_writes = 0
         self._writing = False
@@ -81,10 +86,19 @@ class _Writer:
         async with trio.open_nursery() as nursery:
             if self._ping_s > 0:
                 nursery.start_soon(self._keep_alive)
+            if self._send_now is not None:
+                body.divert(partial(self._write_now, self._send_now))
             async for chunk in body:
                 await self.write(chunk)
             nursery.cancel_scope.cancel()
         await self.write(b"", more=False)
+
+    def _write_now(self, send_now: Callable[[bytes], bool], data: bytes) -> bool:
+        if not send_now(data):
+            return False
+        self._n_writes += 1
+        self.n_bytes += len(data)
+        return True
 
     async def _keep_alive(self) -> None:
         while True:

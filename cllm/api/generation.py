@@ -14,7 +14,7 @@ from cllm.api.prompts import text_of
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import InvalidRequest
-from cllm.serve.streams import EventStream
+from cllm.serve.streams import EventStream, Sink
 
 log = structlog.get_logger("cllm.api")
 
@@ -52,6 +52,19 @@ class Generation:
         self._observe(events)
         return events
 
+    def divert(self, sink: Sink) -> None:
+        """Let deltas go to `sink` while `next_events` waits; see `EventStream`."""
+
+        def observed(index: int, delta: Delta) -> bool:
+            if not sink(index, delta):
+                return False
+            self._observe_delta(time.perf_counter())
+            if self._texts is not None:
+                self._texts[index].append(delta.text)
+            return True
+
+        self._stream.sink = observed
+
     async def first_events(self) -> list[tuple[int, Event]]:
         """The first news, before which no status is sent. Raises: what a completion failed with, or any RequestError of the engine."""
         events = await self.next_events()
@@ -66,12 +79,18 @@ class Generation:
         texts: list[list[str]] = [[] for _ in range(self.n)]
         logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.n)]
         ends: dict[int, Finished] = {}
+
+        def take(index: int, delta: Delta) -> bool:
+            texts[index].append(delta.text)
+            if delta.logprobs is not None:
+                logprobs[index] += delta.logprobs
+            return True
+
+        self.divert(take)
         while len(ends) < self.n:
             for index, event in await self.next_events():
                 if type(event) is Delta:
-                    texts[index].append(event.text)
-                    if event.logprobs is not None:
-                        logprobs[index] += event.logprobs
+                    take(index, event)
                 elif type(event) is Finished:
                     texts[index].append(event.text)
                     ends[index] = event
@@ -90,11 +109,8 @@ class Generation:
 
     def _observe(self, events: Sequence[tuple[int, Event]]) -> None:
         metrics, now = self._context.metrics, time.perf_counter()
-        if self._last_at is not None:
-            metrics.inter_token_s.observe(now - self._last_at)
-        elif type(events[0][1]) is Delta:
-            metrics.first_token_s.observe(now - self._started_at)
-        self._last_at = now
+        if self._last_at is not None or type(events[0][1]) is Delta:
+            self._observe_delta(now)
         if self._texts is not None:
             self._log(self._texts, events)
         for _, event in events:
@@ -105,6 +121,13 @@ class Generation:
             metrics.finishes.labels(self._endpoint, finish).inc()
             if not self._n_open:
                 metrics.end_to_end_s.observe(now - self._started_at)
+
+    def _observe_delta(self, now: float) -> None:
+        if self._last_at is not None:
+            self._context.metrics.inter_token_s.observe(now - self._last_at)
+        else:
+            self._context.metrics.first_token_s.observe(now - self._started_at)
+        self._last_at = now
 
     def _log(self, texts: list[list[str]], events: Sequence[tuple[int, Event]]) -> None:
         for index, event in events:

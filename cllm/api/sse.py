@@ -5,7 +5,7 @@ The chunk of a token is all constant but its text: head and tail are encoded onc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -70,6 +70,22 @@ class SseBody(ResponseBody):
         self._shape = shape
         self._error_shape = error_shape
         self._ended = False
+        self._encoded: bytes | None = None  # the event that comes next, where a sink has encoded it and could not send it
+
+    def divert(self, send_now: Callable[[bytes], bool]) -> None:
+        """Send deltas with `send_now` while iterating waits for news. What it does not take comes by iterating, as everything else does."""
+
+        def take(index: int, delta: Delta) -> bool:
+            try:
+                chunk = self._shape.delta(index, delta)
+            except Exception:  # it is met again, and told, in the stream's own task
+                return False
+            if not chunk or send_now(chunk):
+                return True
+            self._encoded = chunk  # not twice: a shape may count what it encodes
+            return False
+
+        self._generation.divert(take)
 
     async def __aenter__(self) -> SseBody:
         return self
@@ -103,9 +119,10 @@ class SseBody(ResponseBody):
         return self._shape.last()
 
     def _encode(self, events: Sequence[tuple[int, Event]]) -> bytes:
-        if len(events) == 1 and type(events[0][1]) is Delta:
-            return self._shape.delta(*events[0])  # type: ignore[arg-type]  # mypy does not follow the index
         parts = []
+        if self._encoded is not None:
+            parts.append(self._encoded)
+            self._encoded, events = None, events[1:]
         for index, event in events:
             if type(event) is Delta:
                 parts.append(self._shape.delta(index, event))

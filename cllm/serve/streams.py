@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import TypeAlias
 
 import trio
 
@@ -11,6 +12,8 @@ from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.errors import GenerationFailed
 
 BYTES_PER_DELTA = 64  # what a delta weighs in the buffer beside its text
+
+Sink: TypeAlias = Callable[[int, Delta], bool]
 
 
 class EventStream:
@@ -20,6 +23,10 @@ class EventStream:
     the last one: index is the sequence's place in the request. It ends after every sequence's terminal event.
 
     A reader that falls more than `n_bytes_max` behind is ended with an error event; the engine and the other streams never wait for it.
+
+    A reader may leave a `sink`: while it waits, deltas go there first, as (index, delta), and it is woken only for those that the sink
+    does not take. Waking a task costs more than most of what is done with a token. The sink is called by the engine's task: it must
+    neither wait nor raise.
     """
 
     def __init__(self, seq_ids: list[int], cancel: Callable[[int], None], *, n_bytes_max: int) -> None:
@@ -28,7 +35,8 @@ class EventStream:
         self._events: list[tuple[int, Event]] = []
         self._n_bytes = 0
         self._n_bytes_max = n_bytes_max
-        self._reader: trio.lowlevel.Task | None = None
+        self._reader: trio.lowlevel.Task | None = None  # set while it waits, which means that it has dealt with all that came before
+        self.sink: Sink | None = None
 
     def __enter__(self) -> EventStream:
         return self
@@ -53,6 +61,8 @@ class EventStream:
         if index is None:  # ended for being too far behind, and the engine learns of it only at its next step
             return
         if type(event) is Delta:
+            if self.sink is not None and self._reader is not None and self.sink(index, event):
+                return
             self._n_bytes += BYTES_PER_DELTA + len(event.text)
             if self._n_bytes > self._n_bytes_max:
                 self._cancel(seq_id)
