@@ -248,7 +248,7 @@ class Scheduler:
             if late.n_generated:
                 self._finish(late, FinishReason.LENGTH, "timeout", _held_back(late), now, events)
             else:
-                self._fail(late, DeadlineExceeded("timeout_s passed before the first token", param="timeout_s"), events)
+                self._fail(late, _too_late(), events)
 
     def _admit(self, now: float) -> None:
         """Let waiting sequences in, strictly in order: one that does not fit yet is not overtaken, or it would starve."""
@@ -347,12 +347,15 @@ class Scheduler:
 
     def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Event]) -> None:
         """Take a drawn token: append it, tell of it, and see whether it was the last."""
+        if sequence.first_token_at is None:
+            if sequence.deadline is not None and now >= sequence.deadline:
+                self._fail(sequence, _too_late(), events)
+                return
+            sequence.first_token_at = now
         tokens = sequence.tokens
         tokens.append(token)
         sequence.sampler.observe(token)
         self.totals.n_generated += 1
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
         n_tokens = len(tokens)
         logprobs = None if logprob is None else [logprob]
         can_end = n_tokens >= sequence.n_final_from
@@ -485,6 +488,10 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("timeout_s passed before the first token", param="timeout_s")
 
 
 def _slot(sequence: Sequence) -> int:

@@ -7,7 +7,8 @@ reviewer to read in the diff. Commands:
     submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N]
     cancel ID
     now SECONDS
-    step [ID=TOKEN ...]         plan, compute, apply; every output draws "a" unless told otherwise (`end` ends the turn, `nan` is no number)
+    step [at=SECONDS] [ID=TOKEN ...]   plan, compute, apply, at the end of which it is SECONDS; every output draws "a" unless told
+                                       otherwise (`end` ends the turn, `nan` is no number)
     fail ERROR [with ID]        plan, and the step raises; `with`: only if ID has rows, else the step goes well
     state                       who is where, and the cells
 
@@ -93,7 +94,9 @@ class Conversation:
         plan = self.scheduler.plan(self.now)
         if plan is None:
             return ["nothing to do"]
-        return [*_plan_lines(plan), *self._apply(plan, dict(map(_pair, words)))]
+        draws = dict(map(_pair, words))
+        self.now = float(draws.pop("at", self.now))  # when the step ends
+        return [*_plan_lines(plan), *self._apply(plan, draws)]
 
     def do_fail(self, words: list[str]) -> list[str]:
         plan = self.scheduler.plan(self.now)
