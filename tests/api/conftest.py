@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +19,7 @@ from werkzeug.datastructures import Headers
 from cllm.api.app import create_app
 from cllm.config import Settings
 from cllm.serve.engine import Engine
+from cllm.serve.http.http1 import SEND_NOW
 from cllm.serve.metrics import Metrics
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
@@ -70,7 +72,9 @@ class Answer:
 class Exchange:
     """One request under way, as an ASGI server carries it; the client takes what comes as fast as it comes."""
 
-    def __init__(self, pieces: list[tuple[bytes, bool]]) -> None:
+    def __init__(self, direct: str, pieces: list[tuple[bytes, bool]]) -> None:
+        self.n_direct = 0
+        self._direct = itertools.cycle(direct)
         self.status: int | None = None
         self.headers = Headers()
         self._pieces = pieces
@@ -97,6 +101,14 @@ class Exchange:
     def leave(self) -> None:
         """Disconnect."""
         self._gone.set()
+
+    def send_now(self, data: bytes) -> bool:
+        """See `cllm.serve.http.http1.RequestStream`."""
+        if self.status is None or next(self._direct) == "n":
+            return False
+        self.n_direct += 1
+        self._put.send_nowait(data)
+        return True
 
     async def _receive(self) -> Any:
         await trio.lowlevel.checkpoint()
@@ -139,12 +151,17 @@ class Api:
             return await exchange.answer()
 
     @asynccontextmanager
-    async def asking(self, path: str, *body: bytes, method: str = "POST", complete: bool = True, **headers: str) -> AsyncIterator[Exchange]:
-        """Begin an exchange; `body` comes in pieces, with its length in the headers when it is one piece. Leaving waits for the app."""
+    async def asking(
+        self, path: str, *body: bytes, method: str = "POST", complete: bool = True, direct: str = "", **headers: str
+    ) -> AsyncIterator[Exchange]:
+        """Begin an exchange; `body` comes in pieces, with its length in the headers when it is one piece. Leaving waits for the app.
+
+        `direct` says, a letter for each time, whether the server takes a chunk without waiting (y) or not (n), over and over.
+        """
         named = [(name.lower().replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
         if len(body) == 1 and complete:
             named.append((b"content-length", str(len(body[0])).encode()))
-        exchange = Exchange([*[(piece, True) for piece in body], *([(b"", False)] if complete else [])])
+        exchange = Exchange(direct, [*[(piece, True) for piece in body], *([(b"", False)] if complete else [])])
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -156,7 +173,7 @@ class Api:
             "root_path": "",
             "query_string": b"",
             "headers": named,
-            "extensions": {},
+            "extensions": {SEND_NOW: exchange.send_now} if direct else {},
         }
         async with trio.open_nursery() as nursery:
             nursery.start_soon(exchange.run, self.app, scope)

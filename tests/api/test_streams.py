@@ -211,6 +211,47 @@ async def test_pings_can_be_switched_off(serve: Any) -> None:
     assert ":" not in answer.body.decode().split("\n\n")
 
 
+@pytest.mark.parametrize("direct", ["y", "n", "yn", "ynn", "yyyyn"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"n": 3}, {"logprobs": True, "top_logprobs": 1}, {"stop": "e"}, {"logit_bias": {"195": 99, "169": 99}}]
+)
+async def test_a_stream_is_the_same_however_often_the_server_takes_its_chunks_at_once(
+    serve: Any, direct: str, fields: dict[str, Any]
+) -> None:
+    body = {**CHAT, **fields, "seed": 5, "max_tokens": 30}
+    async with serve(FakeModel(step_s=lambda batch: 0.0005)) as api:
+        whole = await api.post("/v1/chat/completions", body)
+        async with api.asking("/v1/chat/completions", streaming(body), direct=direct) as exchange:
+            answer = await exchange.answer()
+        assert (exchange.n_direct > 0) is ("y" in direct)
+        await api.idle()
+    for index in range(fields.get("n", 1)):
+        assert answer.text(index) == whole.text(index)
+        assert answer.finish(index) == whole.finish(index)
+    if "logprobs" in fields:
+        streamed = [one for c in answer.chunks for choice in c["choices"] if choice["logprobs"] for one in choice["logprobs"]["content"]]
+        assert streamed == whole.json["choices"][0]["logprobs"]["content"]
+    assert answer.lines[-1] == "[DONE]"
+
+
+async def test_a_client_that_leaves_a_stream_that_goes_out_at_once_ends_its_generation(serve: Any) -> None:
+    async with serve(FakeModel(step_s=slow)) as api:
+        async with api.asking("/v1/chat/completions", streaming(CHAT), direct="y") as exchange:
+            await api.until(lambda: exchange.n_direct > 5)
+            exchange.leave()
+        await api.idle()
+        assert api.scheduler.totals.n_cancelled == 1
+
+
+async def test_a_failure_in_a_stream_that_goes_out_at_once_is_an_event(serve: Any) -> None:
+    async with serve(failing(6)) as api:
+        async with api.asking("/v1/chat/completions", streaming(CHAT), direct="y") as exchange:
+            answer = await exchange.answer()
+        await api.idle()
+    assert answer.chunks[-1]["error"]["code"] == "step_failed"
+    assert "[DONE]" not in answer.lines
+
+
 async def test_many_streams_at_once_all_get_what_they_get_alone(serve: Any) -> None:
     texts: dict[int, str] = {}
     async with serve() as api:
