@@ -1,0 +1,262 @@
+"""What the layers above a model can carry: tokens/s, requests/s and CPU time on fake models that cost nothing: python -m benchmarks stack
+
+Two fakes: `instant`, greedy on a small vocabulary, shows the price of a token in each layer; `gpu` takes 2 ms for a step and gives 152k
+logits a row, of which top_p 0.95 draws: what a fast device would meet. The server has a process of its own, and so has the client. CPU
+time is what counts: it does not depend on what else the machine does, as tokens/s do.
+
+`--profile` says which functions of the server's Trio thread the time goes to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pstats
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from benchmarks import results, stages
+from benchmarks.instant import InstantModel
+from benchmarks.ladder import numbers, spread, tell
+from benchmarks.layers import Counter
+from benchmarks.serving import CountedServer
+from benchmarks.stages import Ran, Stage, Work, run_checked
+from benchmarks.workload import GREEDY, Sampling, seed_workload
+from cllm.config import Settings
+from cllm.serve.logs import configure_logging
+
+TOP_P: Final = Sampling(name="top_p 0.95", fields=(("temperature", 1.0), ("top_p", 0.95)))
+N_PROMPT: Final = 32
+OPTIONS: Final = ["--parallel", "256"]
+
+# Which layers each stage must pass through; the fakes have nothing of llama.cpp's.
+ENGINE: Final = ("sampling", "engine")
+LOOP: Final = (*ENGINE, "loop")
+APP: Final = (*LOOP, "app", "sse")
+LAYERS_OF: Final = {"engine": ENGINE, "loop": LOOP, "app": APP, "sse": (*APP, "http")}
+ONE_PIECE: Final = (*LOOP, "app", "http")
+
+
+@attrs.frozen(kw_only=True)
+class Fake:
+    """A model that is no model, and how its tokens are drawn."""
+
+    name: str
+    n_tokens: int
+    step_s: float
+    n_rows: int
+    sampling: Sampling
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What `InstantModel` takes."""
+        return {"n_tokens": self.n_tokens, "step_s": self.step_s, "n_rows": self.n_rows}
+
+
+FAKES: Final = {
+    "instant": Fake(name="instant", n_tokens=512, step_s=0.0, n_rows=256, sampling=GREEDY),
+    "gpu": Fake(name="gpu", n_tokens=151_936, step_s=0.002, n_rows=64, sampling=TOP_P),
+}
+
+
+@attrs.define(kw_only=True)
+class Measured:
+    """One stage's turns."""
+
+    stage: Stage
+    passes: list[Ran] = attrs.field(factory=list)
+
+    @property
+    def cpu_us_per_token(self) -> list[float]:
+        """Of the process that serves, turn by turn."""
+        return [_cpu_s(ran) / ran.n_tokens * 1e6 for ran in self.passes]
+
+    def page(self, number: int, below: Measured | None) -> dict[str, Any]:
+        """The stage's figures, as results keep them; a stage's ratio is of its CPU time to that of the first stage."""
+        tokens_per_s = [ran.n_tokens / ran.wall_s for ran in self.passes]
+        cpu_us = statistics.median(self.cpu_us_per_token)
+        n_per_step = statistics.median(ran.n_tokens / ran.n_steps for ran in self.passes)
+        over_us = cpu_us - (statistics.median(below.cpu_us_per_token) if below else 0.0)
+        page = {
+            "number": number,
+            "name": self.stage.name,
+            "adds": self.stage.adds,
+            "tokens_per_s": tokens_per_s,
+            "steps_per_s": statistics.median(ran.n_steps / ran.wall_s for ran in self.passes),
+            "cpu_us_per_token": spread(self.cpu_us_per_token),
+            "cpu_share": statistics.median(_cpu_s(ran) / ran.wall_s for ran in self.passes),
+            "us_per_token": over_us,
+            "us_per_step": over_us * n_per_step,
+        }
+        if self.passes[0].client_cpu_s is not None:
+            page["client_cpu_share"] = statistics.median((ran.client_cpu_s or 0.0) / ran.wall_s for ran in self.passes)
+        return page
+
+
+def _cpu_s(ran: Ran) -> float:
+    assert ran.server_cpu_s is not None
+    return ran.server_cpu_s
+
+
+def work_of(fake: Fake, n_streams: int, n_generated: int, seed: int) -> Work:
+    """Two rounds of requests. The fakes never end by themselves, so nothing has to be barred for it."""
+    asks = seed_workload(max(2 * n_streams, 8), n_prompt=N_PROMPT, n_generated=n_generated, n_vocab=fake.n_tokens, seed=seed)
+    return Work(asks=asks, concurrency=n_streams, sampling=fake.sampling, seed=seed, ignore_eos=False)
+
+
+# --- a run -------------------------------------------------------------------------------------------------------------
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure one fake; return `data` of the result (`benchmarks.results`). Raises: Bypassed when a stage went round a layer."""
+    fake = FAKES[arguments.fake]
+    configure_logging(Settings(log_level="warning"))
+    bench = stages.Bench(InstantModel(**fake.fields), Settings(parallel=256), Counter())
+    rungs = []
+    with CountedServer(None, OPTIONS, instant=fake.fields) as server:
+        for n_streams in arguments.streams:
+            inner = [stages.EngineStage(bench), stages.LoopStage(bench), stages.AppStage(bench, stream=True)]
+            measured = [Measured(stage=stage) for stage in (*inner, stages.sse_stage(server))]
+            one_piece = stages.http_stage(server)
+            requests: list[Ran] = []
+            for turn in range(-1, arguments.turns):
+                _turn(arguments, fake, measured, n_streams, turn)
+                ran = run_checked(one_piece, work_of(fake, n_streams, 1, 7000 + turn), ONE_PIECE)
+                requests += [ran] if turn >= 0 else []
+            rungs.append({"streams": n_streams, "stages": pages_of(measured), **requests_page(requests)})
+            show(fake, rungs[-1])
+    return {"rungs": rungs}
+
+
+def _turn(arguments: argparse.Namespace, fake: Fake, measured: list[Measured], n_streams: int, turn: int) -> None:
+    work = work_of(fake, n_streams, arguments.generated if turn >= 0 else 4, seed=1000 * (turn + 2))
+    for one in measured:
+        ran = run_checked(one.stage, work, LAYERS_OF[one.stage.name])
+        if turn >= 0:
+            one.passes.append(ran)
+            tell(f"{fake.name} {n_streams:3} streams, turn {turn} {one.stage.name:7} {ran.n_tokens / ran.wall_s:9.0f} tokens/s")
+
+
+def pages_of(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """The stages' figures from the floor up, with each turn's ratio to the floor of the same turn."""
+    pages = [one.page(i, measured[i - 1] if i else None) for i, one in enumerate(measured)]
+    for page in pages:
+        page["ratios"] = [own / floor for own, floor in zip(page["tokens_per_s"], pages[0]["tokens_per_s"], strict=True)]
+    return pages
+
+
+def requests_page(passes: Sequence[Ran]) -> dict[str, Any]:
+    """What requests of one token, answered in one piece, cost."""
+    return {
+        "requests_per_s": spread([ran.n_tokens / ran.wall_s for ran in passes]),
+        "cpu_us_per_request": spread([_cpu_s(ran) / ran.n_tokens * 1e6 for ran in passes]),
+    }
+
+
+def show(fake: Fake, rung: dict[str, Any]) -> None:
+    """Print a table."""
+    print(f"\n{fake.name}, {fake.sampling.name}, {rung['streams']} streams; CPU time of the serving process, medians\n")
+    print(f"{'stage':9} {'tokens/s':>9} {'steps/s':>8} {'CPU us/token':>13} {'over below':>11} {'CPU share':>10}  client's")
+    for page in rung["stages"]:
+        client = f"{page['client_cpu_share']:.0%}" if "client_cpu_share" in page else ""
+        print(
+            f"{page['name']:9} {statistics.median(page['tokens_per_s']):9.0f} {page['steps_per_s']:8.0f} "
+            f"{page['cpu_us_per_token']['median']:13.1f} {page['us_per_token']:11.1f} {page['cpu_share']:10.0%}  {client}"
+        )
+    requests, cost = rung["requests_per_s"]["median"], rung["cpu_us_per_request"]["median"]
+    print(f"requests of one token, in one piece: {requests:.0f} a second, {cost:.0f} us CPU each", flush=True)
+
+
+# --- where the time goes -----------------------------------------------------------------------------------------------
+
+PARTS: Final = (  # of a file's path, the first that fits; what a built-in function takes counts for its caller
+    ("engine", "/cllm/engine/"),
+    ("text", "/cllm/text/"),
+    ("loop and streams", "/cllm/serve/loop"),
+    ("loop and streams", "/cllm/serve/streams"),
+    ("loop and streams", "/cllm/serve/worker"),
+    ("loop and streams", "/cllm/serve/metrics"),
+    ("http", "/cllm/serve/http/"),
+    ("api", "/cllm/api/"),
+    ("hypercorn", "/hypercorn/"),
+    ("h11", "/h11/"),
+    ("quart", "/quart"),
+    ("trio", "/trio/"),
+    ("trio", "/outcome/"),
+)
+
+
+def profile(arguments: argparse.Namespace) -> None:
+    """Print the costs of a token by layer and by function, in the server's Trio thread."""
+    fake = FAKES[arguments.fake]
+    n_streams = max(arguments.streams)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile"
+        with CountedServer(None, OPTIONS, instant=fake.fields, profile=path) as server:
+            work = work_of(fake, n_streams, arguments.generated, seed=1)
+            ran = stages.sse_stage(server).run(work)
+        print(f"{n_streams} streams: {ran.n_tokens / ran.wall_s:.0f} tokens/s under the profiler, which slows calls down\n")
+        _show_profile(pstats.Stats(str(path)), ran.n_tokens)
+
+
+def _show_profile(stats: pstats.Stats, n_tokens: int) -> None:
+    functions: dict[Any, Any] = stats.stats  # type: ignore[attr-defined]  # typeshed does not tell
+    parts: dict[str, float] = {}
+    sends_s = 0.0
+    for (file, _, name), (_, _, own_s, _, callers) in functions.items():
+        if "poll" in name or "'acquire'" in name:
+            continue  # waiting
+        if "'send' of '_socket" in name:
+            sends_s += own_s
+        elif file == "~":
+            for caller, (_, _, caller_own_s, _) in callers.items():
+                parts[_part(caller[0])] = parts.get(_part(caller[0]), 0.0) + caller_own_s
+        else:
+            parts[_part(file)] = parts.get(_part(file), 0.0) + own_s
+    parts["the kernel's send"] = sends_s
+    for part, own_s in sorted(parts.items(), key=lambda item: -item[1]):
+        print(f"{own_s / n_tokens * 1e6:8.2f} us/token  {part}")
+    print()
+    top = sorted(functions.items(), key=lambda item: -item[1][2])[:25]
+    for (file, line, name), (_, n_calls, own_s, _, _) in top:
+        print(f"{own_s / n_tokens * 1e6:8.2f} us/token  {n_calls / n_tokens:6.2f} calls/token  {Path(file).name}:{line} {name}")
+
+
+def _part(file: str) -> str:
+    return next((part for part, mark in PARTS if mark in file), "other")
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a run."""
+    parser.add_argument("--fake", default="instant", choices=sorted(FAKES))
+    parser.add_argument("--streams", type=numbers, default=None, help="as in 1,8,64,256")
+    parser.add_argument("--generated", type=int, default=200, help="tokens of each answer")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--name", help="of the result (default: the fake's)")
+    parser.add_argument("--profile", action="store_true", help="print where the time goes at the most streams, keep no result")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print tables, keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add_arguments(parser)
+    asked = parser.parse_args(arguments)
+    if asked.streams is None:
+        asked.streams = [64] if asked.profile else [n for n in (1, 8, 64, 256) if n <= FAKES[asked.fake].n_rows]
+    if asked.profile:
+        profile(asked)
+        return
+    settings = {**vars(asked), **FAKES[asked.fake].fields}
+    print(f"\nkept in {results.write('stack', asked.name or asked.fake, settings, run(asked)).name}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

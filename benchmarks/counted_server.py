@@ -1,0 +1,67 @@
+"""`cllm serve` with counters at the layers' entry points, for measurements: python -m benchmarks.counted_server serve MODEL ...
+
+It runs what a user runs, by the command line's own entry point. For every line on standard input it prints a line of JSON: the calls so
+far and the CPU time of the process. Its parent may ask for a fake model or for a profile (`benchmarks.serving`).
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from benchmarks import instant
+from benchmarks.layers import Counter
+from benchmarks.serving import INSTANT, PROFILE
+from cllm import cli
+from cllm.serve import loading
+from cllm.serve.loop import StepLoop
+
+SERVED_LAYERS = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse")
+
+
+def main() -> int:
+    """Serve; return the exit code."""
+    counter = Counter(SERVED_LAYERS)
+    if not os.environ.get(PROFILE):  # a counter costs little, but a profiler sees every one of them
+        counter.install()
+    if fields := os.environ.get(INSTANT):
+        backend = instant.InstantBackend(**json.loads(fields))
+        loading.choose_backend = lambda _name: ("instant", backend)  # type: ignore[assignment]
+    threading.Thread(target=_answer, args=(counter,), daemon=True).start()
+    profile = _profiled() if os.environ.get(PROFILE) else None
+    code = cli.run(sys.argv[1:])
+    if profile is not None:
+        profile.disable()
+        profile.dump_stats(os.environ[PROFILE])
+    return code
+
+
+def _answer(counter: Counter) -> None:
+    while os.read(0, 4096):  # not sys.stdin, whose lock a daemon thread must not hold when the interpreter ends
+        print(json.dumps({"counts": counter.counts, "cpu_s": time.process_time()}), flush=True)
+
+
+def _profiled() -> cProfile.Profile:
+    """Profile the Trio thread from the first step on."""
+    profile = cProfile.Profile(time.thread_time)  # what the machine does besides does not count
+    original = StepLoop._step
+    begun = False
+
+    def step(*arguments: Any) -> Any:
+        nonlocal begun
+        if not begun:
+            begun = True
+            profile.enable()
+        return original(*arguments)
+
+    StepLoop._step = step  # type: ignore[method-assign]
+    return profile
+
+
+if __name__ == "__main__":
+    sys.exit(main())

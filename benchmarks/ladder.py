@@ -1,0 +1,227 @@
+"""What each layer costs over the one below, on a real model: python -m benchmarks ladder
+
+The stages (`benchmarks.stages`) run the same requests turn by turn, A B C ... A B C ..., so that the machine's own drift meets all of
+them. A stage's ratio is to the bare loop of the same turn. Every pass is counted at the entry points of its layers (`benchmarks.layers`),
+and one that did not pass through them ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from benchmarks import results, stages
+from benchmarks.layers import Counter
+from benchmarks.models import QUANTIZATIONS, model_file
+from benchmarks.serving import CountedServer
+from benchmarks.stages import Ran, Stage, Work, run_checked
+from benchmarks.workload import GREEDY, PLAIN, USUAL, Ask, seed_workload
+from cllm.config import Settings
+from cllm.serve.loading import load
+from cllm.serve.logs import configure_logging
+
+SAMPLINGS: Final = {"greedy": (GREEDY,), "all": (GREEDY, PLAIN, USUAL), "plain": (PLAIN,), "usual": (USUAL,)}
+STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse", "client")
+N_WARM_UP: Final = 4  # tokens of each answer in the turn that does not count
+FIRST_TOKEN: Final = 40  # of each prompt, plus the stage's number: so no cache of prefixes takes one stage's prompts for another's
+
+
+@attrs.define(kw_only=True)
+class Measured:
+    """One stage's turns."""
+
+    number: int
+    stage: Stage
+    passes: list[Ran] = attrs.field(factory=list)
+
+    @property
+    def tokens_per_s(self) -> list[float]:
+        """Turn by turn."""
+        return [ran.n_tokens / ran.wall_s for ran in self.passes]
+
+    def page(self, floor: Measured, below: Measured | None) -> dict[str, Any]:
+        """The stage's figures, as results keep them."""
+        ratios = [own / bare for own, bare in zip(self.tokens_per_s, floor.tokens_per_s, strict=True)]
+        page: dict[str, Any] = {
+            "number": self.number,
+            "name": self.stage.name,
+            "adds": self.stage.adds,
+            "tokens_per_s": self.tokens_per_s,
+            "n_steps": [ran.n_steps for ran in self.passes],
+            "ratios": ratios,
+            "ratio": spread(ratios),
+            "counts": {gate: count for gate, count in self.passes[-1].counts.items() if count},
+        }
+        if below is not None:
+            per_token, per_step = _costs(self.passes, below.passes, "n_tokens"), _costs(self.passes, below.passes, "n_steps")
+            page |= {"us_per_token": statistics.median(per_token), "us_per_token_spread": spread(per_token)}
+            page |= {"us_per_step": statistics.median(per_step), "us_per_step_spread": spread(per_step)}
+        return page
+
+
+def _costs(passes: Sequence[Ran], below: Sequence[Ran], per: str) -> list[float]:
+    """Microseconds over the stage below, turn by turn, for each token or step."""
+    return [(own.wall_s / getattr(own, per) - less.wall_s / getattr(less, per)) * 1e6 for own, less in zip(passes, below, strict=True)]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+# --- the stages --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_stages(model: Path, options: list[str], settings: Settings, names: Sequence[str]) -> Iterator[tuple[int, list[Stage]]]:
+    """Load the model here, start a server on it, and give the vocabulary's size and the stages by number; names say which."""
+    loaded = load(settings, lambda _share: True)
+    try:
+        bench = stages.Bench(loaded.step_model, settings, Counter())
+        n_vocab = loaded.served.vocabulary.n_tokens
+        inner: list[Callable[[], Stage]] = [
+            lambda: stages.NativeStage(bench),
+            lambda: stages.BackendStage(bench),
+            lambda: stages.SamplingStage(bench),
+            lambda: stages.EngineStage(bench),
+            lambda: stages.LoopStage(bench),
+            lambda: stages.AppStage(bench),
+        ]
+        chosen = [make() for make, name in zip(inner, STAGES, strict=False) if name in names]
+        if not {"http", "sse", "client"} & set(names):
+            yield n_vocab, chosen
+            return
+        with CountedServer(str(model), options) as server:
+            outer = [stages.http_stage(server), stages.sse_stage(server), stages.ClientStage(server, Counter(("client",)))]
+            yield n_vocab, chosen + [stage for stage in outer if stage.name in names]
+    finally:
+        loaded.step_model.close()
+
+
+def found(names: Sequence[str]) -> list[str]:
+    """The stages that can be measured here: the last one needs a package that nothing else does."""
+    return [name for name in names if name != "client" or importlib.util.find_spec("openai") is not None]
+
+
+def work_of(asks: Sequence[Ask], number: int, **fields: Any) -> Work:
+    """The requests of a turn for one stage."""
+    return Work(asks=[attrs.evolve(ask, prompt=(FIRST_TOKEN + number, *ask.prompt[1:])) for ask in asks], **fields)
+
+
+# --- a run -------------------------------------------------------------------------------------------------------------
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return `data` of the result (`benchmarks.results`). Raises: Bypassed when a stage went round a layer."""
+    configure_logging(Settings(log_level="warning"))
+    names = found(arguments.stages)
+    missing = [name for name in arguments.stages if name not in names]
+    for name in missing:
+        tell(f"stage {name}: its package is not installed, so it is left out")
+    model = Path(arguments.model)
+    options = ["--ctx-size", str(arguments.ctx_size), "--threads", str(arguments.threads), "--row-budget", str(arguments.row_budget)]
+    settings = Settings(str(model), ctx_size=arguments.ctx_size, threads=arguments.threads, row_budget=arguments.row_budget)
+    rungs = []
+    with open_stages(model, options, settings, names) as (n_vocab, chosen):
+        for concurrency in arguments.concurrency:
+            for sampling in SAMPLINGS[arguments.sampling]:
+                measured = [Measured(number=STAGES.index(stage.name), stage=stage) for stage in chosen]
+                for turn in range(-1, arguments.turns):  # the first one warms up and does not count
+                    _turn(arguments, measured, n_vocab, concurrency, sampling, turn)
+                pages = pages_of(measured)
+                rungs.append({"concurrency": concurrency, "sampling": sampling.name, "stages": pages, "not_found": missing})
+                show(rungs[-1])
+    return {"rungs": rungs}
+
+
+def _turn(arguments: argparse.Namespace, measured: list[Measured], n_vocab: int, concurrency: int, sampling: Any, turn: int) -> None:
+    seed = arguments.seed + 10_000 * (turn + 1)
+    n_requests, n_generated = (arguments.requests, arguments.generated) if turn >= 0 else (concurrency, N_WARM_UP)
+    asks = seed_workload(n_requests, n_prompt=arguments.prompt, n_generated=n_generated, n_vocab=n_vocab, seed=seed)
+    for one in measured:
+        ran = run_checked(one.stage, work_of(asks, one.number, concurrency=concurrency, sampling=sampling, seed=seed))
+        if turn >= 0:
+            one.passes.append(ran)
+            tell(f"concurrency {concurrency:3} {sampling.name:16} turn {turn} {one.stage.name:9} {one.tokens_per_s[-1]:9.1f} tokens/s")
+
+
+def pages_of(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """The stages' figures from the floor up."""
+    return [one.page(measured[0], measured[i - 1] if i else None) for i, one in enumerate(measured)]
+
+
+def tell(line: str) -> None:
+    """Say how far the run is."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def show(rung: dict[str, Any]) -> None:
+    """Print a table."""
+    print(f"\nconcurrency {rung['concurrency']}, {rung['sampling']}: each stage over the one below, medians; ratio to the first stage\n")
+    print(f"{'stage':11} {'tokens/s':>9} {'us/token':>9} {'us/step':>9} {'steps':>6}  {'ratio':>6} {'least':>6} {'most':>6}")
+    for page in rung["stages"]:
+        speed, n_steps, ratio = statistics.median(page["tokens_per_s"]), statistics.median(page["n_steps"]), page["ratio"]
+        costs = f"{page['us_per_token']:9.1f} {page['us_per_step']:9.1f}" if "us_per_token" in page else " " * 19
+        print(
+            f"{page['number']} {page['name']:9} {speed:9.1f} {costs} {n_steps:6.0f}  "
+            f"{ratio['median']:6.3f} {ratio['min']:6.3f} {ratio['max']:6.3f}",
+            flush=True,
+        )
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a ladder."""
+    parser.add_argument("--model", help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
+    parser.add_argument("--quantization", default="Q4_K_M", choices=QUANTIZATIONS, help="of the default model")
+    parser.add_argument("--concurrency", type=numbers, default=[1, 8, 16], help="as in 1,8,16")
+    parser.add_argument("--sampling", default="greedy", choices=sorted(SAMPLINGS), help="plain: temperature 1; usual: 0.8 / 0.95 / 40")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
+    parser.add_argument("--generated", type=int, default=50, help="tokens of each answer")
+    parser.add_argument("--stages", type=stage_names, default=list(STAGES), help="as in native,engine,sse; the first is the floor")
+    parser.add_argument("--ctx-size", type=int, default=4096)
+    parser.add_argument("--row-budget", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--name", default="seed-40x8", help="of the result")
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers with commas between."""
+    return [int(part) for part in text.split(",")]
+
+
+def stage_names(text: str) -> list[str]:
+    """Stages in the order of the ladder."""
+    names = text.split(",")
+    if unknown := sorted(set(names) - set(STAGES)):
+        raise argparse.ArgumentTypeError(f"no stage {unknown[0]}; there are {', '.join(STAGES)}")
+    return [name for name in STAGES if name in names]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print tables, keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add_arguments(parser)
+    asked = parser.parse_args(arguments)
+    if asked.model is None:
+        asked.model = str(model_file("qwen3-0.6b", asked.quantization))
+    settings = {**vars(asked), "model": results.model_facts(Path(asked.model))}
+    print(f"\nkept in {results.write('ladder', asked.name, settings, run(asked)).name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The layers of the stack, and counters at the entry points of each, by which a measurement shows that it went through them.
+
+An earlier ladder measured stages that went round the layers they were named after. Here every pass is counted: a stage must have called
+each of its layers as often as its tokens, steps and requests need, and none of the layers above.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+
+
+class Bypassed(Exception):
+    """A stage did not pass through its layers, or passed through others; one line."""
+
+
+@attrs.frozen
+class Gate:
+    """An entry point of a layer, how often a pass must come by, and what one call weighs."""
+
+    layer: str
+    module: str
+    name: str  # of a function, or Class.method
+    per: str  # "step", "request" or "token": at least one call for each
+    weigh: Callable[..., int] = lambda *_arguments: 1
+
+
+def _once_in_worker(*_arguments: Any) -> int:
+    """Only a call from a worker thread proves a hop."""
+    return int(threading.current_thread() is not threading.main_thread())
+
+
+GATES: Final = (
+    Gate("native", "llama_cpp", "llama_decode", "step"),
+    Gate("backend", "cllm_llamacpp.model", "LlamaModel.step", "step"),
+    Gate("sampling", "cllm.engine.compute", "sample", "step"),
+    Gate("engine", "cllm.engine.scheduler", "Scheduler.plan", "step"),
+    Gate("engine", "cllm.engine.scheduler", "Scheduler.apply", "step"),
+    Gate("loop", "cllm.serve.loop", "StepLoop._step", "step"),
+    Gate("loop", "cllm.serve.loop", "compute", "step", _once_in_worker),
+    Gate("loop", "cllm.serve.streams", "EventStream.put", "token"),
+    Gate("app", "cllm.api.wire", "decode", "request"),
+    Gate("app", "cllm.api.openai.completions", "answer", "request"),
+    Gate("http", "cllm.serve.http.http1", "Http1._begin", "request"),
+    Gate("http", "cllm.serve.http.connection", "Connection._take", "request"),
+    Gate("sse", "cllm.api.sse", "SseBody._chunk", "request"),
+    Gate("sse", "cllm.api.openai.completions", "CompletionStream.delta", "token"),
+    Gate("client", "openai.resources.completions", "AsyncCompletions.create", "request"),
+)
+LAYERS: Final = tuple(dict.fromkeys(gate.layer for gate in GATES))  # from the bottom up
+
+Counts = dict[str, int]
+
+
+def key_of(gate: Gate) -> str:
+    """The gate's name in a count."""
+    return f"{gate.module}.{gate.name}"
+
+
+class Counter:
+    """Counts the calls at the gates that exist in this process."""
+
+    def __init__(self, layers: tuple[str, ...] = LAYERS) -> None:
+        self.counts: Counts = {key_of(gate): 0 for gate in GATES}
+        self._gates = [gate for gate in GATES if gate.layer in layers]
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def install(self) -> None:
+        """Put a counter in the place of each entry point. A gate whose package is not installed counts nothing.
+
+        Raises: AttributeError when the code has changed and a gate with it.
+        """
+        for gate in self._gates:
+            try:
+                owner: Any = importlib.import_module(gate.module)
+            except ModuleNotFoundError:
+                continue
+            *path, name = gate.name.split(".")
+            for part in path:
+                owner = getattr(owner, part)
+            original = getattr(owner, name)
+            self._originals.append((owner, name, original))
+            setattr(owner, name, _counted(self.counts, key_of(gate), gate.weigh, original))
+
+    def remove(self) -> None:
+        """Put the entry points back."""
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            setattr(owner, name, original)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Install for a while."""
+        self.install()
+        try:
+            yield
+        finally:
+            self.remove()
+
+
+def _counted(counts: Counts, key: str, weigh: Callable[..., int], original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        counts[key] += weigh(*arguments)
+        return original(*arguments, **options)
+
+    return call
+
+
+def difference(after: Mapping[str, int], before: Mapping[str, int]) -> Counts:
+    """The calls between two readings."""
+    return {key: count - before.get(key, 0) for key, count in after.items()}
+
+
+def check(stage: str, layers: tuple[str, ...], counts: Mapping[str, int], needed: Mapping[str, int]) -> None:
+    """Refuse a pass that did not come by each gate of its layers, or came by one of another layer.
+
+    `needed` gives what "step", "request" and "token" stand for in this pass. Raises: Bypassed.
+    """
+    for gate in GATES:
+        n_calls, n_needed = counts.get(key_of(gate), 0), needed[gate.per]
+        if gate.layer in layers and n_calls < n_needed:
+            raise Bypassed(f"stage {stage} went round its layer {gate.layer}: {n_calls} calls of {key_of(gate)}, {n_needed} needed")
+        if gate.layer not in layers and n_calls:
+            raise Bypassed(f"stage {stage} went through {gate.layer}, which is not part of it: {n_calls} calls of {key_of(gate)}")
