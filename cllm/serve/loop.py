@@ -31,6 +31,7 @@ class StepLoop:
         self._model = model
         self._metrics = metrics
         self._streams: dict[int, EventStream] = {}
+        self._owed: list[Event] = []  # to be delivered, in this order
         self._limiter = trio.CapacityLimiter(1)
         self._work = trio.Event()  # set when an idle loop has something to look at
         self._idle_event = trio.Event()  # set while nothing is under way
@@ -74,7 +75,7 @@ class StepLoop:
                 if plan is None:
                     await self._idle()
                     continue
-                self._deliver(plan.events)
+                self._owe(plan.events)
                 if plan.is_step:
                     await self._step(plan)
         finally:
@@ -87,7 +88,8 @@ class StepLoop:
 
     def end_all(self, error: RequestError) -> None:
         """End every sequence with `error`."""
-        self._deliver(self.scheduler.end_all(error))
+        self._owed += self.scheduler.end_all(error)
+        self._deliver_owed()
 
     async def wait_idle(self) -> None:
         """Wait until no sequence is under way."""
@@ -107,13 +109,22 @@ class StepLoop:
         except Exception as error:
             self._progress_at = trio.current_time()
             self._report(plan, error)
-            self._deliver(self.scheduler.apply_failure(plan, error, self._progress_at))
+            self._owe(self.scheduler.apply_failure(plan, error, self._progress_at))
             return
         self._progress_at = now = trio.current_time()
         self._metrics.step(plan, output)
-        self._deliver(self.scheduler.apply(plan, output, now))
+        self._owe(self.scheduler.apply(plan, output, now))
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _owe(self, events: list[Event]) -> None:
+        """Have events delivered at Trio's next turn, which comes when the next step is under way: sending does not hold it up."""
+        if not events:
+            return
+        if not self._owed:
+            trio.lowlevel.current_trio_token().run_sync_soon(self._deliver_owed)
+        self._owed += events
+
+    def _deliver_owed(self) -> None:
+        events, self._owed = self._owed, []
         streams = self._streams
         for event in events:
             stream = streams.get(event.seq_id)
