@@ -120,8 +120,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     rungs = []
     with CountedServer(None, OPTIONS, instant=fake.fields) as server:
         for n_streams in arguments.streams:
-            inner = [stages.EngineStage(bench), stages.LoopStage(bench), stages.AppStage(bench, stream=True)]
-            measured = [Measured(stage=stage) for stage in (*inner, stages.sse_stage(server))]
+            inner: list[Stage] = [stages.EngineStage(bench), stages.LoopStage(bench), stages.AppStage(bench, stream=True)]
+            measured = [Measured(stage=stage) for stage in [*inner, stages.sse_stage(server)]]
             one_piece = stages.http_stage(server)
             requests: list[Ran] = []
             for turn in range(-1, arguments.turns):

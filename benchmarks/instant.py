@@ -7,7 +7,19 @@ from typing import Final
 
 import numpy as np
 
-from cllm.backend import CONTRACT_VERSION, Batch, Capabilities, KvLayout, Logits, ModelInfo, ModelSpec, OnProgress, Probe, StepModel
+from cllm.backend import (
+    CONTRACT_VERSION,
+    Batch,
+    Capabilities,
+    KvLayout,
+    Logits,
+    ModelInfo,
+    ModelSpec,
+    OnProgress,
+    Probe,
+    StepModel,
+    Vocabulary,
+)
 from cllm.testing.fake import FakeVocabulary
 
 N_ROWS_PREPARED: Final = 256
@@ -33,7 +45,7 @@ class InstantModel:
     """
 
     def __init__(self, *, n_tokens: int = 512, step_s: float = 0.0, n_rows: int = N_ROWS_PREPARED) -> None:
-        self.vocabulary = WordVocabulary(n_tokens)
+        self.vocabulary: Vocabulary = WordVocabulary(n_tokens)
         self.info = ModelInfo(name="instant", architecture="instant", n_params=0, size_bytes=0, n_ctx_train=8192, n_embd=0)
         self.capabilities = Capabilities(can_share=False, can_trim=True, can_save=False, can_abort=False, kv_layout=KvLayout.UNIFIED)
         self.n_cells = self.n_cells_slot = 1 << 20

@@ -101,7 +101,7 @@ def open_stages(model: Path, options: list[str], settings: Settings, names: Sequ
             yield n_vocab, chosen
             return
         with CountedServer(str(model), options) as server:
-            outer = [stages.http_stage(server), stages.sse_stage(server), stages.ClientStage(server, Counter(("client",)))]
+            outer: list[Stage] = [stages.http_stage(server), stages.sse_stage(server), stages.ClientStage(server, Counter(("client",)))]
             yield n_vocab, chosen + [stage for stage in outer if stage.name in names]
     finally:
         loaded.step_model.close()

@@ -93,7 +93,7 @@ class CountedServer:
     def _is_ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5) as response:
-                return response.status == 200
+                return bool(response.status == 200)
         except OSError:
             return False
 

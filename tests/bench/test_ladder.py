@@ -1,0 +1,186 @@
+"""The ladders measure what they say: structure and the self-check, never speed."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from benchmarks import ceiling, ladder, stages
+from benchmarks.instant import InstantModel
+from benchmarks.layers import GATES, LAYERS, Bypassed, Counter, Gate, check, key_of
+from benchmarks.stages import Bench, Ran, Work, layers_up_to, run_checked
+from benchmarks.workload import GREEDY, PLAIN, Ask
+from cllm.config import Settings
+
+ENGINE, LOOP = ceiling.ENGINE, ceiling.LOOP
+NEEDED = {"step": 5, "request": 3, "token": 12}
+COUNTS = {key_of(gate): NEEDED[gate.per] for gate in GATES}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    """An instant model; nothing of llama.cpp's is in it."""
+    return Bench(InstantModel(n_tokens=512, n_rows=8), Settings(), Counter())
+
+
+def small_work(**fields: Any) -> Work:
+    asks = [Ask(prompt=(40, 50 + i, 60), n_generated=4 + i) for i in range(3)]
+    return Work(**{"asks": asks, "concurrency": 2, "sampling": GREEDY, "seed": 7, **fields})
+
+
+# --- the self-check ----------------------------------------------------------------------------------------------------
+
+
+def counts_of(stage: str) -> dict[str, int]:
+    """What a truthful pass of a stage counts."""
+    return {key_of(gate): COUNTS[key_of(gate)] if gate.layer in layers_up_to(stage) else 0 for gate in GATES}
+
+
+@pytest.mark.parametrize("stage", LAYERS)
+def test_a_pass_through_all_its_layers_is_accepted(stage: str) -> None:
+    check(stage, layers_up_to(stage), counts_of(stage), NEEDED)
+
+
+@pytest.mark.parametrize("gate", GATES, ids=key_of)
+def test_whichever_gate_a_pass_misses_it_is_refused(gate: Gate) -> None:
+    for n_calls in (0, NEEDED[gate.per] - 1):
+        with pytest.raises(Bypassed, match=f"went round its layer {gate.layer}"):
+            check("client", LAYERS, {**counts_of("client"), key_of(gate): n_calls}, NEEDED)
+
+
+@pytest.mark.parametrize(("below", "above"), list(itertools.pairwise(LAYERS)))
+def test_a_pass_through_a_layer_above_its_own_is_refused(below: str, above: str) -> None:
+    with pytest.raises(Bypassed, match=f"went through {above}, which is not part of it"):
+        check(below, layers_up_to(below), counts_of(above), NEEDED)
+
+
+@attrs.define(eq=False)
+class Liar:
+    """What an earlier ladder did: a stage with a layer's name that runs the one below."""
+
+    name: str
+    below: Any
+    adds: str = ""
+
+    def run(self, work: Work) -> Ran:
+        return self.below.run(work)
+
+
+def test_a_loop_stage_that_calls_the_engine_directly_is_found_out(bench: Bench) -> None:
+    engine = stages.EngineStage(bench)
+    assert run_checked(engine, small_work(), ENGINE).n_tokens == 15
+    with pytest.raises(Bypassed, match=r"stage loop went round its layer loop: 0 calls of cllm\.serve\.loop"):
+        run_checked(Liar("loop", engine), small_work(), LOOP)
+
+
+def test_an_app_stage_that_reads_the_engines_streams_is_found_out(bench: Bench) -> None:
+    with pytest.raises(Bypassed, match="stage app went round its layer app"):
+        run_checked(Liar("app", stages.LoopStage(bench)), small_work(), (*LOOP, "app"))
+
+
+def test_a_stream_that_is_answered_in_one_piece_is_found_out(bench: Bench) -> None:
+    with pytest.raises(Bypassed, match="stage app went round its layer sse"):
+        run_checked(stages.AppStage(bench, stream=False), small_work(), ceiling.APP)
+
+
+def test_steps_computed_in_the_trio_thread_are_no_hop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run_here(function: Any, *arguments: Any, **_options: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return function(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+    with pytest.raises(Bypassed, match=r"0 calls of cllm\.serve\.loop\.compute"):
+        run_checked(stages.LoopStage(bench), small_work(), LOOP)
+
+
+def test_after_counting_everything_is_as_it_was(bench: Bench) -> None:
+    from cllm.engine.scheduler import Scheduler
+
+    before = Scheduler.plan
+    run_checked(stages.EngineStage(bench), small_work(), ENGINE)
+    assert Scheduler.plan is before
+
+
+def test_a_stage_that_gives_fewer_tokens_is_refused(bench: Bench) -> None:
+    class Short(Liar):
+        def run(self, work: Work) -> Ran:
+            return attrs.evolve(self.below.run(work), n_tokens=3)
+
+    with pytest.raises(RuntimeError, match="gave 3 tokens, asked for were 15"):
+        run_checked(Short("engine", stages.EngineStage(bench)), small_work(), ENGINE)
+
+
+# --- the same work in every stage --------------------------------------------------------------------------------------
+
+
+def test_fixed_batches_carry_every_token_once(bench: Bench) -> None:
+    work = small_work()
+    generated = [[100 + i] * ask.n_generated for i, ask in enumerate(work.asks)]
+    batches = stages.fixed_batches(bench.model, bench.settings, work, generated)
+    n_rows = sum(len(fixed.tokens) for fixed in batches)
+    assert sum(len(fixed.owners) for fixed in batches) == work.n_tokens
+    assert n_rows == sum(len(ask.prompt) + ask.n_generated - 1 for ask in work.asks)  # nothing is computed after a last token
+    assert all(int(fixed.outputs.sum()) == len(fixed.owners) for fixed in batches)
+
+
+def test_stages_ask_for_the_same_with_prompts_that_no_cache_knows() -> None:
+    asks = small_work().asks
+    works = [ladder.work_of(asks, number, concurrency=2, sampling=GREEDY, seed=1) for number in range(3)]
+    assert len({work.asks[0].prompt[0] for work in works}) == 3
+    assert all(work.asks[1].prompt[1:] == asks[1].prompt[1:] for work in works)
+
+
+# --- whole runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    pytest.importorskip("gguf", reason="the package gguf, which makes the tiny models, is not installed")
+    from cllm.testing.tiny import make_tiny_gguf
+
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    make_tiny_gguf(path, "qwen3")
+    return path
+
+
+def parsed(module: Any, *arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_a_ladder_on_a_tiny_model_has_every_stage_and_its_figures(tiny_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--requests", "3", "--generated", "5", "--prompt", "6", "--turns", "2", "--ctx-size", "512", "--threads", "1"]
+    data = ladder.run(parsed(ladder, "--model", str(tiny_file), "--concurrency", "2", "--sampling", "plain", *small))
+    (rung,) = data["rungs"]
+    assert (rung["concurrency"], rung["sampling"]) == (2, PLAIN.name)
+    assert [page["name"] for page in rung["stages"]] + rung["not_found"] == list(ladder.STAGES)
+    for number, page in enumerate(rung["stages"]):
+        assert page["number"] == number
+        assert len(page["tokens_per_s"]) == len(page["ratios"]) == len(page["n_steps"]) == 2
+        assert min(page["n_steps"]) >= 8  # 15 tokens, two at a time
+        assert ("us_per_token" in page) == ("us_per_step" in page) == (number > 0)
+    assert rung["stages"][0]["ratios"] == [1.0, 1.0]
+    assert "concurrency 2, temperature 1" in capsys.readouterr().out
+
+
+def test_a_ceiling_has_every_stage_and_its_cpu_time(capsys: pytest.CaptureFixture[str]) -> None:
+    data = ceiling.run(parsed(ceiling, "--streams", "2", "--generated", "5", "--turns", "1"))
+    (rung,) = data["rungs"]
+    assert [page["name"] for page in rung["stages"]] == ["engine", "loop", "app", "sse"]
+    assert all(page["cpu_us_per_token"]["median"] > 0 for page in rung["stages"])
+    assert rung["requests_per_s"]["median"] > 0
+    assert "requests of one token" in capsys.readouterr().out
+
+
+def test_a_profile_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    ceiling.profile(parsed(ceiling, "--streams", "2", "--generated", "5", "--profile"))
+    shown = capsys.readouterr().out
+    assert all(part in shown for part in ("engine", "http", "trio", "the kernel's send"))
