@@ -11,7 +11,7 @@ import trio
 from cllm.backend import StepModel
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, Event
-from cllm.engine.plan import Plan
+from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import Aborted, ModelDied, NoRoom, RequestError, Unavailable
@@ -73,9 +73,10 @@ class StepLoop:
             while not (self._stopping and not self.scheduler.n_sequences):
                 plan = self.scheduler.plan(trio.current_time())
                 if plan is None:
+                    self._deliver_owed()
                     await self._idle()
                     continue
-                self._owe(plan.events)
+                self._owed += plan.events
                 if plan.is_step:
                     await self._step(plan)
         finally:
@@ -103,25 +104,24 @@ class StepLoop:
     async def _step(self, plan: Plan) -> None:
         self._progress_at = trio.current_time()
         try:
-            output = await trio.to_thread.run_sync(compute, self._model, plan, time.perf_counter, limiter=self._limiter)
+            token = trio.lowlevel.current_trio_token()
+            output = await trio.to_thread.run_sync(self._compute, plan, token, limiter=self._limiter)
         except ModelDied:
             raise
         except Exception as error:
             self._progress_at = trio.current_time()
             self._report(plan, error)
-            self._owe(self.scheduler.apply_failure(plan, error, self._progress_at))
+            self._owed += self.scheduler.apply_failure(plan, error, self._progress_at)
             return
         self._progress_at = now = trio.current_time()
         self._metrics.step(plan, output)
-        self._owe(self.scheduler.apply(plan, output, now))
+        self._owed += self.scheduler.apply(plan, output, now)
 
-    def _owe(self, events: list[Event]) -> None:
-        """Have events delivered at Trio's next turn, which comes when the next step is under way: sending does not hold it up."""
-        if not events:
-            return
-        if not self._owed:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._deliver_owed)
-        self._owed += events
+    def _compute(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
+        """In the worker thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
+        if self._owed:
+            token.run_sync_soon(self._deliver_owed)
+        return compute(self._model, plan, time.perf_counter)
 
     def _deliver_owed(self) -> None:
         events, self._owed = self._owed, []
