@@ -32,6 +32,7 @@ class StepLoop:
         self._metrics = metrics
         self._streams: dict[int, EventStream] = {}
         self._owed: list[Event] = []  # to be delivered, in this order
+        self._failure: Exception | None = None  # of a delivery
         self._limiter = trio.CapacityLimiter(1)
         self._work = trio.Event()  # set when an idle loop has something to look at
         self._idle_event = trio.Event()  # set while nothing is under way
@@ -71,6 +72,8 @@ class StepLoop:
         """Work until `stop` and nothing is left. Raises: ModelDied, and whatever is our own mistake; every stream is ended first."""
         try:
             while not (self._stopping and not self.scheduler.n_sequences):
+                if self._failure is not None:
+                    raise self._failure
                 plan = self.scheduler.plan(trio.current_time())
                 if plan is None:
                     self._deliver_owed()
@@ -120,8 +123,14 @@ class StepLoop:
     def _compute(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
         """In the worker thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
         if self._owed:
-            token.run_sync_soon(self._deliver_owed)
+            token.run_sync_soon(self._deliver_soon)
         return compute(self._model, plan, time.perf_counter)
+
+    def _deliver_soon(self) -> None:
+        try:
+            self._deliver_owed()
+        except Exception as error:  # from here it would end Trio itself; from `run` it ends the streams, then the engine
+            self._failure = error
 
     def _deliver_owed(self) -> None:
         events, self._owed = self._owed, []
@@ -130,10 +139,10 @@ class StepLoop:
             stream = streams.get(event.seq_id)
             if stream is None:
                 continue
+            stream.put(event)
             if not isinstance(event, Delta):
                 del streams[event.seq_id]
                 self._metrics.end(event)
-            stream.put(event)
         if not self.scheduler.n_sequences:
             self._idle_event.set()
 

@@ -25,8 +25,8 @@ class EventStream:
     A reader that falls more than `n_bytes_max` behind is ended with an error event; the engine and the other streams never wait for it.
 
     A reader may leave a `sink`: while it waits, deltas go there first, as (index, delta), and it is woken only for those that the sink
-    does not take. Waking a task costs more than most of what is done with a token. The sink is called by the engine's task: it must
-    neither wait nor raise.
+    does not take. Waking a task costs more than most of what is done with a token. The sink is called on the engine's behalf: it must
+    not wait, and if it raises, its own sequence ends.
     """
 
     def __init__(self, seq_ids: list[int], cancel: Callable[[int], None], *, n_bytes_max: int) -> None:
@@ -61,13 +61,15 @@ class EventStream:
         if index is None:  # ended for being too far behind, and the engine learns of it only at its next step
             return
         if type(event) is Delta:
-            if self.sink is not None and self._reader is not None and self.sink(index, event):
-                return
-            self._n_bytes += BYTES_PER_DELTA + len(event.text)
-            if self._n_bytes > self._n_bytes_max:
-                self._cancel(seq_id)
-                event = Failed(seq_id, GenerationFailed("the stream was not read fast enough", code="stream_overflow"))
-                del self._index[seq_id]
+            try:
+                if self.sink is not None and self._reader is not None and self.sink(index, event):
+                    return
+            except Exception as error:  # a reader's mistake, which may not become the engine's
+                event = self._end(seq_id, GenerationFailed("the stream could not be written", code="stream_broken"), error)
+            else:
+                self._n_bytes += BYTES_PER_DELTA + len(event.text)
+                if self._n_bytes > self._n_bytes_max:
+                    event = self._end(seq_id, GenerationFailed("the stream was not read fast enough", code="stream_overflow"))
         else:
             assert isinstance(event, Finished | Failed)
             del self._index[seq_id]
@@ -75,6 +77,13 @@ class EventStream:
         if self._reader is not None:
             trio.lowlevel.reschedule(self._reader)
             self._reader = None
+
+    def _end(self, seq_id: int, error: GenerationFailed, cause: Exception | None = None) -> Failed:
+        """End a sequence from this side; what the engine still says of it is not heard."""
+        self._cancel(seq_id)
+        del self._index[seq_id]
+        error.__cause__ = cause
+        return Failed(seq_id, error)
 
     def __aiter__(self) -> EventStream:
         return self

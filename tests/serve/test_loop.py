@@ -440,6 +440,31 @@ async def test_after_a_step_that_failed_for_good_the_loop_serves_the_next_reques
 # --- the end of the engine --------------------------------------------------------------------------------------------
 
 
+async def test_a_mistake_of_ours_in_delivering_ends_the_engine_and_not_trio(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events are delivered between tasks, where an exception would be Trio's own end."""
+
+    mistakes = [KeyError("our own mistake")]
+
+    def fail(*_: object) -> None:
+        if mistakes:
+            raise mistakes.pop()
+
+    answers: list[Answer] = []
+
+    async def be_there() -> None:
+        async with serving(FakeModel()) as running:
+            streams = [running.engine.open([make_spec("ends first", 2)]), running.engine.open([make_spec("goes on", 50)])]
+            monkeypatch.setattr(running.engine.metrics, "end", fail)
+            with trio.CancelScope(shield=True):
+                for stream in streams:
+                    answers.extend(await read_all(stream))
+
+    with pytest.raises(KeyError, match="our own mistake"):
+        await be_there()
+    assert answers[0].text == text_alone("ends first", 2)
+    assert answers[1].error.code == "stopped"
+
+
 @pytest.mark.parametrize("where", ["the model", "the scheduler"])
 async def test_when_the_engine_dies_every_stream_gets_an_error_event_and_the_death_is_raised(
     steps: Steps, monkeypatch: pytest.MonkeyPatch, where: str

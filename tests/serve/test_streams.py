@@ -130,6 +130,74 @@ async def test_an_event_and_a_cancel_that_come_together_lose_nothing() -> None:
     assert len(heard) + len(await made.rest()) == 2
 
 
+# --- sinks ------------------------------------------------------------------------------------------------------------
+
+
+class Diverted(Made):
+    """A stream whose reader waits and has left a sink."""
+
+    def __init__(self, *, takes: bool = True, error: Exception | None = None, n_bytes_max: int = 1000) -> None:
+        super().__init__(2, n_bytes_max)
+        self.sunk: list[tuple[int, Delta]] = []
+        self.heard: list[tuple[int, Event]] = []
+        self.n_wakings = 0
+        self.stream.sink = self._sink
+        self._takes, self._error = takes, error
+
+    def _sink(self, index: int, event: Delta) -> bool:
+        self.sunk.append((index, event))
+        if self._error is not None:
+            raise self._error
+        return self._takes
+
+    async def read(self) -> None:
+        async for events in self.stream:
+            self.n_wakings += 1
+            self.heard += events
+
+    async def while_waiting(self, *events: Event) -> None:
+        """Put events while the reader waits, then end both sequences."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.read)
+            await trio.testing.wait_all_tasks_blocked()
+            self.put(*events)
+            await trio.testing.wait_all_tasks_blocked()
+            self.put(finished(7), finished(8))
+
+
+async def test_while_its_reader_waits_deltas_go_to_the_sink_and_wake_nobody() -> None:
+    made, one, other = Diverted(), delta(7), delta(8)
+    await made.while_waiting(one, other)
+    assert made.sunk == [(0, one), (1, other)]
+    assert [type(event) for _, event in made.heard] == [Finished, Finished]
+    assert made.n_wakings == 1
+
+
+async def test_what_the_sink_does_not_take_wakes_the_reader_and_the_sink_sees_nothing_that_comes_after_it() -> None:
+    made, first, second = Diverted(takes=False), delta(7), delta(7)
+    await made.while_waiting(first, second)
+    assert made.sunk == [(0, first)], "the reader has the first still before it, so the second may not overtake it"
+    assert made.heard[:2] == [(0, first), (0, second)]
+
+
+async def test_a_sink_gets_nothing_while_its_reader_is_busy() -> None:
+    made, event = Diverted(), delta(7)
+    made.put(event)
+    assert made.sunk == []
+    assert await anext(made.stream) == [(0, event)]
+
+
+async def test_a_sink_that_raises_ends_its_own_sequence_and_nothing_else() -> None:
+    error = RuntimeError("the connection is closed")
+    made = Diverted(error=error)
+    await made.while_waiting(delta(7))
+    assert made.cancelled == [7]
+    (_, failed), (index, end) = made.heard
+    assert isinstance(failed, Failed)
+    assert (failed.error.code, failed.error.__cause__) == ("stream_broken", error)
+    assert (index, type(end)) == (1, Finished)
+
+
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
