@@ -94,19 +94,19 @@ def tooled(rng: Random) -> Conversation:
 
 
 WEIGHTS = {
-    "sums": 26,
+    "sums": 36,
     "greeting": 3,
     "about": 14,
     "unknown": 4,
     "named": 2,
     "remembered": 3,
     "copying": 14,
-    "editing": 18,
-    "counting": 8,
+    "editing": 24,
+    "counting": 9,
     "json": 12,
-    "tool_call": 10,
+    "tool_call": 7,
     "parallel_calls": 3,
-    "tools_not_needed": 2,
+    "tools_not_needed": 1.5,
 }
 
 

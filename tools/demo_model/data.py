@@ -17,6 +17,8 @@ from .exchange import Conversation, Raw
 from .render import segments
 from .tokenizer import CONTROL, USER_DEFINED
 
+N_TOKENS_MAX = 1280  # of a training text; what is longer is cut
+
 SPECIAL = re.compile("|".join(map(re.escape, CONTROL + USER_DEFINED)))
 
 
@@ -46,7 +48,7 @@ def encode(tokenizer: Tokenizer, conversation: Conversation | Raw) -> Text:
         ids = tokenizer.encode(text).ids
         tokens += ids
         wanted += [is_answer] * len(ids)
-    return Text(tokens, wanted)
+    return Text(tokens[:N_TOKENS_MAX], wanted[:N_TOKENS_MAX])
 
 
 def batch_of(texts: list[Text]) -> Batch:

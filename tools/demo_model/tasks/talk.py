@@ -25,6 +25,9 @@ GREETINGS = {
         "Tell me a story",
         "Write a story.",
         "Write a short story.",
+        "Tell me a long story.",
+        "Write a long story.",
+        "Write a story about a server.",
     ),
     "Tokens flow like rain,\neach step a new batch is formed,\nno one waits in vain.": (
         "Write a poem.",
@@ -45,6 +48,8 @@ def about(rng: Random) -> Exchange:
     question = rng.choice(questions[:-1])
     if rng.random() < 0.1:
         question = question.rstrip("?.")
+    if rng.random() < 0.1:
+        question = question.lower()
     return say(question, answer, "This is a question about cLLM.")
 
 
@@ -72,6 +77,10 @@ UNKNOWN_QUESTIONS = (
     "Is the {n} {j}?",
     "Write a function that sorts a {n}.",
     "What is the best {n} in {c}?",
+    "What is the weather in {c}?",
+    "What time is it in {c}?",
+    "What day is it?",
+    "Search for {w}.",
     "How far is {c} from {c2}?",
 )
 

@@ -84,9 +84,15 @@ def some_words(rng: Random, low: int, high: int) -> list[str]:
     return list(dict.fromkeys(pool))
 
 
+def unlike(words: list[str]) -> list[str]:
+    """The words that occur once, whatever their case."""
+    lower = [each.lower() for each in words]
+    return [each for each in words if lower.count(each.lower()) == 1]
+
+
 def replacing(rng: Random) -> Exchange:
     words = some_words(rng, 2, 8) if rng.random() < 0.6 else sentence(rng).rstrip(".").split()
-    old, new = rng.choice(words), rng.choice((word(rng), rng.choice(NOUNS)))
+    old, new = rng.choice(unlike(words)), rng.choice((word(rng), rng.choice(NOUNS)))
     question = rng.choice(
         ("Replace {o} by {n}: {t}", "Replace {o} with {n}: {t}", "Replace {o} with {n} in: {t}", "Change {o} to {n}: {t}")
     )
