@@ -32,6 +32,7 @@ from cllm.serve.logs import configure_logging
 
 TOP_P: Final = Sampling(name="top_p 0.95", fields=(("temperature", 1.0), ("top_p", 0.95)))
 N_PROMPT: Final = 32
+N_SHORT, N_TOKENS_LEAST = 4, 1000  # requests of so few tokens come in such numbers that a pass takes a while
 OPTIONS: Final = ["--parallel", "256"]
 
 # Which layers each stage must pass through; the fakes have nothing of llama.cpp's.
@@ -104,8 +105,9 @@ def _cpu_s(ran: Ran) -> float:
 
 
 def work_of(fake: Fake, n_streams: int, n_generated: int, seed: int) -> Work:
-    """Two rounds of requests. The fakes never end by themselves, so nothing has to be barred for it."""
-    asks = seed_workload(max(2 * n_streams, 8), n_prompt=N_PROMPT, n_generated=n_generated, n_vocab=fake.n_tokens, seed=seed)
+    """Two rounds of requests, or more where they are short. The fakes never end by themselves, so nothing has to be barred for it."""
+    n_requests = max(2 * n_streams, N_TOKENS_LEAST // n_generated if n_generated <= N_SHORT else 8)
+    asks = seed_workload(n_requests, n_prompt=N_PROMPT, n_generated=n_generated, n_vocab=fake.n_tokens, seed=seed)
     return Work(asks=asks, concurrency=n_streams, sampling=fake.sampling, seed=seed, ignore_eos=False)
 
 

@@ -37,6 +37,7 @@ from cllm.engine.sampling import Sampler
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.serve.engine import Engine
+from cllm.serve.http.http1 import SEND_NOW
 from cllm.serve.loading import limits_of
 from cllm.serve.streams import EventStream
 from cllm.testing.engine import running_engine
@@ -484,11 +485,15 @@ async def call(app: Any, body: bytes) -> bytes:
         if not message.get("more_body", False):
             left.set()
 
-    await app(_scope(len(body)), receive, send)
+    def send_now(data: bytes) -> bool:
+        parts.append(data)
+        return True
+
+    await app(_scope(len(body), {SEND_NOW: send_now}), receive, send)
     return b"".join(parts)
 
 
-def _scope(n_bytes: int) -> dict[str, Any]:
+def _scope(n_bytes: int, extensions: dict[str, Any]) -> dict[str, Any]:
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % n_bytes)]
     return {
         "type": "http",
@@ -503,7 +508,7 @@ def _scope(n_bytes: int) -> dict[str, Any]:
         "headers": headers,
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
-        "extensions": {},
+        "extensions": extensions,
         "state": {},
     }
 
