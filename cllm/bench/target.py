@@ -76,6 +76,8 @@ class Dialect:
     takes_extras: bool = True  # `ignore_eos` and the sampling fields that OpenAI lacks
 
 
+# What cuts nothing off: sent where tokens are drawn by chance, since servers differ in what they take for granted.
+NEUTRAL: Final = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0))
 OPENAI_SAMPLING: Final = frozenset({"temperature", "top_p"})
 
 
@@ -98,7 +100,7 @@ class Client:
 
     def _body(self, ask: Ask, number: int) -> dict[str, Any]:
         fields: dict[str, Any] = {**self._prompt(ask.prompt), "max_tokens": ask.n_generated, "seed": self.seed + number}
-        fields |= {name: value for name, value in self.sampling.fields if self.dialect.takes_extras or name in OPENAI_SAMPLING}
+        fields |= {name: value for name, value in self._sampling() if self.dialect.takes_extras or name in OPENAI_SAMPLING}
         if self.dialect.model:
             fields["model"] = self.dialect.model
         if self.dialect.takes_extras:
@@ -106,6 +108,10 @@ class Client:
         if self.is_stream:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
         return fields
+
+    def _sampling(self) -> tuple[tuple[str, float], ...]:
+        own = self.sampling.fields
+        return own if dict(own).get("temperature") == 0 else NEUTRAL + own  # of two values the last one holds
 
     def _prompt(self, prompt: Tokens) -> dict[str, Any]:
         if self.endpoint == "chat":

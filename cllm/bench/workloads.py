@@ -27,15 +27,15 @@ class Ask:
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """How a pass asks for its tokens to be drawn; every field is named, since servers differ in what they take for granted."""
+    """How a pass asks for its tokens to be drawn."""
 
     name: str
     fields: tuple[tuple[str, float], ...]
 
 
 GREEDY: Final = Sampling(name="greedy", fields=(("temperature", 0.0),))
-PLAIN: Final = Sampling(name="temperature 1", fields=(("temperature", 1.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)))
-USUAL: Final = Sampling(name="0.8 / 0.95 / 40", fields=(("temperature", 0.8), ("top_p", 0.95), ("top_k", 40), ("min_p", 0.0)))
+PLAIN: Final = Sampling(name="temperature 1", fields=(("temperature", 1.0),))
+USUAL: Final = Sampling(name="0.8 / 0.95 / 40", fields=(("temperature", 0.8), ("top_p", 0.95), ("top_k", 40)))
 SAMPLINGS: Final = {"greedy": GREEDY, "plain": PLAIN, "usual": USUAL}
 
 

@@ -1,0 +1,73 @@
+"""The report's plots: the ladder as a waterfall, peers as grouped bars, latency as distributions. Needs matplotlib."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.report import Run, of_kind, plot_of, rung_slug, rung_title
+from cllm.bench.plot import plot_latency, pyplot, save
+
+BARS: Final = ("tokens/s", "first text p90, ms", "between texts p99, ms", "whole answer p99, ms")
+OURS, LOSS, GAIN, OTHERS = "#2a6f97", "#c1554b", "#5a9367", "#a9b4c2"
+
+
+def draw(runs: Sequence[Run], folder: Path) -> None:
+    """Draw everything that the page shows."""
+    for run in [*of_kind(runs, "ladder"), *of_kind(runs, "stack")]:
+        for rung in run["data"]["rungs"]:
+            draw_waterfall(rung, str(folder / plot_of(run, rung_slug(rung))))
+    for run in of_kind(runs, "peers"):
+        if run["data"]["best"]:
+            draw_bars(run["data"]["sides"], str(folder / plot_of(run, "bars")), run["name"])
+            plot_latency(_latency_sides(run), str(folder / plot_of(run, "latency")), run["name"])
+
+
+def draw_waterfall(rung: Run, path: str) -> None:
+    """From the floor down, what each stage takes off, in percent of the floor; the line is the least and the most of the turns."""
+    figure, axis = pyplot().subplots(figsize=(8, 3.2))
+    before = 100.0
+    for place, stage in enumerate(rung["stages"]):
+        ratios = [100 * ratio for ratio in stage["ratios"]]
+        now = statistics.median(ratios)
+        if place == 0:
+            axis.bar(place, now, color=OURS)
+        else:
+            axis.bar(place, now - before, bottom=before, color=LOSS if now < before else GAIN)
+            axis.plot([place - 0.4, place + 0.4], [now, now], color="black", linewidth=1)
+        axis.vlines(place, min(ratios), max(ratios), color="black", linewidth=0.8)
+        axis.annotate(f"{now:.1f}", (place, max(now, before, *ratios)), ha="center", va="bottom", fontsize=8)
+        before = now
+    lows = [100 * min(stage["ratios"]) for stage in rung["stages"]]
+    axis.set_ylim(max(0.0, min(lows) - 5), 100 * max(max(stage["ratios"]) for stage in rung["stages"]) + 4)
+    axis.set_xticks(range(len(rung["stages"])), [f"{stage['number']} {stage['name']}" for stage in rung["stages"]], rotation=20)
+    axis.set_ylabel("% of the first stage's tokens/s")
+    axis.set_title(rung_title(rung))
+    save(figure, path)
+
+
+def draw_bars(sides: Sequence[Run], path: str, title: str) -> None:
+    """A figure in each panel, ours first, medians; ours are those of all pairs."""
+    figure, axes = pyplot().subplots(1, len(BARS), figsize=(11, 3.4), sharey=True)
+    names = ["cLLM", *(f"{side['peer']} {side['setting']}" for side in sides)]
+    for name, axis in zip(BARS, axes, strict=True):
+        ours = [value for side in sides for value in side["figures"][name]["ours"] if value is not None]
+        theirs = [[value for value in side["figures"][name]["theirs"] if value is not None] for side in sides]
+        heights = [statistics.median(values) if values else 0.0 for values in (ours, *theirs)]
+        axis.barh(range(len(names)), heights, color=[OURS, *[OTHERS] * len(sides)])
+        axis.set_xlabel(name)
+        axis.grid(visible=True, axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    figure.suptitle(title)
+    save(figure, path)
+
+
+def _latency_sides(run: Run) -> dict[str, dict[str, list[float]]]:
+    """Ours, and the settings that are the best at some latency."""
+    best = {(row["peer"], row["setting"]) for row in run["data"]["best"] if row["figure"].endswith("ms")}
+    sides = [side for side in run["data"]["sides"] if (side["peer"], side["setting"]) in best]
+    ours = max(sides, key=lambda side: side["n_pairs"])["curves"]["ours"] if sides else {}
+    return {"cLLM": ours, **{f"{side['peer']} {side['setting']}": side["curves"]["theirs"] for side in sides}}

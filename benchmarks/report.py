@@ -1,0 +1,254 @@
+"""Markdown, plots and README's table of the results that are kept: `python -m benchmarks report`.
+
+The text needs nothing but the results, so that a test can say when it is out of date; the plots need matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from benchmarks import results
+
+Run: TypeAlias = dict[str, Any]
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "benchmarks" / "report.md"
+README: Final = ROOT / "README.md"
+BEGIN: Final = "<!-- benchmarks: written by `python -m benchmarks report` -->"
+END: Final = "<!-- benchmarks: end -->"
+
+README_FIGURES: Final = ("tokens/s", "first text p90, ms", "between texts p99, ms")
+README_OVERLOAD_FIGURES: Final = ("good requests/s", "first text p90, ms")
+SIDE_FIGURES: Final = (
+    "tokens/s", "good requests/s", "first text p50, ms", "first text p99, ms", "between texts p50, ms", "between texts p99, ms",
+    "whole answer p99, ms", "longest wait of the others, ms", "server CPU per token, ms", "server peak memory, MiB",
+)  # fmt: skip
+SERVED: Final = "sse"  # the stage that a user meets
+
+INTRODUCTION: Final = """\
+# Benchmarks
+
+<!-- Written by `python -m benchmarks report` from benchmarks/results. -->
+
+`python -m benchmarks` lists the commands that measure; each writes a JSON file into `benchmarks/results`, from which `python -m benchmarks
+report` writes this page and README's table.
+"""
+
+LADDER: Final = """\
+Each stage adds one real layer to the one above it in the table and answers the same requests; calls through each layer are counted, and a
+run in which a stage went round its layer fails. The stages take turns within a run. Ratios are to the first stage of the same turn: median,
+least and most over the turns.
+"""
+
+PEERS: Final = """\
+The same model file, threads, slots and cells for all; ours and a peer take turns with the same requests, which are new in every pair, and
+who begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with the 95 % interval of a bootstrap over the pairs;
+where that has 1 in it, neither is said to be better. Each figure of ours stands against the setting that is best at that figure. Texts are
+chunks as a client sees them.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write everything."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page; plots go beside it")
+    parser.add_argument("--readme", type=Path, default=README, help="whose table is renewed")
+    parser.add_argument("--no-plots", action="store_true", help="text alone, without matplotlib")
+    asked = parser.parse_args(arguments)
+    runs = results.read_all(asked.results)
+    asked.page.parent.mkdir(parents=True, exist_ok=True)
+    asked.page.write_text(page(runs), "utf-8")
+    asked.readme.write_text(with_table(asked.readme.read_text("utf-8"), runs), "utf-8")
+    if not asked.no_plots:
+        from benchmarks.plots import draw
+
+        draw(runs, asked.page.parent)
+    print(f"{len(runs)} results: {asked.page.name} and the table in {asked.readme.name} are written")
+
+
+# --- the page ----------------------------------------------------------------------------------------------------------
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The report."""
+    parts = [INTRODUCTION]
+    parts += _section("What each layer costs, on a model", LADDER, (_ladder(run) for run in of_kind(runs, "ladder")))
+    parts += _section("What the layers could carry, on a fake model", LADDER, (_ladder(run) for run in of_kind(runs, "stack")))
+    parts += _section("Beside other servers", PEERS, (_peers(run) for run in of_kind(runs, "peers")))
+    if not runs:
+        parts.append("No results are kept yet.\n")
+    return "\n".join(parts)
+
+
+def of_kind(runs: Sequence[Run], kind: str) -> list[Run]:
+    """The runs of one kind."""
+    return [run for run in runs if run["kind"] == kind]
+
+
+def _section(title: str, text: str, bodies: Iterable[str]) -> list[str]:
+    found = list(bodies)
+    return [f"## {title}\n", text, *found] if found else []
+
+
+def _ladder(run: Run) -> str:
+    parts = [f"### {run['name']}\n", _circumstances(run)]
+    for rung in run["data"]["rungs"]:
+        parts += [f"{rung_title(rung)}:\n", _stages(rung["stages"]), f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n"]
+        if reasons := [f"- {stage['name']}: {stage['reason']}" for stage in rung["stages"] if stage.get("reason")]:
+            parts.append("\n".join(reasons) + "\n")
+    return "\n".join(parts)
+
+
+def rung_title(rung: Run) -> str:
+    """What a rung was measured at."""
+    at = f"{rung['concurrency']} at a time" if "concurrency" in rung else f"{rung['streams']} streams"
+    return f"{at}, {rung['sampling']}" if "sampling" in rung else at
+
+
+def rung_slug(rung: Run) -> str:
+    """The title as part of a file's name."""
+    return "".join(letter if letter.isalnum() else "-" for letter in rung_title(rung))
+
+
+def plot_of(run: Run, part: str) -> str:
+    """The file of a plot."""
+    return f"{run['kind']}-{run['name']}-{part}.svg"
+
+
+def _stages(stages: Sequence[Run]) -> str:
+    rows = [
+        (
+            str(stage["number"]),
+            stage["name"],
+            _number(statistics.median(stage["tokens_per_s"])),
+            _number(stage.get("us_per_token")),
+            _number(stage.get("us_per_step")),
+            _ratios(stage.get("ratios")),
+        )
+        for stage in stages
+    ]
+    return table(("", "stage", "tokens/s", "us a token over the one above", "us a step", "ratio to the first"), rows)
+
+
+def _ratios(ratios: Sequence[float] | None) -> str:
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})" if ratios else ""
+
+
+def _peers(run: Run) -> str:
+    data = run["data"]
+    parts = [f"### {run['name']}\n", _circumstances(run)]
+    if data["best"]:
+        rows = [(row["figure"], *_best_cells(row)) for row in data["best"]]
+        parts.append(table(("figure", "cLLM", "best of the others", "ratio (95 %)", "", "which"), rows))
+        parts.append(f"![{run['name']}: figures]({plot_of(run, 'bars')})\n\n![{run['name']}: latency]({plot_of(run, 'latency')})\n")
+    parts.append("All settings, medians of theirs, and of ours beside each:\n")
+    parts.append(_sides(data["sides"]))
+    parts += [f"Not measured: {title}: {fault}\n" for title, fault in data.get("broken", {}).items()]
+    if data.get("not_found"):
+        parts.append(f"Not found on this machine: {', '.join(data['not_found'])}.\n")
+    return "\n".join(parts)
+
+
+def _best_cells(row: Run) -> tuple[str, ...]:
+    ratio = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+    return _number(row["ours"]), _number(row["theirs"]), ratio, row["verdict"], f"{row['peer']} {row['setting']}"
+
+
+def _sides(sides: Sequence[Run]) -> str:
+    names = [name for name in SIDE_FIGURES if any(_median(side, name, "theirs") is not None for side in sides)]
+    rows = []
+    for side in sides:
+        cells = [f"{_number(_median(side, name, 'theirs'))} / {_number(_median(side, name, 'ours'))}" for name in names]
+        failed = f"{side['n_failed']['theirs']} / {side['n_failed']['ours']}"
+        inexact = f"{side['n_inexact']['theirs']} / {side['n_inexact']['ours']}"
+        rows.append((f"{side['peer']} {side['setting']}", str(side["n_pairs"]), *cells, failed, inexact))
+    return table(("theirs / ours", "pairs", *names, "failed", "not exactly as many tokens"), rows)
+
+
+def _median(side: Run, figure: str, whose: str) -> float | None:
+    values = [value for value in side["figures"].get(figure, {}).get(whose, []) if value is not None]
+    return statistics.median(values) if values else None
+
+
+def _circumstances(run: Run) -> str:
+    machine, settings = run["machine"], run["settings"]
+    libraries = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())
+    facts = ", ".join(f"{name} {_fact(value)}" for name, value in settings.items() if value not in (None, "", [], {}))
+    return (
+        f"{run['date']}, revision {machine['revision']}, {machine['processor']}, {machine['n_cores']} cores, "
+        f"{machine['memory_gib']} GiB, {machine['kernel']}, Python {machine['python']}; {libraries}. Settings: {facts}.\n"
+    )
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("file") or value.get("name") or " ".join(f"{name} {one}" for name, one in value.items()))
+    if isinstance(value, list):
+        return " ".join(_fact(one) for one in value)
+    return _number(value) if isinstance(value, float) else str(value)
+
+
+# --- README's table ----------------------------------------------------------------------------------------------------
+
+
+def with_table(text: str, runs: Sequence[Run]) -> str:
+    """README with what stands between the markers made new. Raises: ValueError, when they are not there."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("README has no markers for the table of benchmarks")
+    return f"{before}{BEGIN}\n\n{readme_table(runs)}\n{END}{after}"
+
+
+def readme_table(runs: Sequence[Run]) -> str:
+    """The figures that README quotes."""
+    parts = []
+    ladder = [row for run in of_kind(runs, "ladder") for row in _readme_ladder(run)]
+    if ladder:
+        parts.append(table(("", "bare llama.cpp, tokens/s", "streamed over HTTP", "ratio, of each turn"), ladder))
+    peers = [row for run in of_kind(runs, "peers") for row in _readme_peers(run)]
+    if peers:
+        parts.append(table(("workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which"), peers))
+    return "\n".join(parts) or "No results are kept yet.\n"
+
+
+def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
+    rows = []
+    for rung in run["data"]["rungs"]:
+        by_name = {stage["name"]: stage for stage in rung["stages"]}
+        if SERVED in by_name:
+            floor, served = rung["stages"][0], by_name[SERVED]
+            speeds = [_number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
+            rows.append((f"{run['name']}, {rung_title(rung)}", *speeds, _ratios(served["ratios"])))
+    return rows
+
+
+def _readme_peers(run: Run) -> list[tuple[str, ...]]:
+    wanted = README_OVERLOAD_FIGURES if run["settings"].get("rate") else README_FIGURES
+    rows = {row["figure"]: row for row in run["data"]["best"]}
+    return [(run["name"], name, *_best_cells(rows[name])) for name in wanted if name in rows]
+
+
+# --- forms -------------------------------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines) + "\n"
+
+
+def _number(value: float | None) -> str:
+    """Three digits, or all before the point."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()

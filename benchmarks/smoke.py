@@ -1,0 +1,121 @@
+"""All of the benchmarks in two minutes on the demo model: that they run and write what the report reads. Speed is not looked at.
+
+python -m benchmarks smoke
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from benchmarks import ceiling, ladder, peers, report, results
+from benchmarks.contenders import House, cllm_serve
+from cllm import demo
+from cllm.bench.metrics import Goal
+from cllm.bench.workloads import WORKLOADS, Workload
+
+
+def small_workloads() -> list[Workload]:
+    """Every recipe, so small that the demo model takes it in a second or two."""
+    return [
+        attrs.evolve(_few("seed-40x8", 4), n_generated=(6, 6)),
+        attrs.evolve(_few("mixed", 4), n_prompt=(8, 40), n_generated=(4, 12)),
+        attrs.evolve(_few("long-among-short", 2), n_generated=(40, 40), n_prompt_late=200, n_generated_late=4),
+        attrs.evolve(_few("shared-prefix", 4), n_prefix=100, n_generated=(6, 6)),
+        attrs.evolve(_few("chat-turns", 2), n_turns=3, n_prompt=(8, 8), n_generated=(6, 6)),
+    ]
+
+
+def _few(name: str, n_requests: int) -> Workload:
+    return attrs.evolve(WORKLOADS[name], n_requests=n_requests, concurrency=2)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run everything into a folder that is thrown away. Raises: AssertionError, when something is not as it should be."""
+    argparse.ArgumentParser(prog="python -m benchmarks smoke", description=__doc__.splitlines()[0] if __doc__ else None).parse_args(
+        arguments
+    )
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        run_peers(Path(folder))
+        run_ladder(Path(folder))
+        run_stack(Path(folder))
+        run_report(Path(folder))
+    print(f"smoke: all ran, in {time.monotonic() - began:.0f} s")
+
+
+def run_ladder(folder: Path) -> None:
+    """All stages that can be measured here."""
+    parser = argparse.ArgumentParser()
+    ladder.add_arguments(parser)
+    sizes = ["--concurrency=1,2", "--turns=2", "--requests=4", "--generated=6", "--ctx-size=1024", "--threads=1"]
+    data = ladder.run(parser.parse_args([f"--model={demo.path()}", *sizes]))
+    for rung in data["rungs"]:
+        numbers = [stage["number"] for stage in rung["stages"]]
+        assert numbers == sorted(set(numbers)), numbers
+        assert numbers[:8] == list(range(8)), numbers
+        assert all(len(stage["tokens_per_s"]) == len(stage["ratios"]) == 2 for stage in rung["stages"])
+    results.write("ladder", "seed-40x8", {"model": results.model_facts(demo.path())}, data, folder)
+
+
+def run_stack(folder: Path) -> None:
+    """The stages above a model, on the instant fake."""
+    parser = argparse.ArgumentParser()
+    ceiling.add_arguments(parser)
+    data = ceiling.run(parser.parse_args(["--streams=1,4", "--turns=1", "--generated=20"]))
+    assert [rung["streams"] for rung in data["rungs"]] == [1, 4]
+    results.write("stack", "instant", {}, data, folder)
+
+
+def run_peers(folder: Path) -> None:
+    """Ours beside ours, on every workload, in an open loop too."""
+    plans = [_plan(workload, None) for workload in small_workloads()]
+    plans.append(_plan(attrs.evolve(WORKLOADS["overload"], n_requests=6, n_prompt=(8, 20), n_generated=(4, 8)), 20.0))
+    house = House(model=demo.path(), n_slots=4, n_cells=2048, n_threads=1)
+    contenders = [cllm_serve(house, (), "one"), cllm_serve(house, ("--row-budget", "64"), "another")]
+    for plan in plans:
+        data = peers.run_plan(plan, house, contenders, ())
+        check_peers(plan, data)
+        results.write("peers", plan.name, {"rate": plan.rate, "model": results.model_facts(house.model)}, data, folder)
+
+
+def _plan(workload: Workload, rate: float | None) -> peers.Plan:
+    n_screen = 1 if workload.name == "seed-40x8" else 2  # a second round starts the servers again: once is enough to see that it works
+    return peers.Plan(name=workload.name, workload=workload, rate=rate, n_pairs=2, n_screen=n_screen, seed=1, sampling="usual", goal=Goal())
+
+
+def check_peers(plan: peers.Plan, data: dict[str, Any]) -> None:
+    """Everybody was answered with exactly the asked tokens, and every figure is there."""
+    assert not data["broken"], data["broken"]
+    for side in data["sides"]:
+        assert set(side["n_failed"].values()) | set(side["n_inexact"].values()) == {0}, (plan.name, side["n_failed"], side["n_inexact"])
+    figures = {row["figure"] for row in data["best"]}
+    assert {"tokens/s", "first text p50, ms", "whole answer max, ms", "server CPU per token, ms"} <= figures, (plan.name, figures)
+    if plan.workload.n_prompt_late:
+        assert "longest wait of the others, ms" in figures
+
+
+def run_report(folder: Path) -> None:
+    """The report over what was written."""
+    readme, page = folder / "README.md", folder / "page" / "report.md"
+    readme.write_text(f"{report.BEGIN}\n{report.END}\n", "utf-8")
+    plots = [] if importlib.util.find_spec("matplotlib") is not None else ["--no-plots"]
+    report.main(["--results", str(folder), "--page", str(page), "--readme", str(readme), *plots])
+    text = page.read_text("utf-8")
+    missing = [name for name in _images(text) if not (page.parent / name).exists()]
+    assert plots or not missing, missing
+    assert "| seed-40x8 | tokens/s |" in readme.read_text("utf-8")
+
+
+def _images(text: str) -> list[str]:
+    return [part.partition(")")[0] for part in text.split("](")[1:] if part.partition(")")[0].endswith(".svg")]
+
+
+if __name__ == "__main__":
+    main()

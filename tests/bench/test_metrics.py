@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cllm.bench.answers import Answer, Pass
+from cllm.bench.metrics import Goal, curve, percentile, spread, summarize
+
+
+def answer(sent_at: float, chunks_at: list[float], *, n_asked: int = 0, error: str = "", counted_by: str = "usage") -> Answer:
+    n = len(chunks_at)
+    return Answer(
+        n_asked=n_asked or n,
+        sent_at=sent_at,
+        ended_at=max(chunks_at, default=sent_at) + 0.5,
+        status=0 if error else 200,
+        error=error,
+        chunks_at=chunks_at,
+        n_prompt=10,
+        n_generated=n,
+        counted_by=counted_by,
+    )
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 1))
+def test_percentiles_are_numpys(values: list[float], share: float) -> None:
+    assert percentile(sorted(values), share) == pytest.approx(np.quantile(values, share), rel=1e-9, abs=1e-9)
+
+
+def test_a_spread_of_nothing_is_nothing() -> None:
+    assert spread([]).p50 is None
+    assert curve([]) == []
+
+
+def test_a_spread_has_mean_percentiles_and_maximum() -> None:
+    found = spread([4.0, 1.0, 3.0, 2.0])
+    assert (found.mean, found.p50, found.max) == (2.5, 2.5, 4.0)
+    assert found.p90 == pytest.approx(3.7)
+
+
+def test_a_curve_goes_from_the_least_to_the_greatest() -> None:
+    assert curve([2.0, 0.0, 1.0], 5) == [0.0, 0.5, 1.0, 1.5, 2.0]
+
+
+def test_a_pass_is_reduced_to_rates_and_times() -> None:
+    done = Pass(wall_s=10.0, client_cpu_s=1.0, answers=[answer(0.0, [1.0, 1.5, 2.0]), answer(2.0, [5.0, 5.1], n_asked=3)])
+    figures = summarize(done)
+    assert (figures.tokens_per_s, figures.requests_per_s, figures.n_prompt) == (0.5, 0.2, 20)
+    assert (figures.ttft_s.p50, figures.ttft_s.max) == (2.0, 3.0)
+    assert figures.itl_s.p50 == pytest.approx(0.5)
+    assert figures.e2e_s.max == pytest.approx(3.6)
+    assert (figures.n_inexact, figures.is_exact) == (1, False)
+    assert figures.client_cpu_share == 0.1
+    assert figures.warnings() == []
+
+
+def test_a_failed_request_counts_as_asked_for_and_not_in_the_times() -> None:
+    done = Pass(
+        wall_s=1.0, client_cpu_s=0.0, answers=[answer(0.0, [0.5]), answer(0.0, [], error="503: full"), answer(0.0, [9.0], error="x")]
+    )
+    figures = summarize(done)
+    assert (figures.n_requests, figures.n_failed, figures.requests_per_s) == (3, 2, 1.0)
+    assert figures.failures == {"503: full": 1, "x": 1}
+    assert figures.ttft_s.max == 0.5
+    assert figures.goodput_share == pytest.approx(1 / 3)
+
+
+def test_an_answer_is_good_when_its_first_text_and_its_tokens_come_in_time() -> None:
+    goal = Goal(ttft_s=1.0, itl_s=0.25)
+    assert goal.is_met(answer(0.0, [1.0, 1.1, 1.5]))  # one long gap does not matter, the mean does
+    assert not goal.is_met(answer(0.0, [1.1, 1.2, 1.3]))
+    assert not goal.is_met(answer(0.0, [0.5, 0.6, 1.2]))
+    assert goal.is_met(answer(0.0, [0.5]))
+    assert not goal.is_met(answer(0.0, [0.5, 0.6], error="gone"))
+
+
+def test_goodput_counts_good_answers_by_time() -> None:
+    done = Pass(wall_s=4.0, client_cpu_s=0.0, answers=[answer(0.0, [1.0]), answer(0.0, [3.0]), answer(0.0, [9.0])])
+    assert summarize(done, Goal(ttft_s=4.0, itl_s=0.25)).goodput_per_s == 0.5
+
+
+def test_the_mean_time_between_tokens_is_that_of_tokens_even_if_chunks_hold_several() -> None:
+    got = answer(0.0, [1.0, 2.0, 3.0])
+    got.n_generated = 5
+    assert got.itl_s == 0.5
+
+
+def test_the_longest_wait_is_that_of_the_others_from_when_the_late_one_was_sent() -> None:
+    others = [answer(0.0, [1.0, 4.0, 5.0, 7.5]), answer(0.0, [1.0, 6.0])]
+    done = Pass(wall_s=9.0, client_cpu_s=0.0, answers=[*others, answer(5.5, [8.0])])
+    figures = summarize(done, has_late=True)
+    assert figures.late_gap_max_s == 5.0  # it had begun before, and was not over
+    assert figures.late_ttft_s == 2.5
+    assert summarize(done).late_gap_max_s is None
+
+
+def test_a_busy_client_and_tokens_that_nobody_counted_are_warned_of() -> None:
+    done = Pass(wall_s=1.0, client_cpu_s=0.71, answers=[answer(0.0, [0.5], counted_by="chunks"), answer(0.0, [0.5])])
+    busy, counted = summarize(done).warnings()
+    assert busy.startswith("the client took 71% of a core")
+    assert counted.startswith("the server reports no usage")
+
+
+def test_a_page_of_figures_is_plain_values() -> None:
+    page = summarize(Pass(wall_s=1.0, client_cpu_s=0.5, answers=[answer(0.0, [0.5])]), server_cpu_s=2.0).page()
+    assert (page["server_cpu_s"], page["client_cpu_share"], page["ttft_s"]["p50"], page["is_exact"]) == (2.0, 0.5, 0.5, True)
