@@ -94,15 +94,16 @@ async def read_all(stream: EventStream) -> list[Answer]:
 
 @asynccontextmanager
 async def serving(model: FakeModel, settings: Settings | None = None) -> AsyncIterator[RunningEngine]:
-    """Run an engine, and end a test that hangs. What goes wrong in the test is raised as it is, without the nursery's group."""
-    try:
-        with trio.fail_after(TEST_S):
-            async with running_engine(model, settings) as running:
-                yield running
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
-        raise
+    """Run an engine, and end a test that hangs."""
+    with trio.fail_after(TEST_S):
+        async with running_engine(model, settings) as running:
+            yield running
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread does."""
+    while not condition():  # noqa: ASYNC110 - it sets no event of Trio's
+        await trio.sleep(0.001)
 
 
 class Steps:

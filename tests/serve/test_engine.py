@@ -16,7 +16,7 @@ from cllm.serve.engine import N_CHARS_INLINE, Engine, EnginePhase
 from cllm.serve.metrics import Metrics
 from cllm.testing.engine import running_engine
 from cllm.testing.fake import FakeModel, FakeVocabulary
-from tests.serve.conftest import Steps, make_spec, read_all, serving
+from tests.serve.conftest import Steps, make_spec, read_all, serving, until
 
 WATCHDOG_S = 10.0
 
@@ -146,8 +146,7 @@ async def test_a_request_that_is_cancelled_does_not_wait_for_its_long_text() -> 
             await running.engine.tokenize("x" * 100_000, add_special=False, parse_special=False)
 
         nursery.start_soon(tokenize)
-        while not begun.is_set():
-            await trio.lowlevel.checkpoint()
+        await until(begun.is_set)
         nursery.cancel_scope.cancel()
     go_on.set()
 

@@ -18,7 +18,7 @@ from cllm.errors import LoadAborted, LoadFailed, ModelDied, Unavailable
 from cllm.serve.engine import EnginePhase, ServedModel
 from cllm.serve.lifecycle import EngineLife
 from cllm.testing.fake import FakeBackend, FakeModel
-from tests.serve.conftest import TEST_S, Answer, Steps, make_spec, read_all, text_alone
+from tests.serve.conftest import TEST_S, Answer, Steps, make_spec, read_all, text_alone, until
 
 
 @attrs.define
@@ -148,8 +148,7 @@ async def test_draining_while_loading_gives_the_load_up(live: Live) -> None:
         assert go_on.wait(TEST_S)
 
     async with live(during_load=wait) as lived:
-        while not begun.is_set():
-            await trio.lowlevel.checkpoint()
+        await until(begun.is_set)
         await lived.life.finish(grace_s=1000)
         assert lived.life.engine.phase is EnginePhase.DRAINING
         go_on.set()
