@@ -146,6 +146,8 @@ class Scheduler:
         logprobs = output.logprobs
         invalid = frozenset(output.invalid)
         for i, sequence in enumerate(plan.outputs):
+            if sequence.phase is Phase.FINISHED:  # ended from outside while the step ran
+                continue
             if sequence.phase is Phase.PREFILL:
                 sequence.move(Phase.DECODE)
             if sequence.cancelled:  # the mark is met in the next plan
