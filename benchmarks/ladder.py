@@ -31,6 +31,17 @@ from cllm.serve.logs import configure_logging
 
 SAMPLINGS: Final = {"greedy": (GREEDY,), "all": (GREEDY, PLAIN, USUAL), "plain": (PLAIN,), "usual": (USUAL,)}
 STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse", "client")
+LOSS_TOLD: Final = 0.01  # of the stage below; what costs more is told with what it is spent on
+REASONS: Final = {
+    "backend": "the batch's columns are checked before llama.cpp sees them",
+    "sampling": "every output's row of logits is read, and the cores that compute wait meanwhile",
+    "engine": "the model's own tokens are fed back, and every one is detokenised and looked at before the next step is planned",
+    "loop": "two hand-overs between threads in each step, and clients that come back one step late",
+    "app": "a request's JSON, checks and hooks, which its tokens share",
+    "http": "parsing and framing in a process that has the same cores as the model's threads and the client",
+    "sse": "a write to a socket for each token, on the cores that compute",
+    "client": "the client's own parsing of each event, on the cores that compute",
+}
 N_WARM_UP: Final = 4  # tokens of each answer in the turn that does not count
 FIRST_TOKEN: Final = 40  # of each prompt, plus the stage's number: so no cache of prefixes takes one stage's prompts for another's
 
@@ -65,6 +76,9 @@ class Measured:
             per_token, per_step = _costs(self.passes, below.passes, "n_tokens"), _costs(self.passes, below.passes, "n_steps")
             page |= {"us_per_token": statistics.median(per_token), "us_per_token_spread": spread(per_token)}
             page |= {"us_per_step": statistics.median(per_step), "us_per_step_spread": spread(per_step)}
+            losses = [1 - own / less for own, less in zip(self.tokens_per_s, below.tokens_per_s, strict=True)]
+            if statistics.median(losses) > LOSS_TOLD:
+                page["reason"] = REASONS[self.stage.name]
         return page
 
 

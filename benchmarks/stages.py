@@ -43,6 +43,7 @@ from cllm.serve.streams import EventStream
 from cllm.testing.engine import running_engine
 
 PATH: Final = "/v1/completions"
+KNOWN_TO_OPENAI: Final = ("prompt", "max_tokens", "seed", "temperature", "top_p", "stream", "stream_options")
 
 Ints = npt.NDArray[np.int32]
 
@@ -602,8 +603,8 @@ class ClientStage:
         return n_tokens
 
     async def _ask(self, client: Any, fields: dict[str, Any]) -> int:
-        ours = {name: fields.pop(name) for name in ("top_k", "ignore_eos") if name in fields}  # what OpenAI's own API does not know
-        chunks = await client.completions.create(model="", extra_body=ours, **fields)
+        known = {name: fields.pop(name) for name in KNOWN_TO_OPENAI if name in fields}
+        chunks = await client.completions.create(model="", extra_body=fields, **known)
         n_tokens = 0
         async for chunk in chunks:
             if chunk.usage is not None:
