@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.figures import FIGURES, Figure, compare
+
+HIGHER = Figure("speed", True, lambda summary: summary["speed"])
+LOWER = Figure("wait", False, lambda summary: summary["wait"])
+
+
+def test_a_ratio_is_the_geometric_mean_over_the_pairs() -> None:
+    compared = compare([2.0, 8.0], [1.0, 1.0])
+    assert compared is not None
+    assert compared.ratio == pytest.approx(4.0)
+    assert (compared.low, compared.high) == pytest.approx((2.0, 8.0))
+
+
+def test_an_interval_holds_the_ratio_and_narrows_with_more_pairs() -> None:
+    ours = [1.0, 1.1, 1.2, 1.05]
+    few, many = compare(ours, [1.0] * 4), compare(ours * 5, [1.0] * 20)
+    assert few is not None
+    assert many is not None
+    assert few.low < few.ratio < few.high
+    assert many.high - many.low < few.high - few.low
+
+
+def test_the_machines_own_speed_cancels_out() -> None:
+    compared = compare([10.0, 5.0, 20.0], [5.0, 2.5, 10.0])
+    assert compared is not None
+    assert (compared.low, compared.ratio, compared.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_pairs_without_the_figure_are_left_out() -> None:
+    assert compare([None, 0.0], [1.0, 1.0]) is None
+    compared = compare([None, 3.0], [1.0, 1.0])
+    assert compared is not None
+    assert compared.n_pairs == 1
+
+
+def test_better_is_higher_or_lower_and_even_where_the_interval_has_one_in_it() -> None:
+    faster, unsure = compare([2.0, 2.1], [1.0, 1.0]), compare([0.9, 1.1], [1.0, 1.0])
+    assert faster is not None
+    assert unsure is not None
+    assert (faster.verdict(HIGHER), faster.verdict(LOWER), unsure.verdict(HIGHER)) == ("win", "loss", "even")
+
+
+def test_figures_have_names_of_their_own() -> None:
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES)

@@ -1,0 +1,331 @@
+"""The load generator against a server of a few lines: real sockets, no engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import attrs
+import pytest
+import trio
+
+from cllm.bench import process
+from cllm.bench.dialect import find_dialect
+from cllm.bench.load import N_PIECES_LATE, Progress, closed_loop, open_loop
+from cllm.bench.target import BenchFailed, Client, Dialect, Target, parse_url
+from cllm.bench.workloads import GREEDY, USUAL, Ask, Work
+
+TEST_S = 20.0
+Handler: TypeAlias = Callable[[str, dict[str, Any], trio.SocketStream], Awaitable[bool]]  # True keeps the connection
+
+
+@attrs.define
+class Seen:
+    """What the server was asked."""
+
+    requests: list[tuple[str, dict[str, Any]]] = attrs.field(factory=list)
+    n_connections: int = 0
+    n_now: int = 0
+    n_now_max: int = 0
+
+
+@asynccontextmanager
+async def served(handler: Handler) -> AsyncIterator[tuple[Target, Seen]]:
+    seen = Seen()
+
+    async def connection(stream: trio.SocketStream) -> None:
+        seen.n_connections += 1
+        async with stream:
+            while (request := await read_request(stream)) is not None:
+                seen.requests.append(request)
+                seen.n_now += 1
+                seen.n_now_max = max(seen.n_now_max, seen.n_now)
+                kept = await handler(*request, stream)
+                seen.n_now -= 1
+                if not kept:
+                    return
+
+    with trio.fail_after(TEST_S):
+        async with trio.open_nursery() as nursery:
+            (listener,) = await nursery.start(partial(trio.serve_tcp, connection, 0, host="127.0.0.1"))
+            yield Target(host="127.0.0.1", port=listener.socket.getsockname()[1]), seen
+            nursery.cancel_scope.cancel()
+
+
+async def read_request(stream: trio.SocketStream) -> tuple[str, dict[str, Any]] | None:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        received = await stream.receive_some()
+        if not received:
+            return None
+        data += received
+    head, _, body = data.partition(b"\r\n\r\n")
+    n_body = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
+    while len(body) < n_body:
+        body += await stream.receive_some()
+    return head.split(b" ", 2)[1].decode(), json.loads(body or b"{}")
+
+
+async def send_page(stream: trio.SocketStream, page: Any, status: str = "200 OK") -> bool:
+    body = json.dumps(page).encode()
+    await stream.send_all(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    return True
+
+
+async def send_chunk(stream: trio.SocketStream, chunk: Any) -> None:
+    data = f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk)}\n\n".encode()
+    await stream.send_all(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+def usage(body: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
+
+
+async def answer(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+    """As many tokens as asked, streamed or not."""
+    if path == "/v1/models":
+        return await send_page(stream, {"data": [{"id": "m", "meta": {"n_vocab": 999}}]})
+    if not body.get("stream"):
+        return await send_page(stream, {"choices": [{"text": "a", "finish_reason": "length"}], "usage": usage(body)})
+    await stream.send_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(body["max_tokens"]):
+        await send_chunk(stream, {"choices": [{"text": "a"}]})
+        await trio.lowlevel.checkpoint()
+    await send_chunk(stream, {"choices": [{"text": "", "finish_reason": "length"}], "usage": usage(body)})
+    await send_chunk(stream, "[DONE]")
+    await stream.send_all(b"0\r\n\r\n")
+    return True
+
+
+def chains(n: int, n_generated: int = 3, n_turns: int = 1) -> Work:
+    return Work(tuple(tuple(Ask(prompt=(i, turn), n_generated=n_generated) for turn in range(n_turns)) for i in range(n)))
+
+
+async def test_a_closed_loop_sends_all_requests_and_never_more_at_a_time_than_it_may() -> None:
+    async with served(answer) as (target, seen):
+        progress = Progress()
+        done = await closed_loop(Client(target=target, sampling=GREEDY, seed=10), chains(12), 3, progress)
+    assert sorted(body["prompt"][0] for _, body in seen.requests) == list(range(12))
+    assert {body["seed"] for _, body in seen.requests} == set(range(10, 22))
+    assert seen.n_now_max <= 3
+    assert seen.n_connections <= 3
+    assert all(one.is_exact for one in done.answers)
+    assert (progress.n_requests, progress.n_ended, progress.n_failed) == (12, 12, 0)
+
+
+async def test_a_chain_is_asked_in_order_and_answers_stand_at_their_requests_numbers() -> None:
+    async with served(answer) as (target, seen):
+        work = chains(2, n_turns=3)
+        done = await closed_loop(Client(target=target, sampling=GREEDY), work, 2)
+    for i in range(2):
+        assert [body["prompt"][1] for _, body in seen.requests if body["prompt"][0] == i] == [0, 1, 2]
+    assert [one.n_asked for one in done.answers] == [ask.n_generated for ask in work.asks]
+
+
+async def test_the_late_request_is_sent_when_all_others_are_being_answered() -> None:
+    async with served(answer) as (target, seen):
+        work = Work(chains(3, n_generated=N_PIECES_LATE + 20).chains, Ask(prompt=(99, 0), n_generated=1))
+        done = await closed_loop(Client(target=target, sampling=GREEDY), work, 3)
+    assert [body["prompt"][0] for _, body in seen.requests][-1] == 99
+    late = done.answers[-1]
+    assert all(one.chunks_at[0] <= late.sent_at for one in done.answers[:-1])
+    assert late.is_exact
+
+
+async def test_the_late_request_is_sent_even_if_the_others_fail() -> None:
+    async def refuse(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        return await send_page(stream, {"error": {"message": "full"}}, "503 Service Unavailable")
+
+    async with served(refuse) as (target, _):
+        done = await closed_loop(Client(target=target, sampling=GREEDY), Work(chains(2).chains, Ask(prompt=(1,), n_generated=1)), 2)
+    assert [one.error for one in done.answers] == ["503: full"] * 3
+
+
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
+    everyone = trio.Event()
+    n_here = 0
+
+    async def all_together(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        nonlocal n_here
+        n_here += 1
+        if n_here == 6:
+            everyone.set()
+        await everyone.wait()
+        return await answer(path, body, stream)
+
+    async with served(all_together) as (target, seen):
+        done = await open_loop(Client(target=target, sampling=GREEDY), chains(6), 1000.0, seed=1)
+    assert seen.n_now_max == 6
+    assert all(one.is_exact for one in done.answers)
+
+
+async def test_a_connection_that_was_closed_while_idle_is_replaced_without_a_failure() -> None:
+    async def close_after(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        await answer(path, body, stream)
+        return False  # without having said so
+
+    async with served(close_after) as (target, seen):
+        done = await closed_loop(Client(target=target, sampling=GREEDY), chains(4), 1)
+    assert seen.n_connections == 4
+    assert all(one.is_exact for one in done.answers)
+
+
+async def test_an_answer_that_is_cut_off_is_a_failure_and_the_others_go_on() -> None:
+    async def cut_one(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if body["prompt"][0] != 1:
+            return await answer(path, body, stream)
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await send_chunk(stream, {"choices": [{"text": "a"}]})
+        return False
+
+    async with served(cut_one) as (target, _):
+        done = await closed_loop(Client(target=target, sampling=GREEDY), chains(4), 2)
+    assert [bool(one.error) for one in done.answers] == [False, True, False, False]
+    assert done.answers[1].error == "the server closed the connection in the middle of an answer"
+
+
+# --- dialects ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_takes_everything_is_asked_with_token_ids_by_its_models_name() -> None:
+    async with served(answer) as (target, _):
+        assert await find_dialect(target, endpoint="completions") == Dialect(model="m", n_vocab=999)
+        assert (await find_dialect(target, endpoint="completions", model="x")).model == "x"
+
+
+async def test_a_server_without_token_ids_is_asked_with_text() -> None:
+    async def text_alone(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if isinstance(body.get("prompt"), list):
+            return await send_page(stream, {"error": {"message": "prompt must be a string"}}, "400 Bad Request")
+        return await answer(path, body, stream)
+
+    async with served(text_alone) as (target, seen):
+        dialect = await find_dialect(target, endpoint="completions")
+        assert (dialect.takes_ids, dialect.takes_extras) == (False, True)
+        done = await closed_loop(Client(target=target, dialect=dialect, sampling=GREEDY), chains(1), 1)
+    assert isinstance(seen.requests[-1][1]["prompt"], str)
+    assert done.answers[0].is_exact
+
+
+async def test_a_server_that_knows_openais_fields_alone_gets_no_others() -> None:
+    async def strict(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if unknown := set(body) & {"ignore_eos", "top_k", "min_p"}:
+            return await send_page(stream, {"error": {"message": f"unknown: {unknown}"}}, "400 Bad Request")
+        return await send_page(stream, {"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})
+
+    async with served(strict) as (target, seen):
+        dialect = await find_dialect(target, endpoint="chat")
+        client = Client(target=target, dialect=dialect, endpoint="chat", sampling=USUAL, is_stream=False)
+        done = await closed_loop(client, chains(1, n_generated=1), 1)
+    assert seen.requests[-1][0] == "/v1/chat/completions"
+    assert seen.requests[-1][1]["top_p"] == 0.95
+    assert done.answers[0].is_exact
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "404 Not Found", "503 Service Unavailable"])
+async def test_a_refusal_is_told_in_one_line(status: str) -> None:
+    async def refuse(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        return await send_page(stream, {"error": {"message": "not\nso"}}, status)
+
+    async with served(refuse) as (target, _):
+        with pytest.raises(BenchFailed, match=f"{status[:3]}: not so$"):
+            await find_dialect(target, endpoint="completions")
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+async def bench(target: Target, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "cllm", "bench", target.url, *arguments]
+    return await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+
+
+async def test_the_command_prints_a_table() -> None:
+    async with served(answer) as (target, _):
+        done = await bench(target, "-n", "3", "-c", "2")
+    assert (done.returncode, done.stderr) == (0, b"")
+    rows = dict(line.strip().rsplit("  ", 1) for line in done.stdout.decode().splitlines()[1:])
+    figures = {name.strip(): value.strip() for name, value in rows.items()}
+    assert (figures["requests"], figures["failed"], figures["with exactly the asked tokens"]) == ("3", "0", "3")
+    assert (figures["prompt tokens"], figures["generated tokens"]) == ("96", "150")
+
+
+async def test_the_command_prints_json_where_it_is_asked_to_and_the_table_elsewhere() -> None:
+    async with served(answer) as (target, _):
+        done = await bench(target, "-n", "2", "--json", "-", "--seed", "5", "--api-key", "k", "--no-stream")
+    page = json.loads(done.stdout)
+    assert b"generated tokens/s" in done.stderr
+    assert (page["settings"]["seed"], page["settings"]["stream"]) == (5, False)
+    (one,) = page["passes"]
+    assert [request["n_generated"] for request in one["requests"]] == [50, 50]
+    assert "k" not in page["settings"].values()
+
+
+async def test_overload_is_a_pass_for_capacity_and_one_for_each_part_of_it() -> None:
+    async with served(answer) as (target, _):
+        done = await bench(target, "--workload", "overload", "-n", "4", "--json", "-")
+    assert [one["name"] for one in json.loads(done.stdout)["passes"]] == ["capacity", "0.5 x", "1 x", "2 x", "4 x"]
+
+
+async def test_a_server_that_answers_nobody_is_one_line_and_exit_code_1() -> None:
+    n_asked = 0
+
+    async def answers_once(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        nonlocal n_asked
+        n_asked += path != "/v1/models"
+        return await (answer(path, body, stream) if n_asked < 2 else send_page(stream, {"error": {"message": "full"}}, "503 Busy"))
+
+    async with served(answers_once) as (target, _):
+        done = await bench(target, "-n", "2")
+    assert done.returncode == 1
+    assert done.stderr.decode() == "cllm: no request was answered: 503: full\n"
+
+
+@pytest.mark.skipif(not process.PROC.exists(), reason="processes are read from /proc")
+async def test_a_server_on_this_machine_is_found_by_its_port() -> None:
+    async with served(answer) as (target, _):
+        assert process.listening_pid(target.port) == os.getpid()
+    assert process.listening_pid(target.port) is None
+    assert process.tree(os.getpid())[0] == os.getpid()
+    assert (process.cpu_s(os.getpid()) or 0) > 0
+    assert (process.rss_peak_mb(os.getpid()) or 0) >= (process.anonymous_mb(os.getpid()) or 0) > 1
+
+
+# --- what is sent ------------------------------------------------------------------------------------------------------
+
+
+def test_cuts_are_named_where_tokens_are_drawn_by_chance_alone() -> None:
+    target, ask = Target(host="h", port=1), Ask(prompt=(1,), n_generated=2)
+    bodies = [json.loads(Client(target=target, sampling=one).request(ask, 0).partition(b"\r\n\r\n")[2]) for one in (GREEDY, USUAL)]
+    assert "min_p" not in bodies[0]
+    assert {name: bodies[1][name] for name in ("temperature", "top_p", "top_k", "min_p")} == {
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "top_k": 40,
+        "min_p": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("localhost", Target(host="localhost", port=80)),
+        ("127.0.0.1:8080/v1/", Target(host="127.0.0.1", port=8080)),
+        ("https://api.example.org/v1", Target(host="api.example.org", port=443, is_tls=True)),
+        ("http://[::1]:9/llm/v1", Target(host="::1", port=9, path="/llm")),
+    ],
+)
+def test_an_address_may_leave_out_what_is_usual(url: str, target: Target) -> None:
+    assert parse_url(url) == target
+
+
+def test_a_key_goes_into_the_header_and_never_into_a_repr() -> None:
+    target = parse_url("localhost:1", "secret")
+    assert b"\r\nAuthorization: Bearer secret\r\n" in target.head("GET", "/v1/models")
+    assert "secret" not in repr(target)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import peers, report, results
+from benchmarks.contenders import Contender
+from cllm.bench.answers import Answer, Pass
+from cllm.bench.metrics import summarize
+
+ROOT = Path(__file__).parents[2]
+
+
+def summary(speed: float) -> dict[str, Any]:
+    chunks_at = [1 / speed, 2 / speed, 3 / speed]
+    answers = [Answer(n_asked=3, sent_at=0.0, ended_at=3 / speed, status=200, chunks_at=chunks_at, n_generated=3, counted_by="usage")]
+    return summarize(Pass(wall_s=3 / speed, client_cpu_s=0.1, answers=answers), server_cpu_s=1.0, rss_peak_mb=100.0).page()
+
+
+def side(setting: str, speed: float, n_pairs: int = 3) -> peers.Side:
+    ours = [summary(10.0 + pair) for pair in range(n_pairs)]
+    theirs = [summary(speed * (10.0 + pair)) for pair in range(n_pairs)]
+    curves = {"ttft_s": [0.1, 0.2], "itl_s": [0.1, 0.3], "e2e_s": [0.3, 0.4]}
+    return peers.Side(
+        contender=Contender(peer="llama-server", setting=setting, command=()),
+        ours=ours,
+        theirs=theirs,
+        curves={"ours": [curves] * n_pairs, "theirs": [curves] * n_pairs},
+        idle_cpu_shares=[0.0] * n_pairs,
+    )
+
+
+def stage(number: int, name: str, speed: float, **more: Any) -> dict[str, Any]:
+    return {"number": number, "name": name, "tokens_per_s": [speed, speed + 1], "ratios": [speed / 100, speed / 100], **more}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    stages = [stage(0, "native", 100.0), stage(7, "sse", 97.0, us_per_token=300.0, us_per_step=2400.0, reason="events are sent")]
+    results.write("ladder", "seed-40x8", {"threads": 2}, {"rungs": [{"concurrency": 8, "stages": stages}]}, tmp_path)
+    results.write("stack", "instant", {}, {"rungs": [{"streams": 64, "stages": stages}]}, tmp_path)
+    data = peers.page([side("as it comes", 0.5), side("-b 64", 2.0), side("-b 32", 0.9, n_pairs=1)])
+    results.write("peers", "seed-40x8", {"rate": None}, {**data, "not_found": ["ollama"]}, tmp_path)
+    return tmp_path
+
+
+def test_every_figure_of_ours_stands_against_the_best_of_the_others_that_ran_to_the_end(folder: Path) -> None:
+    (run,) = report.of_kind(results.read_all(folder), "peers")
+    speed = next(row for row in run["data"]["best"] if row["figure"] == "tokens/s")
+    assert (speed["setting"], speed["ratio"], speed["verdict"], speed["n_pairs"]) == ("-b 64", 0.5, "loss", 3)
+    wait = next(row for row in run["data"]["best"] if row["figure"] == "first text p50, ms")
+    assert (wait["setting"], wait["ratio"], wait["verdict"]) == ("-b 64", 2.0, "loss")
+
+
+def test_a_peer_that_left_requests_unanswered_is_not_compared() -> None:
+    failing, other = side("fast", 2.0), side("slow", 0.5)
+    failing.theirs[0]["n_failed"] = 1
+    data = peers.page([failing, other])
+    assert {row["setting"] for row in data["best"]} == {"slow"}
+    assert [one["n_failed"]["theirs"] for one in data["sides"]] == [1, 0]
+
+
+def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
+    page = report.page(results.read_all(folder))
+    assert "8 at a time:" in page
+    assert "64 streams:" in page
+    assert "| 7 | sse | 97.5 | 300 | 2400 | 0.970 (0.970 to 0.970) |" in page
+    assert "- sse: events are sent" in page
+    assert "Not found on this machine: ollama." in page
+    assert "threads 2" in page
+
+
+def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
+    runs = results.read_all(folder)
+    text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
+    new = report.with_table(text, runs)
+    assert new.startswith("before\n")
+    assert new.endswith("\nafter\n")
+    assert "old" not in new
+    assert "| seed-40x8, 8 at a time | 100 | 97.5 | 0.970 (0.970 to 0.970) |" in new
+    assert re.search(r"\| seed-40x8 \| tokens/s \| 11 \| 22 \| 0.500 \(0.500 to 0.500\) \| loss \| llama-server -b 64 \|", new)
+    assert report.with_table(new, runs) == new
+
+
+def test_a_readme_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="no markers"):
+        report.with_table("nothing", [])
+
+
+def test_the_command_writes_page_table_and_plots(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    readme, page = tmp_path / "README.md", tmp_path / "out" / "report.md"
+    readme.write_text(f"{report.BEGIN}\n{report.END}\n")
+    report.main(["--results", str(folder), "--page", str(page), "--readme", str(readme)])
+    for name in re.findall(r"\]\(([^)]+\.svg)\)", page.read_text()):
+        assert (page.parent / name).read_text().lstrip().startswith("<?xml"), name
+
+
+def test_results_name_the_machine_but_neither_its_owner_nor_its_folders(folder: Path) -> None:
+    for path in folder.glob("*.json"):
+        text = path.read_text("utf-8")
+        assert [word for word in (platform.node(), str(ROOT), str(Path.home()), str(folder)) if word in text] == []
+        assert {"processor", "n_cores", "memory_gib", "kernel", "python", "libraries", "revision"} <= set(json.loads(text)["machine"])
+
+
+def test_readmes_table_and_the_page_are_those_of_the_results_that_are_kept() -> None:
+    runs = results.read_all()
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert report.with_table(readme, runs) == readme, "run: python -m benchmarks report"
+    assert report.PAGE.read_text("utf-8") == report.page(runs), "run: python -m benchmarks report"
+    for name in re.findall(r"\]\(([^)]+\.svg)\)", report.page(runs)):
+        assert (report.PAGE.parent / name).exists(), "run: python -m benchmarks report"
+
+
+def test_tables_and_their_plots_have_a_figure_that_is_measured() -> None:
+    assert set(report.README_FIGURES) | set(report.README_OVERLOAD_FIGURES) | set(report.SIDE_FIGURES) <= {f.name for f in peers.FIGURES}
+
+
+def test_matplotlib_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cllm.bench.plot import pyplot
+    from cllm.bench.target import BenchFailed
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BenchFailed, match=r"pip install 'cllm\[bench\]'"):
+        pyplot()
