@@ -25,7 +25,7 @@ from cllm.text.stops import StopStrings
 
 N_FINISHES_REMEMBERED = 64  # for the measured rate of service
 RETRY_AFTER_S = (1.0, 120.0)  # what a refused client is told at least and at most
-N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often while it is alone in them is the culprit
+N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often in a row while it is alone in them is the culprit
 
 
 @attrs.frozen(kw_only=True)
@@ -157,7 +157,7 @@ class Scheduler:
                 continue
             self._accept(sequence, output.tokens[i], None if logprobs is None else logprobs[i], now, events)
         if self._trials:
-            self._trials.clear(plan.outputs)
+            self._acquit(plan.outputs)
         return events
 
     def apply_failure(self, plan: Plan, error: Exception, now: float) -> list[Event]:
@@ -414,6 +414,12 @@ class Scheduler:
             self._fail(sequence, failure, events)
         else:
             self._trials.split(members)
+
+    def _acquit(self, sequences: list[Sequence]) -> None:
+        """A token was drawn for them, so what failed before was not theirs, or is past: only failures in a row make a culprit."""
+        self._trials.clear(sequences)
+        for sequence in sequences:
+            sequence.n_lone_failures = 0
 
     def _owe_again(self, moves: list[Move]) -> None:
         """The step raised, perhaps before its moves were done; dropping a slot twice is harmless."""

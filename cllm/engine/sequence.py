@@ -72,7 +72,7 @@ class Sequence:
     n_cached: int = 0
     n_held: int = 0  # cells held or reserved
     n_preempted: int = 0
-    n_lone_failures: int = 0  # steps that failed with nobody else in them
+    n_lone_failures: int = 0  # steps that failed with nobody else in them since its last token
     cancelled: bool = False
     admitted_at: float | None = None
     first_token_at: float | None = None

@@ -422,6 +422,24 @@ async def test_a_sequence_on_which_every_step_fails_is_told_apart_and_the_others
         assert readers.answers[prompt][0].text == text_alone(prompt, 15)
 
 
+async def test_failures_that_pass_never_add_up_to_a_culprit(steps: Steps) -> None:
+    """A long answer, alone on the server, on a backend that now and then fails."""
+    n_calls = 0
+
+    def fail(_batch: Batch) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls % 20 == 0:
+            raise RuntimeError("it happens")
+
+    model = FakeModel(before_step=fail)
+    async with serving(model) as running:
+        (answer,) = await read_all(running.engine.open([make_spec("alone", 100)]))
+        assert answer.text == text_alone("alone", 100)
+        assert answer.finished.usage.n_preempted == 5
+        await all_given_back(running, model)
+
+
 async def test_after_a_step_that_failed_for_good_the_loop_serves_the_next_request(steps: Steps) -> None:
     def fail(_batch: Batch) -> None:
         raise RuntimeError("always")
