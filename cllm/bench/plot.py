@@ -47,6 +47,6 @@ def plot_latency(sides: Mapping[str, Curves], path: str, title: str = "") -> Non
         axis.set_xlim(left=0)
         axis.grid(visible=True, alpha=0.3)
     axes[0].set_ylabel("at most so long, %")
-    axes[-1].legend(loc="lower right")
+    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
     figure.suptitle(title)
     save(figure, path)
