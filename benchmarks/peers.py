@@ -20,6 +20,7 @@ import itertools
 import os
 import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ import attrs
 from benchmarks import results
 from benchmarks.contenders import Contender, House, cllm_serve, find_contenders
 from benchmarks.figures import FIGURES, Figure, compare
-from benchmarks.generator import Generator, GeneratorFailed, Order
+from benchmarks.generator import Generator, Order
 from benchmarks.models import model_file
 from benchmarks.server import Server
 from cllm.bench.metrics import Goal
@@ -165,7 +166,7 @@ def _play(plan: Plan, generator: Generator, ours: Server, side: Side, seeds: Ite
             match.warm_up()
             for number in range(len(side.ours), n_to):
                 match.pair(number)
-    except (RuntimeError, GeneratorFailed, OSError) as error:
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # one peer that cannot be measured does not end the run
         side.fault = re.sub(r"\S*/", "", " ".join(str(error).split()))[-300:]  # results name no folders
         print(f"  {side.fault}", flush=True)
 
