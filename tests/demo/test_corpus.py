@@ -46,7 +46,7 @@ def test_no_held_out_sum_is_in_the_training_text() -> None:
     for conversation in conversations(3, 3000, Mix(0.3, 0.05, 0.1, 0.1)):
         answers = "\n".join(text for text, is_answer in segments(conversation) if is_answer)
         for a, b, total in re.findall(r"(?<!\d)(\d\d?) \+ (\d\d?) = (\d+)", answers):
-            # Digits of the thought are sums too, of carries with one another: only those of two numbers are the task's.
+            # The steps of a thought add two digits, whichever they are: that is how one adds, and not counted as the task.
             if int(a) >= 10 or int(b) >= 10:
                 assert int(a) + int(b) == int(total)
                 assert not is_held_out(int(a), int(b)), (a, b)
