@@ -25,6 +25,7 @@ from cllm.text.stops import StopStrings
 
 N_FINISHES_REMEMBERED = 64  # for the measured rate of service
 RETRY_AFTER_S = (1.0, 120.0)  # what a refused client is told at least and at most
+N_DEADLINES_SPARE = 64  # ended sequences whose deadlines are kept before they are cleared away
 N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often in a row while it is alone in them is the culprit
 
 
@@ -112,7 +113,7 @@ class Scheduler:
         self._sequences[sequence.seq_id] = sequence
         self._wait(sequence)
         if sequence.deadline is not None:
-            heapq.heappush(self._deadlines, (sequence.deadline, sequence.seq_id))
+            self._remember_deadline(sequence.deadline, sequence.seq_id)
         self.totals.n_submitted += 1
         return sequence.seq_id
 
@@ -251,6 +252,12 @@ class Scheduler:
                 self._finish(late, FinishReason.LENGTH, "timeout", _held_back(late), now, events)
             else:
                 self._fail(late, _too_late(), events)
+
+    def _remember_deadline(self, deadline: float, seq_id: int) -> None:
+        if len(self._deadlines) > 2 * len(self._sequences) + N_DEADLINES_SPARE:  # mostly of sequences that ended long before theirs
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._sequences]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline, seq_id))
 
     def _admit(self, now: float) -> None:
         """Let waiting sequences in, strictly in order: one that does not fit yet is not overtaken, or it would starve."""

@@ -11,7 +11,9 @@ import trio
 from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.errors import GenerationFailed
 
-BYTES_PER_DELTA = 64  # what a delta weighs in the buffer beside its text
+# What a delta weighs in the buffer, in bytes, about: beside its text, and for each likely token that is reported with it.
+N_BYTES_DELTA = 64
+N_BYTES_LIKELY_TOKEN = 100
 
 Sink: TypeAlias = Callable[[int, Delta], bool]
 
@@ -67,7 +69,7 @@ class EventStream:
             except Exception as error:  # a reader's mistake, which may not become the engine's
                 event = self._end(seq_id, GenerationFailed("the stream could not be written", code="stream_broken"), error)
             else:
-                self._n_bytes += BYTES_PER_DELTA + len(event.text)
+                self._n_bytes += _weight(event)
                 if self._n_bytes > self._n_bytes_max:
                     event = self._end(seq_id, GenerationFailed("the stream was not read fast enough", code="stream_overflow"))
         else:
@@ -105,3 +107,10 @@ class EventStream:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+def _weight(delta: Delta) -> int:
+    n_bytes = N_BYTES_DELTA + 4 * len(delta.text)  # a character of Python's takes up to four
+    if delta.logprobs is not None:
+        n_bytes += N_BYTES_LIKELY_TOKEN * sum(1 + len(logprob.top) for logprob in delta.logprobs)
+    return n_bytes

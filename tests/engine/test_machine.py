@@ -94,6 +94,26 @@ class Machine(RuleBasedStateMachine):
         for _ in range(n_steps):
             self.take(run_step(self.model, self.scheduler, self.now) or [])
 
+    @rule(meanwhile=st.sampled_from(["cancel", "end all", "submit", "time passes"]), data=st.data())
+    def step_while_something_happens(self, meanwhile: str, data: st.DataObject) -> None:
+        plan = self.scheduler.plan(self.now)
+        if plan is None:
+            return
+        self.take(plan.events)
+        if not plan.is_step:
+            return
+        output = compute(self.model, plan, time.perf_counter)
+        match meanwhile:
+            case "cancel" if self.specs:
+                self.scheduler.cancel(data.draw(st.sampled_from(sorted(self.specs))))
+            case "end all":
+                self.take(self.scheduler.end_all(Unavailable("going down", retry_after_s=1.0)))
+            case "submit":
+                self.submit((40, 41, 42), 0, 5, 0.0, 0, None)
+            case _:
+                self.now += 6.0
+        self.take(self.scheduler.apply(plan, output, self.now))
+
     @rule(error=st.sampled_from(ERRORS), moves_done=st.booleans())
     def fail_a_step(self, error: Exception, moves_done: bool) -> None:
         plan = self.scheduler.plan(self.now)

@@ -16,7 +16,7 @@ from cllm.engine.events import Delta, Failed, Finished, FinishReason
 from cllm.engine.plan import Plan
 from cllm.engine.scheduler import Scheduler
 from cllm.errors import Aborted, ContextExceeded, GenerationFailed, ModelDied, NoRoom, StepFailed, Unavailable
-from cllm.serve.streams import BYTES_PER_DELTA, EventStream
+from cllm.serve.streams import N_BYTES_DELTA, EventStream
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
 from tests.serve.conftest import Answer, Steps, make_spec, read_all, serving, text_alone, until
@@ -278,7 +278,7 @@ async def test_a_reader_too_far_behind_is_ended_and_the_others_never_wait_for_it
         slow = running.engine.open([make_spec("slow", 500)])
         answers = await read_all(running.engine.open([make_spec("quick", 200)]))
         assert answers[0].text == text_alone("quick", 200)
-        n_deltas = 1024 // (BYTES_PER_DELTA + 1)
+        n_deltas = 1024 // (N_BYTES_DELTA + 4)
         await all_given_back(running, model)
         (late,) = await read_all(slow)
         assert late.error.code == "stream_overflow"

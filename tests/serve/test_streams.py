@@ -6,9 +6,9 @@ import pytest
 import trio
 import trio.testing
 
-from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, Usage
+from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.errors import GenerationFailed
-from cllm.serve.streams import BYTES_PER_DELTA, EventStream
+from cllm.serve.streams import N_BYTES_DELTA, EventStream
 
 USAGE = Usage(n_prompt=1, n_cached=0, n_generated=1, queue_s=0.0, prefill_s=0.0, decode_s=0.0)
 
@@ -202,7 +202,7 @@ async def test_a_sink_that_raises_ends_its_own_sequence_and_nothing_else() -> No
 
 
 async def test_a_reader_too_far_behind_gets_what_there_was_and_an_error_and_its_sequence_is_cancelled() -> None:
-    made = Made(n_bytes_max=3 * BYTES_PER_DELTA + 3)
+    made = Made(n_bytes_max=3 * (N_BYTES_DELTA + 4))
     made.put(*[delta(7) for _ in range(10)])
     events = await made.rest()
     assert [type(event) for _, event in events] == [Delta, Delta, Delta, Failed]
@@ -222,7 +222,7 @@ async def test_after_an_overflow_the_engines_last_words_are_not_a_second_end() -
 
 
 async def test_a_reader_that_keeps_up_may_read_any_amount() -> None:
-    made = Made(n_bytes_max=2 * BYTES_PER_DELTA)
+    made = Made(n_bytes_max=2 * N_BYTES_DELTA)
     for _ in range(100):
         made.put(delta(7))
         await anext(made.stream)
@@ -232,13 +232,20 @@ async def test_a_reader_that_keeps_up_may_read_any_amount() -> None:
 
 
 async def test_long_text_weighs_more_than_short() -> None:
-    made = Made(n_bytes_max=10 * BYTES_PER_DELTA)
-    made.put(delta(7, "x" * 10 * BYTES_PER_DELTA))
+    made = Made(n_bytes_max=10 * N_BYTES_DELTA)
+    made.put(delta(7, "x" * 10 * N_BYTES_DELTA))
+    assert [type(event) for _, event in await made.rest()] == [Failed]
+
+
+async def test_likely_tokens_weigh_too() -> None:
+    logprob = TokenLogprob(1, -1.0, [(i, -2.0) for i in range(20)])
+    made = Made(n_bytes_max=3 * N_BYTES_DELTA)
+    made.put(Delta(7, "x", [1], [logprob]))
     assert [type(event) for _, event in await made.rest()] == [Failed]
 
 
 async def test_a_terminal_event_always_finds_room() -> None:
-    made = Made(n_bytes_max=BYTES_PER_DELTA + 1)
+    made = Made(n_bytes_max=N_BYTES_DELTA + 4)
     made.put(delta(7), finished(7))
     assert [type(event) for _, event in await made.rest()] == [Delta, Finished]
 
