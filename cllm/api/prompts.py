@@ -43,24 +43,18 @@ async def render(
 
 
 async def chat_prompt(context: Context, text: str, param: str) -> list[int]:
-    """The token ids of a rendered conversation. A template that writes bos itself does not get a second one.
-
-    Special tokens are read in all of the text, what users wrote included, as llama-server does.
-    """
-    tokens = await tokenize(context, text, param=param, add_special=True)
-    vocabulary = context.engine.model.vocabulary
-    return tokens[1:] if vocabulary.adds_bos and tokens[:2] == [vocabulary.bos, vocabulary.bos] else tokens
+    """The token ids of a rendered conversation. Raises: InvalidRequest."""
+    return await _tokens(context, text, param, is_conversation=True)
 
 
 async def text_prompt(context: Context, text: str, param: str = "prompt") -> list[int]:
-    """The token ids of a plain prompt, with bos where the model wants it and special tokens read as such, as llama-server does."""
-    return await tokenize(context, text, param=param, add_special=True)
+    """The token ids of a plain prompt. Raises: InvalidRequest."""
+    return await _tokens(context, text, param, is_conversation=False)
 
 
-async def tokenize(context: Context, text: str, *, param: str, add_special: bool, parse_special: bool = True) -> list[int]:
-    """The token ids of `text`. Raises: InvalidRequest when there are none, or when it is too long for the tokeniser."""
+async def _tokens(context: Context, text: str, param: str, *, is_conversation: bool) -> list[int]:
     try:
-        tokens = await context.engine.tokenize(text, add_special=add_special, parse_special=parse_special)
+        tokens = await context.engine.prompt_tokens(text, is_conversation=is_conversation)
     except TokenizeFailed as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
     if not tokens:

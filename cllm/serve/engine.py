@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from enum import Enum
+from functools import partial
 
 import attrs
 import trio
@@ -16,9 +18,11 @@ from cllm.errors import Unavailable
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.streams import EventStream
+from cllm.text.prompt import prompt_tokens
 from cllm.text.template import ChatTemplate
 
 N_CHARS_INLINE = 4096  # shorter texts are tokenised where they are: a thread hop would cost more (60 us) than it saves
+N_TOKENIZING_MAX = 4  # long texts at a time: they take cores from the model, and may not take all the threads that others need
 
 
 class EnginePhase(Enum):
@@ -59,7 +63,8 @@ class Health:
 class Engine:
     """One model being loaded, served, drained.
 
-    `phase` and `progress` (0 to 1) say how far it is. Every method but `tokenize` is synchronous and must be called from the Trio thread.
+    `phase` and `progress` (0 to 1) say how far it is. All methods must be called from the Trio
+    thread; those that tokenise may wait, the others are synchronous.
     """
 
     def __init__(self, *, metrics: Metrics, stream_n_bytes_max: int, watchdog_s: float) -> None:
@@ -70,6 +75,7 @@ class Engine:
         self._watchdog_s = watchdog_s
         self._model: ServedModel | None = None
         self._loop: StepLoop | None = None
+        self._tokenizing = trio.CapacityLimiter(N_TOKENIZING_MAX)
 
     # --- what the API asks --------------------------------------------------------------------------------------------
 
@@ -99,14 +105,17 @@ class Engine:
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of `text` without holding up other requests. Raises: Unavailable · TokenizeFailed."""
-        vocabulary = self.model.vocabulary
-        if len(text) <= N_CHARS_INLINE:
-            return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+        tokenize = partial(self.model.vocabulary.tokenize, text, add_special=add_special, parse_special=parse_special)
+        return await self._tokenized(tokenize, len(text))
 
-        def tokenize() -> list[int]:
-            return vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+    async def prompt_tokens(self, text: str, *, is_conversation: bool) -> list[int]:
+        """`cllm.text.prompt.prompt_tokens` without holding up other requests. Raises: Unavailable · TokenizeFailed."""
+        return await self._tokenized(partial(prompt_tokens, self.model.vocabulary, text, is_conversation=is_conversation), len(text))
 
-        return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True)
+    async def _tokenized(self, tokenize: Callable[[], list[int]], n_chars: int) -> list[int]:
+        if n_chars <= N_CHARS_INLINE:
+            return tokenize()
+        return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True, limiter=self._tokenizing)
 
     def sequences(self) -> list[SequenceView]:
         """The sequences under way, waiting ones included, in order of service."""

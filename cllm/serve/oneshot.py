@@ -8,7 +8,7 @@ import time
 
 import attrs
 
-from cllm.config import Settings
+from cllm.config import Settings, SettingsError
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
@@ -19,6 +19,7 @@ from cllm.serve.engine import ServedModel
 from cllm.serve.loading import Loaded, load
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
+from cllm.text.prompt import prompt_tokens
 
 OK, FAILED = 0, 1
 
@@ -26,7 +27,7 @@ OK, FAILED = 0, 1
 def run(
     settings: Settings, prompt: str, *, system: str | None, max_tokens: int | None, temperature: float, seed: int | None, raw: bool
 ) -> int:
-    """Answer `prompt` on standard output as it is generated; return the process's exit code."""
+    """Answer `prompt` on standard output as it is generated; return the process's exit code. Raises: SettingsError."""
     if settings.log_level == "info":  # that is for servers; here the answer is all that was asked for
         settings = attrs.evolve(settings, log_level="warning")
     configure_logging(settings)
@@ -59,11 +60,12 @@ def run(
 
 
 def _tokens(model: ServedModel, prompt: str, system: str | None, *, raw: bool) -> list[int]:
-    if raw:
-        return model.vocabulary.tokenize(prompt, add_special=True, parse_special=False)
     messages = [{"role": "system", "content": system}] if system is not None else []
-    text = model.template.render([*messages, {"role": "user", "content": prompt}])
-    return model.vocabulary.tokenize(text, add_special=False, parse_special=True)
+    text = prompt if raw else model.template.render([*messages, {"role": "user", "content": prompt}])
+    tokens = prompt_tokens(model.vocabulary, text, is_conversation=not raw)
+    if not tokens:  # a model that begins with bos has something to go on from
+        raise SettingsError("PROMPT: there is nothing in it")
+    return tokens
 
 
 def _answer(loaded: Loaded, spec: SequenceSpec) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ from cllm.backend import Vocabulary
 from cllm.config import Settings
 from cllm.engine.sequence import Phase
 from cllm.errors import Unavailable
-from cllm.serve.engine import N_CHARS_INLINE, Engine, EnginePhase
+from cllm.serve.engine import N_CHARS_INLINE, N_TOKENIZING_MAX, Engine, EnginePhase
 from cllm.serve.metrics import Metrics
 from cllm.testing.engine import running_engine
 from cllm.testing.fake import FakeModel, FakeVocabulary
@@ -126,6 +127,30 @@ async def test_long_texts_are_tokenised_in_a_thread_and_short_ones_at_once(n_cha
         tokens = await running.engine.tokenize("x" * n_chars, add_special=True, parse_special=False)
     assert tokens == [vocabulary.bos] + [ord("x")] * n_chars
     assert (vocabulary.threads == [threading.current_thread()]) is inline
+
+
+async def test_however_many_long_texts_come_there_are_threads_for_everything_else() -> None:
+    go_on = threading.Event()
+    n_tokenizing: list[int] = []
+
+    class Slow(FakeVocabulary):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            n_tokenizing.append(1)
+            assert go_on.wait(20)
+            return []
+
+    model = FakeModel()
+    model.vocabulary = Slow()
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        try:
+            for _ in range(100):  # more than Trio has threads
+                nursery.start_soon(partial(running.engine.prompt_tokens, "x" * 100_000, is_conversation=True))
+            await until(lambda: len(n_tokenizing) == N_TOKENIZING_MAX)
+            await trio.to_thread.run_sync(str)
+            assert len(n_tokenizing) == N_TOKENIZING_MAX
+        finally:
+            go_on.set()
+    assert len(n_tokenizing) == 100
 
 
 async def test_a_request_that_is_cancelled_does_not_wait_for_its_long_text() -> None:
