@@ -1,4 +1,4 @@
-"""`python -m benchmarks ladder|peers|stack|report|smoke`: each with options of its own, which `--help` after its name lists."""
+"""`python -m benchmarks COMMAND`: each command with options of its own, which `--help` after its name lists."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 COMMANDS: Final = {
     "ladder": ("benchmarks.ladder", "what each layer costs over the one below, on a real model"),
+    "against-native": ("benchmarks.against_native", "all layers together, over HTTP, beside a bare loop of llama_decode"),
     "stack": ("benchmarks.ceiling", "what the layers above a model could carry, on an instant fake"),
     "peers": ("benchmarks.peers", "other servers beside ours, on the same work"),
     "report": ("benchmarks.report", "Markdown and plots of the results that are kept, and README's table"),
@@ -19,7 +20,7 @@ def main() -> None:
     """Run one command; it reads the rest of the command line itself."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in COMMANDS:
-        lines = [f"  {command:8} {text}" for command, (_, text) in COMMANDS.items()]
+        lines = [f"  {command:14} {text}" for command, (_, text) in COMMANDS.items()]
         print("\n".join(["usage: python -m benchmarks COMMAND [OPTION ...]", *lines]), file=sys.stdout if name == "--help" else sys.stderr)
         sys.exit(0 if name == "--help" else 2)
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]

@@ -181,7 +181,6 @@ PARTS: Final = (  # of a file's path, the first that fits; what a built-in funct
     ("text", "/cllm/text/"),
     ("loop and streams", "/cllm/serve/loop"),
     ("loop and streams", "/cllm/serve/streams"),
-    ("loop and streams", "/cllm/serve/worker"),
     ("loop and streams", "/cllm/serve/metrics"),
     ("http", "/cllm/serve/http/"),
     ("api", "/cllm/api/"),

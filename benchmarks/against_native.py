@@ -1,6 +1,6 @@
 """What the whole stack costs: tokens/s over HTTP, streamed, against a bare loop of `llama_decode` over the same batches.
 
-    python -m benchmarks.stack [--model FILE] [--pairs 5] [--concurrency 8] [--requests 40]
+    python -m benchmarks against-native [--model FILE] [--pairs 5] [--concurrency 8] [--requests 40]
 
 Both run in the same pass of the benchmark, turn by turn, with fresh prompts each turn. The ratio of a turn is what counts: the machine's
 own speed cancels out.
@@ -137,7 +137,7 @@ def report(arguments: argparse.Namespace, results: list[Measured]) -> dict[str, 
             f"{row['ratio_min']:6} {row['ratio_max']:6}   {share:.1%}"
         )
     return {
-        "benchmark": "stack",
+        "benchmark": "against-native",
         "requests": arguments.requests,
         "concurrency": arguments.concurrency,
         "pairs": arguments.pairs,
@@ -150,7 +150,7 @@ def report(arguments: argparse.Namespace, results: list[Measured]) -> dict[str, 
 
 def main() -> None:
     """Measure, print a table, end with one line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stack", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks against-native", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", help="a GGUF file (default: the qwen3-0.6b shape in Q4_K_M, made on demand)")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=8)
