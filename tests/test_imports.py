@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import cllm_llamacpp
 import pytest
 
 import cllm
+import cllm_llamacpp
 
 HOUSE = Path(cllm.__file__).parent
 BACKEND = Path(cllm_llamacpp.__file__).parent

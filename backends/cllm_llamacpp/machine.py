@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -34,11 +35,10 @@ def _core_of(cpu: int) -> tuple[str, ...]:
 
 
 def _cpu_quota() -> int:
-    """Return how many CPUs' worth of time the control group allows (cgroup v2: ``cpu.max`` is "quota period")."""
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
-    if not quota.isdigit() or not period.isdigit():
-        return os.cpu_count() or 1
-    return max(1, -(-int(quota) // int(period)))
+    """Return how many CPUs' worth of time the control groups allow (cgroup v2: ``cpu.max`` is "quota period")."""
+    limits = [_read(group / "cpu.max").partition(" ") for group in _cgroups()]
+    quotas = [-(-int(quota) // int(period)) for quota, _, period in limits if quota.isdigit() and period.isdigit()]
+    return max(1, min(quotas, default=os.cpu_count() or 1))
 
 
 def _mem_available() -> int:
@@ -52,10 +52,19 @@ def _mem_available() -> int:
 
 
 def _cgroup_memory_left() -> int:
-    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
-    if not limit.isdigit() or not used.isdigit():
-        return 1 << 62
-    return int(limit) - int(used)
+    pairs = [(_read(group / "memory.max"), _read(group / "memory.current")) for group in _cgroups()]
+    return min((int(limit) - int(used) for limit, used in pairs if limit.isdigit() and used.isdigit()), default=1 << 62)
+
+
+def _cgroups() -> list[Path]:
+    """Return the control groups that this process is in, its own first: the limits of each hold for all below it.
+
+    cgroup v2 says "0::/system.slice/cllm.service". In a container the path may be one that only its host sees; the root's files are
+    the container's own then.
+    """
+    own = next((line.removeprefix("0::/") for line in _read(_OWN_CGROUP).splitlines() if line.startswith("0::/")), "")
+    path = PurePosixPath(own)
+    return [_CGROUP / group for group in (path, *path.parents)]
 
 
 def _read(path: Path) -> str:

@@ -11,11 +11,10 @@ import pytest
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 pytest.importorskip("gguf", reason="the package gguf, which makes the tiny models, is not installed")
 
-from cllm_llamacpp import make_cpu_backend
-from cllm_llamacpp.model import LlamaModel
-
 from cllm.backend import Batch, FlashAttention, KvLayout, Logits, ModelSpec
 from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
+from cllm_llamacpp import make_cpu_backend
+from cllm_llamacpp.model import LlamaModel
 
 Load = Callable[..., LlamaModel]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from cllm_llamacpp import machine, settings
 
 
@@ -41,6 +42,35 @@ def test_a_control_group_limits_the_memory(monkeypatch, tmp_path):
     (tmp_path / "memory.max").write_text("1000000")
     (tmp_path / "memory.current").write_text("400000")
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+
+    assert machine.free_memory_bytes() == 600_000
+
+
+def test_the_tightest_group_from_the_own_one_to_the_root_limits_memory_and_cores(monkeypatch, tmp_path):
+    groups = {"": ("max", "max 100000"), "a.slice": ("900000", "300000 100000"), "a.slice/b.service": ("800000", "max 100000")}
+    for group, (memory, cpu) in groups.items():
+        folder = tmp_path / "cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(memory + "\n")
+        (folder / "memory.current").write_text("300000\n")
+        (folder / "cpu.max").write_text(cpu + "\n")
+    (tmp_path / "own").write_text("1:name=systemd:/elsewhere\n0::/a.slice/b.service\n")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    monkeypatch.setattr(machine, "_allowed_cpus", lambda: {0, 1, 2, 3, 4, 5})
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
+
+    assert machine.free_memory_bytes() == 500_000
+    assert machine.n_cores() == 3
+
+
+def test_a_group_that_only_the_host_of_a_container_sees_leaves_the_limits_of_the_root(monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text("1000000")
+    (tmp_path / "memory.current").write_text("400000")
+    (tmp_path / "own").write_text("0::/../../of-the-host/b.service\n")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_CGROUP", tmp_path / "own")
 
     assert machine.free_memory_bytes() == 600_000
 

@@ -7,12 +7,12 @@ import sys
 import threading
 
 import pytest
-from cllm_llamacpp import make_cpu_backend
-from cllm_llamacpp.library import open_library
 
 from cllm.backend import Backend, FlashAttention, KvLayout, Lora, ModelSpec, StepModel
 from cllm.errors import LoadAborted, LoadFailed, ModelDied
 from cllm.testing.tiny import ARCHITECTURES, N_CTX_TRAIN
+from cllm_llamacpp import make_cpu_backend
+from cllm_llamacpp.library import open_library
 
 
 def go_on(_share: float) -> bool:

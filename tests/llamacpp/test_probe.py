@@ -7,10 +7,10 @@ import sys
 import time
 
 import pytest
-from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
 
 from cllm.backend import CONTRACT_VERSION, ModelSpec
 from cllm.errors import BackendUnavailable
+from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
 
 
 @pytest.fixture

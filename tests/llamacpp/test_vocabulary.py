@@ -6,13 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cllm_llamacpp import bigstack
-from cllm_llamacpp import vocabulary as module
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cllm.errors import TokenizeFailed
 from cllm.testing.tiny import CHAT_TEMPLATE
+from cllm_llamacpp import bigstack
+from cllm_llamacpp import vocabulary as module
 
 
 @pytest.fixture
