@@ -8,10 +8,12 @@ from collections.abc import Sequence as Seq
 import attrs
 
 from cllm.backend import StepModel
+from cllm.config import Settings
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, Event, Failed, TokenLogprob
-from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.serve.loading import limits_of
 
 
 @attrs.define
@@ -25,17 +27,8 @@ class Text:
 
 
 def make_scheduler(model: StepModel, *, row_budget: int = 512, n_live_max: int = 32) -> Scheduler:
-    """A scheduler over all of `model`."""
-    limits = Limits(
-        n_cells=model.n_cells,
-        n_slots=model.n_slots,
-        n_ctx=min(model.info.n_ctx_train, model.n_cells_slot),
-        n_rows_max=model.n_rows_max,
-        row_budget=row_budget,
-        n_live_max=n_live_max,
-        n_waiting_max=1000,
-    )
-    return Scheduler(limits, model.vocabulary)
+    """A scheduler over all of `model`, as the server makes it."""
+    return Scheduler(limits_of(model, Settings(row_budget=row_budget, parallel=n_live_max)), model.vocabulary)
 
 
 def run(model: StepModel, scheduler: Scheduler, specs: Seq[SequenceSpec], *, n_at_start: int = 1000) -> list[Text]:

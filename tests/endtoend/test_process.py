@@ -22,6 +22,7 @@ import pytest
 
 START_S = 60.0
 END_S = 20.0
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for what is no character, as where the last one was cut
 FEW_CELLS = ("--ctx-size", "4096", "--threads", "1")
 STARTED: list[Process] = []
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("CLLM_")}
@@ -128,10 +129,20 @@ def metric(server: Process, pattern: str) -> list[tuple[str, int]]:
     return [(label, int(float(value))) for label, value in re.findall("^" + pattern + r" (\S+)$", text, re.MULTILINE)]
 
 
+def submitted(server: Process) -> int:
+    """The sequences that the engine has accepted in all."""
+    return metric(server, "cllm_sequences_submitted_total()")[0][1]
+
+
+def cancelled(server: Process) -> int:
+    """The sequences that ended because nobody waited for them any more."""
+    return dict(metric(server, r'cllm_sequences_ended_total\{how="(\w+)"\}')).get("cancelled", 0)
+
+
 def wait_submitted(server: Process, n_sequences: int) -> None:
     """Wait until the engine has accepted so many sequences in all."""
     deadline = time.monotonic() + 10
-    while metric(server, "cllm_sequences_submitted_total()")[0][1] < n_sequences:
+    while submitted(server) < n_sequences:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -163,9 +174,14 @@ def test_it_gives_exactly_as_many_tokens_as_asked(server: Process, max_tokens: i
 
 
 def test_a_character_is_never_split_whatever_max_tokens_is(server: Process) -> None:
+    question = "Repeat: 你好 déjà vu 🙂 über"
+    whole = server.post("/v1/chat/completions", chat(question))["choices"][0]["message"]["content"]
+    assert not whole.isascii()
+    assert REPLACEMENT not in whole
     for max_tokens in range(1, 24):
-        body = chat("Repeat: 你好 déjà vu 🙂 über", max_tokens=max_tokens)
+        body = chat(question, max_tokens=max_tokens)
         answer = server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+        assert whole.startswith(answer.removesuffix(REPLACEMENT)), "only the last character may be cut"
         data = server.post("/v1/chat/completions", {**body, "stream": True})
         assert streamed_text(data) == answer
 
@@ -182,9 +198,12 @@ def test_clients_that_leave_at_any_moment_leave_no_cell_held(server: Process) ->
             except OSError:
                 pass
 
+    n_submitted, n_cancelled = submitted(server), cancelled(server)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(leave, range(1, 41)))
     assert idle_cells(server) == {"free": 4096, "held": 0, "cached": 0}
+    assert submitted(server) > n_submitted, "all left before their requests were read"
+    assert cancelled(server) > n_cancelled, "all stayed to the end"
     assert server.get("/health")[0] == 200
 
 
@@ -230,7 +249,9 @@ def test_when_grace_is_over_streams_end_with_an_error_and_the_code_is_0() -> Non
 
 def test_ctrl_c_while_loading_gives_up_the_load() -> None:
     process = serve()
-    time.sleep(0.4)
+    assert process.popen.stdout is not None
+    while "load.start" not in (line := process.popen.stdout.readline()):
+        assert line, "it ended before it began to load"
     assert process.end(signal.SIGINT) in (0, 130)
     assert "Traceback" not in process.output
 
@@ -312,6 +333,12 @@ def test_generate_answers_on_the_terminal() -> None:
     process = start("cllm", "generate", "What is cLLM?", "--temperature", "0", "--log-level", "error", *FEW_CELLS)
     assert process.end() == 0
     assert "cLLM" in process.output
+
+
+def test_generate_with_nothing_to_go_on_from_is_one_line_and_code_2() -> None:
+    process = start("cllm", "generate", "", "--raw", *FEW_CELLS)
+    assert process.end() == 2
+    assert_one_complaint(process.output, "PROMPT")
 
 
 def test_backends_lists_both_built_in_ones() -> None:
