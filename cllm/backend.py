@@ -168,7 +168,7 @@ class StepModel(Protocol):
     """A model that computes rows; scheduling and sampling are the engine's.
 
     Every call blocks; there is one caller at a time, not always from the same thread, except `abort`, which may come from any thread
-    at any moment. Slots begin empty.
+    at any moment. Slots begin empty. A call that `capabilities` rules out raises StepFailed and changes nothing.
     """
 
     vocabulary: Vocabulary

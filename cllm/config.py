@@ -22,7 +22,7 @@ from cllm.errors import CllmError
 
 PREFIX: Final = "CLLM_"
 N_SLOTS_MAX: Final = 256  # llama.cpp refuses more sequences in one context
-_OTHER_VARIABLES = frozenset({"CLLM_WHEEL_CACHE"})  # read by tools/, not by the server
+_OTHER_VARIABLES = frozenset({"CLLM_WHEEL_CACHE", "CLLM_MODEL_CACHE"})  # read by tools/ and benchmarks/, not by the server
 
 # The words of `cllm.backend`'s enumerations, which cannot be imported here: that module needs NumPy. A test holds them together.
 KvLayout: TypeAlias = Literal["auto", "unified", "streams"]

@@ -32,7 +32,7 @@ class Loaded:
 def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     """Load what the settings name; blocks.
 
-    Raises: BackendUnavailable · LoadFailed · LoadAborted · TemplateError.
+    Raises: BackendUnavailable · LoadFailed · LoadAborted · TemplateInvalid.
     """
     name, backend = choose_backend(settings.backend)
     spec = model_spec(settings)
