@@ -30,7 +30,7 @@ class Progress(Protocol):
 
 
 class BarProgress:
-    """A bar on standard error."""
+    """A bar on standard error. Log lines that come meanwhile go above it; otherwise the bar would wipe them out."""
 
     def __init__(self, name: str) -> None:
         self._bar = Bar(
@@ -39,6 +39,8 @@ class BarProgress:
         )  # fmt: skip
         self._task = self._bar.add_task("load", total=1.0)
         self._bar.start()
+        self._logger_factory = structlog.get_config()["logger_factory"]
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # which is the bar's while it runs
 
     def update(self, share: float) -> None:
         """See `Progress.update`."""
@@ -52,6 +54,7 @@ class BarProgress:
     def stop(self) -> None:
         """See `Progress.stop`."""
         self._bar.stop()
+        structlog.configure(logger_factory=self._logger_factory)
 
 
 class LogProgress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ import cllm
 from cllm.api.app import create_app
 from cllm.config import Settings, warnings
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, OperatorError
-from cllm.serve.http import HttpConfig, serve_http
+from cllm.serve.http import HttpConfig, Traffic, serve_http
 from cllm.serve.http.requests import leaves
 from cllm.serve.lifecycle import EngineLife
 from cllm.serve.logs import configure_logging
@@ -80,9 +81,11 @@ class Server:
             keep_alive_s=settings.keep_alive_s,
         )
         app = create_app(self._life.engine, settings)
+        traffic = Traffic()
+        self._life.engine.metrics.registry.register(traffic)
         with self._http_scope:
             async with trio.open_nursery() as nursery:
-                (self._url, *_) = await nursery.start(partial(serve_http, app, config=config, shutdown=self._shutdown))
+                (self._url, *_) = await nursery.start(partial(serve_http, app, config=config, shutdown=self._shutdown, traffic=traffic))
                 log.info("listen", url=self._url)
                 self._listening.set()
 
@@ -93,20 +96,24 @@ class Server:
             pass
         except (BackendUnavailable, LoadFailed) as error:
             self._complain(error)
+            self._end_http_soon()
         except Exception as error:
             self._code = EXIT_DIED
             log.critical("engine.died", why=f"{type(error).__name__}: {error}")
             log.debug("engine.died", exc_info=error)
+            self._end_http_soon()
         finally:
-            # Streams have their terminal events by now, whichever way it ended; HTTP gets a moment to carry them out.
             self._shutdown.set()
-            self._http_scope.deadline = min(self._http_scope.deadline, trio.current_time() + FLUSH_S)
+
+    def _end_http_soon(self) -> None:
+        """Streams have their terminal events by now: a moment to carry them out. After a drain it is what is left of the grace."""
+        self._http_scope.deadline = trio.current_time() + FLUSH_S
 
     async def _announce(self) -> None:
         await self._life.ready.wait()
         await self._listening.wait()
         model = self._life.engine.model
-        print(f"cLLM {cllm.__version__} serves {model.name} at {self._url}\n\nTry:  {_curl(self._url, self._settings)}\n", flush=True)
+        _tell(f"cLLM {cllm.__version__} serves {model.name} at {self._url}\n\nTry:  {_curl(self._url, self._settings)}\n")
 
     async def _heed_signals(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -132,6 +139,15 @@ class Server:
         timer = threading.Timer(seconds, os._exit, [self._code])
         timer.daemon = True
         timer.start()
+
+
+def _tell(text: str) -> None:
+    """Print, for whom it may interest: a server needs no standard output."""
+    try:
+        print(text, flush=True)
+    except OSError:  # nobody reads any more (`| head -1`), or the disk is full; Python would try again, and complain, at its end
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _curl(url: str, settings: Settings) -> str:

@@ -18,7 +18,7 @@ class HttpConfig:
     body_timeout_s: float = 60.0  # from the headers to the end of the body; then 408
     write_timeout_s: float = 30.0  # how long a client may take no byte of what waits for it
     keep_alive_s: float = 60.0  # between two requests
-    max_header_bytes: int = 64 * 1024
+    n_header_bytes_max: int = 64 * 1024
     backlog: int = 1024
     n_connections_max: int = 10_000  # or what the limit on open files leaves room for, if that is less
     debug: bool = False  # log tracebacks

@@ -20,11 +20,12 @@ from cllm.serve.http.asgi import AsgiApp
 from cllm.serve.http.config import HttpConfig
 from cllm.serve.http.http1 import Http1
 from cllm.serve.http.requests import Requests
+from cllm.serve.http.traffic import Traffic
 from cllm.serve.http.writer import Writer
 
-MAX_RECV_BYTES = 64 * 1024
+N_RECV_BYTES_MAX = 64 * 1024
 # While a response is under way, what the client sends ahead is read only to see behind it whether the client is still there.
-MAX_AHEAD_BYTES = 64 * 1024
+N_AHEAD_BYTES_MAX = 64 * 1024
 LOOK_S = 0.25  # beyond that, how often the kernel is asked instead
 # Closing while the client still sends makes its kernel drop the answer it has not read: read on for a while, and throw away.
 LINGER_S = 1.0
@@ -54,6 +55,7 @@ class Connection:
         config: HttpConfig,
         shared: tuple[hypercorn.Config, hypercorn.WorkerContext, hypercorn.ConnectionState],
         *,
+        traffic: Traffic,
         on_idle: Callable[[], None],
     ) -> None:
         tune(raw, config)
@@ -67,6 +69,7 @@ class Connection:
         self._app = app
         self._config = config
         self._shared = shared
+        self._traffic = traffic
         self._on_idle = on_idle
         self._timeouts = {
             Phase.IDLE: config.keep_alive_s,
@@ -143,6 +146,7 @@ class Connection:
             timeout_s=self._config.write_timeout_s,
             spawn=nursery.start_soon,
             on_broken=self.abort,
+            traffic=self._traffic,
         )
         return protocol
 
@@ -162,7 +166,7 @@ class Connection:
     async def _read(self) -> None:
         self._enter(Phase.HEAD)
         while True:
-            data = await self._receive() if self._n_ahead < MAX_AHEAD_BYTES else await self._wait_for_response()
+            data = await self._receive() if self._n_ahead < N_AHEAD_BYTES_MAX else await self._wait_for_response()
             if data == b"":
                 return
             if data is not None:
@@ -176,6 +180,7 @@ class Connection:
             self._note_phase()
 
     async def _take(self, data: bytes) -> None:
+        self._traffic.n_bytes_in += len(data)
         if self.phase is Phase.RESPONSE:
             self._n_ahead += len(data)
         await self._protocol.feed(data)
@@ -186,7 +191,7 @@ class Connection:
             if self._has_to_resume:
                 return None
             try:
-                return bytes(await self._stream.receive_some(MAX_RECV_BYTES))
+                return bytes(await self._stream.receive_some(N_RECV_BYTES_MAX))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return b""
         return None
@@ -234,7 +239,7 @@ class Connection:
         with contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             self._raw.shutdown(socket.SHUT_WR)
             with trio.move_on_after(LINGER_S):
-                while await self._stream.receive_some(MAX_RECV_BYTES):
+                while await self._stream.receive_some(N_RECV_BYTES_MAX):
                     pass
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-MAX_UNREAD_BYTES = 256 * 1024
+N_UNREAD_BYTES_MAX = 256 * 1024
 
 
 class Inbox:
@@ -27,7 +27,7 @@ class Inbox:
             self._body += message["body"]
             self._complete = not message["more_body"]
         self._changed.unpark_all()
-        while len(self._body) > MAX_UNREAD_BYTES and not self._disconnected:
+        while len(self._body) > N_UNREAD_BYTES_MAX and not self._disconnected:
             await self._changed.park()
 
     async def receive(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from cllm.serve.http.connection import Connection
 from cllm.serve.http.lifespan import lifespan_of
 from cllm.serve.http.listeners import accept, addresses_of, close_all, is_passing, make_tls, open_listeners, reason
 from cllm.serve.http.requests import leaves, log_contained
+from cllm.serve.http.traffic import Traffic
 
 __all__ = ["HttpConfig", "serve_http"]
 
@@ -37,11 +38,13 @@ async def serve_http(
     config: HttpConfig,
     shutdown: Trigger,
     abort: Trigger | None = None,
+    traffic: Traffic | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `app` until `shutdown`, then let requests under way finish for `config.grace_s` at most, or until `abort`.
 
-    `task_status.started` gets the URLs when connections are accepted. Cancelling it is like `abort`.
+    `task_status.started` gets the URLs when connections are accepted. Cancelling it is like `abort`. What goes over the connections is
+    added to `traffic`.
 
     Raises: CannotListen before it has started; AppFailed when the app's lifespan fails, at the start or later.
     """
@@ -49,7 +52,7 @@ async def serve_http(
     listeners = await open_listeners(config)
     try:
         async with lifespan_of(app) as state:
-            server = Server(app, config, tls, state)
+            server = Server(app, config, tls, state, traffic or Traffic())
             urls = addresses_of(listeners, config)
             await server.run(listeners, shutdown, abort, lambda: task_status.started(urls))
     except BaseExceptionGroup as group:
@@ -64,20 +67,21 @@ async def serve_http(
 class Server:
     """All connections of one server."""
 
-    def __init__(self, app: AsgiApp, config: HttpConfig, tls: Any, state: dict[str, Any]) -> None:
+    def __init__(self, app: AsgiApp, config: HttpConfig, tls: Any, state: dict[str, Any], traffic: Traffic) -> None:
         self._app = app
         self._config = config
         self._tls = tls
+        self._traffic = traffic
         self._context = hypercorn.WorkerContext(None)
         self._shared = (hypercorn_config(config), self._context, hypercorn.ConnectionState(state))
         self._connections: set[Connection] = set()
         self._changed = trio.Event()
         self._n_max = n_connections_max(config)
-        self._t_logged = -math.inf
+        self._logged_at = -math.inf
 
     async def run(self, listeners: list[socket.socket], shutdown: Trigger, abort: Trigger | None, started: Callable[[], None]) -> None:
-        try:
-            async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
+            try:
                 async with trio.open_nursery() as accepting:
                     for listener in listeners:
                         accepting.start_soon(self._accept_from, listener, nursery)
@@ -91,14 +95,13 @@ class Server:
                     nursery.start_soon(self._abort_at, abort, nursery.cancel_scope)
                 await self._wait_until_empty()
                 nursery.cancel_scope.cancel()
-        finally:
-            self._abort_all()
+            finally:
+                self._abort_all()  # here, not round the nursery, which waits for writes that no cancellation reaches
 
     async def _wait_until_empty(self) -> None:
         with trio.move_on_after(self._config.grace_s):
             while self._connections:
                 await self._wait_for_change()
-        self._abort_all()
 
     async def _abort_at(self, abort: Trigger, scope: trio.CancelScope) -> None:
         await wait_for(abort)
@@ -137,8 +140,8 @@ class Server:
 
     async def _bear(self, error: OSError) -> None:
         """After a failed accept, wait until the next may succeed."""
-        if trio.current_time() - self._t_logged >= LOG_EVERY_S:
-            self._t_logged = trio.current_time()
+        if trio.current_time() - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = trio.current_time()
             log.warning("cannot accept connections at the moment", error=reason(error))
         if self._close_longest_idle():
             with trio.move_on_after(PAUSE_S):
@@ -159,7 +162,7 @@ class Server:
         await self._changed.wait()
 
     def _start(self, raw: socket.socket, nursery: trio.Nursery) -> None:
-        connection = Connection(raw, self._tls, self._app, self._config, self._shared, on_idle=self._note_change)
+        connection = Connection(raw, self._tls, self._app, self._config, self._shared, traffic=self._traffic, on_idle=self._note_change)
         self._connections.add(connection)
         nursery.start_soon(self._serve_one, connection)
 
@@ -195,7 +198,7 @@ def hypercorn_config(config: HttpConfig) -> hypercorn.Config:
     """Return what Hypercorn's protocol reads of its configuration."""
     theirs = hypercorn.Config()
     theirs.accesslog = theirs.errorlog = None
-    theirs.h11_max_incomplete_size = config.max_header_bytes
+    theirs.h11_max_incomplete_size = config.n_header_bytes_max
     theirs.include_server_header = False
     return theirs
 

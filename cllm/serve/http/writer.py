@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import trio
 
+from cllm.serve.http.traffic import Traffic
+
 # Progress is looked for piece by piece, so that a large answer to a slow client is not taken for a client that has stopped.
 PIECE_BYTES = 64 * 1024
 # A stream whose client keeps up never waits; after so many bytes it lets the others run.
@@ -28,12 +30,14 @@ class Writer:
         timeout_s: float,
         spawn: Callable[..., None],
         on_broken: Callable[[], None],
+        traffic: Traffic,
     ) -> None:
         self._stream = stream
         self._raw = raw
         self._timeout_s = timeout_s
         self._spawn = spawn
         self._on_broken = on_broken
+        self._traffic = traffic
         self._lock = trio.Lock()  # held while a task waits for the socket
         self._rest = b""  # accepted, and not yet in the hands of the socket or of the task that holds the lock
         self._n_in_turn = 0
@@ -77,12 +81,14 @@ class Writer:
         if self._raw is None:
             return 0
         try:
-            return self._raw.send(data)
+            n_sent = self._raw.send(data)
         except BlockingIOError:
             return 0
         except OSError:
             self._break()
             return 0
+        self._traffic.n_bytes_out += n_sent
+        return n_sent
 
     async def _flush(self) -> None:
         # Shielded, because a half-written chunk spoils all that follows it; bounded by each piece's timeout.
@@ -98,6 +104,7 @@ class Writer:
         with trio.move_on_after(self._timeout_s) as scope:
             try:
                 await self._stream.send_all(piece)
+                self._traffic.n_bytes_out += len(piece)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 self._break()
         if scope.cancelled_caught:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
+import trio.testing
+
+from cllm.serve.http import HttpConfig, serve_http
 
 
 async def test_requests_under_way_finish_and_then_the_server_ends(serving, until):
@@ -90,3 +95,34 @@ async def test_cancelling_it_is_as_good(serving, until):
             scope.cancel()
             await trio.sleep_forever()
     assert trio.current_time() - start < 0.5
+
+
+@pytest.mark.parametrize("draining", [False, True])
+async def test_cancelling_it_ends_a_write_to_a_client_that_never_reads(until, draining):
+    begun = trio.Event()
+
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        begun.set()
+        with trio.CancelScope(shield=True):
+            await send({"type": "http.response.body", "body": b"x" * 20_000_000, "more_body": False})
+
+    shutdown = trio.Event()
+    config = HttpConfig(port=0, grace_s=60, write_timeout_s=60)
+    with trio.fail_after(10.0):
+        async with trio.open_nursery() as nursery:
+            (url,) = await nursery.start(partial(serve_http, app, config=config, shutdown=shutdown))
+            client = await trio.open_tcp_stream("127.0.0.1", int(url.rpartition(":")[2]))
+            async with client:
+                await client.send_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+                await begun.wait()
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                if draining:
+                    shutdown.set()
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                start = trio.current_time()
+                nursery.cancel_scope.cancel()
+                with trio.CancelScope(shield=True):  # the client stays, and reads nothing
+                    await until(lambda: len(nursery.child_tasks) == 0)
+    assert trio.current_time() - start < 1.0

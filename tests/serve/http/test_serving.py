@@ -1,0 +1,185 @@
+"""How `cllm serve` ends its HTTP, and what it says on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from cllm.config import Settings
+from cllm.errors import ModelDied
+from cllm.serve import server as server_module
+from cllm.serve.engine import EnginePhase
+from cllm.serve.progress import BarProgress, make_progress
+from cllm.testing.fake import FakeBackend, FakeModel
+
+BODY = b"x" * 8_000_000  # more than any kernel keeps for a client that does not read
+
+
+class Backend(FakeBackend):
+    """Loads one model."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self._model = model
+
+    def load(self, spec, on_progress):
+        return self._model
+
+
+class App:
+    """Answers with more than a client takes at once."""
+
+    def __init__(self) -> None:
+        self.begun = trio.Event()
+
+    async def __call__(self, scope, receive, send):
+        assert scope["type"] == "http"
+        headers = [(b"content-length", str(len(BODY)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self.begun.set()
+        await send({"type": "http.response.body", "body": BODY, "more_body": False})
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """A server in the tests' own process, which it must not end."""
+    app = App()
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", Backend(FakeModel())))
+    monkeypatch.setattr(server_module, "create_app", lambda engine, settings: app)
+    monkeypatch.setattr(server_module.Server, "_exit_in", lambda self, seconds: None)
+    monkeypatch.setattr(server_module, "FLUSH_S", 0.0)
+    server = server_module.Server(Settings("fake", port=0, grace_s=20.0, write_timeout_s=60.0))
+    return server, app
+
+
+async def ask(server: server_module.Server, app: App) -> trio.SocketStream:
+    """A client that has asked, and reads when it likes."""
+    await server._life.ready.wait()
+    await server._listening.wait()
+    client = await trio.open_tcp_stream("127.0.0.1", int(server._url.rpartition(":")[2]))
+    await client.send_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+    await app.begun.wait()
+    return client
+
+
+async def test_after_a_drain_a_client_that_reads_slowly_gets_all_of_its_answer(served, until):
+    server, app = served
+    codes = []
+
+    async def run() -> None:
+        codes.append(await server.run())
+
+    with trio.fail_after(15.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            client = await ask(server, app)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: server._life.engine.phase is EnginePhase.STOPPED)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            received = b"".join([data async for data in client])
+            await client.aclose()
+    assert received.endswith(b"\r\n\r\n" + BODY)
+    assert codes == [0]
+
+
+async def test_when_the_engine_dies_a_client_that_never_reads_does_not_hold_the_end_up(served, monkeypatch, until):
+    server, app = served
+    die = trio.Event()
+    codes = []
+
+    async def run_until_death() -> None:
+        server._life.ready.set()
+        await die.wait()
+        raise ModelDied("the device is gone")
+
+    async def run() -> None:
+        codes.append(await server.run())
+
+    async def announce() -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(server._life, "run", run_until_death)
+    monkeypatch.setattr(server, "_announce", announce)
+    with trio.fail_after(10.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            async with await ask(server, app):
+                start = trio.current_time()
+                die.set()
+                await until(lambda: codes)
+    assert codes == [server_module.EXIT_DIED]
+    assert trio.current_time() - start < 2.0
+
+
+# --- the terminal -------------------------------------------------------------------------------------------------------
+
+
+def test_a_standard_output_that_nobody_reads_ends_nothing():
+    program = "from cllm.serve.server import _tell; import sys; _tell('x' * 100_000); _tell('again'); sys.stderr.write('alive')"
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run([sys.executable, "-c", program], stdout=write_end, stderr=subprocess.PIPE, timeout=60, check=False)
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"alive")
+
+
+class Terminal(io.StringIO):
+    """A standard error that is a terminal, and what one would see on it."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def screen(self) -> list[str]:
+        lines, row = [""], 0
+        for piece in re.findall(r"\x1b\[\??[0-9;]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", self.getvalue()):
+            if piece == "\n":
+                row += 1
+                lines += [""] * (row + 1 - len(lines))
+            elif piece == "\x1b[1A":
+                row -= 1
+            elif piece == "\x1b[2K":
+                lines[row] = ""
+            elif not piece.startswith("\x1b") and piece != "\r":
+                lines[row] += piece
+        return [line for line in lines if line.strip()]
+
+
+@contextlib.contextmanager
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """Not a fixture: pytest sets standard error anew between those and the test."""
+    terminal = Terminal()
+    before = structlog.get_config()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        patch.setenv("TERM", "xterm")
+        structlog.configure(processors=[structlog.processors.KeyValueRenderer()], logger_factory=structlog.PrintLoggerFactory(terminal))
+        yield terminal
+    structlog.configure(**before)
+
+
+def test_a_line_that_is_logged_while_the_bar_runs_stays_on_the_terminal_and_the_bar_does_not(monkeypatch):
+    log: Any = structlog.get_logger("test")
+    with on_a_terminal(monkeypatch) as terminal:
+        progress = make_progress("a model")
+        assert isinstance(progress, BarProgress)
+        progress.update(0.25)
+        log.info("listen", url="http://127.0.0.1:8080")
+        progress.update(0.75)
+        progress.stop()
+        log.info("load.done")
+        progress.stop()
+    assert terminal.screen == ["url='http://127.0.0.1:8080' event='listen'", "event='load.done'"]
