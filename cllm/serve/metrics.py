@@ -22,12 +22,9 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self._pending: list[tuple[int, int, int, float, float]] = []
+        self._steps = _Steps()
+        registry.register(self._steps)
         self._ended = Counter("cllm_sequences_ended", "Sequences that ended", ["how"], registry=registry)
-        self._rows = Histogram("cllm_step_rows", "Rows of a step", buckets=COUNTS, registry=registry)
-        self._outputs = Histogram("cllm_step_outputs", "Rows of a step whose logits were wanted", buckets=COUNTS, registry=registry)
-        self._members = Histogram("cllm_step_sequences", "Sequences in a step", buckets=COUNTS, registry=registry)
-        self._step_s = Histogram("cllm_step_seconds", "Time of a step by phase", ["phase"], buckets=SECONDS, registry=registry)
         self._failures = Counter("cllm_steps_failed", "Steps that raised", ["error"], registry=registry)
         self._invalid = Counter("cllm_invalid_logits", "Outputs whose logits were not numbers", registry=registry)
         self._queue_s = Histogram("cllm_queue_seconds", "Arrival to admission", buckets=SECONDS, registry=registry)
@@ -39,12 +36,9 @@ class Metrics:
 
     def step(self, plan: Plan, output: StepOutput) -> None:
         """Count a step that went well."""
-        n_members = len(plan.decoding) + len(plan.prefilling)
-        self._pending.append((plan.n_rows, len(plan.outputs), n_members, output.model_s, output.sample_s))
+        self._steps.add(plan, output)
         if output.invalid:
             self._invalid.inc(len(output.invalid))
-        if len(self._pending) >= N_STEPS_PENDING_MAX:
-            self._flush()
 
     def step_failed(self, error: Exception) -> None:
         """Count a step that raised."""
@@ -61,12 +55,33 @@ class Metrics:
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
-        self._flush()
         return generate_latest(self.registry)
+
+
+class _Steps(Collector):
+    """The histograms of steps, brought up to date when they are read: by whichever way, so they are in no registry of their own."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, int, int, float, float]] = []
+        self._rows = Histogram("cllm_step_rows", "Rows of a step", buckets=COUNTS, registry=None)
+        self._outputs = Histogram("cllm_step_outputs", "Rows of a step whose logits were wanted", buckets=COUNTS, registry=None)
+        self._members = Histogram("cllm_step_sequences", "Sequences in a step", buckets=COUNTS, registry=None)
+        self._seconds = Histogram("cllm_step_seconds", "Time of a step by phase", ["phase"], buckets=SECONDS, registry=None)
+
+    def add(self, plan: Plan, output: StepOutput) -> None:
+        n_members = len(plan.decoding) + len(plan.prefilling)
+        self._pending.append((plan.n_rows, len(plan.outputs), n_members, output.model_s, output.sample_s))
+        if len(self._pending) >= N_STEPS_PENDING_MAX:
+            self._flush()
+
+    def collect(self) -> Iterator[Metric]:
+        self._flush()
+        for histogram in (self._rows, self._outputs, self._members, self._seconds):
+            yield from histogram.collect()
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
-        model_s, sample_s = self._step_s.labels("model"), self._step_s.labels("sample")
+        model_s, sample_s = self._seconds.labels("model"), self._seconds.labels("sample")
         for n_rows, n_outputs, n_members, step_model_s, step_sample_s in pending:
             self._rows.observe(n_rows)
             self._outputs.observe(n_outputs)
