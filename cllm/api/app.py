@@ -9,7 +9,7 @@ from werkzeug.exceptions import HTTPException
 
 from cllm.api import guards, native, status, tokens
 from cllm.api.connection import Connection
-from cllm.api.context import Context
+from cllm.api.context import Context, route_path
 from cllm.api.errors import ErrorShape, InternalError, from_http, native_shape, openai_shape, response_of
 from cllm.api.metrics import HttpMetrics
 from cllm.api.openai import chat, completions, models
@@ -59,4 +59,4 @@ def _answer_errors(app: QuartTrio) -> None:
 
 
 def _shape() -> ErrorShape:
-    return native_shape if request.path in native.PATHS else openai_shape
+    return native_shape if route_path() in native.PATHS else openai_shape

@@ -50,6 +50,7 @@ async def run(context: Context) -> dict[str, Any]:
     body = await wire.read(decoder)
     n_requests, n_concurrent, max_tokens = body.requests or 40, body.concurrency or 8, body.max_tokens or 50
     context.engine.check_accepting()
+    prompts.check_fits(context.engine.model, body.prompt or PROMPT)
     tokens = await prompts.text_prompt(context, body.prompt or PROMPT)
     stopping = StopParams(max_tokens=max_tokens, ignore_eos=True)
     specs = [

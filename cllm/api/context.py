@@ -24,6 +24,12 @@ def cleanup() -> ExitStack:
     return cast(ExitStack, cast(dict[str, Any], request.scope)[CLEANUP_KEY])
 
 
+def route_path() -> str:
+    """The path of the current request as its route has it: a request may add a slash. Without a route, as it came, less the slash."""
+    rule = request.url_rule
+    return rule.rule if rule is not None else request.path.removesuffix("/") or "/"
+
+
 @attrs.define(eq=False)
 class Context:
     """Made once for an app."""

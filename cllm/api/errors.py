@@ -12,13 +12,21 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 
 from cllm import errors
-from cllm.errors import RequestError
+from cllm.errors import ContextExceeded, RequestError
 
 ErrorShape: TypeAlias = Callable[[RequestError], dict[str, Any]]
 
 
 class InternalError(RequestError):
     """Something of ours went wrong; the log knows what, the client does not need to."""
+
+
+class ContextExceededByFar(ContextExceeded):
+    """As `ContextExceeded`, of a prompt whose tokens nobody needs to count."""
+
+    def __init__(self, n_prompt_tokens_min: int, n_ctx: int) -> None:
+        super().__init__(n_prompt_tokens_min, n_ctx)
+        self.message = f"the prompt has at least {n_prompt_tokens_min} tokens, and the context is {n_ctx}"
 
 
 def openai_shape(error: RequestError) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import uuid
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
-from cllm.api.context import Context
+from cllm.api.context import Context, route_path
 from cllm.config import Settings, api_keys
 from cllm.errors import NotAuthenticated
 
@@ -32,12 +32,14 @@ def install(app: QuartTrio, context: Context) -> None:
         g.request_id = _request_id(request.headers.get("X-Request-Id"))
         if _is_preflight():
             return _preflight()
-        g.key = "" if request.path in PUBLIC_PATHS else keys.check(_given_key())
+        g.key = "" if route_path() in PUBLIC_PATHS else keys.check(_given_key())
         return None
 
     @app.after_request
     async def leave(response: Response) -> Response:
         response.headers["x-request-id"] = g.get("request_id") or uuid.uuid4().hex
+        if request.method == "OPTIONS" and response.mimetype == "text/html":
+            del response.headers["Content-Type"]  # the framework's guess at what nothing is
         _open_to_pages(response, context.settings)
         rule = request.url_rule
         endpoint, method = ("none", "none") if rule is None else (rule.rule, request.method)  # no label that a client may choose

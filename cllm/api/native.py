@@ -72,7 +72,7 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post("/decode")
     async def decode() -> Response:
         tokens = (await wire.read(decode_decoder)).tokens
-        return _success({"text": prompts.text_of(context.engine.model.vocabulary, tokens)})
+        return _success({"text": await prompts.detokenize(context.engine.model, tokens)})
 
     @routes.get("/model/info")
     async def model_info() -> Response:
@@ -97,6 +97,7 @@ async def answer(context: Context, body: GenerateRequest, *, stream: bool, endpo
     if asked.n != 1:
         raise InvalidRequest("n: this endpoint gives one answer; /v1/completions gives several", param="n")
     check_room(context, 1, "n")
+    prompts.check_fits(model, body.prompt)
     tokens = await prompts.text_prompt(context, body.prompt)
     specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
     generation = open_generation(context, specs, endpoint)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import trio
 
 from cllm.api.context import Context
+from cllm.api.errors import ContextExceededByFar
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import Vocabulary
-from cllm.errors import InvalidRequest, TokenizeFailed
+from cllm.errors import ContextExceeded, InvalidRequest, TokenizeFailed
 from cllm.serve.engine import ServedModel
+from cllm.text.template import RESERVED
+
+T = TypeVar("T")
 
 N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
 
-RESERVED_VARIABLES = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message"})  # have their own ways
+N_TOKENS_INLINE = 16_384  # longer lists are looked through in a thread: a million takes 20 ms
+# A bound on what a token stands for. The longest tokens in use are runs of some 128 spaces; to find a vocabulary's own longest takes a
+# call for each of its 150,000 tokens, which would hardly refuse more.
+N_TOKEN_BYTES_MAX = 256
 
 
 async def render(
@@ -28,7 +36,7 @@ async def render(
     variables: Mapping[str, Any],
 ) -> str:
     """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed."""
-    if reserved := RESERVED_VARIABLES & variables.keys():
+    if reserved := (RESERVED | {"self"}) & variables.keys():  # `self` is Jinja's own
         raise InvalidRequest(f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be set here", param="chat_template_kwargs")
     render = functools.partial(
         model.template.render,
@@ -40,6 +48,18 @@ async def render(
     if sum(len(message["content"]) for message in messages) <= N_CHARS_INLINE:
         return render()
     return await trio.to_thread.run_sync(render, abandon_on_cancel=True)
+
+
+def check_fits(model: ServedModel, prompt: str | Sequence[object]) -> None:
+    """Refuse what can never fit, by its length alone; the engine refuses the rest. Raises: ContextExceeded."""
+    n_ctx = model.n_ctx
+    if not isinstance(prompt, str):
+        if len(prompt) > n_ctx:
+            raise ContextExceeded(len(prompt), n_ctx)
+    elif 4 * len(prompt) > n_ctx * N_TOKEN_BYTES_MAX:  # a character has 4 bytes at most
+        n_bytes = len(prompt.encode("utf-8", "replace"))
+        if n_bytes > n_ctx * N_TOKEN_BYTES_MAX:
+            raise ContextExceededByFar(math.ceil(n_bytes / N_TOKEN_BYTES_MAX), n_ctx)
 
 
 async def chat_prompt(context: Context, text: str, param: str) -> list[int]:
@@ -62,12 +82,24 @@ async def _tokens(context: Context, text: str, param: str, *, is_conversation: b
     return tokens
 
 
-def token_prompt(model: ServedModel, tokens: Sequence[int], param: str = "prompt") -> Sequence[int]:
+async def token_prompt(model: ServedModel, tokens: Sequence[int], param: str = "prompt") -> Sequence[int]:
     """A prompt that came as token ids, checked. Raises: InvalidRequest."""
     if not tokens:
         raise InvalidRequest(f"{param}: there is nothing in it", param=param)
-    check_tokens(tokens, model.vocabulary.n_tokens, param)
+    await _by_length(tokens, functools.partial(check_tokens, tokens, model.vocabulary.n_tokens, param))
     return tokens
+
+
+async def detokenize(model: ServedModel, tokens: Sequence[int]) -> str:
+    """`text_of`, without holding up other requests."""
+    return await _by_length(tokens, functools.partial(text_of, model.vocabulary, tokens))
+
+
+async def _by_length(tokens: Sequence[int], work: Callable[[], T]) -> T:
+    """What `work` gives, in a thread if there is much of it."""
+    if len(tokens) <= N_TOKENS_INLINE:
+        return work()
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 def text_of(vocabulary: Vocabulary, tokens: Sequence[int], *, special: bool = True) -> str:

@@ -85,7 +85,7 @@ def _props(model: ServedModel, defaults: SamplingParams) -> dict[str, Any]:
         "model_alias": model.name,
         "backend": model.backend,
         "n_cells": model.n_cells,
-        "chat_template": vocabulary.chat_template,
+        "chat_template": model.template.source,
         "bos_token": _name(model, vocabulary.bos),
         "eos_token": _name(model, vocabulary.eos),
         "modalities": {"vision": False, "audio": False},

@@ -54,7 +54,7 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post("/detokenize")
     async def detokenize() -> Response:
         body = await wire.read(detokenize_decoder)
-        return json_response({"content": prompts.text_of(context.engine.model.vocabulary, body.tokens)})
+        return json_response({"content": await prompts.detokenize(context.engine.model, body.tokens)})
 
     @routes.post("/apply-template")
     async def apply_template() -> Response:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import attrs
+import structlog
 
 from cllm.backend import KvLayout, OnProgress, StepModel
 from cllm.config import Settings
@@ -15,6 +16,8 @@ from cllm.serve.engine import ServedModel
 from cllm.serve.spec import model_spec
 from cllm.text.builtin_templates import CHATML
 from cllm.text.template import ChatTemplate
+
+log = structlog.get_logger("cllm.load")
 
 N_LIVE_DEFAULT_MAX = 64
 DEMO_NAME = "cllm-demo"
@@ -81,6 +84,8 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
 
 def _template(model: StepModel) -> ChatTemplate:
     vocabulary = model.vocabulary
+    if not vocabulary.chat_template:
+        log.warning("chat_template.fallback", used="ChatML", why="the model brings none")
     bos_token, eos_token = _text(model, vocabulary.bos), _text(model, vocabulary.eos)
     return ChatTemplate(vocabulary.chat_template or CHATML, bos_token=bos_token, eos_token=eos_token)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cllm.api import prompts
 from cllm.testing.fake import FakeModel
 
 
@@ -117,7 +118,7 @@ async def test_legacy_offsets_count_characters_and_parts_of_one_are_written_as_b
         ({"best_of": 1, "n": 2}, 400, "best_of"),
         ({"best_of": 2, "stream": True}, 400, "best_of"),
         ({"best_of": 2}, 501, "best_of"),
-        ({"suffix": "end"}, 501, "suffix"),
+        ({"suffix": "end"}, 400, "suffix"),
         ({"echo": True, "logprobs": 0}, 501, "echo"),
         ({"grammar": "root"}, 501, "grammar"),
         ({"n": 0}, 400, "n"),
@@ -151,6 +152,47 @@ async def test_a_prompt_that_fills_the_context_is_400_before_anything_is_queued(
                 error = answer.error
                 assert (error["type"], error["n_prompt_tokens"], error["n_ctx"]) == ("exceed_context_size_error", n, 64)
         assert api.scheduler.totals.n_submitted == 2
+
+
+@pytest.mark.parametrize(
+    "prompt", [[97] * 65, [-1] * 65, [97, "x"] * 40, ["a", [97] * 65], "x" * 16_385, "\U0001f600" * 4097, ["a", "x" * 20_000]]
+)
+async def test_what_can_never_fit_is_refused_before_a_token_is_looked_at(serve: Any, monkeypatch: pytest.MonkeyPatch, prompt: Any) -> None:
+    async def touched(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(prompts, "text_prompt", touched)
+    monkeypatch.setattr(prompts, "token_prompt", touched)
+    async with serve(FakeModel(n_ctx_train=64)) as api:
+        answer = await api.complete(prompt)
+    assert (answer.status, answer.error["type"], answer.error["n_ctx"]) == (400, "exceed_context_size_error", 64)
+    assert answer.error["n_prompt_tokens"] >= 65
+
+
+async def test_a_prompt_whose_tokens_were_not_counted_says_that_it_has_at_least_so_many(serve: Any) -> None:
+    async with serve(FakeModel(n_ctx_train=64)) as api:
+        for path, body in (
+            ("/v1/completions", {"prompt": "x" * 16_385}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 16_385}]}),
+        ):
+            error = (await api.post(path, body)).error
+            assert (error["type"], error["n_prompt_tokens"]) == ("exceed_context_size_error", 65)
+            assert "at least 65 tokens" in error["message"]
+        native = await api.post("/generate", {"prompt": "x" * 16_385})
+        assert (native.status, native.json["success"]) == (400, False)
+        assert "at least 65 tokens" in native.json["error"]
+        counted = (await api.complete("x" * 16_384)).error
+    assert (counted["type"], counted["n_prompt_tokens"]) == ("exceed_context_size_error", 16_385)
+
+
+async def test_a_long_list_of_token_ids_is_looked_through_and_served(serve: Any) -> None:
+    n = prompts.N_TOKENS_INLINE + 1
+    async with serve(FakeModel(n_cells=2 * n, n_ctx_train=2 * n)) as api:
+        answer = await api.complete([97] * n, max_tokens=1)
+        assert (answer.status, answer.json["usage"]["prompt_tokens"]) == (200, n)
+        wrong = await api.complete([97] * n + [259])
+    assert (wrong.status, wrong.error["param"]) == (400, "prompt")
+    assert "259" in wrong.error["message"]
 
 
 async def test_one_prompt_that_is_too_long_refuses_the_request_and_leaves_nothing_behind(serve: Any) -> None:

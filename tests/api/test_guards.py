@@ -94,6 +94,26 @@ async def test_cors_is_off_by_default(serve: Any) -> None:
     assert not [name for name, _ in [*answer.headers.items(), *preflight.headers.items()] if name.lower().startswith("access-control")]
 
 
+async def test_options_have_no_content_and_say_so(serve: Any) -> None:
+    async with serve() as api:
+        for path, headers in (
+            ("/v1/chat/completions", {}),
+            ("/generate", {"Origin": "https://a.example", "Access_Control_Request_Method": "POST"}),
+        ):
+            answer = await api.ask("OPTIONS", path, **headers)
+            assert answer.status in (200, 204)
+            assert answer.body == b""
+            assert "content-type" not in answer.headers
+        nowhere = await api.ask("OPTIONS", "/nowhere")
+    assert nowhere.headers["content-type"] == "application/json"
+
+
+async def test_a_slash_at_the_end_changes_nothing(serve: Any) -> None:
+    async with serve(api_key=("k",)) as api:
+        assert (await api.get("/health/")).status == 200
+        assert (await api.get("/v1/models/")).status == 401
+
+
 async def test_an_origin_that_is_named_may_read_and_another_may_not(serve: Any) -> None:
     async with serve(cors_origin=("https://a.example",), api_key=("k",)) as api:
         preflight = await api.ask("OPTIONS", "/v1/chat/completions", Origin="https://a.example", Access_Control_Request_Method="POST")

@@ -87,6 +87,8 @@ async def test_the_root_lists_the_endpoints_and_shows_a_browser_a_page_without_e
         ("/encode", {"text": 1}, 400),
         ("/decode", {"tokens": [259]}, 400),
         ("/decode", {"tokens": "x"}, 400),
+        ("/generate/", {"prompt": 5}, 400),
+        ("/model/info/", {}, 405),
         ("/benchmark", {}, 403),
     ],
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from cllm.testing.fake import FakeModel
+from cllm.text.builtin_templates import CHATML
 
 
 async def test_a_server_at_rest_is_healthy_and_ready(serve: Any) -> None:
@@ -106,6 +108,27 @@ async def test_metrics_can_be_read_and_count_what_was_done(serve: Any) -> None:
     assert all(name.startswith("cllm_") for name, *_ in samples)
 
 
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
+async def test_steps_are_in_the_metrics_as_soon_as_they_are_done(serve: Any, accept: str) -> None:
+    async with serve() as api:
+        await api.complete("once", n=2, max_tokens=5)
+        await api.idle()
+        body = (await api.get("/metrics", Accept=accept)).body.decode()
+        await api.complete("once", max_tokens=1)
+        await api.idle()
+        later = (await api.get("/metrics", Accept=accept)).body.decode()
+    samples = dict(line.rsplit(" ", 1) for line in body.splitlines() if not line.startswith("#"))
+    n_steps = float(samples["cllm_step_rows_count"])
+    assert n_steps >= 5
+    assert float(samples["cllm_step_rows_sum"]) == 2 * (5 + 4)  # two prompts with bos, and all tokens but the last
+    assert float(samples["cllm_step_outputs_sum"]) == 2 * 5
+    assert float(samples["cllm_step_sequences_count"]) == n_steps
+    for phase in ("model", "sample"):
+        assert float(samples[f'cllm_step_seconds_count{{phase="{phase}"}}']) == n_steps
+        assert float(samples[f'cllm_step_seconds_sum{{phase="{phase}"}}']) > 0
+    assert f"cllm_step_outputs_sum {2 * 5 + 1.0}" in later
+
+
 async def test_slots_show_the_sequences_under_way(serve: Any) -> None:
     go_on = threading.Event()
     async with serve(FakeModel(before_step=lambda batch: go_on.wait(10) and None)) as api, trio.open_nursery() as nursery:
@@ -126,6 +149,21 @@ async def test_props_are_what_llama_servers_clients_look_for(serve: Any) -> None
     assert props["total_slots"] == 3
     assert "{% for" in props["chat_template"]
     assert (props["bos_token"], props["eos_token"]) == ("<bos>", "<end>")
+
+
+async def test_props_show_the_template_in_use_where_the_model_brings_none_and_a_line_was_logged(serve: Any, logged: list[Any]) -> None:
+    model = FakeModel()
+    model.vocabulary.chat_template = None
+    async with serve(model) as api:
+        props = (await api.get("/props")).json
+    assert props["chat_template"] == CHATML
+    assert [entry["log_level"] for entry in logged if entry["event"] == "chat_template.fallback"] == ["warning"]
+
+
+async def test_a_models_own_template_is_no_news(serve: Any, logged: list[Any]) -> None:
+    async with serve():
+        pass
+    assert not [entry for entry in logged if entry["event"] == "chat_template.fallback"]
 
 
 async def test_the_version_is_the_packages(serve: Any) -> None:

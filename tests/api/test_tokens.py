@@ -45,6 +45,7 @@ async def test_tokens_become_text_again(serve: Any) -> None:
         assert (await api.post("/detokenize", {"tokens": [*"é".encode(), 257]})).json == {"content": "é<end>"}
         assert (await api.post("/detokenize", {"tokens": [195]})).json == {"content": "\ufffd"}
         assert (await api.post("/detokenize", {"tokens": []})).json == {"content": ""}
+        assert (await api.post("/detokenize", {"tokens": [97] * 20_000})).json == {"content": "a" * 20_000}
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,11 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
     model = context.served(body.model)
     _refuse_unserved(body)
     asked = wanted(body, model, context.sampling_defaults, max_tokens=N_TOKENS_DEFAULT, timeout_s=context.settings.timeout_s)
-    given = _prompts(body.prompt)
+    given = _prompts(body.prompt, model)
     check_room(context, asked.n * len(given), "prompt" if len(given) > 1 else "n")
-    tokens = [await _tokens(context, model, prompt, len(given)) for prompt in given]
+    for prompt in given:
+        prompts.check_fits(model, prompt)
+    tokens = [await _tokens(context, model, prompt) for prompt in given]
     echoes = [_echo(model, prompt) if body.echo else "" for prompt in given for _ in range(asked.n)]
     specs = asked.specs(tokens, n_logprobs=body.logprobs, key=g.key, request_id=g.request_id)
     generation = open_generation(context, specs, ENDPOINT)
@@ -82,7 +84,7 @@ def _refuse_unserved(body: CompletionRequest) -> None:
             raise InvalidRequest("best_of: a stream cannot show the best of several", param="best_of")
         raise NotSupported("best_of more than n is not supported", param="best_of")
     if body.suffix:
-        raise NotSupported("suffix is not supported", param="suffix")
+        raise InvalidRequest("suffix: this model's vocabulary has no fill-in-the-middle tokens", param="suffix")
     if body.echo and body.logprobs is not None:
         raise NotSupported("echo with logprobs is not supported", param="echo")
     body.refuse_unserved()
@@ -91,10 +93,12 @@ def _refuse_unserved(body: CompletionRequest) -> None:
 # --- prompts -----------------------------------------------------------------------------------------------------------
 
 
-def _prompts(given: str | list[int | str | list[int]]) -> list[str | list[int]]:
-    """One prompt or several; a list of numbers is one."""
+def _prompts(given: str | list[int | str | list[int]], model: ServedModel) -> list[str | list[int]]:
+    """One prompt or several; a list of numbers is one. Raises: InvalidRequest · ContextExceeded."""
     if isinstance(given, str):
         return [given]
+    if isinstance(given[0], int):
+        prompts.check_fits(model, given)  # before every one of them is looked at
     if all(isinstance(item, int) for item in given):
         return [given]  # type: ignore[list-item]  # just checked
     if any(isinstance(item, int) for item in given):
@@ -102,10 +106,10 @@ def _prompts(given: str | list[int | str | list[int]]) -> list[str | list[int]]:
     return given  # type: ignore[return-value]  # just checked
 
 
-async def _tokens(context: Context, model: ServedModel, prompt: str | list[int], n_prompts: int) -> Sequence[int]:
+async def _tokens(context: Context, model: ServedModel, prompt: str | list[int]) -> Sequence[int]:
     if isinstance(prompt, str):
         return await prompts.text_prompt(context, prompt)
-    return prompts.token_prompt(model, prompt)
+    return await prompts.token_prompt(model, prompt)
 
 
 def _echo(model: ServedModel, prompt: str | list[int]) -> str:
