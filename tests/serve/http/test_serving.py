@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import signal
@@ -166,7 +167,11 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
         patch.setenv("TERM", "xterm")
-        structlog.configure(processors=[structlog.processors.KeyValueRenderer()], logger_factory=structlog.PrintLoggerFactory(terminal))
+        structlog.configure(
+            processors=[structlog.processors.KeyValueRenderer()],
+            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),  # another test may have left a higher one
+            logger_factory=structlog.PrintLoggerFactory(terminal),
+        )
         yield terminal
     structlog.configure(**before)
 
