@@ -103,6 +103,16 @@ async def idle_cpu_share() -> float:
         return used / (time.perf_counter() - began)
 
 
+async def bare_hop_us() -> float:
+    """Return what Trio's way to a thread and back takes by itself; it is in every step, and some machines are slow to wake a core."""
+    times = []
+    for _ in range(2000):
+        began = time.perf_counter()
+        await trio.to_thread.run_sync(int)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e6
+
+
 def main() -> None:
     """Measure, print a table, end with one line of JSON."""
     rows = []
@@ -114,9 +124,11 @@ def main() -> None:
         aim_us = AIM_STEP_US + AIM_SEQUENCE_US * n
         rows.append({"sequences": n, "plan_us": plan_us, "apply_us": apply_us, "loop_us": wall_us, "cpu_us": cpu_us, "aim_us": aim_us})
         print(f"{n:9} {plan_us:8.1f} {apply_us:9.1f} {wall_us:8.1f} {cpu_us:8.1f} {aim_us:8.1f}")
+    hop_us = trio.run(bare_hop_us)
+    print(f"a bare hop to a thread and back: {hop_us:.1f} us")
     idle = trio.run(idle_cpu_share)
     print(f"idle: {idle:.4%} of a core")
-    print(json.dumps({"benchmark": "overhead", "rows": rows, "idle_cpu_share": idle}))
+    print(json.dumps({"benchmark": "overhead", "rows": rows, "bare_hop_us": hop_us, "idle_cpu_share": idle}))
 
 
 if __name__ == "__main__":
