@@ -94,7 +94,7 @@ def test_a_readme_without_markers_is_refused() -> None:
 
 
 def test_the_command_writes_page_table_and_plots(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
     readme, page = tmp_path / "README.md", tmp_path / "out" / "report.md"
     readme.write_text(f"{report.BEGIN}\n{report.END}\n")
     report.main(["--results", str(folder), "--page", str(page), "--readme", str(readme)])
