@@ -214,7 +214,7 @@ def readme_table(runs: Sequence[Run]) -> str:
     peers = [row for run in of_kind(runs, "peers") for row in _readme_peers(run)]
     if peers:
         parts.append(table(("workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which"), peers))
-    return "\n".join(parts) or "No results are kept yet.\n"
+    return "\n".join(parts) or "No run of the ladder on a real model and no comparison with other servers is kept yet.\n"
 
 
 def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
