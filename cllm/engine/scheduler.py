@@ -16,6 +16,7 @@ from cllm.backend import Batch, Vocabulary
 from cllm.engine.cells import Cells
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.plan import Drop, Move, Plan, StepOutput
+from cllm.engine.queue import Queue, order
 from cllm.engine.sampling import Sampler, dry_breaker_tokens
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
 from cllm.engine.trials import Trials
@@ -89,7 +90,7 @@ class Scheduler:
         self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
         self._batch = Batch(limits.n_rows_max)
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
-        self._waiting: list[Sequence] = []  # by order of service
+        self._queue = Queue()
         self._running: list[Sequence] = []  # PREFILL and DECODE, by order of service
         self._marked: list[Sequence] = []  # cancelled, not yet freed
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, seq_id), ended sequences included until due
@@ -111,7 +112,7 @@ class Scheduler:
         self._n_arrived += 1
         sequence = self._sequence(spec, self._n_arrived, now)
         self._sequences[sequence.seq_id] = sequence
-        self._wait(sequence)
+        self._queue.add(sequence)
         if sequence.deadline is not None:
             self._remember_deadline(sequence.deadline, sequence.seq_id)
         self.totals.n_submitted += 1
@@ -197,7 +198,7 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         """Sequences in the queue."""
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def n_waiting_max(self) -> int:
@@ -211,7 +212,7 @@ class Scheduler:
 
     def views(self) -> list[SequenceView]:
         """All sequences that have not ended, running ones first, each in order of service."""
-        return [_view(sequence) for sequence in (*self._running, *self._waiting)]
+        return [_view(sequence) for sequence in (*self._running, *self._queue)]
 
     def retry_after_s(self, now: float) -> float:
         """Seconds until a refused request would probably find room, from the measured rate of finishes."""
@@ -229,10 +230,10 @@ class Scheduler:
         assert cells.n_free_slots + len({sequence.slot for sequence in self._running}) == cells.n_slots
         assert len({sequence.slot for sequence in self._running}) == len(self._running)
         assert all(sequence.n_computed <= sequence.n_held for sequence in self._running)
-        assert len(self._running) + len(self._waiting) == len(self._sequences)
-        assert self._running == sorted(self._running, key=_order)
-        assert self._waiting == sorted(self._waiting, key=_order)
-        for sequence in self._waiting:
+        assert len(self._running) + len(self._queue) == len(self._sequences)
+        assert self._running == sorted(self._running, key=order)
+        self._queue.check()
+        for sequence in self._queue:
             assert sequence.phase is Phase.WAITING
             assert sequence.n_held == sequence.n_computed == 0
 
@@ -261,10 +262,7 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         """Let waiting sequences in, strictly in order: one that does not fit yet is not overtaken, or it would starve."""
-        while self._waiting:
-            sequence = self._trials.first_of(self._waiting) if self._trials else self._waiting[0]
-            if sequence is None:
-                return
+        while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first()) is not None:
             if not self._fits(sequence) and not (self._trials and self._make_way(sequence)):
                 return
             self._start(sequence, now)
@@ -284,7 +282,7 @@ class Scheduler:
         return True
 
     def _start(self, sequence: Sequence, now: float) -> None:
-        self._waiting.remove(sequence)
+        self._queue.remove(sequence)
         sequence.move(Phase.PREFILL)
         sequence.slot = self.cells.take_slot()
         sequence.n_held = len(sequence.tokens)
@@ -292,7 +290,7 @@ class Scheduler:
         if sequence.admitted_at is None:
             sequence.admitted_at = now
             self.totals.n_prompt_tokens += sequence.n_prompt
-        bisect.insort(self._running, sequence, key=_order)
+        bisect.insort(self._running, sequence, key=order)
 
     def _reserve_decode_cells(self) -> None:
         """Hold a cell for the next row of each decoding sequence; those that rank last give way when cells run out."""
@@ -434,20 +432,17 @@ class Scheduler:
 
     # --- moves between phases -----------------------------------------------------------------------------------------
 
-    def _wait(self, sequence: Sequence) -> None:
-        bisect.insort(self._waiting, sequence, key=_order)
-
     def _preempt(self, sequence: Sequence) -> None:
         """Take back what a running sequence holds; it waits, keeps its tokens and its rank, and is computed again."""
         self._free(sequence)
         sequence.move(Phase.WAITING)
         sequence.n_preempted += 1
         self.totals.n_preempted += 1
-        self._wait(sequence)
+        self._queue.add(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.phase is Phase.WAITING:
-            self._waiting.remove(sequence)
+            self._queue.remove(sequence)
         else:
             self._free(sequence)
         self._n_live_max = self._n_live_max_usual
@@ -499,10 +494,6 @@ class Scheduler:
             deadline=None if spec.timeout_s is None else now + spec.timeout_s,
             order=(spec.priority, seq_id),
         )
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.order
 
 
 def _too_late() -> DeadlineExceeded:

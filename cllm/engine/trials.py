@@ -51,9 +51,9 @@ class Trials:
             return sequences
         return [sequence for sequence in sequences if sequence in self._groups[0]]
 
-    def first_of(self, waiting: list[Sequence]) -> Sequence | None:
+    def first_of(self, waiting: Iterable[Sequence]) -> Sequence | None:
         """The first of `waiting` that is on trial; the first of all when no group is."""
-        return next(iter(self.members_of(waiting)), None)
+        return next((sequence for sequence in waiting if not self._groups or sequence in self._groups[0]), None)
 
     def last_outside(self, running: list[Sequence]) -> Sequence | None:
         """The last of `running` that is not on trial."""
