@@ -12,7 +12,8 @@ from collections import deque
 
 import attrs
 
-from cllm.backend import Batch, Vocabulary
+from cllm.backend import Vocabulary
+from cllm.engine.batching import BatchFormer
 from cllm.engine.cells import Cells
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.plan import Drop, Move, Plan, StepOutput
@@ -88,7 +89,7 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._texts = TokenTexts(vocabulary)
         self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
-        self._batch = Batch(limits.n_rows_max)
+        self._former = BatchFormer(n_rows_max=limits.n_rows_max, row_budget=limits.row_budget, rows_by_slot=limits.rows_by_slot)
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
         self._queue = Queue()
         self._running: list[Sequence] = []  # PREFILL and DECODE, by order of service
@@ -134,7 +135,9 @@ class Scheduler:
             self._trials.advance()
         self._admit(now)
         self._reserve_decode_cells()
-        plan = self._form_batch(events)
+        running = self._trials.members_of(self._running) if self._trials else self._running
+        moves, self._moves = self._moves, []
+        plan = self._former.form(running, moves, events)
         return plan if plan.is_step or events else None
 
     def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
@@ -303,53 +306,6 @@ class Scheduler:
                 sequence.n_held += 1
                 self.cells.hold(1)
 
-    def _form_batch(self, events: list[Event]) -> Plan:
-        running = self._trials.members_of(self._running) if self._trials else self._running
-        decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
-        if self.limits.rows_by_slot:
-            decoding.sort(key=_slot)
-        prefilling: list[tuple[Sequence, int]] = []
-        batch = self._batch
-        batch.n_rows = n_rows = len(decoding)
-        if n_rows:
-            batch.tokens[:n_rows] = [sequence.tokens[-1] for sequence in decoding]
-            batch.positions[:n_rows] = [sequence.n_computed for sequence in decoding]
-            batch.slots[:n_rows] = [sequence.slot for sequence in decoding]
-            batch.outputs[:n_rows] = 1
-        outputs = decoding
-        if len(running) > n_rows:
-            outputs = decoding.copy()
-            self._add_prefill(running, prefilling, outputs)
-        batch.n_outputs = len(outputs)
-        moves, self._moves = self._moves, []
-        return Plan(moves, batch, decoding, prefilling, outputs, [sequence.sampler for sequence in outputs], events)
-
-    def _add_prefill(self, running: list[Sequence], prefilling: list[tuple[Sequence, int]], outputs: list[Sequence]) -> None:
-        """Fill the batch up to the row budget with prompts' rows; one row proceeds even when decoding uses the whole budget."""
-        n_room = max(min(self.limits.row_budget, self.limits.n_rows_max) - self._batch.n_rows, 1)
-        for sequence in running:
-            if sequence.phase is not Phase.PREFILL:
-                continue
-            n_owed = len(sequence.tokens) - sequence.n_computed
-            n_rows = min(n_owed, n_room)
-            self._add_rows(sequence, n_rows, wants_output=n_rows == n_owed)
-            prefilling.append((sequence, n_rows))
-            if n_rows == n_owed:
-                outputs.append(sequence)
-            n_room -= n_rows
-            if not n_room:
-                return
-
-    def _add_rows(self, sequence: Sequence, n_rows: int, *, wants_output: bool) -> None:
-        batch = self._batch
-        start, end, pos = batch.n_rows, batch.n_rows + n_rows, sequence.n_computed
-        batch.tokens[start:end] = sequence.tokens[pos : pos + n_rows]
-        batch.positions[start:end] = range(pos, pos + n_rows)
-        batch.slots[start:end] = sequence.slot
-        batch.outputs[start:end] = 0
-        batch.outputs[end - 1] = wants_output
-        batch.n_rows = end
-
     # --- after a step -------------------------------------------------------------------------------------------------
 
     def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Event]) -> None:
@@ -498,10 +454,6 @@ class Scheduler:
 
 def _too_late() -> DeadlineExceeded:
     return DeadlineExceeded("timeout_s passed before the first token", param="timeout_s")
-
-
-def _slot(sequence: Sequence) -> int:
-    return sequence.slot
 
 
 def _dry_breakers(spec: SequenceSpec, vocabulary: Vocabulary) -> frozenset[int]:
