@@ -14,9 +14,9 @@ import attrs
 
 from cllm.backend import Vocabulary
 from cllm.engine.batching import BatchFormer
-from cllm.engine.cells import Cells
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
-from cllm.engine.plan import Drop, Move, Plan, StepOutput
+from cllm.engine.memory import Memory
+from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.queue import Queue, order
 from cllm.engine.sampling import Sampler, dry_breaker_tokens
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
@@ -84,7 +84,8 @@ class Scheduler:
 
     def __init__(self, limits: Limits, vocabulary: Vocabulary) -> None:
         self.limits = limits
-        self.cells = Cells(limits.n_cells, limits.n_slots)
+        self.memory = Memory(limits.n_cells, limits.n_slots)
+        self.cells = self.memory.cells
         self.totals = Totals()
         self._vocabulary = vocabulary
         self._texts = TokenTexts(vocabulary)
@@ -95,7 +96,6 @@ class Scheduler:
         self._running: list[Sequence] = []  # PREFILL and DECODE, by order of service
         self._marked: list[Sequence] = []  # cancelled, not yet freed
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, seq_id), ended sequences included until due
-        self._moves: list[Move] = []  # owed to the model before anyone's rows
         self._trials = Trials()
         self._finishes: deque[float] = deque(maxlen=N_FINISHES_REMEMBERED)
         self._n_arrived = 0
@@ -136,17 +136,16 @@ class Scheduler:
         self._admit(now)
         self._reserve_decode_cells()
         running = self._trials.members_of(self._running) if self._trials else self._running
-        moves, self._moves = self._moves, []
-        plan = self._former.form(running, moves, events)
+        plan = self._former.form(running, self.memory.take_moves(), events)
         return plan if plan.is_step or events else None
 
     def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
         """Settle a step that went well: every row has its cell, every output its token."""
         events: list[Event] = []
         for sequence in plan.decoding:
-            sequence.n_computed += 1
+            self.memory.computed(sequence, 1)
         for sequence, n_rows in plan.prefilling:
-            sequence.n_computed += n_rows
+            self.memory.computed(sequence, n_rows)
             self.totals.n_prefill_rows += n_rows
         logprobs = output.logprobs
         invalid = frozenset(output.invalid)
@@ -176,7 +175,7 @@ class Scheduler:
         if isinstance(error, NoRoom):
             self._give_way(members, error, events)
             return events
-        self._owe_again(plan.moves)
+        self.memory.owe_again(plan.moves)
         for sequence in members:
             self._preempt(sequence)
         if not isinstance(error, Aborted):
@@ -227,12 +226,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert the invariants; for tests, and cheap enough for an idle moment."""
-        cells = self.cells
-        assert cells.n_free + cells.n_held + cells.n_cached == cells.n_total
-        assert cells.n_held == sum(sequence.n_held for sequence in self._running)
-        assert cells.n_free_slots + len({sequence.slot for sequence in self._running}) == cells.n_slots
-        assert len({sequence.slot for sequence in self._running}) == len(self._running)
-        assert all(sequence.n_computed <= sequence.n_held for sequence in self._running)
+        self.memory.check(self._running)
         assert len(self._running) + len(self._queue) == len(self._sequences)
         assert self._running == sorted(self._running, key=order)
         self._queue.check()
@@ -273,7 +267,7 @@ class Scheduler:
     def _fits(self, sequence: Sequence) -> bool:
         # One spare cell for each running sequence, so that a newcomer is not the reason for a preemption at the very next step.
         n_spare = len(self._running) + 1 if self._running else 0
-        return len(self._running) < self._n_live_max and len(sequence.tokens) + n_spare <= self.cells.n_free
+        return len(self._running) < self._n_live_max and self.memory.fits(sequence, n_spare)
 
     def _make_way(self, sequence: Sequence) -> bool:
         """Preempt sequences that are not on trial until `sequence`, which is, fits."""
@@ -287,9 +281,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, now: float) -> None:
         self._queue.remove(sequence)
         sequence.move(Phase.PREFILL)
-        sequence.slot = self.cells.take_slot()
-        sequence.n_held = len(sequence.tokens)
-        self.cells.hold(sequence.n_held)
+        self.memory.take(sequence)
         if sequence.admitted_at is None:
             sequence.admitted_at = now
             self.totals.n_prompt_tokens += sequence.n_prompt
@@ -298,13 +290,8 @@ class Scheduler:
     def _reserve_decode_cells(self) -> None:
         """Hold a cell for the next row of each decoding sequence; those that rank last give way when cells run out."""
         for sequence in list(self._running):
-            if sequence.phase is not Phase.DECODE or sequence.n_held > sequence.n_computed:
-                continue
-            while not self.cells.n_free and sequence.phase is Phase.DECODE:
+            while sequence.phase is Phase.DECODE and not self.memory.reserve(sequence):
                 self._preempt(self._running[-1])
-            if sequence.phase is Phase.DECODE:
-                sequence.n_held += 1
-                self.cells.hold(1)
 
     # --- after a step -------------------------------------------------------------------------------------------------
 
@@ -382,10 +369,6 @@ class Scheduler:
         for sequence in sequences:
             sequence.n_lone_failures = 0
 
-    def _owe_again(self, moves: list[Move]) -> None:
-        """The step raised, perhaps before its moves were done; dropping a slot twice is harmless."""
-        self._moves = list(dict.fromkeys([*moves, *self._moves]))
-
     # --- moves between phases -----------------------------------------------------------------------------------------
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -409,12 +392,7 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        drop = Drop(sequence.slot)
-        if drop not in self._moves:
-            self._moves.append(drop)
-        self.cells.give_slot(sequence.slot)
-        self.cells.release(sequence.n_held)
-        sequence.n_held = sequence.n_computed = 0
+        self.memory.free(sequence)
 
     def _sequence(self, spec: SequenceSpec, seq_id: int, now: float) -> Sequence:
         stopping, vocabulary = spec.stopping, self._vocabulary

@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
     def slots_hold_what_the_scheduler_thinks(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        owed = {move.slot for move in self.scheduler._moves}
+        owed = {move.slot for move in self.scheduler.memory._moves}
         for sequence in self.scheduler._running:
             if sequence.slot not in owed:
                 assert self.model.slot_tokens(sequence.slot) == sequence.tokens[: sequence.n_computed]
