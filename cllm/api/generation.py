@@ -15,6 +15,7 @@ from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import InvalidRequest
 from cllm.serve.streams import EventStream, Sink
+from cllm.text.parts import Content, Part, written
 
 log = structlog.get_logger("cllm.api")
 
@@ -23,9 +24,10 @@ log = structlog.get_logger("cllm.api")
 class Completion:
     """A completion in full."""
 
-    text: str
+    text: str  # its content
     logprobs: list[TokenLogprob] | None
     finished: Finished
+    parts: list[Part] = attrs.field(factory=list)  # what is not content, where the answer was read for it
 
 
 class Generation:
@@ -60,7 +62,7 @@ class Generation:
                 return False
             self._observe_delta(time.perf_counter())
             if self._texts is not None:
-                self._texts[index].append(delta.text)
+                self._texts[index].append(_logged(delta))
             return True
 
         self._stream.sink = observed
@@ -77,11 +79,12 @@ class Generation:
     async def complete(self) -> list[Completion]:
         """Wait for the end. Raises: what a completion failed with; the others are given up."""
         texts: list[list[str]] = [[] for _ in range(self.n)]
+        parts: list[list[Part]] = [[] for _ in range(self.n)]
         logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.n)]
         ends: dict[int, Finished] = {}
 
         def take(index: int, delta: Delta) -> bool:
-            texts[index].append(delta.text)
+            _sort(delta, texts[index], parts[index])
             if delta.logprobs is not None:
                 logprobs[index] += delta.logprobs
             return True
@@ -92,12 +95,12 @@ class Generation:
                 if type(event) is Delta:
                     take(index, event)
                 elif type(event) is Finished:
-                    texts[index].append(event.text)
+                    _sort(event, texts[index], parts[index])
                     ends[index] = event
                 else:
                     assert isinstance(event, Failed)
                     raise event.error
-        return [Completion("".join(texts[i]), logprobs[i] or None, ends[i]) for i in range(self.n)]
+        return [Completion("".join(texts[i]), logprobs[i] or None, ends[i], parts[i]) for i in range(self.n)]
 
     def close(self) -> None:
         """Cancel what has not ended. May be called again."""
@@ -132,9 +135,25 @@ class Generation:
     def _log(self, texts: list[list[str]], events: Sequence[tuple[int, Event]]) -> None:
         for index, event in events:
             if not isinstance(event, Failed):
-                texts[index].append(event.text)
+                texts[index].append(_logged(event))
             if isinstance(event, Finished):
                 log.info("answer", request_id=self._request_id, index=index, text="".join(texts[index]))
+
+
+def _sort(event: Delta | Finished, texts: list[str], parts: list[Part]) -> None:
+    """Put an event's content to the texts, and what else it has to the parts."""
+    if event.parts is None:
+        texts.append(event.text)
+        return
+    for part in event.parts:
+        if isinstance(part, Content):
+            texts.append(part.text)
+        else:
+            parts.append(part)
+
+
+def _logged(event: Delta | Finished) -> str:
+    return event.text if event.parts is None else written(event.parts)
 
 
 def check_room(context: Context, n_sequences: int, param: str) -> None:

@@ -15,7 +15,7 @@ from cllm.api.sampling_fields import check_tokens
 from cllm.backend import Vocabulary
 from cllm.errors import ContextExceeded, InvalidRequest, TokenizeFailed
 from cllm.serve.engine import ServedModel
-from cllm.text.template import RESERVED
+from cllm.text.template import RESERVED, n_chars
 
 T = TypeVar("T")
 
@@ -34,6 +34,7 @@ async def render(
     add_generation_prompt: bool,
     continue_final_message: bool,
     variables: Mapping[str, Any],
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> str:
     """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed."""
     if reserved := (RESERVED | {"self"}) & variables.keys():  # `self` is Jinja's own
@@ -41,11 +42,12 @@ async def render(
     render = functools.partial(
         model.template.render,
         messages,
+        tools=tools,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
         **variables,
     )
-    if sum(len(message["content"]) for message in messages) <= N_CHARS_INLINE:
+    if n_chars([messages, tools]) <= N_CHARS_INLINE:
         return render()
     return await trio.to_thread.run_sync(render, abandon_on_cancel=True)
 

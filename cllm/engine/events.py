@@ -7,12 +7,14 @@ from enum import Enum
 import attrs
 
 from cllm.errors import RequestError
+from cllm.text.parts import Part
 
 
 class FinishReason(Enum):
     """Why a sequence ended; the wire names are the API's business."""
 
     STOP = "stop"  # an end token, a stop token or a stop string
+    TOOL_CALLS = "tool_calls"  # the same, of an answer that calls tools
     LENGTH = "length"  # max_tokens, the end of the context, or the deadline after the first token
     CANCELLED = "cancelled"  # nobody waits for it any more
 
@@ -28,12 +30,16 @@ class TokenLogprob:
 
 @attrs.define(eq=False)
 class Delta:
-    """Tokens that a step added. `text` lags behind `tokens` while a character or a stop string is undecided."""
+    """Tokens that a step added. `text` lags behind `tokens` while a character or a stop string is undecided.
+
+    Where an answer is read for reasoning and tool calls and holds more than content here, `parts` has all of it, and `text` is empty.
+    """
 
     seq_id: int
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None  # one for each token, where asked for
+    parts: list[Part] | None = None
 
 
 @attrs.define(eq=False)
@@ -47,6 +53,7 @@ class Usage:
     prefill_s: float  # admission to first token
     decode_s: float  # first token to end
     n_preempted: int = 0
+    n_reasoning: int = 0  # generated tokens of the reasoning
 
 
 @attrs.define(eq=False)
@@ -58,6 +65,7 @@ class Finished:
     stop_reason: str | int | None  # the stop string or token, "timeout", or None
     usage: Usage
     text: str = ""  # text that was still held back
+    parts: list[Part] | None = None  # as a delta's
 
 
 @attrs.define(eq=False)

@@ -10,6 +10,7 @@ import trio
 
 from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.errors import GenerationFailed
+from cllm.text.parts import written
 
 # What a delta weighs in the buffer, in bytes, about: beside its text, and for each likely token that is reported with it.
 N_BYTES_DELTA = 64
@@ -111,6 +112,8 @@ class EventStream:
 
 def _weight(delta: Delta) -> int:
     n_bytes = N_BYTES_DELTA + 4 * len(delta.text)  # a character of Python's takes up to four
+    if delta.parts is not None:
+        n_bytes += N_BYTES_DELTA * len(delta.parts) + 4 * len(written(delta.parts))
     if delta.logprobs is not None:
         n_bytes += N_BYTES_LIKELY_TOKEN * sum(1 + len(logprob.top) for logprob in delta.logprobs)
     return n_bytes

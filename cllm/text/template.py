@@ -111,7 +111,7 @@ class ChatTemplate:
         try:
             return "".join(self._pieces({"documents": None, "tools": None, **self._tokens, "messages": messages, **variables}))
         except TemplateLimitExceeded as error:
-            if _n_chars([messages, variables]) > self._limits.n_chars_max // 4:
+            if n_chars([messages, variables]) > self._limits.n_chars_max // 4:
                 raise InvalidRequest("the messages are too long to render", param="messages") from error
             raise
         except RequestError:
@@ -171,18 +171,18 @@ def _check_variables(kwargs: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"{name} is not for the request to set", param="chat_template_kwargs")
 
 
-def _n_chars(value: Any) -> int:
-    """Return the characters in JSON-like `value`, however deep; only for deciding whose fault a limit is."""
-    n_chars, rest = 0, [value]
+def n_chars(value: Any) -> int:
+    """Return the characters in JSON-like `value`, however deep; names of members do not count."""
+    n, rest = 0, [value]
     while rest:
         value = rest.pop()
         if isinstance(value, str):
-            n_chars += len(value)
+            n += len(value)
         elif isinstance(value, Mapping):
             rest.extend(value.values())
         elif isinstance(value, (list, tuple)):
             rest.extend(value)
-    return n_chars
+    return n
 
 
 # --- going on from the final message ------------------------------------------------------------------------------------------

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from quart import Blueprint, Response, g
+from quart import Blueprint, Response
 
-from cllm.api import prompts, wire
+from cllm.api import conversation, wire
 from cllm.api.context import Context
+from cllm.api.conversation import Answer, AnswerShape, open_chat
 from cllm.api.errors import openai_shape
-from cllm.api.generation import Completion, check_room, open_generation
 from cllm.api.openai.shapes import NULL, Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, is_nothing, json_response
 from cllm.api.sampling_fields import wanted
-from cllm.api.sse import SseBody, data, sse_response
+from cllm.api.sse import data
 from cllm.engine.events import Delta, Finished, TokenLogprob
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.serve.engine import ServedModel
@@ -86,21 +86,14 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     _refuse_unserved(body)
     n_logprobs = _n_logprobs(body)
     asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
-    check_room(context, asked.n, "n")
-    text = await render(model, body)
-    prompts.check_fits(model, text)
-    tokens = await prompts.chat_prompt(context, text, "messages")
-    specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id)
-    generation = open_generation(context, specs, ENDPOINT)
+    chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     if body.stream:
-        first = await generation.first_events()
         head = envelope("chatcmpl", "chat.completion.chunk", model.name)
-        shape = ChatStream(head, names, asked.n, include_usage=body.include_usage)
-        return sse_response(SseBody(generation, first, shape, openai_shape))
-    completions = await generation.complete()
-    account = Account([completion.finished for completion in completions], asked.n)
-    choices = [_choice(i, completion, names) for i, completion in enumerate(completions)]
+        return await chat.stream(ChatStream(head, names, asked.n, include_usage=body.include_usage), openai_shape)
+    answers = await chat.complete()
+    account = Account([answer.finished for answer in answers], asked.n)
+    choices = [_choice(i, answer, names) for i, answer in enumerate(answers)]
     head = envelope("chatcmpl", "chat.completion", model.name)
     return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
 
@@ -122,15 +115,19 @@ def _n_logprobs(body: ChatRequest) -> int | None:
 # --- messages ----------------------------------------------------------------------------------------------------------
 
 
-async def render(model: ServedModel, body: Conversation | ChatRequest) -> str:
-    """The conversation as the model's own template writes it. Raises: InvalidRequest · NotSupported · TemplateFailed."""
-    return await prompts.render(
-        model,
-        [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+def conversation_of(body: Conversation | ChatRequest) -> conversation.Conversation:
+    """What is to be answered. Raises: InvalidRequest · NotSupported."""
+    return conversation.Conversation(
+        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        variables=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        variables=body.chat_template_kwargs or {},
     )
+
+
+async def render(model: ServedModel, body: Conversation) -> str:
+    """The conversation as the model's own template writes it. Raises: InvalidRequest · NotSupported · TemplateFailed."""
+    return await conversation.render(model, conversation_of(body))
 
 
 def _message(message: Message, place: str) -> dict[str, Any]:
@@ -167,14 +164,26 @@ def _part(part: Part, place: str) -> str:
 # --- answers -----------------------------------------------------------------------------------------------------------
 
 
-def _choice(index: int, completion: Completion, names: TokenNames) -> dict[str, Any]:
+def _choice(index: int, answer: Answer, names: TokenNames) -> dict[str, Any]:
     return {
         "index": index,
-        "message": {"role": "assistant", "content": completion.text, "refusal": None},
-        "logprobs": None if completion.logprobs is None else _logprobs(completion.logprobs, names),
-        "finish_reason": completion.finished.reason.value,
-        "stop_reason": completion.finished.stop_reason,
+        "message": _answered(answer),
+        "logprobs": None if answer.logprobs is None else _logprobs(answer.logprobs, names),
+        "finish_reason": answer.finished.reason.value,
+        "stop_reason": answer.finished.stop_reason,
     }
+
+
+def _answered(answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["content"] = answer.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in answer.calls
+        ]
+    return message
 
 
 def _logprobs(logprobs: list[TokenLogprob], names: TokenNames) -> dict[str, Any]:
@@ -190,8 +199,8 @@ def _token(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
     return {"token": raw.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(raw)}
 
 
-class ChatStream(OpenAiStream):
-    """See `cllm.api.sse.Shape`."""
+class ChatStream(OpenAiStream, AnswerShape):
+    """See `AnswerShape`."""
 
     def __init__(self, head: Any, names: TokenNames, n: int, *, include_usage: bool) -> None:
         super().__init__(head, n, n=n, include_usage=include_usage)
@@ -199,14 +208,38 @@ class ChatStream(OpenAiStream):
 
     def first(self) -> bytes:
         """Who speaks."""
-        return b"".join([data(self._with({"role": "assistant", "content": ""}, i)) for i in range(self._n)])
+        return b"".join([self._told(i, {"role": "assistant", "content": ""}) for i in range(self._n)])
 
     def delta(self, index: int, event: Delta) -> bytes:
-        """New text, and the logprobs of new tokens where asked for, even of those that have no text yet."""
+        """What is new, and the logprobs of new tokens where asked for, even of those that have no text yet."""
         if event.logprobs is None:
-            return self.text(index, event.text)
+            return AnswerShape.delta(self, index, event)
         logprobs = _logprobs(event.logprobs, self._names)
-        return data(self.chunk(index, event.text, logprobs)) if event.text or logprobs["content"] else b""
+        if event.parts is None:
+            return data(self.chunk(index, event.text, logprobs)) if event.text or logprobs["content"] else b""
+        told = self._told(index, {}, logprobs) if logprobs["content"] else b""
+        return told + self.parts(index, event.parts)
+
+    def finished(self, index: int, event: Finished) -> bytes:
+        """See `AnswerShape.finished`."""
+        return AnswerShape.finished(self, index, event)
+
+    def content(self, index: int, text: str) -> bytes:
+        """A chunk with text."""
+        return self.text(index, text)
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        """A chunk with reasoning."""
+        return self._told(index, {"reasoning_content": text})
+
+    def call_begun(self, index: int, call: int, call_id: str, name: str) -> bytes:
+        """A chunk that opens a call."""
+        function = {"name": name, "arguments": ""}
+        return self._told(index, {"tool_calls": [{"index": call, "id": call_id, "type": "function", "function": function}]})
+
+    def arguments(self, index: int, call: int, fragment: str) -> bytes:
+        """A chunk with a piece of arguments."""
+        return self._told(index, {"tool_calls": [{"index": call, "function": {"arguments": fragment}}]})
 
     def choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
         """One choice with new text."""
@@ -222,6 +255,6 @@ class ChatStream(OpenAiStream):
             "stop_reason": event.stop_reason,
         }
 
-    def _with(self, delta: dict[str, str], index: int) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self.envelope([choice], **self._extra)
+    def _told(self, index: int, delta: dict[str, Any], logprobs: Any = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        return data(self.envelope([choice], **self._extra))

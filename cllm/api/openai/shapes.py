@@ -125,6 +125,7 @@ class Account:
             "completion_tokens": n_generated,
             "total_tokens": n_prompt + n_generated,
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
+            "completion_tokens_details": {"reasoning_tokens": sum(end.usage.n_reasoning for end in self.ends)},
         }
 
     def timings(self) -> dict[str, Any]:
@@ -217,10 +218,14 @@ class OpenAiStream:
         return self._frames[index](text) if text else b""
 
     def finished(self, index: int, event: Finished) -> bytes:
-        """The rest of the text, then the end. Timings stand beside usage, or with each end where no usage is wanted."""
+        """The rest of the text, then the end."""
+        return self.text(index, event.text) + self.ended(index, event)
+
+    def ended(self, index: int, event: Finished) -> bytes:
+        """The end. Timings stand beside usage, or with each end where no usage is wanted."""
         self._ends[index] = event
         extra = self._extra or {"timings": Account([event]).timings()}
-        return self.text(index, event.text) + sse.data(self.envelope([self.end(index, event)], **extra))
+        return sse.data(self.envelope([self.end(index, event)], **extra))
 
     def last(self) -> bytes:
         """The usage, where wanted, and the mark of the end."""

@@ -1,0 +1,212 @@
+"""A conversation to its answers: the one request that every chat surface makes, and what it gets back.
+
+A surface reads its wire shape into a `Conversation`, and into what it wants of sampling (`cllm.api.sampling_fields.wanted`). `open_chat`
+gives a `Chat`: either `complete` it, which gives an `Answer` for each completion, or `stream` it in a shape of the surface's own, which
+is told content, reasoning and tool calls apart (`AnswerShape`). No surface reads templates, parsers or the engine's events.
+
+Messages are dicts as chat templates expect them, which is OpenAI's shape: `role` (system, user, assistant, tool), `content` (a string or
+None), and where they have them `name`, `reasoning_content`, `tool_call_id` and `tool_calls`: `[{"id", "type": "function", "function":
+{"name", "arguments": JSON text}}]`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from quart import Response, g
+
+from cllm.api import prompts
+from cllm.api.context import Context
+from cllm.api.errors import ErrorShape
+from cllm.api.generation import Completion, Generation, check_room, open_generation
+from cllm.api.sampling_fields import Wanted
+from cllm.api.sse import SseBody, sse_response
+from cllm.engine.events import Delta, Finished, TokenLogprob
+from cllm.errors import NotSupported
+from cllm.serve.engine import ServedModel
+from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
+from cllm.text.tools import Toolbox
+
+CALL_ID_PREFIX = "call_"
+
+
+@attrs.frozen(kw_only=True)
+class Thinking:
+    """What a request says of reasoning; None leaves it to the model."""
+
+    enabled: bool | None = None
+    effort: str | None = None  # none, minimal, low, medium, high
+    n_tokens_max: int | None = None  # of the reasoning; then it is ended
+
+
+@attrs.frozen(kw_only=True)
+class Conversation:
+    """What is to be answered, validated."""
+
+    messages: Sequence[dict[str, Any]]
+    toolbox: Toolbox = attrs.field(factory=Toolbox)
+    thinking: Thinking = attrs.field(factory=Thinking)
+    variables: Mapping[str, Any] = attrs.field(factory=dict)  # further ones for the template
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+# --- answers -----------------------------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class ToolCall:
+    """A call in full; `arguments` is JSON text, a whole object unless the answer was cut."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@attrs.define(eq=False)
+class Answer:
+    """An answer in full."""
+
+    content: str
+    reasoning: str
+    calls: list[ToolCall]
+    logprobs: list[TokenLogprob] | None
+    finished: Finished
+
+    @classmethod
+    def of(cls, completion: Completion) -> Answer:
+        """Put together what a completion's parts say."""
+        reasoning, calls, arguments = "", list[ToolCall](), dict[int, list[str]]()
+        for part in completion.parts:
+            if isinstance(part, Reasoning):
+                reasoning += part.text
+            elif isinstance(part, CallBegun):
+                calls.append(ToolCall(new_call_id(), part.name, ""))
+            elif isinstance(part, Arguments):
+                arguments.setdefault(part.call, []).append(part.fragment)
+        for i, fragments in arguments.items():
+            calls[i].arguments = "".join(fragments)
+        return cls(completion.text, reasoning, calls, completion.logprobs, completion.finished)
+
+
+def new_call_id() -> str:
+    """An id for a tool call, unlike all others."""
+    return CALL_ID_PREFIX + secrets.token_hex(12)
+
+
+class AnswerShape:
+    """A surface's stream; see `cllm.api.sse.Shape`. Each method gives whole events as bytes, or nothing.
+
+    `index` is the completion's place in the request, `call` the tool call's in its answer. `content` is what nearly every token of every
+    stream goes through: it should do no more than fill in a frame (`cllm.api.sse.TextFrame`).
+    """
+
+    def first(self) -> bytes:
+        """What comes before everything else."""
+        return b""
+
+    def content(self, index: int, text: str) -> bytes:
+        """More text; may be empty, and then there is nothing to tell."""
+        raise NotImplementedError
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        """More reasoning."""
+        raise NotImplementedError
+
+    def call_begun(self, index: int, call: int, call_id: str, name: str) -> bytes:
+        """A tool is called."""
+        raise NotImplementedError
+
+    def arguments(self, index: int, call: int, fragment: str) -> bytes:
+        """More of a call's arguments."""
+        raise NotImplementedError
+
+    def ended(self, index: int, event: Finished) -> bytes:
+        """A completion has ended; what text it had left has been told."""
+        raise NotImplementedError
+
+    def last(self) -> bytes:
+        """What comes after every completion's end."""
+        return b""
+
+    # --- what the stream calls ----------------------------------------------------------------------------------------
+
+    def delta(self, index: int, event: Delta) -> bytes:
+        """See `Shape.delta`."""
+        return self.content(index, event.text) if event.parts is None else self.parts(index, event.parts)
+
+    def finished(self, index: int, event: Finished) -> bytes:
+        """See `Shape.finished`."""
+        rest = self.content(index, event.text) if event.parts is None else self.parts(index, event.parts)
+        return rest + self.ended(index, event)
+
+    def parts(self, index: int, parts: list[Part]) -> bytes:
+        """Several parts, one after the other."""
+        return b"".join([self._part(index, part) for part in parts])
+
+    def _part(self, index: int, part: Part) -> bytes:
+        if isinstance(part, Content):
+            return self.content(index, part.text)
+        if isinstance(part, Reasoning):
+            return self.reasoning(index, part.text)
+        if isinstance(part, CallBegun):
+            return self.call_begun(index, part.call, new_call_id(), part.name)
+        return self.arguments(index, part.call, part.fragment)
+
+
+@attrs.frozen(eq=False)
+class Chat:
+    """A conversation that is being answered."""
+
+    generation: Generation
+
+    async def complete(self) -> list[Answer]:
+        """Wait for the end; an answer for each completion. Raises: RequestError, what a completion failed with."""
+        return [Answer.of(completion) for completion in await self.generation.complete()]
+
+    async def stream(self, shape: AnswerShape, error_shape: ErrorShape) -> Response:
+        """The response that tells the answers as they come, sent once the first news is there. Raises: as `complete`."""
+        return sse_response(SseBody(self.generation, await self.generation.first_events(), shape, error_shape))
+
+
+# --- from a conversation to a generation -------------------------------------------------------------------------------
+
+
+async def open_chat(
+    context: Context, model: ServedModel, conversation: Conversation, asked: Wanted, *, endpoint: str, n_logprobs: int | None = None
+) -> Chat:
+    """Submit a conversation. Raises: InvalidRequest · NotSupported · ContextExceeded · Unavailable · TemplateFailed."""
+    _refuse_unserved(conversation)
+    check_room(context, asked.n, "n")
+    tokens = await prompt_of(context, model, conversation)
+    specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id)
+    return Chat(open_generation(context, specs, endpoint))
+
+
+async def prompt_of(context: Context, model: ServedModel, conversation: Conversation) -> list[int]:
+    """The tokens of a conversation's prompt. Raises: InvalidRequest · ContextExceeded by far · TemplateFailed."""
+    text = await render(model, conversation)
+    prompts.check_fits(model, text)
+    return await prompts.chat_prompt(context, text, "messages")
+
+
+async def render(model: ServedModel, conversation: Conversation) -> str:
+    """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed."""
+    return await prompts.render(
+        model,
+        conversation.messages,
+        tools=[tool.for_template() for tool in conversation.toolbox.tools] or None,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        variables=conversation.variables,
+    )
+
+
+def _refuse_unserved(conversation: Conversation) -> None:
+    if conversation.toolbox.tools:
+        raise NotSupported("tools are not supported", param="tools")
+    if conversation.thinking != Thinking():
+        raise NotSupported("reasoning cannot be set", param="reasoning_effort")
