@@ -103,6 +103,7 @@ class ModelInfo:
     n_ctx_train: int  # the longest sequence that the model was trained for, tokens
     n_embd: int
     quantization: str = ""
+    fingerprint: str = ""  # differs where saved states do not fit each other, also between processes; empty: they end with the process
     metadata: Mapping[str, str] = attrs.field(factory=dict)
 
 
@@ -114,6 +115,7 @@ class Capabilities:
     can_trim: bool  # `trim` to any length; False: only `drop` (recurrent and hybrid memory)
     can_save: bool  # `save` and `restore`
     can_abort: bool  # `abort` ends a running step early
+    can_save_part: bool = False  # `save` from any position on; False: of whole slots only
     kv_layout: KvLayout = KvLayout.UNIFIED  # the layout in force, never AUTO
 
 
@@ -204,13 +206,22 @@ class StepModel(Protocol):
     def drop(self, slot: int) -> None:
         """Free all cells of `slot`; harmless on an empty one. Always possible."""
 
-    def save(self, slot: int) -> bytes:
-        """Return the content of `slot`, for `restore` by the same model. Source: llama_state_seq_get_data (llama.h)."""
+    def save(self, slot: int, start: int = 0) -> bytes:
+        """Return the state of the cells of `slot` at positions ``>= start``, for `restore` by the same model.
+
+        The slot stays as it is. Where it has no cells from `start` on, the state is an empty one.
+
+        Raises: StepFailed when `start` is not 0 and this memory saves whole slots only.
+        Source: llama_state_seq_get_data (llama.h).
+        """
 
     def restore(self, slot: int, state: bytes) -> None:
-        """Fill the empty `slot` from `state`.
+        """Append the cells of `state` to `slot`, which must hold exactly the `start` cells that it was saved behind.
 
-        Raises: NoRoom, the slot is still empty · StepFailed when `state` does not fit this model.
+        That those are the same tokens' is the caller's to know. A state can be restored any number of times.
+
+        Raises: NoRoom · StepFailed when `state` does not fit this model or this slot. The slot is as it was.
+        Source: llama_state_seq_set_data (llama.h).
         """
 
     def abort(self) -> None:

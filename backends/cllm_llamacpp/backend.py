@@ -85,7 +85,7 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
         if not memory:  # embedding and diffusion models keep no cells
             raise _does_not_generate(spec, facts)
         native = Native(lib=lib, model=model, context=context, memory=memory, abort=abort, model_params=model_params, parts=parts)
-        loaded = LlamaModel(native, facts, settings.layout_of(spec), gpu=gpu)
+        loaded = LlamaModel(native, facts, spec, gpu=gpu)
         _warm_up(loaded, spec)
         native.parts = parts.pop_all()
         return loaded

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Final, NoReturn
 
+import attrs
 import numpy as np
 
-from cllm.backend import Batch, Capabilities, Int32s, KvLayout, Logits, Vocabulary
+from cllm.backend import Batch, Capabilities, Int32s, KvLayout, Logits, ModelSpec, Vocabulary
 from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed
+from cllm_llamacpp import settings
 from cllm_llamacpp.batch import BatchPointers
 from cllm_llamacpp.facts import Facts
+from cllm_llamacpp.fingerprint import fingerprint
 from cllm_llamacpp.native import Native
 from cllm_llamacpp.outputs import LogitsViews
 from cllm_llamacpp.state import States
@@ -32,8 +35,9 @@ class LlamaModel:
     way: better to finish a step than to stop one that nobody meant.
     """
 
-    def __init__(self, native: Native, facts: Facts, layout: KvLayout, *, gpu: bool) -> None:
+    def __init__(self, native: Native, facts: Facts, spec: ModelSpec, *, gpu: bool) -> None:
         lib = native.lib
+        layout = settings.layout_of(spec)
         self._native: Native | None = native
         self._lib = lib
         self._context = native.context
@@ -41,12 +45,14 @@ class LlamaModel:
         self._abort = native.abort
         self._vocabulary = LlamaVocabulary(lib, native.model, facts.info.metadata.get("tokenizer.ggml.pre", ""))
         self.vocabulary: Vocabulary = self._vocabulary
-        self.info = facts.info
         self.n_cells: int = lib.llama_n_ctx(native.context)
         self.n_cells_slot: int = lib.llama_n_ctx_seq(native.context)
-        self.n_slots: int = lib.llama_n_seq_max(native.context)
-        self.n_rows_max: int = lib.llama_n_batch(native.context)
+        n_seq_max: int = lib.llama_n_seq_max(native.context)
         self.capabilities = _capabilities(facts, layout, gpu=gpu)
+        self.n_slots = n_seq_max - settings.N_SPARE if self.capabilities.can_save_part else n_seq_max
+        self.n_rows_max: int = lib.llama_n_batch(native.context)
+        mark = fingerprint(spec, facts, n_slots=self.n_slots, n_cells_slot=self.n_cells_slot, gpu=gpu)
+        self.info = attrs.evolve(facts.info, fingerprint=mark)
         self._has_recurrent_state = facts.has_recurrent_state
         # Cells of a window are shared until one of the sharers frees them, and meanwhile cannot be overwritten: copies do not run full.
         self._shares_cells = layout is KvLayout.UNIFIED and not facts.has_window
@@ -54,7 +60,7 @@ class LlamaModel:
         self._ramp = np.arange(self.n_rows_max)
         self._pointers = BatchPointers(lib)
         self._views = LogitsViews(lib, native.context, self.vocabulary.n_tokens)
-        self._states = States(lib, native.context, facts, self)
+        self._states = States(lib, native.context, mark, spare=self.n_slots if self.capabilities.can_save_part else None)
 
     # --- a step ---
 
@@ -160,15 +166,16 @@ class LlamaModel:
         self._check_slots(slot)
         self._cut(slot, 0)
 
-    def save(self, slot: int) -> bytes:
+    def save(self, slot: int, start: int = 0) -> bytes:
         self._check_slots(slot)
-        return self._states.save(slot, int(self._lengths[slot]))
+        n_cells = int(self._lengths[slot])
+        if not 0 <= start <= n_cells:
+            raise StepFailed(f"slot {slot} has {n_cells} cells, it cannot be saved from {start} on")
+        return self._states.save(slot, start, n_cells - start)
 
     def restore(self, slot: int, state: bytes) -> None:
         self._check_slots(slot)
-        if self._lengths[slot]:
-            raise StepFailed(f"slot {slot} is not empty")
-        self._lengths[slot] = self._states.restore(slot, state)
+        self._lengths[slot] = self._states.restore(slot, int(self._lengths[slot]), state)
 
     def _cut(self, slot: int, n_keep: int) -> None:
         """Free the cells from `n_keep` on; all of them where the memory cannot be trimmed."""
@@ -210,6 +217,7 @@ def _capabilities(facts: Facts, layout: KvLayout, *, gpu: bool) -> Capabilities:
         can_share=keeps_all and layout is KvLayout.UNIFIED,
         can_trim=keeps_all,
         can_save=True,
+        can_save_part=keeps_all and layout is KvLayout.UNIFIED,
         can_abort=not gpu and not facts.has_recurrent_state,
         kv_layout=layout,
     )

@@ -29,6 +29,7 @@ _LOAD_MODES: Final = {(False, False): 0, (True, False): 1, (False, True): 2, (Tr
 
 _NO_DEVICES: Final = (ctypes.c_void_p * 1)(None)  # a list that ends at once
 
+N_SPARE: Final = 1  # sequences of one pool of plain attention that are no slots: a part of a slot is saved and restored by way of it
 _N_SLOTS_MAX: Final = 256  # LLAMA_MAX_SEQ
 _N_SLOTS_WITH_STATE: Final = 16  # where each slot costs a state or a window of its own, and `n_live` is not given
 _N_SLOTS_STREAMS: Final = 8  # where each slot takes an equal part of the cells

@@ -35,7 +35,8 @@ N_TOKENS_LEAST = 259
 N_ROWS_OF_LOGITS = 509  # prime: the hash picks one of so many prepared rows
 HASH_FACTOR, HASH_MASK = 6364136223846793005, (1 << 64) - 1
 N_STREAMS = 8  # slots in the streams layout, unless it is said how many sequences run at once
-STATE_MAGIC, STATE_HEADER = b"fake", struct.Struct("<4sI")  # magic, tokens
+STATE_MAGIC, STATE_HEADER = b"fake", struct.Struct("<4sII")  # magic, position of the first cell, cells
+STATE_CELL = np.dtype([("token", "<i4"), ("hash", "<u8")])
 
 TEMPLATE = (
     "{% for message in messages %}<turn>{{ message.role }}\n{{ message.content }}<end>{% endfor %}"
@@ -117,9 +118,19 @@ class FakeModel:
         before_step: Callable[[Batch], None] | None = None,
     ) -> None:
         self.vocabulary: Vocabulary = FakeVocabulary(n_tokens)
-        self.info = ModelInfo(name="fake", architecture="fake", n_params=0, size_bytes=0, n_ctx_train=n_ctx_train, n_embd=0)
+        self.info = ModelInfo(
+            name="fake",
+            architecture="fake",
+            n_params=0,
+            size_bytes=0,
+            n_ctx_train=n_ctx_train,
+            n_embd=0,
+            fingerprint=f"fake {kv_layout.value}",
+        )
         pooled = kv_layout is KvLayout.UNIFIED
-        self.capabilities = Capabilities(can_share=pooled, can_trim=True, can_save=True, can_abort=False, kv_layout=kv_layout)
+        self.capabilities = Capabilities(
+            can_share=pooled, can_trim=True, can_save=True, can_save_part=pooled, can_abort=False, kv_layout=kv_layout
+        )
         self.n_cells = n_cells
         self.n_slots = n_slots
         self.n_cells_slot = n_cells if pooled else n_cells // n_slots
@@ -184,21 +195,24 @@ class FakeModel:
         """See `StepModel.drop`."""
         self.trim(slot, 0)
 
-    def save(self, slot: int) -> bytes:
-        """See `StepModel.save`."""
-        tokens = [cell.token for cell in self._slot(slot)]
-        return STATE_HEADER.pack(STATE_MAGIC, len(tokens)) + np.array(tokens, np.int32).tobytes()
+    def save(self, slot: int, start: int = 0) -> bytes:
+        """See `StepModel.save`. As in a real model, a state's cells depend on the tokens before them, which it does not contain."""
+        cells = self._slot(slot)
+        if not 0 <= start <= len(cells) or (start and not self.capabilities.can_save_part):
+            raise StepFailed(f"slot {slot} cannot be saved from {start} on")
+        saved = np.array([(cell.token, cell.hash) for cell in cells[start:]], STATE_CELL)
+        return STATE_HEADER.pack(STATE_MAGIC, start, len(saved)) + saved.tobytes()
 
     def restore(self, slot: int, state: bytes) -> None:
         """See `StepModel.restore`."""
         cells = self._slot(slot)
-        if cells:
-            raise StepFailed(f"slot {slot} is not empty")
-        tokens = _tokens_of(state)
-        if len(tokens) > min(self.n_cells_slot, self.n_cells - self._n_cells_used):
+        start, saved = _read_state(state)
+        if len(cells) != start:
+            raise StepFailed(f"slot {slot} has {len(cells)} cells, the state was saved behind {start}")
+        if start + len(saved) > self.n_cells_slot or len(saved) > self.n_cells - self._n_cells_used:
             raise NoRoom("the state needs more cells than are free")
-        for token in tokens:
-            self._extend(cells, token)
+        cells += [_Cell(token, hash_) for token, hash_ in saved]
+        self._n_cells_used += len(saved)
 
     def abort(self) -> None:
         """See `StepModel.abort`; steps are over too soon for it."""
@@ -265,14 +279,15 @@ class FakeModel:
         return table
 
 
-def _tokens_of(state: bytes) -> list[int]:
+def _read_state(state: bytes) -> tuple[int, list[tuple[int, int]]]:
+    """Return where the state's first cell stands, and its (token, hash) pairs."""
     if len(state) < STATE_HEADER.size:
         raise StepFailed("this is not a saved state")
-    magic, n_tokens = STATE_HEADER.unpack_from(state)
-    if magic != STATE_MAGIC or len(state) != STATE_HEADER.size + 4 * n_tokens:
+    magic, start, n_cells = STATE_HEADER.unpack_from(state)
+    if magic != STATE_MAGIC or len(state) != STATE_HEADER.size + STATE_CELL.itemsize * n_cells:
         raise StepFailed("this is not a saved state, or not a whole one")
-    tokens: list[int] = np.frombuffer(state, np.int32, offset=STATE_HEADER.size).tolist()
-    return tokens
+    saved: list[tuple[int, int]] = np.frombuffer(state, STATE_CELL, offset=STATE_HEADER.size).tolist()
+    return start, saved
 
 
 class FakeBackend:

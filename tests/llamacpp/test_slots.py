@@ -176,6 +176,35 @@ def test_a_shared_slot_is_saved_with_what_it_shares(load, drive, some_tokens, co
     assert driver.greedy({2: some_tokens(9, 60)[30:]}, 12)[2] == continued("qwen3", 60)
 
 
+def test_what_follows_a_shared_prefix_is_saved_without_it(load, drive, some_tokens, continued):
+    model = load()
+    driver = drive(model)
+    driver.feed({0: some_tokens(9, 60)[:30]})
+    model.share(0, 1, 30)
+    driver.adopt(1, some_tokens(9, 60)[:30])
+    driver.feed({1: some_tokens(9, 60)[30:45]})
+    whole, part = model.save(1), model.save(1, 30)
+    model.trim(1, 30)
+    driver.feed({slot: some_tokens(slot, 60) for slot in (2, 3)})
+
+    model.restore(1, part)
+    driver.adopt(1, some_tokens(9, 60)[:45])
+
+    assert 2.5 * len(part) < len(whole)
+    assert driver.greedy({1: some_tokens(9, 60)[45:]}, 12)[1] == continued("qwen3", 60)
+
+
+@pytest.mark.parametrize("architecture", FORGETS)
+def test_memory_that_forgets_is_saved_whole(load, drive, some_tokens, architecture):
+    model = load(architecture, n_live=4)
+    drive(model).feed({0: some_tokens(9, 50)})
+
+    assert model.capabilities.can_save
+    assert not model.capabilities.can_save_part
+    with pytest.raises(StepFailed, match="whole slots"):
+        model.save(0, 20)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_empty_slot_can_be_saved_and_restored(load, drive, some_tokens, layout, architecture):
     model = load(architecture, kv_layout=layout, n_live=4)
@@ -210,7 +239,7 @@ def test_a_state_of_another_model_or_none_at_all_is_refused(load, drive, some_to
         drive(each).feed({0: some_tokens(9, 30)})
     state = model.save(0)
 
-    for wrong in (b"", b"cLs1", state[:-1], state + b"x", b"\0" * len(state), other.save(0)):
+    for wrong in (b"", b"cLs2", state[:-1], state + b"x", b"\0" * len(state), other.save(0)):
         with pytest.raises(StepFailed):
             model.restore(1, wrong)
     model.restore(1, state)
@@ -241,12 +270,14 @@ def test_a_state_with_flipped_bits_harms_no_other_slot(load, drive, some_tokens)
         lambda m: m.share(0, 1, 5),
         lambda m: m.share(0, 2, 31),
         lambda m: m.share(0, 2, -1),
-        lambda m: m.share(0, 256, 5),
+        lambda m: m.share(0, 255, 5),
         lambda m: m.share(-1, 2, 5),
         lambda m: m.trim(0, -1),
-        lambda m: m.trim(256, 1),
+        lambda m: m.trim(255, 1),
         lambda m: m.drop(-1),
-        lambda m: m.save(256),
+        lambda m: m.save(255),
+        lambda m: m.save(0, 31),
+        lambda m: m.save(0, -1),
         lambda m: m.restore(0, b""),
     ],
 )

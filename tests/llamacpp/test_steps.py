@@ -84,8 +84,8 @@ def test_one_slot_less_rows_than_slots_does_not_stop_the_process(load, drive, so
     # llama.cpp asserts that as many outputs are allowed as there are slots, and allows no more than n_batch by default.
     model = load(n_rows_max=8)
 
-    assert model.n_slots == 256
-    assert drive(model).feed({255: some_tokens(1, 8)}).shape[0] == 1
+    assert model.n_slots == 255
+    assert drive(model).feed({254: some_tokens(1, 8)}).shape[0] == 1
 
 
 def test_two_batches_may_be_taken_in_turn(load, drive, some_tokens):

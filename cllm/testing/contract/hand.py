@@ -109,9 +109,9 @@ class Hand:
         self._held.pop(slot, None)
 
     def restore(self, slot: int, state: bytes, tokens: list[int]) -> None:
-        """Restore a `state` that was saved from a slot that held `tokens`."""
+        """Restore a `state` of `tokens`, behind those that the slot holds."""
         self.model.restore(slot, state)
-        self._held[slot] = list(tokens)
+        self.held(slot).extend(tokens)
 
     def greedy(self, slot: int, logits: Logits, n_tokens: int) -> Iterator[Logits]:
         """Go on from `logits` by the likeliest token each time; yield the logits after each."""

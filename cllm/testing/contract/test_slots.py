@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from cllm.backend import KvLayout, StepModel
-from cllm.errors import Aborted
+from cllm.errors import Aborted, NoRoom
 from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens, needs_slots, refused
 
 N_ABORTS = 10
+N_PREFIX = 20  # of a slot whose end alone is saved
 
 
 # --- drop -------------------------------------------------------------------------------------------------------------
@@ -340,6 +341,139 @@ def test_a_state_that_is_none_is_refused_and_the_slot_stays_empty(hand: Hand, pl
     with refused():
         hand.model.restore(1, damaged)
     near.check(hand.put(1, tokens, Outputs.ALL), expected)
+    near.check(hand.put(0, tokens[10:], Outputs.ALL), expected[10:])
+
+
+# --- save and restore of a part ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saves_parts(model: StepModel) -> None:
+    needs_slots(model, 3)
+    if not model.capabilities.can_save_part:
+        pytest.skip("this memory saves whole slots only")
+
+
+@pytest.mark.usefixtures("saves_parts", "trims")
+@pytest.mark.parametrize("start", [1, 13, 29])
+def test_a_part_restored_behind_what_came_before_is_as_good_as_computed(hand: Hand, plain: PlainTokens, near: Near, start: int) -> None:
+    tokens = plain.draw(40)
+    expected = hand.alone(tokens)
+    hand.put(0, tokens[:30])
+    state = hand.model.save(0, start)
+    hand.trim(0, start)
+    hand.put(1, plain.draw(20, seed=1))
+    hand.restore(0, state, tokens[start:30])
+    near.check(hand.put(0, tokens[30:], Outputs.ALL), expected[30:])
+
+
+@pytest.mark.usefixtures("saves_parts", "shares")
+def test_parts_of_several_slots_are_restored_behind_one_shared_prefix(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    prefix, ends = plain.draw(20), [plain.draw(9, seed=1), plain.draw(9, seed=2)]
+    expected = [hand.alone([*prefix, *end])[25:] for end in ends]
+    hand.put(0, prefix)
+    states = []
+    for end in ends:
+        hand.share(0, 1, 20)
+        hand.put(1, end[:5])
+        states.append(hand.model.save(1, 20))
+        hand.drop(1)
+    for slot, (state, end) in enumerate(zip(states, ends, strict=True), 1):
+        hand.share(0, slot, 20)
+        hand.restore(slot, state, end[:5])
+    for slot, end in enumerate(ends, 1):
+        near.check(hand.put(slot, end[5:], Outputs.ALL), expected[slot - 1])
+
+
+@pytest.mark.usefixtures("saves_parts", "shares")
+def test_a_part_takes_only_its_own_cells(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    tokens = plain.draw(N_PREFIX + 10)
+    expected = hand.alone(tokens)
+    hand.put(0, tokens[:N_PREFIX])
+    hand.share(0, 1, N_PREFIX)
+    hand.put(1, tokens[N_PREFIX : N_PREFIX + 5])
+    state = hand.model.save(1, N_PREFIX)
+    hand.trim(1, N_PREFIX)
+    hand.model.drop(0)  # the prefix is the other's now
+    hand.held(0).clear()
+    hand.fill(plain, n_free=6, first_slot=2)
+    hand.restore(1, state, tokens[N_PREFIX : N_PREFIX + 5])
+    near.check(hand.put(1, tokens[N_PREFIX + 5 : N_PREFIX + 6], Outputs.ALL), expected[N_PREFIX + 5 : N_PREFIX + 6])
+
+
+@pytest.mark.usefixtures("saves_parts", "trims")
+def test_a_part_for_which_there_is_no_room_leaves_the_slot_as_it_was(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    tokens = plain.draw(40)
+    expected = hand.alone(tokens)
+    hand.put(0, tokens[:30])
+    state = hand.model.save(0, 10)
+    hand.trim(0, 10)
+    slot = hand.fill(plain, n_free=19, first_slot=1)
+    with pytest.raises(NoRoom):
+        hand.model.restore(0, state)
+    hand.drop(slot)
+    near.check(hand.put(0, tokens[10:15], Outputs.ALL), expected[10:15])
+    hand.trim(0, 10)
+    hand.restore(0, state, tokens[10:30])
+    near.check(hand.put(0, tokens[30:], Outputs.ALL), expected[30:])
+
+
+@pytest.mark.usefixtures("saves_parts")
+def test_saving_a_part_changes_nothing_while_every_slot_is_in_use(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    texts = [plain.draw(6, seed=slot) for slot in range(min(hand.model.n_slots, 40))]
+    expected = [hand.alone(text) for text in texts]
+    for slot in range(hand.model.n_slots):
+        hand.put(slot, texts[slot][:4] if slot < len(texts) else plain.draw(1))
+    states = [hand.model.save(slot, 2) for slot in range(len(texts))]
+    for slot, (text, state) in enumerate(zip(texts, states, strict=True)):
+        near.check(hand.put(slot, text[4:5], Outputs.ALL), expected[slot][4:5])
+        if hand.model.capabilities.can_trim:
+            hand.trim(slot, 2)
+            hand.restore(slot, state, text[2:4])
+            near.check(hand.put(slot, text[4:], Outputs.ALL), expected[slot][4:])
+
+
+@pytest.mark.usefixtures("saves_parts")
+def test_a_part_without_cells_can_be_saved_and_restored(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    tokens = plain.draw(15)
+    expected = hand.alone(tokens)
+    hand.put(0, tokens[:10])
+    hand.restore(0, hand.model.save(0, 10), [])
+    near.check(hand.put(0, tokens[10:], Outputs.ALL), expected[10:])
+
+
+@pytest.mark.usefixtures("saves_parts")
+def test_a_part_restored_elsewhere_than_behind_its_beginning_is_refused(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    tokens = plain.draw(30)
+    expected = hand.alone(tokens)
+    hand.put(0, tokens[:20])
+    hand.put(1, tokens[:9])
+    state = hand.model.save(0, 10)
+    for slot in (0, 1, 2):
+        with refused():
+            hand.model.restore(slot, state)
+    near.check(hand.put(0, tokens[20:], Outputs.ALL), expected[20:])
+    near.check(hand.put(1, tokens[9:12], Outputs.ALL), expected[9:12])
+    near.check(hand.put(2, tokens[:5], Outputs.ALL), expected[:5])
+
+
+@pytest.mark.usefixtures("saves_parts")
+@pytest.mark.parametrize("start", [-1, 21])
+def test_a_part_that_there_is_not_is_not_saved(hand: Hand, plain: PlainTokens, start: int) -> None:
+    hand.put(0, plain.draw(20))
+    with refused():
+        hand.model.save(0, start)
+
+
+@pytest.mark.usefixtures("saves")
+def test_where_only_whole_slots_are_saved_a_part_is_refused(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    if hand.model.capabilities.can_save_part:
+        pytest.skip("this memory saves any part")
+    tokens = plain.draw(15)
+    expected = hand.alone(tokens)
+    hand.put(0, tokens[:10])
+    with refused():
+        hand.model.save(0, 5)
     near.check(hand.put(0, tokens[10:], Outputs.ALL), expected[10:])
 
 

@@ -1,0 +1,64 @@
+"""What a saved state fits: a text that is equal where the same file is computed in the same way."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Final
+
+from cllm.backend import ModelSpec
+from cllm_llamacpp.abi import PACKAGE_VERSION
+from cllm_llamacpp.facts import Facts
+
+_N_SAMPLES: Final = 64  # places of a file that are read: its head, its end, and between them, evenly
+_N_SAMPLE_BYTES: Final = 64 << 10
+_FIRST_PART: Final = re.compile(r"-00001-of-\d{5}\.gguf$")
+
+
+def fingerprint(spec: ModelSpec, facts: Facts, *, n_slots: int, n_cells_slot: int, gpu: bool) -> str:
+    """Return 32 hexadecimal digits. A file of many gigabytes is not read whole: two that differ in weights differ nearly everywhere."""
+    info, digest = facts.info, hashlib.sha256()
+    scaled_from = info.metadata.get(f"{info.architecture}.rope.scaling.original_context_length", "")
+    facts_that_count = (
+        PACKAGE_VERSION,
+        info.architecture,
+        info.n_params,
+        info.size_bytes,
+        spec.kv_layout,
+        n_slots,
+        spec.cache_type_k,
+        spec.cache_type_v,
+        spec.flash_attention,
+        gpu,
+        scaled_from.isdigit() and n_cells_slot > int(scaled_from),  # some models turn their keys otherwise when a slot may be longer
+        [lora.scale for lora in spec.loras],
+    )
+    digest.update(repr(facts_that_count).encode())
+    for path in (*_parts(Path(spec.path)), *(Path(lora.path) for lora in spec.loras)):
+        digest.update(_sampled(path))
+    return digest.hexdigest()[:32]
+
+
+def _parts(path: Path) -> list[Path]:
+    """Return the files of a model that was split into several, else its one file."""
+    if not _FIRST_PART.search(path.name):
+        return [path]
+    stem, _, last = path.name.partition("-00001-")
+    return sorted(path.parent.glob(f"{_escaped(stem)}-?????-{last}"))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", text)
+
+
+def _sampled(path: Path) -> bytes:
+    """Return a digest of the file's size and of `_N_SAMPLES` places in it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        n_bytes = file.seek(0, 2)
+        digest.update(str(n_bytes).encode())
+        for i in range(_N_SAMPLES):
+            file.seek(max(0, n_bytes - _N_SAMPLE_BYTES) * i // (_N_SAMPLES - 1))
+            digest.update(file.read(_N_SAMPLE_BYTES))
+    return digest.digest()
