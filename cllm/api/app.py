@@ -7,19 +7,23 @@ from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from cllm.api import guards, native, status, tokens
+from cllm.api import guards, native, openapi, status, tokens
 from cllm.api.connection import Connection
 from cllm.api.context import Context, route_path
-from cllm.api.errors import ErrorShape, InternalError, from_http, native_shape, openai_shape, response_of
+from cllm.api.errors import ErrorShape, InternalError, anthropic_shape, from_http, ollama_shape, openai_shape, response_of
 from cllm.api.metrics import HttpMetrics
 from cllm.api.openai import chat, completions, models
+from cllm.api.operations import Operation
 from cllm.config import Settings
 from cllm.errors import RequestError
 from cllm.serve.engine import Engine
 
 log = structlog.get_logger("cllm.api")
 
-SURFACES = (chat, completions, models, native, tokens, status)
+SURFACES = (chat, completions, models, native, tokens, status, openapi)
+OPERATIONS: tuple[Operation, ...] = tuple(one for surface in SURFACES for one in surface.OPERATIONS)
+_SHAPES: dict[str, ErrorShape] = {one.path: one.errors for one in OPERATIONS}
+_SHAPES_BELOW: dict[str, ErrorShape] = {"/v1/messages/": anthropic_shape, "/api/": ollama_shape}  # where there is no such path, too
 
 
 def create_app(engine: Engine, settings: Settings) -> QuartTrio:
@@ -33,7 +37,7 @@ def create_app(engine: Engine, settings: Settings) -> QuartTrio:
         BODY_TIMEOUT=settings.body_timeout_s,
         MAX_CONTENT_LENGTH=int(settings.max_body_mb * 1024 * 1024),
     )
-    context = Context(engine, settings, HttpMetrics(engine.metrics.registry))
+    context = Context(engine, settings, HttpMetrics(engine.metrics.registry), OPERATIONS)
     app.extensions["cllm"] = context
     guards.install(app, context)
     for surface in SURFACES:
@@ -59,4 +63,5 @@ def _answer_errors(app: QuartTrio) -> None:
 
 
 def _shape() -> ErrorShape:
-    return native_shape if route_path() in native.PATHS else openai_shape
+    path = route_path()
+    return _SHAPES.get(path) or next((shape for below, shape in _SHAPES_BELOW.items() if path.startswith(below)), openai_shape)

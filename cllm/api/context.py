@@ -10,6 +10,7 @@ import attrs
 from quart import request
 
 from cllm.api.metrics import HttpMetrics
+from cllm.api.operations import Operation
 from cllm.api.sampling_fields import base_params
 from cllm.config import Settings
 from cllm.engine.params import SamplingParams
@@ -37,6 +38,7 @@ class Context:
     engine: Engine
     settings: Settings
     metrics: HttpMetrics
+    operations: tuple[Operation, ...] = ()  # of every surface
 
     @functools.cached_property
     def sampling_defaults(self) -> SamplingParams:

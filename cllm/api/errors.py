@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
-from quart import Response
+from quart import Response, g, has_request_context
 from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 
@@ -42,6 +42,46 @@ def native_shape(error: RequestError) -> dict[str, Any]:
     if retry_after_s is not None:
         shape["retry_after"] = whole_seconds(retry_after_s)
     return shape
+
+
+def anthropic_shape(error: RequestError) -> dict[str, Any]:
+    """Anthropic's, with its names for what went wrong."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    shape = {"type": "error", "error": {"type": kind, "message": error.message}}
+    return {**shape, "request_id": g.request_id} if has_request_context() and "request_id" in g else shape
+
+
+def ollama_shape(error: RequestError) -> dict[str, Any]:
+    """Ollama's, which has the message alone."""
+    return {"error": error.message}
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_TEXT, _MAYBE_TEXT = {"type": "string"}, {"type": ["string", "null"]}
+ERROR_SCHEMAS: dict[ErrorShape, tuple[str, dict[str, Any]]] = {  # what OpenAPI calls them, and how they look
+    openai_shape: (
+        "Error",
+        _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE_TEXT, code={"type": ["string", "integer", "null"]})),
+    ),
+    native_shape: ("NativeError", _object(success={"const": False}, error=_TEXT)),
+    anthropic_shape: ("AnthropicError", _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT))),
+    ollama_shape: ("OllamaError", _object(error=_TEXT)),
+}
 
 
 def response_of(error: RequestError, shape: ErrorShape, headers: dict[str, str] | None = None) -> Response:

@@ -15,7 +15,6 @@ from cllm.api.context import Context, route_path
 from cllm.config import Settings, api_keys
 from cllm.errors import NotAuthenticated
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/ready"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS = "authorization, content-type, x-api-key, x-request-id"
 _CORS_EXPOSED = "retry-after, x-request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
@@ -25,6 +24,7 @@ _CORS_MAX_AGE_S = 600
 def install(app: QuartTrio, context: Context) -> None:
     """Put the guards before and after every request of `app`."""
     keys = Keys(api_keys(context.settings))
+    public = frozenset(one.path for one in context.operations if one.public)
 
     @app.before_request
     async def enter() -> Response | None:
@@ -32,7 +32,7 @@ def install(app: QuartTrio, context: Context) -> None:
         g.request_id = _request_id(request.headers.get("X-Request-Id"))
         if _is_preflight():
             return _preflight()
-        g.key = "" if route_path() in PUBLIC_PATHS else keys.check(_given_key())
+        g.key = "" if route_path() in public else keys.check(_given_key())
         return None
 
     @app.after_request

@@ -15,6 +15,7 @@ from cllm.api.context import Context
 from cllm.api.errors import native_shape
 from cllm.api.generation import Completion, check_room, open_generation
 from cllm.api.openai.shapes import Account, json_response
+from cllm.api.operations import HTML, JSON, SSE, Operation
 from cllm.api.sampling_fields import SamplingFields, Wanted, wanted
 from cllm.api.sse import SseBody, TextFrame, data, sse_response
 from cllm.api.tokens import plain_tokens
@@ -22,7 +23,6 @@ from cllm.engine.events import Delta, Finished
 from cllm.engine.params import SamplingParams
 from cllm.errors import InvalidRequest
 
-PATHS = frozenset({"/", "/generate", "/generate_stream", "/encode", "/decode", "/model/info", "/benchmark"})
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9, top_k=0, repeat_penalty=1.1)  # whatever --sampling-defaults says
 N_TOKENS_DEFAULT = 100
 
@@ -49,6 +49,28 @@ class DecodeRequest(msgspec.Struct):
 generate_decoder = msgspec.json.Decoder(GenerateRequest)
 encode_decoder = msgspec.json.Decoder(EncodeRequest)
 decode_decoder = msgspec.json.Decoder(DecodeRequest)
+
+
+def _operation(method: str, path: str, about: str, **facts: Any) -> Operation:
+    return Operation(method=method, path=path, about=about, errors=native_shape, **facts)
+
+
+OPERATIONS = (
+    _operation("POST", "/generate", "continue a text, in the first cLLM's way", body=GenerateRequest, gives=(JSON, SSE), generates=True),
+    _operation("POST", "/generate_stream", "the same as a stream", body=GenerateRequest, gives=(SSE,), generates=True),
+    _operation("POST", "/encode", "text to token ids", body=EncodeRequest, generates=True),
+    _operation("POST", "/decode", "token ids to text", body=DecodeRequest, generates=True),
+    _operation("GET", "/model/info", "facts about the model", also=(503,)),
+    _operation(
+        "POST",
+        "/benchmark",
+        "measure the server, where the operator allows it",
+        body=benchmark.BenchmarkRequest,
+        generates=True,
+        also=(403,),
+    ),
+    _operation("GET", "/", "this list", gives=(JSON, HTML), public=True),
+)
 
 
 def blueprint(context: Context) -> Blueprint:
@@ -85,7 +107,7 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get("/")
     async def index() -> Response:
         wants_page = request.accept_mimetypes.best_match(["application/json", "text/html"]) == "text/html"
-        return pages.index_page() if wants_page else json_response(pages.index())
+        return pages.index_page(context.operations) if wants_page else json_response(pages.index(context.operations))
 
     return routes
 

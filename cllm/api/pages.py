@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quart import Response
 
 import cllm
-
-ENDPOINTS = (
-    ("POST", "/v1/chat/completions", "answer a conversation"),
-    ("POST", "/v1/completions", "continue a text"),
-    ("GET", "/v1/models", "what is served"),
-    ("POST", "/generate", "continue a text, in the first cLLM's way"),
-    ("POST", "/generate_stream", "the same as a stream"),
-    ("POST", "/encode", "text to token ids"),
-    ("POST", "/decode", "token ids to text"),
-    ("GET", "/model/info", "facts about the model"),
-    ("POST", "/benchmark", "measure the server, where the operator allows it"),
-    ("POST", "/tokenize", "text or messages to token ids"),
-    ("POST", "/detokenize", "token ids to text"),
-    ("POST", "/apply-template", "messages to the prompt that the model sees"),
-    ("GET", "/health", "whether the engine makes progress"),
-    ("GET", "/ready", "whether a request would be accepted"),
-    ("GET", "/metrics", "counters for Prometheus"),
-    ("GET", "/slots", "the sequences under way"),
-    ("GET", "/props", "settings and the chat template"),
-    ("GET", "/version", "the server's version"),
-)
+from cllm.api.operations import Operation
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>cLLM</title><meta name="viewport" content="width=device-width">
@@ -47,14 +28,22 @@ pre {{ overflow: auto; padding: 1rem; border: 1px solid }}
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Content-Type-Options": "nosniff"}
 
 
-def index() -> dict[str, Any]:
+def index(operations: Sequence[Operation]) -> dict[str, Any]:
     """For programs."""
-    endpoints = [{"method": method, "path": path, "description": about} for method, path, about in ENDPOINTS]
+    endpoints = [{"method": one.method, "path": one.public_path, "description": one.about} for one in _shown(operations)]
     return {"success": True, "data": {"name": "cLLM", "version": cllm.__version__, "endpoints": endpoints}}
 
 
-def index_page() -> Response:
+def index_page(operations: Sequence[Operation]) -> Response:
     """For browsers."""
-    rows = "".join([f"<tr><td>{m}</td><td><code>{html.escape(p)}</code></td><td>{html.escape(a)}</td></tr>" for m, p, a in ENDPOINTS])
+    rows = "".join([_row(one) for one in _shown(operations)])
     page = _PAGE.format(version=cllm.__version__, rows=rows)
     return Response(page, 200, _HEADERS, content_type="text/html; charset=utf-8")
+
+
+def _shown(operations: Sequence[Operation]) -> Iterable[Operation]:
+    return [one for one in operations if one.alias_of is None and one.path != "/"]
+
+
+def _row(one: Operation) -> str:
+    return f"<tr><td>{one.method}</td><td><code>{html.escape(one.public_path)}</code></td><td>{html.escape(one.about)}</td></tr>"

@@ -12,10 +12,20 @@ import cllm
 from cllm.api.context import Context
 from cllm.api.errors import whole_seconds
 from cllm.api.openai.shapes import json_response
+from cllm.api.operations import TEXT, Operation
 from cllm.engine.params import SamplingParams
 from cllm.engine.scheduler import SequenceView
 from cllm.errors import Unavailable
 from cllm.serve.engine import ServedModel
+
+OPERATIONS = (
+    Operation(method="GET", path="/health", about="whether the engine makes progress", public=True, also=(503,), own_bodies=(503,)),
+    Operation(method="GET", path="/ready", about="whether a request would be accepted", public=True, also=(503,), own_bodies=(503,)),
+    Operation(method="GET", path="/metrics", about="counters for Prometheus", gives=(TEXT,)),
+    Operation(method="GET", path="/slots", about="the sequences under way", also=(503,)),
+    Operation(method="GET", path="/props", about="settings and the chat template", also=(503,)),
+    Operation(method="GET", path="/version", about="the server's version"),
+)
 
 
 def blueprint(context: Context) -> Blueprint:

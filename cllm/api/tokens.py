@@ -12,6 +12,7 @@ from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.openai.chat import Conversation, Message, render
 from cllm.api.openai.shapes import json_response
+from cllm.api.operations import Operation
 from cllm.backend import Vocabulary
 from cllm.errors import InvalidRequest, TokenizeFailed
 
@@ -36,6 +37,12 @@ class DetokenizeRequest(msgspec.Struct):
 tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 template_decoder = msgspec.json.Decoder(Conversation)
+
+OPERATIONS = (
+    Operation(method="POST", path="/tokenize", about="text or messages to token ids", body=TokenizeRequest, generates=True),
+    Operation(method="POST", path="/detokenize", about="token ids to text", body=DetokenizeRequest, generates=True),
+    Operation(method="POST", path="/apply-template", about="messages to the prompt that the model sees", body=Conversation, generates=True),
+)
 
 
 def blueprint(context: Context) -> Blueprint:

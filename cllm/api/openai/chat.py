@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import attrs
 import msgspec
 from msgspec import Meta
 from quart import Blueprint, Response
@@ -13,6 +14,7 @@ from cllm.api.context import Context
 from cllm.api.conversation import Answer, AnswerShape, open_chat
 from cllm.api.errors import openai_shape
 from cllm.api.openai.shapes import NULL, Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, is_nothing, json_response
+from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import wanted
 from cllm.api.sse import data
 from cllm.engine.events import Delta, Finished, TokenLogprob
@@ -66,6 +68,9 @@ class ChatRequest(CommonFields, kw_only=True):
 
 
 decoder = msgspec.json.Decoder(ChatRequest)
+
+_CHAT = Operation(method="POST", path=ENDPOINT, about="answer a conversation", body=ChatRequest, gives=(JSON, SSE), generates=True)
+OPERATIONS = (_CHAT, attrs.evolve(_CHAT, path="/chat/completions", alias_of=ENDPOINT))
 
 
 def blueprint(context: Context) -> Blueprint:

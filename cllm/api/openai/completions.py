@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import attrs
 import msgspec
 from msgspec import Meta
 from quart import Blueprint, Response, g
@@ -15,6 +16,7 @@ from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import Completion, check_room, open_generation
 from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, json_response
+from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import wanted
 from cllm.api.sse import SseBody, data, sse_response
 from cllm.engine.events import Delta, Finished, TokenLogprob
@@ -36,6 +38,9 @@ class CompletionRequest(CommonFields, kw_only=True):
 
 
 decoder = msgspec.json.Decoder(CompletionRequest)
+
+_COMPLETE = Operation(method="POST", path=ENDPOINT, about="continue a text", body=CompletionRequest, gives=(JSON, SSE), generates=True)
+OPERATIONS = (_COMPLETE, attrs.evolve(_COMPLETE, path="/completions", alias_of=ENDPOINT))
 
 
 def blueprint(context: Context) -> Blueprint:

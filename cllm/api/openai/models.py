@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from quart import Blueprint, Response
 
 from cllm.api.context import Context
 from cllm.api.openai.shapes import json_response
+from cllm.api.operations import Operation
 from cllm.serve.engine import ServedModel
+
+_LIST = Operation(method="GET", path="/v1/models", about="what is served", also=(503,))
+_ONE = Operation(method="GET", path="/v1/models/<path:model>", about="facts about one model", also=(404, 503))
+OPERATIONS = (
+    _LIST,
+    _ONE,
+    attrs.evolve(_LIST, path="/models", alias_of=_LIST.path),
+    attrs.evolve(_ONE, path="/models/<path:model>", alias_of=_ONE.path),
+)
 
 
 def blueprint(context: Context) -> Blueprint:
@@ -21,10 +32,10 @@ def blueprint(context: Context) -> Blueprint:
         model = context.engine.model
         return json_response({"object": "list", "data": [_model(model, name) for name in model.aliases]})
 
-    @routes.get("/v1/models/<path:name>")
-    @routes.get("/models/<path:name>")
-    async def one_model(name: str) -> Response:
-        return json_response(_model(context.served(name), name))
+    @routes.get("/v1/models/<path:model>")
+    @routes.get("/models/<path:model>")
+    async def one_model(model: str) -> Response:
+        return json_response(_model(context.served(model), model))
 
     return routes
 

@@ -19,7 +19,7 @@ from cllm.engine.events import Finished, TokenLogprob
 from cllm.errors import InvalidRequest, NotSupported
 
 LOGPROB_MIN = -9999.0  # JSON has no infinity; OpenAI's own stand-in for it
-NULL = msgspec.Raw(b"null")  # msgspec has no Raw | None
+NULL: Any = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))  # msgspec has no Raw | None, and cannot describe a Raw as default
 N_BYTES_OF_NOTHING = 16
 SYSTEM_FINGERPRINT = f"cllm-{cllm.__version__}"
 
