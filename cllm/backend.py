@@ -138,6 +138,15 @@ class Batch:
         self.outputs: Int8s = np.zeros(n_rows_max, np.int8)  # 1 where the row's logits are wanted
 
 
+@attrs.frozen
+class InfillTokens:
+    """The special tokens by which a model is asked for the text between a prefix and a suffix."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+
 class Vocabulary(Protocol):
     """A model's tokens. Thread-safe, and independent of the step's caller; no call disturbs a running step."""
 
@@ -164,6 +173,12 @@ class Vocabulary(Protocol):
         With `special`, control tokens give their name (``b"<|im_end|>"``).
         Raises: IndexError unless ``0 <= token < n_tokens``.
         """
+
+
+def infill_of(vocabulary: Vocabulary) -> InfillTokens | None:
+    """Return the fill-in-the-middle tokens: the attribute ``infill``, which a vocabulary need not have."""
+    infill: InfillTokens | None = getattr(vocabulary, "infill", None)
+    return infill
 
 
 class StepModel(Protocol):

@@ -8,6 +8,7 @@ import threading
 from contextlib import nullcontext
 from typing import Any, Final
 
+from cllm.backend import InfillTokens
 from cllm.errors import ModelDied, TokenizeFailed
 from cllm_llamacpp.bigstack import NoStack, call_with_stack
 
@@ -42,6 +43,7 @@ class LlamaVocabulary:
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._vocab)) and self.bos is not None
         self._can_add_special = _can_add_special(lib, self._vocab)
         self.end_tokens = frozenset(t for t in range(self.n_tokens) if lib.llama_vocab_is_eog(self._vocab, t))
+        self.infill = _infill(lib, self._vocab)
         self.chat_template = _text(lib.llama_model_chat_template(model, None))
         self._bytes: dict[bool, list[bytes | None]] = {special: [None] * self.n_tokens for special in (False, True)}
 
@@ -129,6 +131,14 @@ def _can_add_special(lib: Any, vocab: Any) -> bool:
     no_bos = lib.llama_vocab_get_add_bos(vocab) and lib.llama_vocab_bos(vocab) < 0
     no_eos = lib.llama_vocab_get_add_eos(vocab) and lib.llama_vocab_eos(vocab) < 0
     return not no_bos and not no_eos
+
+
+def _infill(lib: Any, vocab: Any) -> InfillTokens | None:
+    tokens = [_token(find(vocab)) for find in (lib.llama_vocab_fim_pre, lib.llama_vocab_fim_suf, lib.llama_vocab_fim_mid)]
+    prefix, suffix, middle = tokens
+    if prefix is None or suffix is None or middle is None:
+        return None
+    return InfillTokens(prefix, suffix, middle)
 
 
 def _utf8(text: str) -> bytes:

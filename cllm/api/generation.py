@@ -28,6 +28,7 @@ class Completion:
     logprobs: list[TokenLogprob] | None
     finished: Finished
     parts: list[Part] = attrs.field(factory=list)  # what is not content, where the answer was read for it
+    prompt_logprobs: list[TokenLogprob] = attrs.field(factory=list)  # where asked for, of the prompt's second token and so on
 
 
 class Generation:
@@ -60,7 +61,8 @@ class Generation:
         def observed(index: int, delta: Delta) -> bool:
             if not sink(index, delta):
                 return False
-            self._observe_delta(time.perf_counter())
+            if delta.tokens:
+                self._observe_delta(time.perf_counter())
             if self._texts is not None:
                 self._texts[index].append(_logged(delta))
             return True
@@ -81,12 +83,15 @@ class Generation:
         texts: list[list[str]] = [[] for _ in range(self.n)]
         parts: list[list[Part]] = [[] for _ in range(self.n)]
         logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.n)]
+        of_prompts: list[list[TokenLogprob]] = [[] for _ in range(self.n)]
         ends: dict[int, Finished] = {}
 
         def take(index: int, delta: Delta) -> bool:
             _sort(delta, texts[index], parts[index])
             if delta.logprobs is not None:
                 logprobs[index] += delta.logprobs
+            if delta.prompt_logprobs is not None:
+                of_prompts[index] += delta.prompt_logprobs
             return True
 
         self.divert(take)
@@ -100,7 +105,7 @@ class Generation:
                 else:
                     assert isinstance(event, Failed)
                     raise event.error
-        return [Completion("".join(texts[i]), logprobs[i] or None, ends[i], parts[i]) for i in range(self.n)]
+        return [Completion("".join(texts[i]), logprobs[i] or None, ends[i], parts[i], of_prompts[i]) for i in range(self.n)]
 
     def close(self) -> None:
         """Cancel what has not ended. May be called again."""
@@ -112,7 +117,7 @@ class Generation:
 
     def _observe(self, events: Sequence[tuple[int, Event]]) -> None:
         metrics, now = self._context.metrics, time.perf_counter()
-        if self._last_at is not None or type(events[0][1]) is Delta:
+        if self._last_at is not None or any(type(event) is Delta and event.tokens for _, event in events):
             self._observe_delta(now)
         if self._texts is not None:
             self._log(self._texts, events)

@@ -12,9 +12,10 @@ import trio
 from cllm.api.context import Context
 from cllm.api.errors import ContextExceededByFar
 from cllm.api.sampling_fields import check_tokens
-from cllm.backend import Vocabulary
+from cllm.backend import InfillTokens, Vocabulary, infill_of
 from cllm.errors import ContextExceeded, InvalidRequest, TokenizeFailed
 from cllm.serve.engine import ServedModel
+from cllm.text.prompt import infill_tokens
 from cllm.text.template import RESERVED, n_chars
 
 T = TypeVar("T")
@@ -88,18 +89,44 @@ async def token_prompt(model: ServedModel, tokens: Sequence[int], param: str = "
     """A prompt that came as token ids, checked. Raises: InvalidRequest."""
     if not tokens:
         raise InvalidRequest(f"{param}: there is nothing in it", param=param)
-    await _by_length(tokens, functools.partial(check_tokens, tokens, model.vocabulary.n_tokens, param))
+    await by_length(len(tokens), functools.partial(check_tokens, tokens, model.vocabulary.n_tokens, param))
     return tokens
+
+
+def check_infills(model: ServedModel, param: str) -> InfillTokens:
+    """The model's fill-in-the-middle tokens. Raises: InvalidRequest where it has none."""
+    infill = infill_of(model.vocabulary)
+    if infill is None:
+        raise InvalidRequest(f"{param}: this model's vocabulary has no fill-in-the-middle tokens", param=param)
+    return infill
+
+
+async def infill_prompt(context: Context, model: ServedModel, prefix: str | Sequence[int], suffix: str) -> Sequence[int]:
+    """The token ids that ask for the text between `prefix` and `suffix`, neither of which is read for special tokens.
+
+    Raises: InvalidRequest · ContextExceeded.
+    """
+    infill = check_infills(model, "suffix")
+    check_fits(model, suffix)
+    before = await _plain(context, prefix, "prompt") if isinstance(prefix, str) else await token_prompt(model, prefix)
+    return infill_tokens(model.vocabulary, infill, before, await _plain(context, suffix, "suffix"))
+
+
+async def _plain(context: Context, text: str, param: str) -> list[int]:
+    try:
+        return await context.engine.tokenize(text, add_special=False, parse_special=False)
+    except TokenizeFailed as error:
+        raise InvalidRequest(f"{param}: {error}", param=param) from error
 
 
 async def detokenize(model: ServedModel, tokens: Sequence[int]) -> str:
     """`text_of`, without holding up other requests."""
-    return await _by_length(tokens, functools.partial(text_of, model.vocabulary, tokens))
+    return await by_length(len(tokens), functools.partial(text_of, model.vocabulary, tokens))
 
 
-async def _by_length(tokens: Sequence[int], work: Callable[[], T]) -> T:
+async def by_length(n_tokens: int, work: Callable[[], T]) -> T:
     """What `work` gives, in a thread if there is much of it."""
-    if len(tokens) <= N_TOKENS_INLINE:
+    if n_tokens <= N_TOKENS_INLINE:
         return work()
     return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 

@@ -158,7 +158,7 @@ def _given(fields: SamplingFields, defaults: SamplingParams, n_ctx: int) -> Samp
 
 
 def _stopping(fields: SamplingFields, model: ServedModel, max_tokens: int | None) -> StopParams:
-    asked = fields.max_completion_tokens or fields.max_tokens or fields.n_predict
+    asked = next((n for n in (fields.max_completion_tokens, fields.max_tokens, fields.n_predict) if n is not None), None)
     if asked is not None and fields.min_tokens is not None and fields.min_tokens > asked:
         raise InvalidRequest(f"min_tokens: {fields.min_tokens} is more than the {asked} tokens asked for at most", param="min_tokens")
     stop_token_ids = fields.stop_token_ids or []

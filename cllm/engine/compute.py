@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cllm.backend import StepModel
+import numpy as np
+
+from cllm.backend import Logits, StepModel
+from cllm.engine.logprobs import score
 from cllm.engine.plan import Move, Plan, StepOutput
 from cllm.engine.sampling import sample
 
@@ -21,10 +24,21 @@ def compute(model: StepModel, plan: Plan, clock: Callable[[], float]) -> StepOut
         return StepOutput([], [], None, model_s=clock() - started_at)
     logits = model.step(plan.batch)
     computed_at = clock()
+    model_s = computed_at - started_at
+    scores = [score(logits[one.rows], one.targets, one.sequence.spec.n_prompt_logprobs or 0) for one in plan.scorings]
     if not plan.outputs:
-        return StepOutput([], [], None, model_s=computed_at - started_at)
-    sampled = sample(logits, plan.samplers)
-    return StepOutput(sampled.tokens, sampled.invalid, sampled.logprobs, model_s=computed_at - started_at, sample_s=clock() - computed_at)
+        return StepOutput([], [], None, scores, model_s=model_s, sample_s=clock() - computed_at)
+    sampled = sample(_drawn(logits, plan) if plan.scorings else logits, plan.samplers)
+    return StepOutput(sampled.tokens, sampled.invalid, sampled.logprobs, scores, model_s=model_s, sample_s=clock() - computed_at)
+
+
+def _drawn(logits: Logits, plan: Plan) -> Logits:
+    """The rows that tokens are drawn from, copied: beside them stand rows that are scored."""
+    keep = np.ones(len(logits), np.bool_)
+    for one in plan.scorings:
+        keep[one.rows] = False
+    drawn: Logits = logits[keep]
+    return drawn
 
 
 def _do(model: StepModel, move: Move) -> None:

@@ -30,7 +30,7 @@ class TokenLogprob:
 
 @attrs.define(eq=False)
 class Delta:
-    """Tokens that a step added. `text` lags behind `tokens` while a character or a stop string is undecided.
+    """Tokens that a step added, or scored. `text` lags behind `tokens` while a character or a stop string is undecided.
 
     Where an answer is read for reasoning and tool calls and holds more than content here, `parts` has all of it, and `text` is empty.
     """
@@ -40,6 +40,7 @@ class Delta:
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None  # one for each token, where asked for
     parts: list[Part] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's next tokens, the second of all first; it has no tokens then
 
 
 @attrs.define(eq=False)

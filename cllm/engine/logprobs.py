@@ -1,4 +1,4 @@
-"""The model's own log-probabilities: of the unmodified logits, before any penalty or temperature."""
+"""The model's own log-probabilities, of drawn tokens and of a prompt's: of the unmodified logits, before any penalty or temperature."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from cllm.backend import Logits
 from cllm.engine.events import TokenLogprob
 from cllm.engine.noise import Ids
-from cllm.engine.rows import Rows, total, weigh
+from cllm.engine.rows import Rows, Workspace, total, weigh
 from cllm.engine.shortlist import Shortlist, first_keys, fits, ids_of_keys
 
 
@@ -26,6 +26,16 @@ class RawLogits:
     def of_token(self, token: int) -> TokenLogprob:
         """Return the logprob of the drawn `token`, with the likeliest ones beside it."""
         return TokenLogprob(token, float(self.logits[token]) - self.log_sum, self.top)
+
+
+def score(logits: Logits, targets: Sequence[int], n_top: int) -> list[TokenLogprob] | None:
+    """Return the logprob of each row's target, with the `n_top` likeliest tokens; None if a row holds NaN or +inf."""
+    with np.errstate(all="ignore"):  # what is not a number is told by the maxima
+        rows = Rows.of(np.ascontiguousarray(logits), Workspace())
+        raws = read_raw(rows, dict.fromkeys(range(len(targets)), n_top), [False] * len(targets))
+    if len(raws) < len(targets):
+        return None
+    return [raws[row].of_token(target) for row, target in enumerate(targets)]
 
 
 def read_raw(rows: Rows, wanted: dict[int, int], changing: Sequence[bool]) -> dict[int, RawLogits]:

@@ -51,7 +51,7 @@ class SamplingParams:
 class StopParams:
     """When a sequence ends."""
 
-    max_tokens: int | None = None  # generated tokens at most; None: to the end of the context
+    max_tokens: int | None = None  # generated tokens at most, 0: only the prompt is computed; None: to the end of the context
     min_tokens: int = 0  # before so many generated tokens nothing but the limit ends it
     stop: tuple[str, ...] = ()  # strings, never part of the text
     stop_token_ids: frozenset[int] = frozenset()

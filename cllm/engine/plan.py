@@ -20,6 +20,20 @@ class Drop:
 Move = Drop  # memory moves of a plan, done in order and before its rows
 
 
+@attrs.frozen(eq=False)
+class Scoring:
+    """Outputs from which nothing is drawn: they tell how likely the model thought the prompt's tokens that follow them."""
+
+    sequence: Sequence
+    first: int  # of the logits' rows, which go on from there
+    targets: list[int]  # the token that follows each
+
+    @property
+    def rows(self) -> slice:
+        """The logits' rows."""
+        return slice(self.first, self.first + len(self.targets))
+
+
 @attrs.define(eq=False)
 class Plan:
     """One step's work. `events` are owed at once, whatever the step brings."""
@@ -28,9 +42,10 @@ class Plan:
     batch: Batch
     decoding: list[Sequence]  # one row each, in the batch's order
     prefilling: list[tuple[Sequence, int]]  # (sequence, rows), in the batch's order after the decoding ones
-    outputs: list[Sequence]  # whose next token is drawn, in the order of the logits' rows
+    outputs: list[Sequence]  # whose next token is drawn, in the order of the logits' rows, less those of `scorings`
     samplers: list[Sampler]  # one for each output
     events: list[Event]
+    scorings: list[Scoring] = attrs.field(factory=list)
 
     @property
     def n_rows(self) -> int:
@@ -49,10 +64,11 @@ class Plan:
 
 @attrs.define(eq=False)
 class StepOutput:
-    """What a step drew, for each of the plan's outputs; times in seconds."""
+    """What a step drew, for each of the plan's outputs, and scored; times in seconds."""
 
     tokens: list[int]
     invalid: list[int]  # outputs whose logits were not numbers
     logprobs: list[TokenLogprob | None] | None
+    scores: list[list[TokenLogprob] | None] = attrs.field(factory=list)  # one for each of `scorings`; None: they were not numbers
     model_s: float = 0.0
     sample_s: float = 0.0

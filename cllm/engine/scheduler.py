@@ -16,7 +16,7 @@ from cllm.backend import Vocabulary
 from cllm.engine.batching import BatchFormer
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.memory import Memory
-from cllm.engine.plan import Plan, StepOutput
+from cllm.engine.plan import Plan, Scoring, StepOutput
 from cllm.engine.queue import Queue, order
 from cllm.engine.sampling import Sampler, dry_breaker_tokens
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
@@ -147,6 +147,8 @@ class Scheduler:
         for sequence, n_rows in plan.prefilling:
             self.memory.computed(sequence, n_rows)
             self.totals.n_prefill_rows += n_rows
+        if plan.scorings:
+            self._tell_scores(plan.scorings, output.scores, events)
         logprobs = output.logprobs
         invalid = frozenset(output.invalid)
         for i, sequence in enumerate(plan.outputs):
@@ -157,7 +159,7 @@ class Scheduler:
             if sequence.cancelled:  # the mark is met in the next plan
                 continue
             if i in invalid:
-                self._fail(sequence, GenerationFailed("the model's logits are not numbers", code="invalid_logits"), events)
+                self._fail(sequence, _invalid_logits(), events)
                 continue
             self._accept(sequence, output.tokens[i], None if logprobs is None else logprobs[i], now, events)
         if self._trials:
@@ -295,6 +297,17 @@ class Scheduler:
 
     # --- after a step -------------------------------------------------------------------------------------------------
 
+    def _tell_scores(self, scorings: list[Scoring], scores: list[list[TokenLogprob] | None], events: list[Event]) -> None:
+        for scoring, score in zip(scorings, scores, strict=True):
+            sequence = scoring.sequence
+            if sequence.phase is Phase.FINISHED or sequence.cancelled:
+                continue
+            if score is None:
+                self._fail(sequence, _invalid_logits(), events)
+                continue
+            sequence.n_scored += len(score)
+            events.append(Delta(sequence.seq_id, "", [], prompt_logprobs=score))
+
     def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Event]) -> None:
         """Take a drawn token: append it, tell of it, and see whether it was the last."""
         if sequence.first_token_at is None:
@@ -302,6 +315,9 @@ class Scheduler:
                 self._fail(sequence, _too_late(), events)
                 return
             sequence.first_token_at = now
+            if len(sequence.tokens) >= sequence.n_max:  # only the prompt was wanted
+                self._finish(sequence, FinishReason.LENGTH, None, "", now, events)
+                return
         tokens = sequence.tokens
         tokens.append(token)
         sequence.sampler.observe(token)
@@ -432,6 +448,10 @@ class Scheduler:
 
 def _too_late() -> DeadlineExceeded:
     return DeadlineExceeded("timeout_s passed before the first token", param="timeout_s")
+
+
+def _invalid_logits() -> GenerationFailed:
+    return GenerationFailed("the model's logits are not numbers", code="invalid_logits")
 
 
 def _dry_breakers(spec: SequenceSpec, vocabulary: Vocabulary) -> frozenset[int]:

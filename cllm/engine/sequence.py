@@ -22,6 +22,7 @@ class SequenceSpec:
     stopping: StopParams = attrs.field(factory=StopParams)
     seed: int = 0  # 64 bits; the same seed gives the same text
     n_logprobs: int | None = None  # the likeliest tokens to report beside each drawn one; None: no logprobs
+    n_prompt_logprobs: int | None = None  # the same for the prompt's tokens, of which the first has none
     priority: int = 0  # lower goes first
     timeout_s: float | None = None
     key: str = ""  # whose it is, for fairness and quotas
@@ -51,6 +52,8 @@ class Sequence:
 
     tokens:   [0, n_prompt) the prompt | [n_prompt, len) generated
     computed: [0, n_computed) have their cells in `slot`; the rest is owed
+    scored:   [0, n_scored) are rows whose successors' logprobs have been told; those after them, up to the prompt's last but one,
+              must be computed as outputs, so that n_computed <= n_scored as long as some are missing
     """
 
     seq_id: int
@@ -70,6 +73,7 @@ class Sequence:
     slot: int = 0  # meaningful only while cells are held (PREFILL, DECODE)
     n_computed: int = 0
     n_cached: int = 0
+    n_scored: int = 0
     n_held: int = 0  # cells held or reserved
     n_preempted: int = 0
     n_lone_failures: int = 0  # steps that failed with nobody else in them since its last token
@@ -81,6 +85,11 @@ class Sequence:
     def n_generated(self) -> int:
         """Tokens drawn so far."""
         return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_unscored(self) -> int:
+        """Rows of the prompt whose successors' logprobs are wanted and not known yet."""
+        return 0 if self.spec.n_prompt_logprobs is None else self.n_prompt - 1 - self.n_scored
 
     def move(self, phase: Phase) -> None:
         """Enter `phase`, which must be a legal move."""

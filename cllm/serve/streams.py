@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import trio
 
-from cllm.engine.events import Delta, Event, Failed, Finished
+from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.errors import GenerationFailed
 from cllm.text.parts import written
 
@@ -115,5 +115,11 @@ def _weight(delta: Delta) -> int:
     if delta.parts is not None:
         n_bytes += N_BYTES_DELTA * len(delta.parts) + 4 * len(written(delta.parts))
     if delta.logprobs is not None:
-        n_bytes += N_BYTES_LIKELY_TOKEN * sum(1 + len(logprob.top) for logprob in delta.logprobs)
+        n_bytes += _weight_of(delta.logprobs)
+    if delta.prompt_logprobs is not None:
+        n_bytes += _weight_of(delta.prompt_logprobs)
     return n_bytes
+
+
+def _weight_of(logprobs: list[TokenLogprob]) -> int:
+    return N_BYTES_LIKELY_TOKEN * sum(1 + len(logprob.top) for logprob in logprobs)

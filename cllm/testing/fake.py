@@ -18,6 +18,7 @@ from cllm.backend import (
     CONTRACT_VERSION,
     Batch,
     Capabilities,
+    InfillTokens,
     KvLayout,
     Logits,
     ModelInfo,
@@ -30,6 +31,7 @@ from cllm.backend import (
 from cllm.errors import LoadAborted, NoRoom, StepFailed
 
 BOS, END_OF_TURN, TURN = 256, 257, 258  # after the 256 bytes
+INFILL = InfillTokens(prefix=259, suffix=260, middle=261)  # where asked for
 SPECIAL = {BOS: b"<bos>", END_OF_TURN: b"<end>", TURN: b"<turn>"}
 N_TOKENS_LEAST = 259
 N_ROWS_OF_LOGITS = 509  # prime: the hash picks one of so many prepared rows
@@ -45,10 +47,14 @@ TEMPLATE = (
 
 
 class FakeVocabulary:
-    """One token for each byte, then `<bos>`, `<end>` (ends a turn), `<turn>`, then as many without text as are asked for."""
+    """One token for each byte, then `<bos>`, `<end>` (ends a turn), `<turn>`, then as many without text as are asked for.
 
-    def __init__(self, n_tokens: int = N_TOKENS_LEAST) -> None:
-        assert n_tokens >= N_TOKENS_LEAST
+    With `infills`, the first three of these are the fill-in-the-middle tokens.
+    """
+
+    def __init__(self, n_tokens: int = N_TOKENS_LEAST, *, infills: bool = False) -> None:
+        assert n_tokens >= N_TOKENS_LEAST + (3 if infills else 0)
+        self.infill = INFILL if infills else None
         self.n_tokens = n_tokens
         self.bos: int | None = BOS
         self.eos: int | None = END_OF_TURN

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cllm.backend import Vocabulary
+from collections.abc import Sequence
+
+from cllm.backend import InfillTokens, Vocabulary
 
 
 def prompt_tokens(vocabulary: Vocabulary, text: str, *, is_conversation: bool) -> list[int]:
@@ -16,3 +18,9 @@ def prompt_tokens(vocabulary: Vocabulary, text: str, *, is_conversation: bool) -
     if is_conversation and vocabulary.adds_bos and tokens[:2] == [vocabulary.bos, vocabulary.bos]:
         return tokens[1:]
     return tokens
+
+
+def infill_tokens(vocabulary: Vocabulary, infill: InfillTokens, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
+    """The token ids that ask for what stands between `prefix` and `suffix`: the prefix first, as most models were trained."""
+    bos = [vocabulary.bos] if vocabulary.adds_bos and vocabulary.bos is not None else []
+    return [*bos, infill.prefix, *prefix, infill.suffix, *suffix, infill.middle]

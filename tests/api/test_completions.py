@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cllm.api import prompts
-from cllm.testing.fake import FakeModel
+from cllm.backend import Batch
+from cllm.testing.fake import FakeModel, FakeVocabulary
 
 
 async def test_an_answer_has_the_shape_that_clients_expect(serve: Any) -> None:
@@ -99,6 +101,155 @@ async def test_legacy_offsets_count_characters_and_parts_of_one_are_written_as_b
     assert logprobs["text_offset"][-1] <= len(answer.text())
 
 
+# --- a prompt's own logprobs -------------------------------------------------------------------------------------------
+
+
+def raw_logprobs(tokens: list[int], n_before: int) -> dict[int, float]:
+    """What the fake model thinks of the token after the first `n_before` of `tokens`, computed by hand."""
+    model, batch = FakeModel(), Batch(n_before)
+    batch.n_rows, batch.n_outputs = n_before, 1
+    batch.tokens[:] = tokens[:n_before]
+    batch.positions[:] = range(n_before)
+    batch.outputs[-1] = 1
+    logits = model.step(batch)[0].astype(np.float64)
+    return dict(enumerate((logits - np.log(np.exp(logits).sum())).tolist()))
+
+
+async def test_echo_with_logprobs_tells_how_likely_the_prompt_was(serve: Any) -> None:
+    tokens = [256, *b"once"]
+    async with serve() as api:
+        answer = await api.complete("once", echo=True, logprobs=2, max_tokens=3, seed=1)
+        alone = await api.complete("once", logprobs=2, max_tokens=3, seed=1)
+    expected = [raw_logprobs(tokens, n) for n in range(1, len(tokens))]
+    (choice,) = answer.json["choices"]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "once" + alone.text()
+    assert logprobs["tokens"][:5] == ["<bos>", "o", "n", "c", "e"]
+    assert "".join(logprobs["tokens"][1:]) == choice["text"]
+    assert logprobs["text_offset"] == [0, 0, 1, 2, 3, 4, 5, 6]
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+    assert logprobs["token_logprobs"][1:5] == pytest.approx([e[t] for e, t in zip(expected, tokens[1:], strict=True)], abs=1e-4)
+    for top, known in zip(logprobs["top_logprobs"][1:5], expected, strict=True):
+        assert max(top.values()) == pytest.approx(max(known.values()), abs=1e-4)
+    assert logprobs["token_logprobs"][5:] == alone.json["choices"][0]["logprobs"]["token_logprobs"]
+    assert answer.json["usage"] == alone.json["usage"]
+
+
+async def test_no_tokens_and_echo_only_score_the_prompt(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete(["once", "on"], echo=True, logprobs=0, max_tokens=0)
+        assert api.scheduler.totals.n_generated == 0
+        await api.idle()
+    assert [answer.text(i) for i in range(2)] == ["once", "on"]
+    assert answer.finish() == ("length", None)
+    assert len(answer.json["choices"][0]["logprobs"]["tokens"]) == 5
+    assert answer.json["usage"]["completion_tokens"] == 0
+
+
+async def test_the_prompts_logprobs_are_the_same_in_one_step_and_in_many(serve: Any) -> None:
+    prompt = "It was the best of times, it was the worst of times, it was the age of wisdom"  # more than one step scores
+    async with serve() as api:
+        whole = await api.complete(prompt, echo=True, logprobs=1, max_tokens=1, seed=1)
+    async with serve(row_budget=7) as api:
+        pieces = await api.complete(prompt, echo=True, logprobs=1, max_tokens=1, seed=1)
+    assert len(whole.json["choices"][0]["logprobs"]["tokens"]) == len(prompt) + 2
+    assert pieces.json["choices"] == whole.json["choices"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_stream_tells_the_prompts_logprobs_before_the_texts(serve: Any, n: int) -> None:
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 4, "seed": 3, "n": n}
+    async with serve() as api:
+        whole = await api.complete("once upon a time there was a fake model", **fields)
+        stream = await api.complete("once upon a time there was a fake model", stream=True, **fields)
+    for index in range(n):
+        pieces = [c["logprobs"] for chunk in stream.chunks for c in chunk["choices"] if c["index"] == index and c["logprobs"]]
+        expected = whole.json["choices"][index]["logprobs"]
+        assert {name: [one for piece in pieces for one in piece[name]] for name in expected} == expected
+        assert stream.text(index) == whole.text(index)
+
+
+async def test_each_prompt_is_scored_once_however_many_completions_it_has(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete(["once", "twice"], echo=True, logprobs=0, max_tokens=2, n=3, seed=1)
+    tokens = [choice["logprobs"]["tokens"] for choice in answer.json["choices"]]
+    assert [len(one) for one in tokens] == [7, 7, 7, 8, 8, 8]
+    assert len({tuple(choice["logprobs"]["token_logprobs"][1:5]) for choice in answer.json["choices"][:3]}) == 1
+
+
+async def test_offsets_of_a_prompt_of_ids_count_what_is_echoed(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete([256, 195, 169, 97, 195], echo=True, logprobs=0, max_tokens=0)
+    (choice,) = answer.json["choices"]
+    assert choice["text"] == "<bos>\u00e9a\ufffd"
+    assert choice["logprobs"]["tokens"] == ["<bos>", "bytes:\\xc3", "bytes:\\xa9", "a", "bytes:\\xc3"]
+    assert choice["logprobs"]["text_offset"] == [0, 5, 5, 6, 7]
+
+
+async def test_prompt_logprobs_come_by_token_id_without_an_echo(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("on", prompt_logprobs=1, max_tokens=1, seed=1)
+    expected = raw_logprobs([256, *b"on"], 1)
+    (choice,) = answer.json["choices"]
+    assert (len(choice["text"]), choice["logprobs"]) == (1, None)
+    first, second, third = choice["prompt_logprobs"]
+    assert (first, len(third) in (1, 2)) == (None, True)
+    likeliest = max(expected, key=expected.__getitem__)
+    assert second[str(likeliest)]["rank"] == 1
+    assert second["111"]["decoded_token"] == "o"
+    assert second["111"]["logprob"] == pytest.approx(expected[111], abs=1e-4)
+
+
+async def test_a_prompt_whose_logits_are_no_numbers_is_a_500_by_name(serve: Any) -> None:
+    class Nan(FakeModel):
+        def step(self, batch: Batch) -> Any:
+            logits = super().step(batch)
+            logits[0] = np.nan
+            return logits
+
+    async with serve(Nan()) as api:
+        answer = await api.complete("once", echo=True, logprobs=0)
+        assert (answer.status, answer.error["code"]) == (500, "invalid_logits")
+        await api.idle()
+
+
+# --- several, and between ----------------------------------------------------------------------------------------------
+
+
+async def test_best_of_answers_the_likeliest_by_the_mean_of_their_logprobs(serve: Any) -> None:
+    def mean(choice: Any) -> float:
+        logprobs: list[float] = choice["logprobs"]["token_logprobs"]
+        return sum(logprobs) / len(logprobs)
+
+    async with serve() as api:
+        every = await api.complete(["a", "b"], n=5, seed=7, max_tokens=6, logprobs=0)
+        best = await api.complete(["a", "b"], n=2, best_of=5, seed=7, max_tokens=6, logprobs=0)
+        bare = await api.complete(["a", "b"], n=2, best_of=5, seed=7, max_tokens=6)
+    choices = every.json["choices"]
+    expected = [one for group in (choices[:5], choices[5:]) for one in sorted(group, key=mean, reverse=True)[:2]]
+    assert [best.text(i) for i in range(4)] == [one["text"] for one in expected]
+    assert [choice["index"] for choice in best.json["choices"]] == [0, 1, 2, 3]
+    assert [(bare.text(i), bare.json["choices"][i]["logprobs"]) for i in range(4)] == [(one["text"], None) for one in expected]
+    assert best.json["usage"] == every.json["usage"]  # those that were not the best were generated too
+
+
+async def test_a_suffix_asks_for_what_stands_between(serve: Any) -> None:
+    model = FakeModel(n_tokens=262)
+    model.vocabulary = FakeVocabulary(262, infills=True)
+    async with serve(model) as api:
+        infilled = await api.complete("ab", suffix="c<end>", temperature=0)
+        by_hand = await api.complete([256, 259, *b"ab", 260, *b"c<end>", 261], temperature=0)
+        of_ids = await api.complete([97, 98], suffix="c<end>", temperature=0, echo=True)
+        refused = await api.complete("ab", suffix="c", logprobs=0, echo=True)
+    assert infilled.text() == by_hand.text()
+    assert of_ids.text() == "ab" + infilled.text()
+    assert infilled.json["usage"] == by_hand.json["usage"]
+    assert (refused.status, refused.error["param"]) == (400, "suffix")
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
@@ -117,12 +268,13 @@ async def test_legacy_offsets_count_characters_and_parts_of_one_are_written_as_b
         ({"logprobs": -1}, 400, "logprobs"),
         ({"best_of": 1, "n": 2}, 400, "best_of"),
         ({"best_of": 2, "stream": True}, 400, "best_of"),
-        ({"best_of": 2}, 501, "best_of"),
+        ({"best_of": 129}, 400, "best_of"),
         ({"suffix": "end"}, 400, "suffix"),
-        ({"echo": True, "logprobs": 0}, 501, "echo"),
+        ({"prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, 400, "prompt_logprobs"),
+        ({"max_tokens": 0, "min_tokens": 1}, 400, "min_tokens"),
         ({"grammar": "root"}, 501, "grammar"),
         ({"n": 0}, 400, "n"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
         ({"max_tokens": -5}, 400, "max_tokens"),
         ({"max_tokens": "many"}, 400, "max_tokens"),
     ],

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cllm.engine.logprobs import score
 from cllm.engine.params import SamplingParams
 from cllm.engine.sampling import Sampler, sample
 
@@ -81,3 +82,26 @@ def test_forbidden_tokens_are_not_among_the_likeliest() -> None:
     (entry,) = sampled.logprobs
     assert entry is not None
     assert entry.top == [(4, pytest.approx(-math.log(2))), (7, pytest.approx(-math.log(2)))]
+
+
+@pytest.mark.parametrize("n_top", [0, 3])
+def test_given_tokens_are_scored_as_drawn_ones(n_top: int) -> None:
+    logits = np.random.default_rng(5).normal(0, 3, (11, 600)).astype(np.float32)
+    targets = list(range(0, 110, 10))
+    scores = score(logits, targets, n_top)
+    assert scores is not None
+    for row, target, one in zip(logits, targets, scores, strict=True):
+        expected = log_softmax(row)
+        assert (one.token, len(one.top)) == (target, n_top)
+        assert one.logprob == pytest.approx(expected[target], abs=1e-5)
+        assert [token for token, _ in one.top] == np.argsort(-row)[:n_top].tolist()
+
+
+def test_a_token_that_the_model_rules_out_has_no_likelihood_and_what_is_no_number_no_score() -> None:
+    logits = np.zeros((2, 10), np.float32)
+    logits[1, 4] = -np.inf
+    scores = score(logits, [4, 4], 0)
+    assert scores is not None
+    assert scores[1].logprob == -math.inf
+    logits[0, 7] = np.nan
+    assert score(logits, [4, 4], 0) is None

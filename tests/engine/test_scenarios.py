@@ -4,7 +4,7 @@ A block is commands, a line `----`, and what they gave. `CLLM_REWRITE=1 pytest t
 reviewer to read in the diff. Commands:
 
     limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max)
-    submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N]
+    submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [scored]
     cancel ID
     now SECONDS
     step [at=SECONDS] [ID=TOKEN ...]   plan, compute, apply, at the end of which it is SECONDS; every output draws "a" unless told
@@ -12,7 +12,8 @@ reviewer to read in the diff. Commands:
     fail ERROR [with ID]        plan, and the step raises; `with`: only if ID has rows, else the step goes well
     state                       who is where, and the cells
 
-A row is written SEQUENCE:POSITION, with `!` where its logits are wanted; runs of rows as 1:0-4.
+A row is written SEQUENCE:POSITION, with `!` where its logits are wanted; runs of rows as 1:0-4, with `?0-2` after them where rows are
+scored.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from pathlib import Path
 import pytest
 
 from cllm import errors
-from cllm.engine.events import Delta, Event, Failed, Finished
+from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Limits, Scheduler
-from cllm.engine.sequence import SequenceSpec
+from cllm.engine.sequence import Sequence, SequenceSpec
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -78,6 +79,7 @@ class Conversation:
             stopping=stopping,
             priority=int(fields.get("priority", 0)),
             timeout_s=float(fields["timeout_s"]) if "timeout_s" in fields else None,
+            n_prompt_logprobs=0 if "scored" in fields else None,
         )
         try:
             seq_id = self.scheduler.submit(spec, self.now)
@@ -104,8 +106,9 @@ class Conversation:
         culprit = int(words[2]) if len(words) > 1 else None
         if culprit is not None and culprit not in {sequence.seq_id for sequence in plan.members()}:
             return [*_plan_lines(plan), *self._apply(plan, {})]
+        lines = _plan_lines(plan)
         events = self.scheduler.apply_failure(plan, FAILURES[words[0]], self.now)
-        return [*_plan_lines(plan), f"raises {words[0]}", *_event_lines(events)]
+        return [*lines, f"raises {words[0]}", *_event_lines(events)]
 
     def do_state(self, _: list[str]) -> list[str]:
         cells = self.scheduler.cells
@@ -117,7 +120,8 @@ class Conversation:
     def _apply(self, plan: Plan, draws: dict[str, str]) -> list[str]:
         tokens = [_token(draws.get(str(sequence.seq_id), "97")) for sequence in plan.outputs]
         invalid = [i for i, token in enumerate(tokens) if token is None]
-        output = StepOutput([token or 0 for token in tokens], invalid, None)
+        scores = [[TokenLogprob(target, -1.0, []) for target in one.targets] for one in plan.scorings]
+        output = StepOutput([token or 0 for token in tokens], invalid, None, list(scores))
         return _event_lines(self.scheduler.apply(plan, output, self.now))
 
 
@@ -139,14 +143,39 @@ def _plan_lines(plan: Plan) -> list[str]:
         start, end = int(batch.positions[pos]), int(batch.positions[pos + n_rows - 1])
         assert (batch.slots[pos : pos + n_rows] == sequence.slot).all()
         assert batch.tokens[pos : pos + n_rows].tolist() == sequence.tokens[start : end + 1]
-        assert not batch.outputs[pos : pos + n_rows - 1].any(), "only a sequence's last row may be an output"
-        rows.append(f"{sequence.seq_id}:{start}" + (f"-{end}" if end > start else "") + ("!" if batch.outputs[pos + n_rows - 1] else ""))
+        drawn = "!" if sequence in plan.outputs else ""
+        scored = _scored_rows(plan, sequence)
+        assert batch.outputs[pos : pos + n_rows].tolist() == [
+            row in scored or (row == end and drawn != "") for row in range(start, end + 1)
+        ]
+        told = f"?{scored.start}-{scored.stop - 1}" if scored else ""
+        rows.append(f"{sequence.seq_id}:{start}" + (f"-{end}" if end > start else "") + drawn + told)
         pos += n_rows
     assert pos == batch.n_rows
-    assert int(batch.outputs[: batch.n_rows].sum()) == batch.n_outputs == len(plan.outputs)
+    assert int(batch.outputs[: batch.n_rows].sum()) == batch.n_outputs == len(plan.outputs) + sum(len(one.targets) for one in plan.scorings)
     if rows:
         lines.append(f"rows {' '.join(rows)}")
     return lines + _event_lines(plan.events)
+
+
+def _scored_rows(plan: Plan, sequence: Sequence) -> range:
+    """The positions of a sequence's rows that are scored in this step; the plan's own account of them is checked."""
+    for one in plan.scorings:
+        if one.sequence is sequence:
+            assert one.targets == sequence.tokens[sequence.n_scored + 1 :][: len(one.targets)]
+            n_before = plan.batch.outputs[: _first_row(plan, sequence) + sequence.n_scored - sequence.n_computed].sum()
+            assert one.first == n_before
+            return range(sequence.n_scored, sequence.n_scored + len(one.targets))
+    return range(0)
+
+
+def _first_row(plan: Plan, sequence: Sequence) -> int:
+    n_before = len(plan.decoding)
+    for one, n_rows in plan.prefilling:
+        if one is sequence:
+            return n_before
+        n_before += n_rows
+    raise AssertionError("only a prompt is scored")
 
 
 def _event_lines(events: list[Event]) -> list[str]:
@@ -155,6 +184,8 @@ def _event_lines(events: list[Event]) -> list[str]:
 
 def _event_line(event: Event) -> str:
     match event:
+        case Delta(seq_id=seq_id, prompt_logprobs=list(scores)):
+            return f"{seq_id} scored {len(scores)}"
         case Delta(seq_id=seq_id, text=text, tokens=tokens):
             return f"{seq_id} token {tokens[0]} {text!r}"
         case Finished(seq_id=seq_id, reason=reason, stop_reason=stop_reason, text=text, usage=usage):

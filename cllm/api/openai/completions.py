@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
+import functools
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import attrs
 import msgspec
@@ -15,26 +15,56 @@ from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import Completion, check_room, open_generation
-from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, json_response
+from cllm.api.openai.legacy_logprobs import LegacyLogprobs, joined, prompt_logprobs
+from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, json_response
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import wanted
 from cllm.api.sse import SseBody, data, sse_response
 from cllm.engine.events import Delta, Finished, TokenLogprob
-from cllm.errors import InvalidRequest, NotSupported
+from cllm.engine.sequence import SequenceSpec
+from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
 
 ENDPOINT = "/v1/completions"
 N_TOKENS_DEFAULT = 16  # OpenAI's
+
+Likeliest: TypeAlias = Annotated[int, Meta(ge=0, le=20)]
 
 
 class CompletionRequest(CommonFields, kw_only=True):
     """The body."""
 
     prompt: str | Annotated[list[int | str | list[int]], Meta(min_length=1)]
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None  # 0: only the prompt is computed
+    logprobs: Likeliest | None = None
+    prompt_logprobs: Likeliest | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+
+    @property
+    def n_each(self) -> int:
+        """Completions of each prompt, of which the best `n` are answered."""
+        return self.best_of or self.n or 1
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the logprobs are to begin with the prompt's."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def n_prompt_logprobs(self) -> int | None:
+        """The likeliest tokens wanted in the place of each of the prompt's."""
+        asked = [n for n in (self.prompt_logprobs, self.logprobs if self.echo else None) if n is not None]
+        return max(asked, default=None)
+
+
+@attrs.frozen
+class Prompt:
+    """One of a request's prompts."""
+
+    tokens: Sequence[int]
+    echo: str  # its text where it is to be echoed
 
 
 decoder = msgspec.json.Decoder(CompletionRequest)
@@ -58,41 +88,55 @@ def blueprint(context: Context) -> Blueprint:
 async def answer(context: Context, body: CompletionRequest) -> Response:
     """Complete one or several prompts. Raises: RequestError."""
     model = context.served(body.model)
-    _refuse_unserved(body)
+    _check(body, model)
     asked = wanted(body, model, context.sampling_defaults, max_tokens=N_TOKENS_DEFAULT, timeout_s=context.settings.timeout_s)
-    given = _prompts(body.prompt, model)
-    check_room(context, asked.n * len(given), "prompt" if len(given) > 1 else "n")
-    for prompt in given:
-        prompts.check_fits(model, prompt)
-    tokens = [await _tokens(context, model, prompt) for prompt in given]
-    echoes = [_echo(model, prompt) if body.echo else "" for prompt in given for _ in range(asked.n)]
-    specs = asked.specs(tokens, n_logprobs=body.logprobs, key=g.key, request_id=g.request_id)
-    generation = open_generation(context, specs, ENDPOINT)
+    texts = _prompts(body.prompt, model)
+    check_room(context, body.n_each * len(texts), "prompt" if len(texts) > 1 else "n" if body.best_of is None else "best_of")
+    for text in texts:
+        prompts.check_fits(model, text)
+    given = [await _prompt(context, model, body, text) for text in texts]
+    asked = attrs.evolve(asked, n=body.n_each)
+    specs = asked.specs([one.tokens for one in given], n_logprobs=_n_logprobs(body), key=g.key, request_id=g.request_id)
+    generation = open_generation(context, _scored(specs, body), ENDPOINT)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     head = envelope("cmpl", "text_completion", model.name)
     if body.stream:
         first = await generation.first_events()
-        shape = CompletionStream(head, names, echoes, n=asked.n, include_usage=body.include_usage)
-        return sse_response(SseBody(generation, first, shape, openai_shape))
+        return sse_response(SseBody(generation, first, CompletionStream(head, names, body, given), openai_shape))
     done = await generation.complete()
     account = Account([completion.finished for completion in done], asked.n)
-    choices = [_choice(i, echoes[i], completion, names) for i, completion in enumerate(done)]
+    n_logprobs = sum(len(completion.logprobs or ()) + len(completion.prompt_logprobs) for completion in done)
+    choices = await prompts.by_length(n_logprobs, functools.partial(_choices, body, given, done, names))
     return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
 
 
-def _refuse_unserved(body: CompletionRequest) -> None:
+def _check(body: CompletionRequest, model: ServedModel) -> None:
+    """Refuse what goes together with nothing. Raises: RequestError."""
     n = body.n or 1
     if body.best_of is not None and body.best_of < n:
         raise InvalidRequest(f"best_of: {body.best_of} is less than n, which is {n}", param="best_of")
-    if body.best_of is not None and body.best_of > n:
-        if body.stream:
-            raise InvalidRequest("best_of: a stream cannot show the best of several", param="best_of")
-        raise NotSupported("best_of more than n is not supported", param="best_of")
+    if body.stream and body.n_each > n:
+        raise InvalidRequest("best_of: a stream cannot show the best of several", param="best_of")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs: a stream has them with echo and logprobs only", param="prompt_logprobs")
     if body.suffix:
-        raise InvalidRequest("suffix: this model's vocabulary has no fill-in-the-middle tokens", param="suffix")
-    if body.echo and body.logprobs is not None:
-        raise NotSupported("echo with logprobs is not supported", param="echo")
+        prompts.check_infills(model, "suffix")
+        if body.n_prompt_logprobs is not None:
+            raise InvalidRequest("suffix: a prompt with a suffix has no logprobs of its own", param="suffix")
     body.refuse_unserved()
+
+
+def _n_logprobs(body: CompletionRequest) -> int | None:
+    """The likeliest tokens to tell with each drawn one; the best of several is told by logprobs, whether they are shown or not."""
+    return 0 if body.logprobs is None and body.n_each > (body.n or 1) else body.logprobs
+
+
+def _scored(specs: list[SequenceSpec], body: CompletionRequest) -> list[SequenceSpec]:
+    """Let one completion of each prompt tell the prompt's logprobs; in a stream each, since none may wait for another's."""
+    if body.n_prompt_logprobs is None:
+        return specs
+    every = 1 if body.stream else body.n_each
+    return [attrs.evolve(s, n_prompt_logprobs=body.n_prompt_logprobs) if i % every == 0 else s for i, s in enumerate(specs)]
 
 
 # --- prompts -----------------------------------------------------------------------------------------------------------
@@ -111,80 +155,93 @@ def _prompts(given: str | list[int | str | list[int]], model: ServedModel) -> li
     return given  # type: ignore[return-value]  # just checked
 
 
-async def _tokens(context: Context, model: ServedModel, prompt: str | list[int]) -> Sequence[int]:
-    if isinstance(prompt, str):
-        return await prompts.text_prompt(context, prompt)
-    return await prompts.token_prompt(model, prompt)
+async def _prompt(context: Context, model: ServedModel, body: CompletionRequest, given: str | list[int]) -> Prompt:
+    tokens = await _tokens(context, model, body, given)
+    if not body.echo:
+        return Prompt(tokens, "")
+    return Prompt(tokens, given if isinstance(given, str) else await prompts.detokenize(model, given))
 
 
-def _echo(model: ServedModel, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else prompts.text_of(model.vocabulary, prompt)
+async def _tokens(context: Context, model: ServedModel, body: CompletionRequest, given: str | list[int]) -> Sequence[int]:
+    if body.suffix:
+        return await prompts.infill_prompt(context, model, given, body.suffix)
+    if isinstance(given, str):
+        return await prompts.text_prompt(context, given)
+    return await prompts.token_prompt(model, given)
 
 
 # --- answers -----------------------------------------------------------------------------------------------------------
 
 
-class LegacyLogprobs:
-    """The arrays of the old completions API, over one completion's text from its beginning to where it has got."""
-
-    def __init__(self, names: TokenNames) -> None:
-        self._names = names
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._n_chars = 0
-
-    def __call__(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The arrays of the next tokens. An offset counts the characters before a token, unfinished ones left out."""
-        arrays: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for one in self._names.shown(logprobs):
-            raw = self._names.raw(one.token)
-            arrays["tokens"].append(_text(raw))
-            arrays["token_logprobs"].append(finite(one.logprob))
-            arrays["top_logprobs"].append(self._top(one))
-            arrays["text_offset"].append(self._n_chars)
-            self._n_chars += len(self._decoder.decode(raw))
-        return arrays
-
-    def _top(self, one: TokenLogprob) -> dict[str, float]:
-        top: dict[str, float] = {}
-        for token, logprob in (*one.top, (one.token, one.logprob)):  # the drawn one too, as OpenAI's
-            top.setdefault(_text(self._names.raw(token)), finite(logprob))
-        return top
+def _choices(body: CompletionRequest, given: list[Prompt], done: list[Completion], names: TokenNames) -> list[dict[str, Any]]:
+    """The choices to answer, each prompt's together, the best first where there are more than asked for."""
+    choices: list[dict[str, Any]] = []
+    for i, prompt in enumerate(given):
+        completions = done[i * body.n_each : (i + 1) * body.n_each]
+        scores = completions[0].prompt_logprobs  # which are the others' too
+        for completion in _best(completions, body.n or 1):
+            choices.append(_choice(len(choices), prompt.echo, completion))
+            if body.logprobs is not None:
+                choices[-1]["logprobs"] = _logprobs(prompt if body.echo else None, scores, completion, names)
+            if body.prompt_logprobs is not None:
+                choices[-1]["prompt_logprobs"] = prompt_logprobs(names, scores, body.prompt_logprobs)
+    return choices
 
 
-def _text(raw: bytes) -> str:
-    """A token's text; where it is a part of a character, OpenAI's way of writing bytes, so that different ones stay apart."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join([f"\\x{byte:02x}" for byte in raw])
+def _best(completions: list[Completion], n: int) -> list[Completion]:
+    """The `n` whose tokens the model thought likeliest on average, as OpenAI's."""
+    return completions if len(completions) == n else sorted(completions, key=_mean_logprob, reverse=True)[:n]
 
 
-def _choice(index: int, echo: str, completion: Completion, names: TokenNames) -> dict[str, Any]:
+def _mean_logprob(completion: Completion) -> float:
+    logprobs = completion.logprobs or ()
+    return sum(one.logprob for one in logprobs) / len(logprobs) if logprobs else 0.0
+
+
+def _choice(index: int, echo: str, completion: Completion) -> dict[str, Any]:
     return {
         "index": index,
         "text": echo + completion.text,
-        "logprobs": None if completion.logprobs is None else LegacyLogprobs(names)(completion.logprobs),
+        "logprobs": None,
         "finish_reason": completion.finished.reason.value,
         "stop_reason": completion.finished.stop_reason,
     }
 
 
+def _logprobs(echoed: Prompt | None, scores: list[TokenLogprob], completion: Completion, names: TokenNames) -> dict[str, Any]:
+    legacy = LegacyLogprobs(names)
+    of_prompt = [] if echoed is None else [legacy.prompt(echoed.echo, echoed.tokens, scores)]
+    return joined(*of_prompt, legacy(completion.logprobs or ()))
+
+
 class CompletionStream(OpenAiStream):
     """See `cllm.api.sse.Shape`."""
 
-    def __init__(self, head: Any, names: TokenNames, echoes: list[str], *, n: int, include_usage: bool) -> None:
-        super().__init__(head, len(echoes), n=n, include_usage=include_usage)
-        self._echoes = echoes
-        self._logprobs = [LegacyLogprobs(names) for _ in echoes]
+    def __init__(self, head: Any, names: TokenNames, body: CompletionRequest, given: list[Prompt]) -> None:
+        n = body.n or 1
+        super().__init__(head, n * len(given), n=n, include_usage=body.include_usage)
+        self._prompts = [prompt for prompt in given for _ in range(n)]
+        self._logprobs = [LegacyLogprobs(names) for _ in self._prompts]
+        self._scoring = [body.echoes_logprobs for _ in self._prompts]  # whether a choice's prompt is still being told
 
     def first(self) -> bytes:
         """The prompts, where they are to be echoed."""
-        return b"".join([self.text(i, echo) for i, echo in enumerate(self._echoes)])
+        return b"".join([self._echo(i, prompt) for i, prompt in enumerate(self._prompts)])
+
+    def _echo(self, index: int, prompt: Prompt) -> bytes:
+        if not self._scoring[index]:
+            return self.text(index, prompt.echo)
+        return data(self.chunk(index, prompt.echo, self._logprobs[index].begin(prompt.echo, prompt.tokens)))
 
     def delta(self, index: int, event: Delta) -> bytes:
         """New text, and the logprobs of new tokens where asked for, even of those that have no text yet."""
+        if event.prompt_logprobs is not None:
+            return data(self.chunk(index, "", self._logprobs[index].go_on(event.prompt_logprobs)))
         if event.logprobs is None:
             return self.text(index, event.text)
+        if self._scoring[index]:
+            self._scoring[index] = False
+            self._logprobs[index].end_prompt(self._prompts[index].echo)
         logprobs = self._logprobs[index](event.logprobs)
         return data(self.chunk(index, event.text, logprobs)) if event.text or logprobs["tokens"] else b""
 

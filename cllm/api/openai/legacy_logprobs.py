@@ -1,0 +1,112 @@
+"""Logprobs as the old completions API has them: parallel arrays over a text, the prompt's part too where it is echoed."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cllm.api.openai.shapes import TokenNames, finite
+from cllm.engine.events import TokenLogprob
+
+
+class LegacyLogprobs:
+    """The arrays over one choice's text from its beginning to where it has got. An offset counts the characters before a token."""
+
+    def __init__(self, names: TokenNames) -> None:
+        self._names = names
+        self._n_chars = 0
+        self._decoder = _decoder()
+
+    def prompt(self, text: str, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The arrays of an echoed prompt in one piece: `text` as it is echoed, and the logprobs of its tokens from the second on."""
+        arrays = self.begin(text, tokens)
+        _extend(arrays, self.go_on(logprobs))
+        self.end_prompt(text)
+        return arrays
+
+    def begin(self, text: str, tokens: Sequence[int]) -> dict[str, Any]:
+        """The arrays of a prompt's first token, which has no logprob."""
+        # What stands before the text in its tokens (bos, a blank that the tokeniser adds) takes no room in it.
+        self._n_chars = -max(_text_of(self._names, tokens).find(text), 0)
+        arrays = _arrays()
+        self._add(arrays, tokens[0], None, None)
+        return arrays
+
+    def go_on(self, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
+        """The arrays of a prompt's next tokens."""
+        arrays = _arrays()
+        for one in logprobs:
+            self._add(arrays, one.token, finite(one.logprob), self._top(one))
+        return arrays
+
+    def end_prompt(self, text: str) -> None:
+        """The prompt is over: what comes stands after `text`."""
+        self._n_chars = len(text)
+        self._decoder = _decoder()
+
+    def __call__(self, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
+        """The arrays of the next generated tokens."""
+        return self.go_on(self._names.shown(logprobs))
+
+    def _add(self, arrays: dict[str, Any], token: int, logprob: float | None, top: dict[str, float] | None) -> None:
+        raw = self._names.raw(token)
+        arrays["tokens"].append(shown(raw))
+        arrays["token_logprobs"].append(logprob)
+        arrays["top_logprobs"].append(top)
+        arrays["text_offset"].append(max(self._n_chars, 0))
+        self._n_chars += len(self._decoder.decode(raw))
+
+    def _top(self, one: TokenLogprob) -> dict[str, float]:
+        top: dict[str, float] = {}
+        for token, logprob in (*one.top, (one.token, one.logprob)):  # the drawn one too, as OpenAI's
+            top.setdefault(shown(self._names.raw(token)), finite(logprob))
+        return top
+
+
+def joined(*parts: dict[str, Any]) -> dict[str, Any]:
+    """Arrays that follow each other as one."""
+    arrays = _arrays()
+    for part in parts:
+        _extend(arrays, part)
+    return arrays
+
+
+def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob], n_top: int) -> list[dict[str, Any] | None]:
+    """For each of a prompt's tokens the likeliest in its place and itself, by id, as vLLM's `prompt_logprobs`; the first has none."""
+    shape: list[dict[str, Any] | None] = [None]
+    for one in logprobs:
+        ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(one.top[:n_top], 1)}
+        candidates = {**ranked, one.token: ranked.get(one.token, (one.logprob, None))}
+        shape.append(
+            {
+                str(token): {"logprob": finite(logprob), "rank": rank, "decoded_token": shown(names.raw(token))}
+                for token, (logprob, rank) in candidates.items()
+            }
+        )
+    return shape
+
+
+def shown(raw: bytes) -> str:
+    """A token's text; where it is a part of a character, OpenAI's way of writing bytes, so that different ones stay apart."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join([f"\\x{byte:02x}" for byte in raw])
+
+
+def _arrays() -> dict[str, Any]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+def _extend(arrays: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, values in more.items():
+        arrays[name] += values
+
+
+def _text_of(names: TokenNames, tokens: Sequence[int]) -> str:
+    return b"".join([names.raw(token) for token in tokens]).decode("utf-8", "replace")
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")
