@@ -1,42 +1,166 @@
-"""Who is served first: the order of the sequences that wait, and the rank of those that run."""
+"""Who is served first: the order of the sequences that wait, and which of those that run gives way."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
+import attrs
+
+from cllm.engine.fairness import Share, Shares
 from cllm.engine.sequence import Sequence
+
+N_FRESH_IN_A_ROW_MAX = 9  # then the one that has waited longest has its turn: none waits for ever
 
 
 def order(sequence: Sequence) -> tuple[int, int]:
-    """Return the rank of service; lower first."""
+    """Return the rank among sequences of one key; lower first."""
     return sequence.order
 
 
-class Queue:
-    """The sequences that wait, in order of service."""
+@attrs.define(eq=False)
+class Line:
+    """The waiting sequences of one key and priority, in order of arrival. Only a line's own order is settled here."""
 
-    def __init__(self) -> None:
-        self._waiting: list[Sequence] = []
+    share: Share
+    begun: list[Sequence] = attrs.field(factory=list)  # preempted ones: what was promised them comes first
+    new: list[Sequence] = attrs.field(factory=list)
+    n_passed: int = 0  # fresh ones in a row that went before a late one
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.begun) + len(self.new)
+
+    def place_of(self, sequence: Sequence) -> list[Sequence]:
+        """Return the part of the line where `sequence` belongs."""
+        return self.new if sequence.admitted_at is None else self.begun
+
+    def first(self, late_before: float) -> Sequence:
+        """Return who is next. Whoever arrived before `late_before` has waited in vain already and lets the others go first."""
+        if self.begun:
+            return self.begun[0]
+        return self.new[self._n_late(late_before)]
+
+    def _n_late(self, late_before: float) -> int:
+        if self.new[0].arrived_at >= late_before or self.n_passed >= N_FRESH_IN_A_ROW_MAX:
+            return 0
+        n_late = bisect.bisect_left(self.new, late_before, key=_arrived_at)
+        return n_late if n_late < len(self.new) else 0
+
+
+class Queue:
+    """The sequences that wait. First by priority, then by what their keys have been served, then by arrival.
+
+    Within a key, those that have waited for more than `patience_s` are passed by fresher ones as long as there are any: when more comes
+    than can be served, a queue in order of arrival makes everybody wait too long. Every tenth time the oldest goes nevertheless.
+    """
+
+    def __init__(self, shares: Shares, patience_s: float | None = None) -> None:
+        self._shares = shares
+        self._patience_s = patience_s
+        self._lines: dict[int, dict[str, Line]] = {}  # by priority, then by key; none is empty
+        self._n_waiting = 0
+
+    def __len__(self) -> int:
+        return self._n_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._waiting)
+        """All of them, by priority, by what their keys have been served, by arrival."""
+        for _, lines in sorted(self._lines.items()):
+            for line in sorted(lines.values(), key=_turn):
+                yield from (*line.begun, *line.new)
 
-    def first(self) -> Sequence | None:
+    def first(self, now: float) -> Sequence | None:
         """Who is next; None when nobody waits."""
-        return self._waiting[0] if self._waiting else None
+        if not self._lines:
+            return None
+        lines = self._lines[min(self._lines)]
+        line = min(lines.values(), key=_turn) if len(lines) > 1 else next(iter(lines.values()))
+        return line.first(self._late_before(now))
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait at its rank."""
-        bisect.insort(self._waiting, sequence, key=order)
+        share = sequence.share
+        self._shares.wait(share)
+        line = self._lines.setdefault(sequence.spec.priority, {}).setdefault(share.key, Line(share))
+        bisect.insort(line.place_of(sequence), sequence, key=order)
+        self._n_waiting += 1
+
+    def admit(self, sequence: Sequence, now: float) -> None:
+        """Take out a sequence whose turn it is."""
+        line = self._lines[sequence.spec.priority][sequence.share.key]
+        has_passed = bool(line.new) and line.new[0] is not sequence and line.new[0].arrived_at < self._late_before(now)
+        line.n_passed = line.n_passed + 1 if has_passed else 0
+        self.remove(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that waits."""
-        self._waiting.remove(sequence)
+        lines = self._lines[sequence.spec.priority]
+        line = lines[sequence.share.key]
+        line.place_of(sequence).remove(sequence)
+        self._shares.wait_no_more(sequence.share)
+        self._n_waiting -= 1
+        if not line:
+            del lines[sequence.share.key]
+        if not lines:
+            del self._lines[sequence.spec.priority]
 
     def check(self) -> None:
-        """Assert the order."""
-        assert self._waiting == sorted(self._waiting, key=order)
+        """Assert that everybody stands where he belongs, and that the counts are right."""
+        lines = [line for lines in self._lines.values() for line in lines.values()]
+        assert all(len(line) for line in lines)
+        assert sum(len(line) for line in lines) == self._n_waiting == sum(share.n_waiting for share in self._shares)
+        for line in lines:
+            assert line.begun == sorted(line.begun, key=order)
+            assert line.new == sorted(line.new, key=order)
+            assert all(sequence.share is line.share for sequence in (*line.begun, *line.new))
+
+    def _late_before(self, now: float) -> float:
+        return float("-inf") if self._patience_s is None else now - self._patience_s
+
+
+def gives_way(running: Seq[Sequence]) -> Sequence:
+    """Return which of `running` gives its cells back when they run out.
+
+    The least urgent; among them one of the key that has the most places for its weight, and its latest.
+    """
+    return max(running, key=_rank)
+
+
+def who_yields(running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cells: int) -> list[Sequence]:
+    """Return whom to preempt so that `newcomer` has `n_places` and `n_cells` more; empty when justice does not demand it.
+
+    A less urgent sequence yields to a more urgent one. Among equally urgent ones, a key that has been served more and has more places
+    gives them to one that has fewer, as long as that does not turn their roles around.
+    """
+    yielding: list[Sequence] = []
+    n_taken: dict[str, int] = {}
+    for sequence in sorted(running, key=_rank, reverse=True):
+        if n_places <= 0 and n_cells <= 0:
+            break
+        share = sequence.share
+        if _must_yield(sequence, newcomer, n_taken.get(share.key, 0)):
+            n_taken[share.key] = n_taken.get(share.key, 0) + 1
+            yielding.append(sequence)
+            n_places -= 1
+            n_cells -= sequence.n_held
+    return yielding if n_places <= 0 and n_cells <= 0 else []
+
+
+def _must_yield(sequence: Sequence, newcomer: Sequence, n_taken: int) -> bool:
+    if sequence.spec.priority != newcomer.spec.priority:
+        return sequence.spec.priority > newcomer.spec.priority
+    return newcomer.share.may_take_from(sequence.share, n_taken)
+
+
+def _rank(sequence: Sequence) -> tuple[int, float, float, int]:
+    share = sequence.share
+    return (sequence.spec.priority, share.load, share.served, sequence.seq_id)
+
+
+def _turn(line: Line) -> tuple[float, float, tuple[int, int]]:
+    return (line.share.served, line.share.load, (line.begun or line.new)[0].order)
+
+
+def _arrived_at(sequence: Sequence) -> float:
+    return sequence.arrived_at

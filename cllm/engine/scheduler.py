@@ -9,15 +9,17 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections import deque
+from collections.abc import Mapping
 
 import attrs
 
 from cllm.backend import Vocabulary
 from cllm.engine.batching import BatchFormer
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
+from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
 from cllm.engine.memory import Memory
 from cllm.engine.plan import Plan, Scoring, StepOutput
-from cllm.engine.queue import Queue, order
+from cllm.engine.queue import Queue, gives_way, order, who_yields
 from cllm.engine.sampling import Sampler, dry_breaker_tokens
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
 from cllm.engine.trials import Trials
@@ -42,6 +44,8 @@ class Limits:
     row_budget: int  # rows of one step, as far as prefill can be cut
     n_live_max: int  # sequences that hold cells at once
     n_waiting_max: int
+    patience_s: float | None = None  # of a waiting sequence, before fresher ones go first; None: order of arrival
+    key_weights: Mapping[str, float] = attrs.field(factory=dict)  # of keys that are not to count 1
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
 
     def __attrs_post_init__(self) -> None:
@@ -92,7 +96,8 @@ class Scheduler:
         self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
         self._former = BatchFormer(n_rows_max=limits.n_rows_max, row_budget=limits.row_budget, rows_by_slot=limits.rows_by_slot)
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
-        self._queue = Queue()
+        self._shares = Shares(limits.key_weights)
+        self._queue = Queue(self._shares, limits.patience_s)
         self._running: list[Sequence] = []  # PREFILL and DECODE, by order of service
         self._marked: list[Sequence] = []  # cancelled, not yet freed
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, seq_id), ended sequences included until due
@@ -143,6 +148,7 @@ class Scheduler:
         """Settle a step that went well: every row has its cell, every output its token."""
         events: list[Event] = []
         for sequence in plan.decoding:
+            sequence.share.charge(GENERATED_TOKEN)
             self.memory.computed(sequence, 1)
         for sequence, n_rows in plan.prefilling:
             self.memory.computed(sequence, n_rows)
@@ -231,6 +237,7 @@ class Scheduler:
         self.memory.check(self._running)
         assert len(self._running) + len(self._queue) == len(self._sequences)
         assert self._running == sorted(self._running, key=order)
+        assert len(self._running) == sum(share.n_running for share in self._shares)
         self._queue.check()
         for sequence in self._queue:
             assert sequence.phase is Phase.WAITING
@@ -261,8 +268,8 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         """Let waiting sequences in, strictly in order: one that does not fit yet is not overtaken, or it would starve."""
-        while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first()) is not None:
-            if not self._fits(sequence) and not (self._trials and self._make_way(sequence)):
+        while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first(now)) is not None:
+            if not self._fits(sequence) and not self._make_way(sequence):
                 return
             self._start(sequence, now)
 
@@ -272,6 +279,18 @@ class Scheduler:
         return len(self._running) < self._n_live_max and self.memory.fits(sequence, n_spare)
 
     def _make_way(self, sequence: Sequence) -> bool:
+        return self._make_way_for_trial(sequence) if self._trials else self._make_way_for_justice(sequence)
+
+    def _make_way_for_justice(self, sequence: Sequence) -> bool:
+        """Preempt sequences that must yield to `sequence`, if it then fits."""
+        n_places = len(self._running) + 1 - self._n_live_max
+        n_cells = len(sequence.tokens) + len(self._running) + 1 - self.cells.n_free
+        yielding = who_yields(self._running, sequence, n_places, n_cells)
+        for running in yielding:
+            self._preempt(running)
+        return bool(yielding) and self._fits(sequence)
+
+    def _make_way_for_trial(self, sequence: Sequence) -> bool:
         """Preempt sequences that are not on trial until `sequence`, which is, fits."""
         while not self._fits(sequence):
             last = self._trials.last_outside(self._running)
@@ -281,11 +300,13 @@ class Scheduler:
         return True
 
     def _start(self, sequence: Sequence, now: float) -> None:
-        self._queue.remove(sequence)
+        self._queue.admit(sequence, now)
         sequence.move(Phase.PREFILL)
         self.memory.take(sequence)
         if sequence.admitted_at is None:
             sequence.admitted_at = now
+            # Charged at once: otherwise the same key would be given the next place too.
+            sequence.share.charge(PROMPT_TOKEN * (sequence.n_prompt - sequence.n_computed))
             self.totals.n_prompt_tokens += sequence.n_prompt
         bisect.insort(self._running, sequence, key=order)
 
@@ -293,7 +314,7 @@ class Scheduler:
         """Hold a cell for the next row of each decoding sequence; those that rank last give way when cells run out."""
         for sequence in list(self._running):
             while sequence.phase is Phase.DECODE and not self.memory.reserve(sequence):
-                self._preempt(self._running[-1])
+                self._preempt(gives_way(self._running))
 
     # --- after a step -------------------------------------------------------------------------------------------------
 
@@ -358,7 +379,7 @@ class Scheduler:
 
     def _give_way(self, members: list[Sequence], error: NoRoom, events: list[Event]) -> None:
         if len(self._running) > 1:
-            self._preempt(self._running[-1])
+            self._preempt(gives_way(self._running))
             self._n_live_max = len(self._running)  # our count says that there is room, the model knows better: until somebody ends
             return
         for sequence in members:  # alone, and yet there is no room: from the start once more, then give up
@@ -421,6 +442,7 @@ class Scheduler:
         return Sequence(
             seq_id=seq_id,
             spec=spec,
+            share=self._shares.of(spec.key),
             tokens=tokens,
             n_prompt=n_prompt,
             n_max=n_max,

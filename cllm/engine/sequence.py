@@ -7,6 +7,7 @@ from enum import Enum
 
 import attrs
 
+from cllm.engine.fairness import Share
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sampling import Sampler
 from cllm.text.detokenizer import Detokenizer
@@ -44,6 +45,7 @@ MOVES: dict[Phase, frozenset[Phase]] = {  # the end may come at any time, preemp
     Phase.DECODE: frozenset({Phase.WAITING, Phase.FINISHED}),
     Phase.FINISHED: frozenset(),
 }
+HOLDING = frozenset({Phase.PREFILL, Phase.DECODE})  # phases with a slot and cells
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -58,6 +60,7 @@ class Sequence:
 
     seq_id: int
     spec: SequenceSpec
+    share: Share  # the account of its key
     tokens: list[int]
     n_prompt: int
     n_max: int  # the sequence ends when it has so many tokens
@@ -94,4 +97,5 @@ class Sequence:
     def move(self, phase: Phase) -> None:
         """Enter `phase`, which must be a legal move."""
         assert phase in MOVES[self.phase], f"sequence {self.seq_id} cannot go from {self.phase} to {phase}"
+        self.share.n_running += (phase in HOLDING) - (self.phase in HOLDING)
         self.phase = phase

@@ -23,7 +23,17 @@ ERRORS: list[Exception] = [NoRoom("no room"), StepFailed("failed"), Aborted("abo
 
 def make_scheduler(row_budget: int) -> tuple[FakeModel, Scheduler]:
     model = FakeModel(n_cells=N_CELLS, n_slots=N_SLOTS, n_tokens_to_end=25)
-    limits = Limits(n_cells=N_CELLS, n_slots=N_SLOTS, n_ctx=N_CTX, n_rows_max=32, row_budget=row_budget, n_live_max=4, n_waiting_max=1000)
+    limits = Limits(
+        n_cells=N_CELLS,
+        n_slots=N_SLOTS,
+        n_ctx=N_CTX,
+        n_rows_max=32,
+        row_budget=row_budget,
+        n_live_max=4,
+        n_waiting_max=1000,
+        patience_s=5.0,
+        key_weights={"other": 2.0},
+    )
     return model, Scheduler(limits, model.vocabulary)
 
 
@@ -76,11 +86,12 @@ class Machine(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 1.0]),
         priority=st.integers(-1, 1),
         timeout_s=st.sampled_from([None, None, None, 5.0]),
+        key=st.sampled_from(["", "one", "other"]),
     )
     def submit(
-        self, prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, priority: int, timeout_s: float | None
+        self, prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, priority: int, timeout_s: float | None, key: str
     ) -> object:
-        spec = make_spec(prompt, seed, max_tokens, temperature, priority=priority, timeout_s=timeout_s)
+        spec = make_spec(prompt, seed, max_tokens, temperature, priority=priority, timeout_s=timeout_s, key=key)
         seq_id = self.scheduler.submit(spec, self.now)
         self.specs[seq_id], self.texts[seq_id] = spec, ""
         return multiple(seq_id)
@@ -109,7 +120,7 @@ class Machine(RuleBasedStateMachine):
             case "end all":
                 self.take(self.scheduler.end_all(Unavailable("going down", retry_after_s=1.0)))
             case "submit":
-                self.submit((40, 41, 42), 0, 5, 0.0, 0, None)
+                self.submit((40, 41, 42), 0, 5, 0.0, 0, None, "one")
             case _:
                 self.now += 6.0
         self.take(self.scheduler.apply(plan, output, self.now))

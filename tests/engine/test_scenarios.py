@@ -3,8 +3,9 @@
 A block is commands, a line `----`, and what they gave. `CLLM_REWRITE=1 pytest tests/engine` writes the answers anew, for a
 reviewer to read in the diff. Commands:
 
-    limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max)
-    submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [scored]
+    limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max patience_s)
+    weights KEY=N ...           a new scheduler with the same limits, whose keys count so much
+    submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [key=KEY] [scored]
     cancel ID
     now SECONDS
     step [at=SECONDS] [ID=TOKEN ...]   plan, compute, apply, at the end of which it is SECONDS; every output draws "a" unless told
@@ -21,6 +22,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import attrs
 import pytest
 
 from cllm import errors
@@ -61,6 +63,11 @@ class Conversation:
         self.scheduler = self.new_scheduler({name: int(value) for name, value in map(_pair, words)})
         return []
 
+    def do_weights(self, words: list[str]) -> list[str]:
+        weights = {key: float(weight) for key, weight in map(_pair, words)}
+        self.scheduler = Scheduler(attrs.evolve(self.scheduler.limits, key_weights=weights), FakeVocabulary())
+        return []
+
     def do_now(self, words: list[str]) -> list[str]:
         self.now = float(words[0])
         return []
@@ -78,6 +85,7 @@ class Conversation:
             sampling=SamplingParams(temperature=0),
             stopping=stopping,
             priority=int(fields.get("priority", 0)),
+            key=fields.get("key", ""),
             timeout_s=float(fields["timeout_s"]) if "timeout_s" in fields else None,
             n_prompt_logprobs=0 if "scored" in fields else None,
         )

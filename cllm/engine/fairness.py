@@ -1,0 +1,80 @@
+"""What each key has been served, and so whose turn it is: weighted fair queueing on tokens, by virtual counters.
+
+After "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024): the counter of whoever has nothing waiting does not lag behind
+those that have, so that idling earns no credit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+
+PROMPT_TOKEN: Final = 1.0  # what a computed token of a prompt costs its key; cached ones cost nothing
+GENERATED_TOKEN: Final = 2.0  # a row with an output costs about twice one without, on CPUs as on GPUs
+
+
+@attrs.define(eq=False)
+class Share:
+    """One key's account. `served` is in tokens over weight, so that equal counters are fair."""
+
+    key: str = ""
+    weight: float = 1.0
+    served: float = 0.0
+    n_waiting: int = 0
+    n_running: int = 0
+
+    @property
+    def n_under_way(self) -> int:
+        """Sequences of this key that have not ended."""
+        return self.n_waiting + self.n_running
+
+    @property
+    def load(self) -> float:
+        """Places taken, over weight."""
+        return self.n_running / self.weight
+
+    def charge(self, tokens: float) -> None:
+        """Count what was computed for this key, in tokens of a prompt."""
+        self.served += tokens / self.weight
+
+    def may_take_from(self, other: Share, n_taken: int) -> bool:
+        """Say whether one place more here and one less there would still leave this key no better off, `n_taken` being gone already.
+
+        Strictly fewer places are then unevenly held after the exchange, and the other cannot claim the place back: no thrashing.
+        """
+        if self is other or self.served > other.served:
+            return False
+        return (self.n_running + 1) / self.weight <= (other.n_running - n_taken - 1) / other.weight
+
+
+class Shares:
+    """The accounts of all keys that have asked for something; the caller bounds how many there are."""
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        self._shares: dict[str, Share] = {}
+        self._level = 0.0  # the counter of who was last in the queue
+
+    def __iter__(self) -> Iterator[Share]:
+        return iter(self._shares.values())
+
+    def of(self, key: str) -> Share:
+        """Return the account of `key`."""
+        share = self._shares.get(key)
+        if share is None:
+            share = self._shares[key] = Share(key, self._weights.get(key, 1.0))
+        return share
+
+    def wait(self, share: Share) -> None:
+        """One more of this key waits. If it is the only one, the key joins the others at the level of the least served of them."""
+        if not share.n_waiting:
+            waiting = [other.served for other in self._shares.values() if other.n_waiting]
+            share.served = max(share.served, min(waiting) if waiting else self._level)
+        share.n_waiting += 1
+
+    def wait_no_more(self, share: Share) -> None:
+        """One of this key left the queue."""
+        share.n_waiting -= 1
+        self._level = max(self._level, share.served)
