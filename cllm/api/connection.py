@@ -17,7 +17,7 @@ from quart.wrappers.response import DataBody
 from quart_trio.asgi import TrioASGIHTTPConnection
 
 from cllm.api.context import CLEANUP_KEY, Context
-from cllm.api.sse import PING, SseBody
+from cllm.api.sse import SseBody
 from cllm.serve.http.http1 import SEND_NOW
 
 log = structlog.get_logger("cllm.api")
@@ -84,8 +84,8 @@ class _Writer:
     async def stream(self, body: SseBody) -> None:
         # A timeout around each wait for a token would cost 5 us or more of each; a task that looks in at every `ping_s` costs nothing.
         async with trio.open_nursery() as nursery:
-            if self._ping_s > 0:
-                nursery.start_soon(self._keep_alive)
+            if self._ping_s > 0 and body.wire.ping:
+                nursery.start_soon(self._keep_alive, body.wire.ping)
             if self._send_now is not None:
                 body.divert(partial(self._write_now, self._send_now))
             async for chunk in body:
@@ -100,18 +100,18 @@ class _Writer:
         self.n_bytes += len(data)
         return True
 
-    async def _keep_alive(self) -> None:
+    async def _keep_alive(self, ping: bytes) -> None:
         while True:
             n_writes = self._n_writes
             await trio.sleep(self._ping_s)
             if n_writes == self._n_writes and not self._writing:
-                await self._ping()
+                await self._send_ping(ping)
 
-    async def _ping(self) -> None:
+    async def _send_ping(self, ping: bytes) -> None:
         self._pinging = trio.Event()
         try:
-            await self._send({"type": "http.response.body", "body": PING, "more_body": True})
-            self.n_bytes += len(PING)
+            await self._send({"type": "http.response.body", "body": ping, "more_body": True})
+            self.n_bytes += len(ping)
         finally:
             self._pinging.set()
             self._pinging = None

@@ -1,4 +1,4 @@
-"""Server-sent events: how a completion's events become the bytes of a stream, cheaply.
+"""Streams, of server-sent events mostly: how a completion's events become bytes, cheaply.
 
 The chunk of a token is all constant but its text: head and tail are encoded once for a stream, and what comes between them by msgspec.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import attrs
 import msgspec
 import structlog
 from quart import Response
@@ -31,6 +32,28 @@ def data(value: Any) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
+def named(event: str, value: Any) -> bytes:
+    """One event that has a name beside its data."""
+    return b"event: " + event.encode() + b"\n" + data(value)
+
+
+def line(value: Any) -> bytes:
+    """`value` as a line of JSON."""
+    return _encode(value) + b"\n"
+
+
+@attrs.frozen
+class Wire:
+    """What a stream has beside its shape's events: how it says that it failed, what breaks a silence, its media type."""
+
+    failed: Callable[[dict[str, Any]], bytes] = data  # given the error in the surface's own shape
+    ping: bytes = PING  # nothing: silence is not broken
+    content_type: str = "text/event-stream; charset=utf-8"
+
+
+PLAIN = Wire()
+
+
 class TextFrame:
     """Events that differ in one text only: `template` with `mark` in its place, encoded once."""
 
@@ -38,8 +61,9 @@ class TextFrame:
 
     MARK = "\x00text\x00"
 
-    def __init__(self, template: Any) -> None:
-        self._head, self._tail = data(template).split(_encode(self.MARK))
+    def __init__(self, template: Any, event: str | None = None) -> None:
+        whole = data(template) if event is None else named(event, template)
+        self._head, self._tail = whole.split(_encode(self.MARK))
 
     def __call__(self, text: str) -> bytes:
         return self._head + _encode(text) + self._tail
@@ -64,7 +88,10 @@ class Shape(Protocol):
 class SseBody(ResponseBody):
     """A response's body: iterating gives bytes to write, each with all that the engine has told since the last."""
 
-    def __init__(self, generation: Generation, first: Sequence[tuple[int, Event]], shape: Shape, error_shape: ErrorShape) -> None:
+    def __init__(
+        self, generation: Generation, first: Sequence[tuple[int, Event]], shape: Shape, error_shape: ErrorShape, wire: Wire = PLAIN
+    ) -> None:
+        self.wire = wire
         self._generation = generation
         self._waiting = first
         self._shape = shape
@@ -136,13 +163,13 @@ class SseBody(ResponseBody):
 
     def _error(self, error: RequestError) -> bytes:
         self._ended = True
-        return data(self._error_shape(error))
+        return self.wire.failed(self._error_shape(error))
 
 
 def sse_response(body: SseBody) -> Response:
     """The response that carries `body`."""
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # a proxy that buffers would hold the tokens back
-    response = Response(b"", 200, headers, content_type="text/event-stream; charset=utf-8")
+    response = Response(b"", 200, headers, content_type=body.wire.content_type)
     del response.headers["Content-Length"]
     response.response = body
     return response
