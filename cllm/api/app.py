@@ -8,6 +8,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from cllm.api import guards, native, openapi, status, tokens
+from cllm.api.anthropic import messages
 from cllm.api.connection import Connection
 from cllm.api.context import Context, route_path
 from cllm.api.errors import ErrorShape, InternalError, anthropic_shape, from_http, ollama_shape, openai_shape, response_of
@@ -20,7 +21,7 @@ from cllm.serve.engine import Engine
 
 log = structlog.get_logger("cllm.api")
 
-SURFACES = (chat, completions, models, native, tokens, status, openapi)
+SURFACES = (chat, completions, models, messages, native, tokens, status, openapi)
 OPERATIONS: tuple[Operation, ...] = tuple(one for surface in SURFACES for one in surface.OPERATIONS)
 _SHAPES: dict[str, ErrorShape] = {one.path: one.errors for one in OPERATIONS}
 _SHAPES_BELOW: dict[str, ErrorShape] = {"/v1/messages/": anthropic_shape, "/api/": ollama_shape}  # where there is no such path, too

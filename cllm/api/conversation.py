@@ -23,7 +23,7 @@ from cllm.api.context import Context
 from cllm.api.errors import ErrorShape
 from cllm.api.generation import Completion, Generation, check_room, open_generation
 from cllm.api.sampling_fields import Wanted
-from cllm.api.sse import SseBody, sse_response
+from cllm.api.sse import PLAIN, SseBody, Wire, sse_response
 from cllm.engine.events import Delta, Finished, TokenLogprob
 from cllm.errors import NotSupported
 from cllm.serve.engine import ServedModel
@@ -162,14 +162,15 @@ class Chat:
     """A conversation that is being answered."""
 
     generation: Generation
+    n_prompt: int  # tokens
 
     async def complete(self) -> list[Answer]:
         """Wait for the end; an answer for each completion. Raises: RequestError, what a completion failed with."""
         return [Answer.of(completion) for completion in await self.generation.complete()]
 
-    async def stream(self, shape: AnswerShape, error_shape: ErrorShape) -> Response:
+    async def stream(self, shape: AnswerShape, error_shape: ErrorShape, wire: Wire = PLAIN) -> Response:
         """The response that tells the answers as they come, sent once the first news is there. Raises: as `complete`."""
-        return sse_response(SseBody(self.generation, await self.generation.first_events(), shape, error_shape))
+        return sse_response(SseBody(self.generation, await self.generation.first_events(), shape, error_shape, wire))
 
 
 # --- from a conversation to a generation -------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ async def open_chat(
     check_room(context, asked.n, "n")
     tokens = await prompt_of(context, model, conversation)
     specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id)
-    return Chat(open_generation(context, specs, endpoint))
+    return Chat(open_generation(context, specs, endpoint), len(tokens))
 
 
 async def prompt_of(context: Context, model: ServedModel, conversation: Conversation) -> list[int]:

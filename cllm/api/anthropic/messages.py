@@ -1,0 +1,71 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import msgspec
+from quart import Blueprint, Response
+
+from cllm.api import wire
+from cllm.api.anthropic.answers import WIRE, MessageStream, message
+from cllm.api.anthropic.requests import CountRequest, MessagesRequest, conversation_of
+from cllm.api.context import Context
+from cllm.api.conversation import open_chat, prompt_of
+from cllm.api.errors import anthropic_shape
+from cllm.api.openai.shapes import Account, json_response
+from cllm.api.operations import JSON, SSE, Operation
+from cllm.api.sampling_fields import wanted
+from cllm.errors import InvalidRequest, NotSupported
+
+ENDPOINT = "/v1/messages"
+COUNT = ENDPOINT + "/count_tokens"
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path=ENDPOINT,
+        about="answer a conversation, in Anthropic's way",
+        body=MessagesRequest,
+        gives=(JSON, SSE),
+        generates=True,
+        errors=anthropic_shape,
+    ),
+    Operation(
+        method="POST", path=COUNT, about="how many tokens a conversation has", body=CountRequest, generates=True, errors=anthropic_shape
+    ),
+)
+
+decoder = msgspec.json.Decoder(MessagesRequest)
+count_decoder = msgspec.json.Decoder(CountRequest)
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("anthropic", __name__)
+
+    @routes.post(ENDPOINT)
+    async def messages() -> Response:
+        return await answer(context, await wire.read(decoder))
+
+    @routes.post(COUNT)
+    async def count_tokens() -> Response:
+        body = await wire.read(count_decoder)
+        tokens = await prompt_of(context, context.served(body.model), conversation_of(body))
+        return json_response({"input_tokens": len(tokens)})
+
+    return routes
+
+
+async def answer(context: Context, body: MessagesRequest) -> Response:
+    """Answer a conversation. Raises: RequestError."""
+    model = context.served(body.model)
+    if body.n not in (None, 1):
+        raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
+    if body.output_format is not None or (body.output_config is not None and body.output_config.format is not None):
+        raise NotSupported("output_config.format is not supported", param="output_config.format")
+    body.stop = body.stop_sequences or body.stop
+    asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
+    chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT)
+    if body.stream:
+        return await chat.stream(MessageStream(model.name, chat.n_prompt), anthropic_shape, WIRE)
+    (whole,) = await chat.complete()
+    return json_response(message(whole, model.name), Account([whole.finished]).headers())

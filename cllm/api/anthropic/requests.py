@@ -1,0 +1,272 @@
+"""What Anthropic's clients send: the types of a body, and the conversation that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from cllm.api.conversation import Conversation, Thinking
+from cllm.api.sampling_fields import Limit, SamplingFields, StopString
+from cllm.errors import InvalidRequest
+from cllm.text.tools import Tool, Toolbox, ToolUse
+
+# --- blocks of content -------------------------------------------------------------------------------------------------
+
+
+class Text(msgspec.Struct, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class Thought(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model wrote for itself in an earlier turn."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThought(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+    """The same, unreadable: of no use here."""
+
+    data: str | None = None
+
+
+class ToolCall(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call that the model made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class Image(msgspec.Struct, tag_field="type", tag="image"):
+    """Refused."""
+
+
+class Document(msgspec.Struct, tag_field="type", tag="document"):
+    """Refused."""
+
+
+ResultBlock: TypeAlias = Text | Image | Document
+
+
+class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
+    """What came of a call."""
+
+    tool_use_id: str
+    content: str | list[ResultBlock] | None = None
+    is_error: bool | None = None
+
+
+Block: TypeAlias = Text | Thought | RedactedThought | ToolCall | ToolResult | Image | Document
+
+
+class Message(msgspec.Struct):
+    """One turn, or a part of one."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+# --- the rest of a body ------------------------------------------------------------------------------------------------
+
+
+class ToolFields(msgspec.Struct):
+    """A tool that may be called."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether tools are to be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingFields(msgspec.Struct):
+    """Whether the model is to think before it answers, and how much."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
+
+
+class Format(msgspec.Struct):
+    """What the answer's text has to be."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """Further wishes for the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Format | None = None
+
+
+class Metadata(msgspec.Struct):
+    """Taken, and without effect."""
+
+    user_id: str | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """The body of count_tokens: what a prompt is made of."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    model: str | None = None
+    system: str | list[Text] | None = None
+    tools: list[ToolFields] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingFields | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(SamplingFields, kw_only=True):
+    """The body. All sampling fields of this server are taken beside Anthropic's own; a `CountRequest` too."""
+
+    max_tokens: Limit
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    model: str | None = None
+    system: str | list[Text] | None = None
+    tools: list[ToolFields] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingFields | None = None
+    output_config: OutputConfig | None = None
+    output_format: Format | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
+    stream: bool | None = None
+
+
+# --- what it stands for ------------------------------------------------------------------------------------------------
+
+
+def conversation_of(body: CountRequest | MessagesRequest) -> Conversation:
+    """What is to be answered; a last turn of the assistant's is gone on from. Raises: InvalidRequest."""
+    messages = [*_system(body.system), *_joined(body.messages)]
+    goes_on = messages[-1]["role"] == "assistant"
+    return Conversation(
+        messages=messages,
+        toolbox=_toolbox(body.tools or [], body.tool_choice),
+        thinking=_thinking(body),
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
+    )
+
+
+def _system(system: str | list[Text] | None) -> Iterator[dict[str, Any]]:
+    text = system if isinstance(system, str) else "\n".join([block.text for block in system or []])
+    if text:
+        yield {"role": "system", "content": text}
+
+
+def _joined(messages: list[Message]) -> list[dict[str, Any]]:
+    """The turns as templates take them: neighbours of one role are one turn, as Anthropic has it."""
+    turns: list[dict[str, Any]] = []
+    for i, message in enumerate(messages):
+        for turn in _turns(message, f"messages[{i}].content"):
+            if turns and turns[-1]["role"] == turn["role"] != "tool":
+                _add(turns[-1], turn)
+            else:
+                turns.append(turn)
+    return turns
+
+
+def _add(turn: dict[str, Any], more: dict[str, Any]) -> None:
+    texts = [text for text in (turn["content"], more["content"]) if text]
+    turn.update({name: value for name, value in more.items() if name not in ("tool_calls", "content")})
+    turn["content"] = "\n".join(texts)
+    if calls := turn.get("tool_calls", []) + more.get("tool_calls", []):
+        turn["tool_calls"] = calls
+
+
+def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
+    """A message as one turn, after a turn for each result of a call that it brings."""
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+        return
+    texts: list[str] = []
+    said: dict[str, Any] = {}
+    n_results = 0
+    for i, block in enumerate(message.content):
+        match block:
+            case Text():
+                texts.append(block.text)
+            case ToolResult() if message.role == "user":
+                n_results += 1
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, f"{place}[{i}].content")}
+            case ToolCall() if message.role == "assistant":
+                said.setdefault("tool_calls", []).append(_call(block))
+            case Thought() if message.role == "assistant":
+                said["reasoning_content"] = said.get("reasoning_content", "") + block.thinking
+            case RedactedThought():
+                pass
+            case _:
+                raise _misplaced(block, message.role, f"{place}[{i}]")
+    if texts or said or not n_results:
+        yield {"role": message.role, "content": "\n".join(texts), **said}
+
+
+def _misplaced(block: Block, role: str, place: str) -> InvalidRequest:
+    if isinstance(block, Image | Document):
+        return InvalidRequest(f"{place}: this model takes text alone", param=place)
+    return InvalidRequest(f"{place}: a message of the role {role} cannot hold this", param=place)
+
+
+def _result(block: ToolResult, place: str) -> str:
+    if block.content is None or isinstance(block.content, str):
+        return block.content or ""
+    if any(not isinstance(one, Text) for one in block.content):
+        raise InvalidRequest(f"{place}: this model takes text alone", param=place)
+    return "\n".join([one.text for one in block.content if isinstance(one, Text)])
+
+
+def _call(block: ToolCall) -> dict[str, Any]:
+    arguments = msgspec.json.encode(block.input).decode()
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _toolbox(tools: list[ToolFields], choice: ToolChoice | None) -> Toolbox:
+    known = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
+    if choice is None:
+        return Toolbox(tools=known)
+    if choice.type in ("any", "tool") and not known:
+        raise InvalidRequest("tool_choice: there are no tools to choose from", param="tool_choice")
+    if choice.type == "tool" and choice.name not in {tool.name for tool in known}:
+        raise InvalidRequest("tool_choice.name: there is no such tool", param="tool_choice.name")
+    use = {"auto": ToolUse.AUTO, "none": ToolUse.NONE}.get(choice.type, ToolUse.REQUIRED)
+    only = choice.name if choice.type == "tool" else None
+    return Toolbox(tools=known, use=use, only=only, parallel=not choice.disable_parallel_tool_use)
+
+
+def _tool(tool: ToolFields, place: str) -> Tool:
+    if tool.type not in (None, "custom"):
+        raise InvalidRequest(f"{place}.type: this server runs no tools of its own, such as {tool.type[:40]!r}", param=f"{place}.type")
+    if tool.input_schema is None:
+        raise InvalidRequest(f"{place}.input_schema: it is missing", param=f"{place}.input_schema")
+    return Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
+
+
+def _thinking(body: CountRequest | MessagesRequest) -> Thinking:
+    given = None if body.output_config is None else body.output_config.effort
+    effort = "high" if given in ("xhigh", "max") else given
+    match body.thinking:
+        case None | ThinkingFields(type="adaptive"):
+            return Thinking(effort=effort)
+        case ThinkingFields(type="disabled"):
+            return Thinking(enabled=False)
+        case ThinkingFields(budget_tokens=None):
+            raise InvalidRequest("thinking.budget_tokens: it is missing", param="thinking.budget_tokens")
+        case ThinkingFields(budget_tokens=n_tokens):
+            return Thinking(enabled=True, effort=effort, n_tokens_max=n_tokens)

@@ -1,0 +1,176 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cllm.testing.fake import FakeModel
+from cllm.testing.scripted import ScriptedModel
+
+
+def body(content: Any = "hello", **fields: Any) -> dict[str, Any]:
+    return {"model": "fake", "max_tokens": 8, "messages": [{"role": "user", "content": content}], **fields}
+
+
+def events(answer: Any) -> list[tuple[str, Any]]:
+    """A stream's events as (name, data)."""
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.body
+    told = []
+    for event in answer.body.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        told.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    assert all(name == data["type"] for name, data in told)
+    return told
+
+
+async def prompt_of(api: Any, **fields: Any) -> str:
+    """What the template made of a body, read from the tokens that it was counted by."""
+    seen: list[Any] = []
+    original = api.running.engine.prompt_tokens
+
+    async def spy(text: str, **options: Any) -> Any:
+        seen.append(text)
+        return await original(text, **options)
+
+    api.running.engine.prompt_tokens = spy
+    answer = await api.post("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}], **fields})
+    assert answer.status == 200, answer.body
+    return str(seen[0])
+
+
+async def test_a_message_has_the_shape_that_clients_expect(serve: Any) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        answer = await api.post("/v1/messages", body(max_tokens=50))
+    assert answer.status == 200
+    message = answer.json
+    assert message["id"].startswith("msg_")
+    assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "fake")
+    assert message["content"] == [{"type": "text", "text": "Good day."}]
+    assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
+    usage = message["usage"]
+    assert usage["output_tokens"] == 10  # the one that ended it, too
+    assert usage["input_tokens"] > 0
+    assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (0, 0)
+
+
+async def test_a_stream_tells_the_same_message_block_by_block(serve: Any) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        told = events(await api.post("/v1/messages", body(max_tokens=50, stream=True)))
+    names = [name for name, _ in told]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert set(names[3:-3]) == {"content_block_delta"}
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert "".join([data["delta"]["text"] for name, data in told if name == "content_block_delta"]) == "Good day."
+    assert told[0][1]["message"]["content"] == []
+    assert told[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert told[-2][1]["usage"]["output_tokens"] == 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "ending"),
+    [
+        ({"max_tokens": 4}, ("max_tokens", None)),
+        ({"stop_sequences": ["d d", "zzz"]}, ("stop_sequence", "d d")),
+        ({}, ("end_turn", None)),
+    ],
+)
+async def test_why_it_ended_is_told_in_anthropics_words(serve: Any, fields: dict[str, Any], ending: tuple[str, Any]) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        whole = (await api.post("/v1/messages", body(**{"max_tokens": 50, **fields}))).json
+        told = events(await api.post("/v1/messages", body(stream=True, **{"max_tokens": 50, **fields})))
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ending
+    assert tuple(told[-2][1]["delta"].values()) == ending
+    assert "".join([b["text"] for b in whole["content"]]) == "".join(
+        [data["delta"]["text"] for name, data in told if name == "content_block_delta"]
+    )
+
+
+async def test_tokens_are_counted_as_the_message_is_billed(serve: Any) -> None:
+    async with serve() as api:
+        sent = {"system": "Be brief.", "messages": [{"role": "user", "content": "hello"}]}
+        counted = await api.post("/v1/messages/count_tokens", sent)
+        message = await api.post("/v1/messages", {**sent, "max_tokens": 1})
+        usage = message.json["usage"]
+    assert counted.json == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+
+async def test_system_and_blocks_are_what_the_template_sees(serve: Any) -> None:
+    async with serve() as api:
+        prompt = await prompt_of(
+            api,
+            system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "And kind."}],
+            messages=[{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}],
+        )
+    assert prompt == "<turn>system\nBe brief.\nAnd kind.<end><turn>user\none\ntwo<end><turn>assistant\n"
+
+
+async def test_neighbours_of_one_role_are_one_turn(serve: Any) -> None:
+    said = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
+    async with serve() as api:
+        assert await prompt_of(api, messages=said) == "<turn>user\none\ntwo<end><turn>assistant\n"
+
+
+async def test_a_last_turn_of_the_assistant_is_gone_on_from(serve: Any) -> None:
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "My answer is"}]
+    async with serve() as api:
+        assert await prompt_of(api, messages=said) == "<turn>user\nx<end><turn>assistant\nMy answer is"
+
+
+async def test_a_key_opens_it_as_x_api_key(serve: Any) -> None:
+    async with serve(api_key=("k",)) as api:
+        assert (await api.post("/v1/messages", body(), x_api_key="k", anthropic_version="2023-06-01")).status == 200
+        refused = await api.post("/v1/messages", body())
+    assert refused.status == 401
+    assert (refused.json["type"], refused.error["type"]) == ("error", "authentication_error")
+    assert refused.json["request_id"] == refused.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"n": 2}, "n"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+    ],
+)
+async def test_what_is_wrong_is_named_and_nothing_is_queued(serve: Any, fields: dict[str, Any], place: str) -> None:
+    sent = {name: value for name, value in body(**fields).items() if value is not None}
+    async with serve() as api:
+        answer = await api.post("/v1/messages", sent)
+        assert api.scheduler.totals.n_submitted == 0
+    assert (answer.status, answer.json["type"], answer.error["type"]) == (400, "error", "invalid_request_error")
+    assert place in answer.error["message"]
+
+
+async def test_a_stream_that_fails_says_so_in_an_error_event(serve: Any) -> None:
+    model = FakeModel()
+    async with serve(model) as api:
+
+        def fail(batch: Any) -> None:
+            if model.n_steps > 3:
+                raise RuntimeError("broken on purpose")
+
+        model.before_step = fail
+        told = events(await api.post("/v1/messages", body(max_tokens=100, stream=True)))
+    assert told[0][0] == "message_start"
+    assert told[-1][0] == "error"
+    assert told[-1][1]["error"]["type"] == "api_error"
+    assert "message_stop" not in [name for name, _ in told]
