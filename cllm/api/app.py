@@ -13,6 +13,8 @@ from cllm.api.connection import Connection
 from cllm.api.context import Context, route_path
 from cllm.api.errors import ErrorShape, InternalError, anthropic_shape, from_http, ollama_shape, openai_shape, response_of
 from cllm.api.metrics import HttpMetrics
+from cllm.api.ollama import generate as ollama
+from cllm.api.ollama import models as ollama_models
 from cllm.api.openai import chat, completions, models
 from cllm.api.operations import Operation
 from cllm.config import Settings
@@ -21,7 +23,7 @@ from cllm.serve.engine import Engine
 
 log = structlog.get_logger("cllm.api")
 
-SURFACES = (chat, completions, models, messages, native, tokens, status, openapi)
+SURFACES = (chat, completions, models, messages, ollama, ollama_models, native, tokens, status, openapi)
 OPERATIONS: tuple[Operation, ...] = tuple(one for surface in SURFACES for one in surface.OPERATIONS)
 _SHAPES: dict[str, ErrorShape] = {one.path: one.errors for one in OPERATIONS}
 _SHAPES_BELOW: dict[str, ErrorShape] = {"/v1/messages/": anthropic_shape, "/api/": ollama_shape}  # where there is no such path, too

@@ -1,0 +1,105 @@
+"""POST /api/generate and /api/chat."""
+
+from __future__ import annotations
+
+import msgspec
+from quart import Blueprint, Response, g
+
+from cllm.api import prompts, wire
+from cllm.api.context import Context
+from cllm.api.conversation import Chat, open_chat
+from cllm.api.errors import ollama_shape
+from cllm.api.generation import check_room, open_generation
+from cllm.api.ollama import requests
+from cllm.api.ollama.answers import WIRE, Body, LineStream, chat_body, generate_body, nothing_asked, whole
+from cllm.api.ollama.requests import ChatRequest, CommonFields, GenerateRequest
+from cllm.api.openai.shapes import Account, json_response
+from cllm.api.operations import JSON, NDJSON, Operation
+from cllm.api.sampling_fields import Wanted, wanted
+from cllm.errors import InvalidRequest
+from cllm.serve.engine import ServedModel
+
+GENERATE, CHAT = "/api/generate", "/api/chat"
+
+
+def _operation(path: str, about: str, body: type) -> Operation:
+    return Operation(method="POST", path=path, about=about, body=body, gives=(NDJSON, JSON), generates=True, errors=ollama_shape)
+
+
+OPERATIONS = (
+    _operation(GENERATE, "answer a prompt, in Ollama's way", GenerateRequest),
+    _operation(CHAT, "answer a conversation, in Ollama's way", ChatRequest),
+)
+
+generate_decoder = msgspec.json.Decoder(GenerateRequest)
+chat_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("ollama", __name__)
+
+    @routes.post(GENERATE)
+    async def generate() -> Response:
+        body = await wire.read(generate_decoder)
+        return await answer_prompt(context, body)
+
+    @routes.post(CHAT)
+    async def chat() -> Response:
+        body = await wire.read(chat_decoder)
+        return await answer_chat(context, body)
+
+    return routes
+
+
+async def answer_chat(context: Context, body: ChatRequest) -> Response:
+    """Answer a conversation. Raises: RequestError."""
+    model, asked = _checked(context, body)
+    if not body.messages:
+        return json_response(nothing_asked(model.name, chat_body, unload=body.keep_alive in (0, "0")))
+    chat = await open_chat(context, model, requests.chat_conversation(body), asked, endpoint=CHAT)
+    return await _told(chat, model, body, chat_body)
+
+
+async def answer_prompt(context: Context, body: GenerateRequest) -> Response:
+    """Answer a prompt, or continue it as it is. Raises: RequestError."""
+    model, asked = _checked(context, body)
+    if not body.prompt:
+        return json_response(nothing_asked(model.name, generate_body, unload=body.keep_alive in (0, "0")))
+    if body.raw or body.suffix:
+        chat = await _open_text(context, model, body, asked)
+    else:
+        chat = await open_chat(context, model, requests.generate_conversation(body), asked, endpoint=GENERATE)
+    return await _told(chat, model, body, generate_body)
+
+
+def _checked(context: Context, body: CommonFields) -> tuple[ServedModel, Wanted]:
+    model = requests.served(context, body.model)
+    requests.refuse_unserved(body)
+    options = requests.options_of(body)
+    return model, wanted(options, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
+
+
+async def _open_text(context: Context, model: ServedModel, body: GenerateRequest, asked: Wanted) -> Chat:
+    """Submit a prompt as it is, maybe with what is to follow the answer."""
+    assert body.prompt is not None
+    if body.system:
+        raise InvalidRequest("system: a prompt that is continued as it is has no system message", param="system")
+    if body.suffix:
+        prompts.check_infills(model, "suffix")
+    check_room(context, 1, "prompt")
+    prompts.check_fits(model, body.prompt)
+    if body.suffix:
+        tokens = list(await prompts.infill_prompt(context, model, body.prompt, body.suffix))
+    else:
+        tokens = await prompts.text_prompt(context, body.prompt)
+    specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
+    return Chat(open_generation(context, specs, GENERATE), len(tokens))
+
+
+async def _told(chat: Chat, model: ServedModel, body: CommonFields, shape: Body) -> Response:
+    """The answer as lines, which is Ollama's default, or as one object."""
+    if body.stream is not False:
+        return await chat.stream(LineStream(model.name, shape), ollama_shape, WIRE)
+    (answer,) = await chat.complete()
+    return json_response(whole(answer, model.name, shape), Account([answer.finished]).headers())

@@ -1,0 +1,119 @@
+"""GET /api/tags, /api/ps and /api/version, and POST /api/show: what is served, as Ollama's clients ask for it."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from quart import Blueprint, Response
+
+from cllm.api import wire
+from cllm.api.context import Context
+from cllm.api.errors import ollama_shape
+from cllm.api.ollama.requests import LATEST, ShowRequest, served
+from cllm.api.openai.shapes import json_response
+from cllm.api.operations import Operation
+from cllm.backend import ModelInfo, infill_of
+from cllm.errors import InvalidRequest
+from cllm.serve.engine import ServedModel
+
+API_VERSION = "0.12.0"  # of Ollama: the one whose API this is. Clients refuse servers that are too old for them
+NEVER = "9999-12-31T23:59:59Z"
+
+
+def _operation(method: str, path: str, about: str, **facts: Any) -> Operation:
+    return Operation(method=method, path=path, about=about, errors=ollama_shape, **facts)
+
+
+OPERATIONS = (
+    _operation("GET", "/api/tags", "what is served, in Ollama's way", also=(503,)),
+    _operation("GET", "/api/ps", "what is loaded", also=(503,)),
+    _operation("POST", "/api/show", "facts about a model", body=ShowRequest, generates=True),
+    _operation("GET", "/api/version", "the version of Ollama's API that is spoken here"),
+)
+
+show_decoder = msgspec.json.Decoder(ShowRequest)
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("ollama_models", __name__)
+
+    @routes.get("/api/tags")
+    async def tags() -> Response:
+        model = context.engine.model
+        return json_response({"models": [_listed(model, name) for name in model.aliases]})
+
+    @routes.get("/api/ps")
+    async def ps() -> Response:
+        model = context.engine.model
+        running = {"expires_at": NEVER, "size_vram": 0, "context_length": model.n_ctx}
+        return json_response({"models": [{**_listed(model, model.name), **running}]})
+
+    @routes.post("/api/show")
+    async def show() -> Response:
+        body = await wire.read(show_decoder)
+        name = body.model or body.name
+        if not name:
+            raise InvalidRequest("model: it is missing", param="model")
+        return json_response(_shown(served(context, name)))
+
+    @routes.get("/api/version")
+    async def version() -> Response:
+        return json_response({"version": API_VERSION})
+
+    return routes
+
+
+def _listed(model: ServedModel, name: str) -> dict[str, Any]:
+    tagged = name if ":" in name else name + LATEST
+    return {
+        "name": tagged,
+        "model": tagged,
+        "modified_at": _at(model.loaded_at),
+        "size": model.info.size_bytes,
+        "digest": hashlib.sha256((model.info.fingerprint or model.name).encode()).hexdigest(),
+        "details": _details(model.info),
+    }
+
+
+def _details(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": _size(info.n_params),
+        "quantization_level": info.quantization,
+    }
+
+
+def _size(n_params: int) -> str:
+    """Parameters as people write them: 596M, 7.6B."""
+    return f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.0f}M"
+
+
+def _shown(model: ServedModel) -> dict[str, Any]:
+    info = model.info
+    facts = {name: value for name, value in info.metadata.items() if not name.startswith("tokenizer.")}
+    sizes = {
+        "general.architecture": info.architecture,
+        "general.parameter_count": info.n_params,
+        f"{info.architecture}.context_length": info.n_ctx_train,
+        f"{info.architecture}.embedding_length": info.n_embd,
+    }
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": model.template.source,
+        "details": _details(info),
+        "model_info": {**facts, **sizes},
+        "capabilities": ["completion", *(["insert"] if infill_of(model.vocabulary) is not None else [])],
+        "modified_at": _at(model.loaded_at),
+    }
+
+
+def _at(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,178 @@
+"""What Ollama's clients send: the types of bodies, and the conversations that they stand for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from cllm.api.context import Context
+from cllm.api.conversation import Conversation, Thinking
+from cllm.api.openai.shapes import NULL, is_nothing
+from cllm.api.sampling_fields import INT32_MAX, SamplingFields
+from cllm.errors import InvalidRequest, NotSupported
+from cllm.serve.engine import ServedModel
+from cllm.text.tools import Tool, Toolbox
+
+LATEST = ":latest"  # the tag that Ollama adds to a name without one
+
+
+class Options(SamplingFields, kw_only=True):
+    """`options`: every sampling field of this server under its own name too. Those of loading, `num_ctx` among them, are the operator's."""
+
+    num_predict: Annotated[int, Meta(ge=-2, le=INT32_MAX)] | None = None  # less than 0: to the end of the context
+
+
+class CommonFields(msgspec.Struct, kw_only=True):
+    """What both ways of generating take."""
+
+    model: str | None = None
+    stream: bool | None = None
+    format: msgspec.Raw = NULL  # "json", or a JSON Schema
+    options: Options | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: str | float | None = None  # taken: a model stays as long as the operator lets it
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class GenerateRequest(CommonFields, kw_only=True):
+    """The body of POST /api/generate."""
+
+    prompt: str | None = None
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    images: list[str] | None = None
+
+
+class CallFunction(msgspec.Struct):
+    """What was called."""
+
+    name: str
+    arguments: dict[str, Any] | None = None
+
+
+class Call(msgspec.Struct):
+    """A call that the model made."""
+
+    function: CallFunction
+    id: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[Call] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ToolFunction(msgspec.Struct):
+    """A function that may be called."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolFields(msgspec.Struct):
+    """A tool."""
+
+    function: ToolFunction
+    type: Literal["function"] | None = None
+
+
+class ChatRequest(CommonFields, kw_only=True):
+    """The body of POST /api/chat."""
+
+    messages: list[Message] | None = None
+    tools: list[ToolFields] | None = None
+
+
+class ShowRequest(msgspec.Struct):
+    """The body of POST /api/show, with either name."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+def served(context: Context, name: str | None) -> ServedModel:
+    """The model that a request names, with the tag or without. Raises: Unavailable · NotFound."""
+    if name and name.endswith(LATEST) and name not in context.engine.model.aliases:
+        name = name.removesuffix(LATEST)
+    return context.served(name)
+
+
+def options_of(body: CommonFields) -> Options:
+    """The sampling that is asked for. Raises: InvalidRequest."""
+    options = body.options or Options()
+    if options.n not in (None, 1):
+        raise InvalidRequest("options.n: this endpoint gives one answer; /v1/chat/completions gives several", param="options.n")
+    if options.num_predict == 0:
+        raise InvalidRequest("options.num_predict: expected at least 1, or less than 0 for no limit", param="options.num_predict")
+    if options.num_predict is not None and options.num_predict > 0:
+        options.max_tokens = options.num_predict
+    return options
+
+
+def generate_conversation(body: GenerateRequest) -> Conversation:
+    """What a prompt stands for that is no text to be continued as it is. Raises: InvalidRequest."""
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    return Conversation(messages=[*system, {"role": "user", "content": body.prompt}], thinking=_thinking(body))
+
+
+def chat_conversation(body: ChatRequest) -> Conversation:
+    """What is to be answered. Raises: InvalidRequest."""
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages or [])]
+    return Conversation(messages=messages, toolbox=Toolbox(tools=tuple(_tool(tool) for tool in body.tools or [])), thinking=_thinking(body))
+
+
+def refuse_unserved(body: CommonFields) -> None:
+    """Say what cannot be done rather than leave it out. Raises: InvalidRequest · NotSupported."""
+    if not is_nothing(body.format):
+        raise NotSupported("format is not supported", param="format")
+    if body.logprobs or body.top_logprobs:
+        raise NotSupported("logprobs are not supported here; /v1/chat/completions has them", param="logprobs")
+    if isinstance(body, GenerateRequest):
+        for name, why in (
+            ("template", "templates come from the model alone"),
+            ("context", "an earlier answer is gone on from with /api/chat"),
+            ("images", "this model takes text alone"),
+        ):
+            if getattr(body, name):
+                raise InvalidRequest(f"{name}: {why}", param=name)
+
+
+def _thinking(body: CommonFields) -> Thinking:
+    if isinstance(body.think, str):
+        return Thinking(enabled=True, effort=body.think)
+    return Thinking(enabled=body.think)
+
+
+def _message(message: Message, place: str) -> dict[str, Any]:
+    if message.images:
+        raise InvalidRequest(f"{place}.images: this model takes text alone", param=f"{place}.images")
+    turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    known = {"reasoning_content": message.thinking, "name": message.tool_name, "tool_call_id": message.tool_call_id}
+    turn.update({name: value for name, value in known.items() if value})
+    if message.tool_calls:
+        turn["tool_calls"] = [_call(call, i) for i, call in enumerate(message.tool_calls)]
+    return turn
+
+
+def _call(call: Call, place: int) -> dict[str, Any]:
+    arguments = msgspec.json.encode(call.function.arguments or {}).decode()
+    return {"id": call.id or f"call_{place}", "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _tool(tool: ToolFields) -> Tool:
+    function = tool.function
+    return Tool(function.name, function.description or "", function.parameters or {"type": "object", "properties": {}})

@@ -1,0 +1,168 @@
+"""Ollama's surface: /api/generate, /api/chat, and what tells of the model."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from cllm.testing.fake import FakeModel, FakeVocabulary
+from cllm.testing.scripted import ScriptedModel
+
+
+def lines(answer: Any) -> list[Any]:
+    """A stream's objects."""
+    assert answer.headers["content-type"] == "application/x-ndjson", answer.body
+    return [json.loads(line) for line in answer.body.decode().splitlines()]
+
+
+def chat(content: str = "hello", **fields: Any) -> dict[str, Any]:
+    return {"model": "fake", "messages": [{"role": "user", "content": content}], "options": {"num_predict": 50}, **fields}
+
+
+async def test_a_chat_is_a_stream_of_lines_unless_it_is_said_otherwise(serve: Any) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        told = lines(await api.post("/api/chat", chat()))
+        whole = (await api.post("/api/chat", chat(stream=False))).json
+    assert "".join([one["message"]["content"] for one in told]) == whole["message"]["content"] == "Good day."
+    assert [one["done"] for one in told] == [False] * (len(told) - 1) + [True]
+    assert {one["model"] for one in told} == {"fake"}
+    assert whole["message"]["role"] == "assistant"
+    for last in (told[-1], whole):
+        assert (last["done"], last["done_reason"], last["eval_count"], last["load_duration"]) == (True, "stop", 10, 0)
+        assert last["prompt_eval_count"] > 0
+        assert all(isinstance(last[name], int) for name in ("total_duration", "prompt_eval_duration", "eval_duration"))
+        assert last["total_duration"] >= last["eval_duration"]
+        datetime.fromisoformat(last["created_at"])
+
+
+async def test_generate_answers_a_prompt_through_the_template(serve: Any) -> None:
+    prompts: list[str] = []
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        return "Good day."
+
+    sent = {"model": "fake:latest", "prompt": "hello", "system": "Be brief."}
+    async with serve(ScriptedModel(answer)) as api:
+        told = lines(await api.post("/api/generate", sent))
+        whole = (await api.post("/api/generate", {**sent, "stream": False})).json
+    assert "".join([one["response"] for one in told]) == whole["response"] == "Good day."
+    assert set(prompts) == {"<bos><turn>system\nBe brief.<end><turn>user\nhello<end><turn>assistant\n"}
+    assert "message" not in whole
+
+
+async def test_raw_continues_the_prompt_as_completions_do(serve: Any) -> None:
+    async with serve() as api:
+        raw = await api.post("/api/generate", {"prompt": "once", "raw": True, "stream": False, "options": {"num_predict": 9, "seed": 3}})
+        same = await api.complete("once", max_tokens=9, seed=3)
+    assert raw.json["response"] == same.text()
+    assert raw.json["done_reason"] == "length"
+
+
+async def test_a_suffix_is_filled_in_where_the_vocabulary_can(serve: Any) -> None:
+    sent = {"prompt": "def f(", "suffix": "return x", "stream": False, "options": {"num_predict": 5, "seed": 1}}
+    model = FakeModel(n_tokens=262)
+    model.vocabulary = FakeVocabulary(262, infills=True)
+    async with serve(model) as api:
+        filled = await api.post("/api/generate", sent)
+        same = await api.complete("def f(", suffix="return x", max_tokens=5, seed=1)
+        shown = (await api.post("/api/show", {"model": "fake"})).json
+    assert filled.json["response"] == same.text()
+    assert "insert" in shown["capabilities"]
+    async with serve() as api:
+        refused = await api.post("/api/generate", sent)
+    assert refused.status == 400
+    assert refused.json["error"].startswith("suffix")
+
+
+async def test_a_negative_num_predict_is_no_limit(serve: Any) -> None:
+    async with serve(FakeModel(n_ctx_train=64)) as api:
+        answer = await api.post("/api/chat", chat(stream=False, options={"num_predict": -1}))
+    assert answer.json["prompt_eval_count"] + answer.json["eval_count"] == 64
+    assert answer.json["done_reason"] == "length"
+
+
+async def test_stop_strings_and_seeds_come_in_the_options(serve: Any) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        answer = await api.post("/api/chat", chat(stream=False, options={"stop": ["day"], "seed": 1, "num_ctx": 2048, "mirostat": 0}))
+    assert answer.json["message"]["content"] == "Good "
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "reason"),
+    [("/api/generate", {}, "load"), ("/api/chat", {"messages": []}, "load"), ("/api/chat", {"keep_alive": 0}, "unload")],
+)
+async def test_a_request_without_a_prompt_is_answered_without_generating(serve: Any, path: str, sent: dict[str, Any], reason: str) -> None:
+    async with serve() as api:
+        answer = await api.post(path, {"model": "fake", **sent})
+        assert api.scheduler.totals.n_submitted == 0
+    assert (answer.status, answer.json["done"], answer.json["done_reason"]) == (200, True, reason)
+
+
+async def test_the_model_is_listed_running_and_shown(serve: Any) -> None:
+    async with serve(alias=("mine:7b",)) as api:
+        tags = (await api.get("/api/tags")).json["models"]
+        (running,) = (await api.get("/api/ps")).json["models"]
+        shown = (await api.post("/api/show", {"model": running["name"]})).json
+        version = (await api.get("/api/version")).json
+        for one in tags:
+            assert (await api.post("/api/chat", chat(model=one["name"], stream=False, options={"num_predict": 1}))).status == 200
+    assert {one["name"] for one in tags} >= {"mine:7b"}
+    assert all(one["details"]["format"] == "gguf" and len(one["digest"]) == 64 for one in tags)
+    assert running["context_length"] == 4096
+    assert shown["model_info"]["general.architecture"] == "fake"
+    assert shown["capabilities"] == ["completion"]
+    assert "<turn>" in shown["template"]
+    assert set(version) == {"version"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "place"),
+    [
+        ("/api/generate", {"prompt": 5}, 400, "prompt"),
+        ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, 400, "template"),
+        ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context"),
+        ("/api/generate", {"prompt": "x", "images": ["aGk="]}, 400, "images"),
+        ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, 400, "system"),
+        ("/api/generate", {"prompt": "x", "options": {"temperature": "hot"}}, 400, "options.temperature"),
+        ("/api/generate", {"prompt": "x", "options": {"num_predict": 0}}, 400, "options.num_predict"),
+        ("/api/generate", {"prompt": "x", "options": {"n": 2}}, 400, "options.n"),
+        ("/api/chat", {"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "messages[0].images"),
+        ("/api/chat", {"model": "other", "messages": [{"role": "user", "content": "x"}]}, 404, "other"),
+        ("/api/show", {"model": "other"}, 404, "other"),
+        ("/api/show", {}, 400, "model"),
+        ("/api/nowhere", {}, 404, "/api/nowhere"),
+    ],
+)
+async def test_what_is_wrong_is_named_and_nothing_is_queued(serve: Any, path: str, fields: dict[str, Any], status: int, place: str) -> None:
+    async with serve() as api:
+        answer = await api.post(path, fields)
+        assert api.scheduler.totals.n_submitted == 0
+    assert answer.status == status
+    assert set(answer.json) == {"error"}
+    assert place in answer.error
+
+
+async def test_a_stream_that_fails_ends_with_a_line_that_says_so(serve: Any) -> None:
+    model = FakeModel()
+    async with serve(model) as api:
+
+        def fail(batch: Any) -> None:
+            if model.n_steps > 3:
+                raise RuntimeError("broken on purpose")
+
+        model.before_step = fail
+        told = lines(await api.post("/api/chat", chat()))
+    assert told[0]["done"] is False
+    assert set(told[-1]) == {"error"}
+
+
+async def test_a_silent_stream_carries_no_line_that_is_not_json(serve: Any) -> None:
+    slow = FakeModel(step_s=lambda batch: 0.05)
+    async with serve(slow, sse_ping_s=0.005) as api:
+        told = lines(await api.post("/api/chat", chat(options={"num_predict": 4})))
+    assert told[-1]["done"] is True
