@@ -257,7 +257,11 @@ class Probe:
 
 @runtime_checkable
 class Backend(Protocol):
-    """What an entry point's callable gives."""
+    """What an entry point's callable gives.
+
+    A model is a file for most backends, and a reference to the hub (`user/repo:Q4_K_M`) is fetched before `load` is called. One whose
+    models have names of their own has an attribute `knows_models` that is True, and gets `ModelSpec.path` as the operator wrote it.
+    """
 
     contract_version: int  # the CONTRACT_VERSION it was written to
 

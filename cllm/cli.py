@@ -184,6 +184,33 @@ class _WithoutServer(DefaultFormatter):
             super().__call__(console, options, panel)
 
 
+_REFERENCE = Annotated[str, Parameter(help="USER/REPO, USER/REPO:QUANTISATION as in :Q4_K_M, or USER/REPO:FILE.gguf")]
+
+
+def _pull(reference: _REFERENCE, /) -> int:
+    """Fetch a model from the Hugging Face hub into the cache; `cllm serve` with the same reference does it too.
+
+    HF_HOME says where the cache is, HF_TOKEN who asks, HF_HUB_OFFLINE=1 that nobody does.
+    """
+    from cllm.hubshow import pull
+
+    return pull(reference)
+
+
+def _models(*, json: Annotated[bool, Parameter(help="print JSON", negative="")] = False) -> int:
+    """List the models in the cache, the last used first."""
+    from cllm.hubshow import list_models
+
+    return list_models(as_json=json)
+
+
+def _remove(reference: _REFERENCE, /) -> int:
+    """Remove a model from the cache; without a quantisation, all of its repository."""
+    from cllm.hubshow import remove
+
+    return remove(reference)
+
+
 def make_app(sources: Sources) -> App:
     """Return the command line, reading what it is not told from `sources`."""
     app = App(
@@ -199,6 +226,10 @@ def make_app(sources: Sources) -> App:
     app.command(_generate, name="generate", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
     app.command(_bench, name="bench", help_epilogue="")
     app.command(_backends, name="backends", help_epilogue="")
+    app.command(_pull, name="pull", help_epilogue="")
+    models = App(name="models", help="List the models in the cache, or remove one.", help_epilogue="", default_command=_models)
+    models.command(_remove, name="remove", help_epilogue="")
+    app.command(models)
     return app
 
 

@@ -104,8 +104,8 @@ _not_empty = _check(lambda text: bool(text.strip()), "must not be empty")
 _file = _check(os.path.isfile, "no such file: {}")
 _lora_file = _check(lambda text: os.path.isfile(split_lora(text)[0]), "no such file: {}")
 _name_value = _check(lambda text: text.partition("=")[0].strip() and "=" in text, "must be NAME=VALUE, not {}")
-# A model that is not a file name is left to its backend: it may be one that knows models by other names.
-_model_file = _check(lambda text: not text.endswith(".gguf") or os.path.isfile(text), "no such file: {}")
+# A model that is not a file name is the hub's, or its backend knows it by a name of its own.
+_model_file = _check(lambda text: not text.endswith(".gguf") or ":" in text or os.path.isfile(text), "no such file: {}")
 # A key travels in a header: without blanks and in ASCII. The complaint never shows it.
 _key = _check(
     lambda key: key.isascii() and key.isprintable() and key != "" and " " not in key, "a key must be printable ASCII without blanks"
@@ -142,7 +142,11 @@ class Settings:
     """All that an operator can set. None means that the server, or the backend, decides."""
 
     model: Annotated[str | None, MODEL, _short("-m")] = _setting(
-        None, "the GGUF file to serve (default: a small demo model that comes with cLLM)", _not_empty, _model_file, kw_only=False
+        None,
+        "the GGUF file to serve, or one of the hub's: USER/REPO:Q4_K_M (default: a small demo model that comes with cLLM)",
+        _not_empty,
+        _model_file,
+        kw_only=False,
     )
     alias: Annotated[tuple[str, ...], MODEL] = _setting((), "a name that clients may use for the model; repeatable", _not_empty)
     backend: Annotated[str, MODEL] = _setting("auto", "what computes the model; `cllm backends` lists them", _not_empty)
@@ -182,9 +186,6 @@ class Settings:
 
     queue_size: Annotated[int, REQUESTS] = _setting(1024, "requests that may wait; more are answered with 503", _between(1, 1_000_000))
     timeout_s: Annotated[float | None, REQUESTS] = _setting(None, "time limit of a request that names none (default: none)", _positive)
-    grammar_timeout_s: Annotated[float, REQUESTS] = _setting(
-        2.0, "time to compile a schema or a grammar; what takes longer is answered with 400", _positive
-    )
     sampling_defaults: Annotated[Profile, REQUESTS] = _setting("openai", "whose defaults hold for parameters that a request leaves out")
     max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", _positive)
     stream_buffer_kb: Annotated[int, REQUESTS] = _setting(

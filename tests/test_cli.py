@@ -33,7 +33,7 @@ def test_help_version_and_mistakes_import_neither_numpy_nor_a_backend(arguments:
 def test_help_tells_the_commands() -> None:
     done = cllm_process("--help")
     assert done.returncode == 0
-    for word in ("serve", "generate", "bench", "backends", "--version"):
+    for word in ("serve", "generate", "bench", "backends", "pull", "models", "--version"):
         assert word in done.stdout
 
 
@@ -64,7 +64,10 @@ def test_version_is_printed() -> None:
         (["serve", "--prot", "1"], "cllm: Unknown option: --prot. Did you mean --port?"),
         (["serve", "a", "b"], "cllm: one argument too many: b"),
         (["serve", "no-such.gguf"], "cllm: MODEL: no such file: no-such.gguf"),
-        (["serv"], 'cllm: Unknown command "serv". Did you mean "serve"? Available commands: serve, generate, bench, backends.'),
+        (
+            ["serv"],
+            'cllm: Unknown command "serv". Did you mean "serve"? Available commands: serve, generate, bench, backends, pull, models.',
+        ),
         (["generate"], 'cllm: Command "generate" parameter PROMPT requires an argument.'),
         (["bench", "--concurrency", "0"], "cllm: --concurrency: must be at least 1, not 0"),
         (["bench", "--rate", "nan"], "cllm: --rate: must be more than 0, not nan"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import structlog
 
+from cllm import hub
 from cllm.backend import KvLayout, OnProgress, StepModel
 from cllm.config import Settings
 from cllm.engine.scheduler import Limits
@@ -15,7 +16,6 @@ from cllm.registry import choose_backend
 from cllm.serve.engine import ServedModel
 from cllm.serve.spec import model_spec
 from cllm.text.builtin_templates import CHATML
-from cllm.text.grammar import Grammars
 from cllm.text.template import ChatTemplate
 
 log = structlog.get_logger("cllm.load")
@@ -40,14 +40,34 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     """
     name, backend = choose_backend(settings.backend)
     spec = model_spec(settings)
+    if not getattr(backend, "knows_models", False):
+        spec = attrs.evolve(spec, path=_local_path(spec.path, on_progress))
     model = backend.load(spec, on_progress)
     try:
         limits = limits_of(model, settings)
-        model_name = DEMO_NAME if settings.model is None else Path(spec.path).stem
+        model_name = _name_of(settings.model)
         return Loaded(step_model=model, served=served_model(model, limits, settings, backend=name, name=model_name), limits=limits)
     except BaseException:
         model.close()
         raise
+
+
+def _local_path(model: str, on_progress: OnProgress) -> str:
+    """The file to load, fetched first where `model` names one of the hub's. Raises: HubFailed · LoadAborted."""
+
+    def on_bytes(n: int, n_total: int) -> bool:
+        return on_progress(n / max(n_total, 1))
+
+    path = hub.local_path(model, on_bytes)
+    if path != model:
+        log.info("hub.found", model=model, file=Path(path).name)
+    return path
+
+
+def _name_of(model: str | None) -> str:
+    if model is None:
+        return DEMO_NAME
+    return model if hub.reference_of(model) else Path(model).stem
 
 
 def limits_of(model: StepModel, settings: Settings) -> Limits:
@@ -74,7 +94,6 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         info=model.info,
         vocabulary=model.vocabulary,
         template=_template(model),
-        grammars=Grammars(model.vocabulary),  # now, while nobody waits for a token: it keeps everything else from running
         capabilities=model.capabilities,
         n_ctx=limits.n_ctx,
         n_cells=limits.n_cells,

@@ -1,0 +1,285 @@
+"""Models from the Hugging Face hub: which files a reference means, fetching them, and what the local cache holds.
+
+A reference is `user/repo`, `user/repo:Q4_K_M` (files whose name has that quantisation) or `user/repo:file.gguf`. Files live in the cache
+that all programs of the hub's library share (`HF_HOME`); `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` mean what they mean there.
+Blocking.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from cllm.errors import LoadAborted, LoadFailed
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils import CachedRepoInfo
+
+_REFERENCE: Final = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<wanted>[\w.-]+))?")
+_SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
+# Taken in this order when a reference names none: the usual middle between size and quality, then what loses next to nothing.
+PREFERRED: Final = ("Q4_K_M", "Q8_0", "F16", "BF16")
+_NO_MODELS: Final = ("mmproj", "imatrix")  # files beside a model that end in .gguf and are none
+
+OnBytes = Callable[[int, int], bool]
+"""Called with the bytes that are there and the bytes of all files; an answer of False asks to stop."""
+
+
+class HubFailed(LoadFailed):
+    """The hub, or the cache, does not have what was asked for; the message is one line for the operator."""
+
+
+@attrs.frozen
+class Reference:
+    """What a person names."""
+
+    repo: str
+    wanted: str | None = None  # a quantisation or a file
+
+    def __str__(self) -> str:
+        return self.repo if self.wanted is None else f"{self.repo}:{self.wanted}"
+
+
+@attrs.frozen(kw_only=True)
+class CachedModel:
+    """A model whose files are all in the cache."""
+
+    reference: Reference
+    path: Path  # its first file
+    n_files: int
+    size_bytes: int
+    used_at: float  # seconds since the epoch
+
+
+def reference_of(text: str) -> Reference | None:
+    """The reference that `text` is; None for what names a file or a folder here."""
+    match = _REFERENCE.fullmatch(text)
+    if match is None or Path(text).exists() or (match["wanted"] is None and text.endswith(".gguf")):
+        return None
+    return Reference(match["repo"], match["wanted"])
+
+
+def local_path(model: str, on_bytes: OnBytes) -> str:
+    """The file that `model` names; a reference's is fetched if the cache lacks it.
+
+    Raises: HubFailed · LoadAborted.
+    """
+    reference = reference_of(model)
+    return model if reference is None else str(fetch(reference, on_bytes))
+
+
+# --- which files -------------------------------------------------------------------------------------------------------
+
+
+def models_among(names: Iterable[str]) -> dict[str, list[str]]:
+    """The models among a repository's files: for each its files in order. A split model is known by its name without the numbers."""
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        base = name.rpartition("/")[2].lower()
+        if not base.endswith(".gguf") or any(word in base for word in _NO_MODELS):
+            continue
+        split = _SPLIT.fullmatch(name)
+        models.setdefault(f"{split['stem']}.gguf" if split else name, []).append(name)
+    return {name: files for name, files in models.items() if _is_complete(files)}
+
+
+def _is_complete(files: Sequence[str]) -> bool:
+    split = _SPLIT.fullmatch(files[0])
+    return split is None or len(files) == int(split["total"])
+
+
+def choose(models: dict[str, list[str]], reference: Reference) -> list[str]:
+    """The files of the one model that the reference means. Raises: HubFailed, naming what there is."""
+    if not models:
+        raise HubFailed(f"{reference.repo} has no GGUF files")
+    found = _matching(models, reference.wanted)
+    if len(found) != 1:
+        there = ", ".join(quantization_of(name) or name for name in sorted(models))
+        asked = "has several models" if reference.wanted is None else f"has {'several' if found else 'no'} {reference.wanted}"
+        raise HubFailed(f"{reference.repo} {asked}; name one as in {reference.repo}:{PREFERRED[0]}: there are {there[:500]}")
+    return models[found[0]]
+
+
+def _matching(models: dict[str, list[str]], wanted: str | None) -> list[str]:
+    if wanted is None:
+        if len(models) == 1:
+            return list(models)
+        return next((found for quantization in PREFERRED if (found := _matching(models, quantization))), [])
+    exact = [name for name, files in models.items() if wanted in (name, name.rpartition("/")[2], *files)]
+    return exact or [name for name in models if _has(name, wanted)]
+
+
+def _has(name: str, quantization: str) -> bool:
+    # Between signs that are no letters: Q4_K is not Q4_K_M, and UD-Q4_K_XL is not Q4_K_XL's only spelling.
+    return re.search(rf"(?<![A-Za-z0-9_]){re.escape(quantization)}(?![A-Za-z0-9_])", name, re.IGNORECASE) is not None
+
+
+def quantization_of(name: str) -> str:
+    """The quantisation in a file's name, as far as one can be told."""
+    found = re.search(r"(?<![A-Za-z0-9])((?:I?Q\d|TQ\d|MXFP\d)[A-Za-z0-9_]*|BF16|F16|F32)(?![A-Za-z0-9])", name, re.IGNORECASE)
+    return found[1] if found else ""
+
+
+# --- fetching ----------------------------------------------------------------------------------------------------------
+
+
+def fetch(reference: Reference, on_bytes: OnBytes) -> Path:
+    """Bring a model's files into the cache; return the first one, which is what llama.cpp opens.
+
+    A connection that breaks is taken up where it broke; files that are there already are not fetched again. Without the hub (offline, or
+    not reached) the cache must suffice. Raises: HubFailed · LoadAborted.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        return _from_cache(reference, "the hub is switched off (HF_HUB_OFFLINE)")
+    try:
+        info = HfApi(library_name="cllm").model_info(reference.repo, files_metadata=True)
+        sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+        files = choose(models_among(sizes), reference)
+        return _download(reference.repo, info.sha, files, sizes, on_bytes)
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise HubFailed(_one_line(reference, error)) from error
+    except (OSError, LocalEntryNotFoundError) as error:  # not reached: the library's errors of the network are of these two kinds
+        return _from_cache(reference, f"the hub was not reached ({type(error).__name__})")
+    except Exception as error:
+        if _is_of_the_network(error):
+            return _from_cache(reference, f"the hub was not reached ({type(error).__name__})")
+        raise
+
+
+def _is_of_the_network(error: Exception) -> bool:
+    """Whether it comes from the library's HTTP client, whose package changes between its versions."""
+    return any(kind.__name__ in ("TransportError", "RequestError", "HTTPError") for kind in type(error).__mro__)
+
+
+def _download(repo: str, revision: str | None, files: Sequence[str], sizes: dict[str, int], on_bytes: OnBytes) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    n_total = sum(sizes[name] for name in files)
+    n_before = 0
+    paths = []
+    for name in files:
+        bar = _bar(lambda n, before=n_before: on_bytes(before + n, n_total))  # type: ignore[misc]
+        paths.append(hf_hub_download(repo, name, revision=revision, library_name="cllm", tqdm_class=bar))
+        n_before += sizes[name]
+        if not on_bytes(n_before, n_total):
+            raise LoadAborted("the download was given up")
+    return Path(paths[0])
+
+
+def _bar(on_file_bytes: Callable[[int], bool]) -> Any:
+    """What the library takes for its progress bars: it shows nothing, and tells."""
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "disable": True})
+            self.n_told = int(options.get("initial") or 0)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.n_told += int(n or 0)
+            if not on_file_bytes(self.n_told):
+                raise LoadAborted("the download was given up")
+            return None
+
+    return Bar
+
+
+def _one_line(reference: Reference, error: Exception) -> str:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return f"{reference.repo} wants its terms accepted on the hub, and a token in HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the hub has no model {reference.repo}, or HF_TOKEN may not read it"
+    return f"{reference}: {' '.join(str(error).split())[:300]}"
+
+
+# --- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def _from_cache(reference: Reference, why: str) -> Path:
+    revisions = [files for repo in _repos() if repo.repo_id == reference.repo for files in _revisions(repo)]
+    for files in revisions:  # the newest first; a revision may lack what an older one has
+        try:
+            return files[choose(models_among(files), reference)[0]].file_path
+        except HubFailed:
+            continue
+    raise HubFailed(f"{reference} is not in the cache, and {why}")
+
+
+def cached_models() -> list[CachedModel]:
+    """The models in the cache, the last used first."""
+    found = {}
+    for repo in _repos():
+        for files in _revisions(repo):
+            for name, parts in models_among(files).items():
+                reference = Reference(repo.repo_id, quantization_of(name) or name.rpartition("/")[2])
+                model = CachedModel(
+                    reference=reference,
+                    path=files[parts[0]].file_path,
+                    n_files=len(parts),
+                    size_bytes=sum(files[part].size_on_disk for part in parts),
+                    used_at=max(files[part].blob_last_accessed for part in parts),
+                )
+                found.setdefault(str(reference), model)
+    return sorted(found.values(), key=lambda model: -model.used_at)
+
+
+def remove(reference: Reference) -> int:
+    """Remove a repository's models from the cache, or the one that is named; return the bytes freed. Raises: HubFailed."""
+    repos = [repo for repo in _repos() if repo.repo_id == reference.repo]
+    if not repos:
+        raise HubFailed(f"{reference.repo} is not in the cache")
+    if reference.wanted is None:
+        from huggingface_hub import scan_cache_dir
+
+        strategy = scan_cache_dir().delete_revisions(*(revision.commit_hash for repo in repos for revision in repo.revisions))
+        strategy.execute()
+        return strategy.expected_freed_size
+    return sum(_unlink(path) for path in _blobs(repos, reference))
+
+
+def _blobs(repos: Sequence[CachedRepoInfo], reference: Reference) -> set[tuple[Path, Path]]:
+    found = set()
+    for files in (files for repo in repos for files in _revisions(repo)):
+        models = models_among(files)
+        found |= {(files[part].file_path, files[part].blob_path) for name in _matching(models, reference.wanted) for part in models[name]}
+    if not found:
+        raise HubFailed(f"{reference} is not in the cache")
+    return found
+
+
+def _unlink(paths: tuple[Path, Path]) -> int:
+    link, blob = paths
+    link.unlink(missing_ok=True)
+    if not blob.exists():  # another revision had the same file
+        return 0
+    size = blob.stat().st_size
+    blob.unlink()
+    return size
+
+
+def _repos() -> list[CachedRepoInfo]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+    except CacheNotFound:
+        return []
+
+
+def _revisions(repo: CachedRepoInfo) -> list[dict[str, Any]]:
+    """For each revision, the newest first, its files by their path in the repository."""
+    revisions = sorted(repo.revisions, key=lambda revision: -revision.last_modified)
+    return [
+        {file.file_path.relative_to(revision.snapshot_path).as_posix(): file for file in revision.files if file.file_path.exists()}
+        for revision in revisions
+    ]

@@ -1,0 +1,263 @@
+"""Models from the hub: which files a reference means, and fetching them from a hub of our own on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from cllm import demo, hub
+from cllm.hub import HubFailed, Reference
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+# --- references and files ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("user/repo", Reference("user/repo")),
+        ("user/repo:Q4_K_M", Reference("user/repo", "Q4_K_M")),
+        ("user/repo:model.gguf", Reference("user/repo", "model.gguf")),
+        ("user/repo.gguf", None),
+        ("./user/repo", None),
+        ("/user/repo", None),
+        ("a/b/c", None),
+        ("model", None),
+        ("-user/-repo:x y", None),
+    ],
+)
+def test_a_reference_is_told_from_a_path(text: str, reference: Reference | None) -> None:
+    assert hub.reference_of(text) == reference
+
+
+def test_what_exists_here_is_never_taken_for_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user" / "repo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert hub.reference_of("user/repo") is None
+
+
+FILES = ["a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "a-q8_0.gguf", "mmproj-a-F16.gguf", "README.md", "big/a-F16-00002-of-00002.gguf"]
+FILES += ["big/a-F16-00001-of-00002.gguf", "a-Q6_K-00001-of-00003.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "files"),
+    [
+        (None, ["a-Q4_K_M.gguf"]),
+        ("Q4_K_S", ["a-Q4_K_S.gguf"]),
+        ("Q8_0", ["a-q8_0.gguf"]),
+        ("a-Q4_K_M.gguf", ["a-Q4_K_M.gguf"]),
+        ("f16", ["big/a-F16-00001-of-00002.gguf", "big/a-F16-00002-of-00002.gguf"]),
+        ("a-F16-00001-of-00002.gguf", None),
+    ],
+)
+def test_a_quantisation_or_a_name_chooses_the_files_of_one_model(wanted: str | None, files: list[str] | None) -> None:
+    models = hub.models_among(FILES)
+    if files is None:
+        files = models["big/a-F16.gguf"]
+        wanted = "big/a-F16-00001-of-00002.gguf"
+    assert hub.choose(models, Reference("user/repo", wanted)) == files
+
+
+@pytest.mark.parametrize("wanted", ["Q4", "Q6_K", "Q5_K_M", "mmproj-a-F16.gguf"])
+def test_what_is_not_there_is_refused_with_what_is(wanted: str) -> None:
+    with pytest.raises(HubFailed, match=re.escape("there are Q4_K_M, Q4_K_S, q8_0, F16")):
+        hub.choose(hub.models_among(FILES), Reference("user/repo", wanted))
+
+
+def test_several_models_without_a_preferred_one_must_be_named() -> None:
+    with pytest.raises(HubFailed, match="has several models"):
+        hub.choose(hub.models_among(["a-Q2_K.gguf", "a-Q3_K_S.gguf"]), Reference("user/repo"))
+
+
+def test_a_repository_without_gguf_files_says_so() -> None:
+    with pytest.raises(HubFailed, match="has no GGUF files"):
+        hub.choose(hub.models_among(["model.safetensors"]), Reference("user/repo"))
+
+
+# --- a hub on loopback -------------------------------------------------------------------------------------------------
+
+
+class FakeHub:
+    """Serves one repository's files as the hub does, and remembers what it was asked for."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.asked: list[tuple[str, str, str | None]] = []  # method, file, range
+        self.breaks_once: set[str] = set()  # files whose next download ends in the middle
+        hub_ = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_HEAD(self) -> None:
+                hub_.answer(self, with_body=False)
+
+            def do_GET(self) -> None:
+                hub_.answer(self, with_body=True)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def answer(self, handler: BaseHTTPRequestHandler, *, with_body: bool) -> None:
+        path = handler.path.partition("?")[0]
+        if path in ("/api/models/user/repo", f"/api/models/user/repo/revision/{COMMIT}"):
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
+            self._send(handler, 200, json.dumps({"id": "user/repo", "sha": COMMIT, "siblings": siblings}).encode(), {})
+            return
+        name = path.partition(f"/resolve/{COMMIT}/")[2]
+        if not path.startswith("/user/repo/") or name not in self.files:
+            self._send(handler, 404, b"{}", {"X-Error-Code": "EntryNotFound" if "user/repo" in path else "RepoNotFound"})
+            return
+        self._file(handler, name, with_body=with_body)
+
+    def _file(self, handler: BaseHTTPRequestHandler, name: str, *, with_body: bool) -> None:
+        data, wanted = self.files[name], handler.headers.get("Range")
+        self.asked.append((handler.command, name, wanted))
+        start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if wanted:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        body = data[start:]
+        if with_body and name in self.breaks_once:
+            self.breaks_once.discard(name)
+            self._send(handler, 200, body, headers, n_bytes_sent=len(body) // 2)
+            handler.close_connection = True
+            return
+        self._send(handler, 206 if wanted else 200, body, headers, n_bytes_sent=len(body) if with_body else 0)
+
+    @staticmethod
+    def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str], n_bytes_sent: int | None = None) -> None:
+        handler.send_response(status)
+        for key, value in headers.items():
+            handler.send_header(key, value)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        if handler.command == "GET":
+            handler.wfile.write(body[:n_bytes_sent])
+
+
+@pytest.fixture
+def fake_hub() -> Iterator[FakeHub]:
+    model = demo.path().read_bytes()
+    parts = {f"part-Q8_0-{i:05}-of-00002.gguf": bytes([i]) * 300_000 for i in (1, 2)}
+    hub_ = FakeHub({"demo-Q4_K_M.gguf": model, "README.md": b"#", **parts})
+    yield hub_
+    hub_.close()
+
+
+@pytest.fixture
+def cllm_with(tmp_path: Path, fake_hub: FakeHub) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command, asking our hub and keeping its cache in a folder of the test's; further variables by name."""
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf"), **variables}
+        command = [sys.executable, "-m", "cllm", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, env=environment)
+
+    return run
+
+
+Cllm = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_pull_prints_the_path_of_the_fetched_file(cllm_with: Cllm, fake_hub: FakeHub) -> None:
+    done = cllm_with("pull", "user/repo:Q4_K_M")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(done.stdout.strip()).read_bytes() == fake_hub.files["demo-Q4_K_M.gguf"]
+
+
+def test_what_is_in_the_cache_is_not_fetched_again(cllm_with: Cllm, fake_hub: FakeHub) -> None:
+    first = cllm_with("pull", "user/repo")
+    fake_hub.asked.clear()
+    assert cllm_with("pull", "user/repo").stdout == first.stdout
+    assert [method for method, _, _ in fake_hub.asked if method == "GET"] == []
+
+
+def test_a_broken_download_goes_on_where_it_broke(cllm_with: Cllm, fake_hub: FakeHub) -> None:
+    n_bytes = 24 * 2**20  # the library writes 10 MiB at a time
+    fake_hub.files["large-F16.gguf"] = os.urandom(n_bytes)
+    fake_hub.breaks_once.add("large-F16.gguf")
+    done = cllm_with("pull", "user/repo:F16")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == fake_hub.files["large-F16.gguf"]
+    starts = [int(wanted.removeprefix("bytes=").partition("-")[0]) for method, _, wanted in fake_hub.asked if method == "GET" and wanted]
+    assert any(0 < start < n_bytes for start in starts)
+
+
+def test_all_parts_of_a_split_model_come_and_the_first_is_named(cllm_with: Cllm, fake_hub: FakeHub) -> None:
+    done = cllm_with("pull", "user/repo:Q8_0")
+    assert done.returncode == 0, done.stderr
+    first = Path(done.stdout.strip())
+    assert first.name == "part-Q8_0-00001-of-00002.gguf"
+    assert (first.parent / "part-Q8_0-00002-of-00002.gguf").read_bytes() == fake_hub.files["part-Q8_0-00002-of-00002.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [("user/repo:Q5_K_M", "has no Q5_K_M"), ("user/none", "the hub has no model user/none"), ("nonsense", "expected USER")],
+)
+def test_what_the_hub_does_not_have_is_one_line(cllm_with: Cllm, reference: str, words: str) -> None:
+    done = cllm_with("pull", reference)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_offline_the_cache_answers_or_says_what_it_lacks(cllm_with: Cllm) -> None:
+    pulled = cllm_with("pull", "user/repo:Q4_K_M")
+    assert cllm_with("pull", "user/repo:Q4_K_M", HF_HUB_OFFLINE="1").stdout == pulled.stdout
+    lacking = cllm_with("pull", "user/repo:Q8_0", HF_HUB_OFFLINE="1")
+    assert lacking.returncode == 1
+    assert "is not in the cache, and the hub is switched off" in lacking.stderr
+
+
+def test_a_hub_that_is_not_reached_leaves_the_cache(cllm_with: Cllm) -> None:
+    pulled = cllm_with("pull", "user/repo:Q4_K_M")
+    nobody = "http://127.0.0.1:9"  # the discard port, where nobody listens
+    assert cllm_with("pull", "user/repo:Q4_K_M", HF_ENDPOINT=nobody).stdout == pulled.stdout
+    assert "the hub was not reached" in cllm_with("pull", "user/other", HF_ENDPOINT=nobody).stderr
+
+
+def test_models_lists_the_cache_and_removes_from_it(cllm_with: Cllm) -> None:
+    assert "no models in the cache" in cllm_with("models").stderr
+    path = Path(cllm_with("pull", "user/repo:Q4_K_M").stdout.strip())
+    cllm_with("pull", "user/repo:Q8_0")
+    listed = {one["reference"]: one for one in json.loads(cllm_with("models", "--json").stdout)}
+    assert set(listed) == {"user/repo:Q4_K_M", "user/repo:Q8_0"}
+    assert (listed["user/repo:Q8_0"]["n_files"], listed["user/repo:Q8_0"]["size_bytes"]) == (2, 600_000)
+    assert cllm_with("models", "remove", "user/repo:Q4_K_M").returncode == 0
+    assert not path.exists()
+    assert "user/repo:Q8_0" in cllm_with("models").stdout
+    assert cllm_with("models", "remove", "user/repo").returncode == 0
+    assert "no models in the cache" in cllm_with("models").stderr
+    assert cllm_with("models", "remove", "user/repo").returncode == 1
+
+
+@pytest.mark.slow
+def test_a_reference_is_served_as_a_file_is(cllm_with: Cllm) -> None:
+    done = cllm_with("generate", "--model", "user/repo:Q4_K_M", "--temperature", "0", "What is 2 + 2?")
+    assert done.returncode == 0, done.stderr
+    assert "4" in done.stdout
