@@ -175,7 +175,7 @@ def _download(repo: str, revision: str | None, files: Sequence[str], sizes: dict
 
 def _bar(on_file_bytes: Callable[[int], bool]) -> Any:
     """What the library takes for its progress bars: it shows nothing, and tells."""
-    from tqdm.auto import tqdm
+    from tqdm.auto import tqdm  # type: ignore[import-untyped,unused-ignore]
 
     class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -208,7 +208,7 @@ def _from_cache(reference: Reference, why: str) -> Path:
     revisions = [files for repo in _repos() if repo.repo_id == reference.repo for files in _revisions(repo)]
     for files in revisions:  # the newest first; a revision may lack what an older one has
         try:
-            return files[choose(models_among(files), reference)[0]].file_path
+            return Path(files[choose(models_among(files), reference)[0]].file_path)
         except HubFailed:
             continue
     raise HubFailed(f"{reference} is not in the cache, and {why}")
@@ -247,7 +247,7 @@ def remove(reference: Reference) -> int:
 
 
 def _blobs(repos: Sequence[CachedRepoInfo], reference: Reference) -> set[tuple[Path, Path]]:
-    found = set()
+    found: set[tuple[Path, Path]] = set()
     for files in (files for repo in repos for files in _revisions(repo)):
         models = models_among(files)
         found |= {(files[part].file_path, files[part].blob_path) for name in _matching(models, reference.wanted) for part in models[name]}
