@@ -17,7 +17,7 @@ import attrs
 from cllm.errors import LoadAborted, LoadFailed
 
 if TYPE_CHECKING:
-    from huggingface_hub.utils import CachedRepoInfo
+    from huggingface_hub import CachedRepoInfo
 
 _REFERENCE: Final = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<wanted>[\w.-]+))?")
 _SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
@@ -216,7 +216,7 @@ def _from_cache(reference: Reference, why: str) -> Path:
 
 def cached_models() -> list[CachedModel]:
     """The models in the cache, the last used first."""
-    found = {}
+    found: dict[str, CachedModel] = {}
     for repo in _repos():
         for files in _revisions(repo):
             for name, parts in models_among(files).items():
