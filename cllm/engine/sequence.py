@@ -10,8 +10,8 @@ import attrs
 from cllm.engine.fairness import Share
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sampling import Sampler
-from cllm.text.detokenizer import Detokenizer
-from cllm.text.stops import StopStrings
+from cllm.text.answers import AnswerFormat
+from cllm.text.transcript import Transcript
 
 
 @attrs.frozen(kw_only=True)
@@ -24,6 +24,7 @@ class SequenceSpec:
     seed: int = 0  # 64 bits; the same seed gives the same text
     n_logprobs: int | None = None  # the likeliest tokens to report beside each drawn one; None: no logprobs
     n_prompt_logprobs: int | None = None  # the same for the prompt's tokens, of which the first has none
+    answer: AnswerFormat | None = None  # how its text is read for reasoning and tool calls; None: it is not
     priority: int = 0  # lower goes first
     timeout_s: float | None = None
     key: str = ""  # whose it is, for fairness and quotas
@@ -65,8 +66,7 @@ class Sequence:
     n_prompt: int
     n_max: int  # the sequence ends when it has so many tokens
     sampler: Sampler
-    detokenizer: Detokenizer
-    stops: StopStrings | None
+    transcript: Transcript
     final_tokens: frozenset[int]  # tokens that end it: the model's end tokens unless ignored, and the request's stop tokens
     n_final_from: int  # they, and the stop strings, count once it has so many tokens
     arrived_at: float
