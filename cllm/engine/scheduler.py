@@ -17,15 +17,16 @@ from cllm.backend import Vocabulary
 from cllm.engine.batching import BatchFormer
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
-from cllm.engine.memory import Memory
+from cllm.engine.following import Followers
+from cllm.engine.memory import Memory, MemoryLimits
 from cllm.engine.plan import Plan, Scoring, StepOutput
 from cllm.engine.queue import Queue, gives_way, order, who_yields
 from cllm.engine.sampling import Sampler, dry_breaker_tokens
-from cllm.engine.sequence import Phase, Sequence, SequenceSpec
+from cllm.engine.sequence import Miss, Phase, Sequence, SequenceSpec
 from cllm.engine.trials import Trials
 from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, NoRoom, RequestError
-from cllm.text.detokenizer import TokenTexts
-from cllm.text.transcript import Transcript
+from cllm.text.detokenizer import Detokenizer, TokenTexts
+from cllm.text.stops import StopStrings
 
 N_FINISHES_REMEMBERED = 64  # for the measured rate of service
 RETRY_AFTER_S = (1.0, 120.0)  # what a refused client is told at least and at most
@@ -46,6 +47,10 @@ class Limits:
     n_waiting_max: int
     patience_s: float | None = None  # of a waiting sequence, before fresher ones go first; None: order of arrival
     key_weights: Mapping[str, float] = attrs.field(factory=dict)  # of keys that are not to count 1
+    keeps_prefixes: bool = False  # whether sequences share cells, and leave theirs to others
+    can_share: bool = False  # what the model's memory can do, see cllm.backend.Capabilities
+    can_trim: bool = False
+    copies_slots: bool = False  # whether a slot may be copied whole
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
 
     def __attrs_post_init__(self) -> None:
@@ -65,6 +70,9 @@ class SequenceView:
     n_generated: int
     n_computed: int
     n_held: int
+    n_shared: int  # of these, cells that others computed
+    n_cached: int  # tokens of its prompt that were known when it was first admitted: where the match ended, for which `miss` is the reason
+    miss: Miss
     n_preempted: int
     priority: int
 
@@ -88,16 +96,17 @@ class Scheduler:
 
     def __init__(self, limits: Limits, vocabulary: Vocabulary) -> None:
         self.limits = limits
-        self.memory = Memory(limits.n_cells, limits.n_slots)
+        self.memory = Memory(_memory_limits(limits))
         self.cells = self.memory.cells
         self.totals = Totals()
         self._vocabulary = vocabulary
-        self._texts: dict[frozenset[int], TokenTexts] = {}  # by the control tokens that they show
+        self._texts = TokenTexts(vocabulary)
         self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
         self._former = BatchFormer(n_rows_max=limits.n_rows_max, row_budget=limits.row_budget, rows_by_slot=limits.rows_by_slot)
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
         self._shares = Shares(limits.key_weights)
         self._queue = Queue(self._shares, limits.patience_s)
+        self._followers = Followers()  # they wait too, but not in the queue
         self._running: list[Sequence] = []  # PREFILL and DECODE, by order of service
         self._marked: list[Sequence] = []  # cancelled, not yet freed
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, seq_id), ended sequences included until due
@@ -149,9 +158,9 @@ class Scheduler:
         events: list[Event] = []
         for sequence in plan.decoding:
             sequence.share.charge(GENERATED_TOKEN)
-            self.memory.computed(sequence, 1)
+            self.memory.decoded(sequence)
         for sequence, n_rows in plan.prefilling:
-            self.memory.computed(sequence, n_rows)
+            self.memory.prefilled(sequence, n_rows)
             self.totals.n_prefill_rows += n_rows
         if plan.scorings:
             self._tell_scores(plan.scorings, output.scores, events)
@@ -162,10 +171,12 @@ class Scheduler:
                 continue
             if sequence.phase is Phase.PREFILL:
                 sequence.move(Phase.DECODE)
+                if sequence.order != sequence.own_order:  # nobody waits for its prompt any more
+                    self._rank(sequence, sequence.own_order)
             if sequence.cancelled:  # the mark is met in the next plan
                 continue
             if i in invalid:
-                self._fail(sequence, _invalid_logits(), events)
+                self._fail(sequence, _invalid_logits(), events, keep=False)
                 continue
             self._accept(sequence, output.tokens[i], None if logprobs is None else logprobs[i], now, events)
         if self._trials:
@@ -180,21 +191,29 @@ class Scheduler:
         """
         events: list[Event] = []
         members = [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
+        robbed = self.memory.owe_again(plan.moves, plan.n_moves_done)
+        if robbed is not None and robbed.phase is not Phase.WAITING:
+            self._preempt(robbed, keep=False)
         if isinstance(error, NoRoom):
-            self._give_way(members, error, events)
+            if robbed is None:
+                self._give_way(members, error, events)
             return events
-        self.memory.owe_again(plan.moves)
         for sequence in members:
-            self._preempt(sequence)
+            if sequence is not robbed:
+                self._preempt(sequence, keep=False)
         if not isinstance(error, Aborted):
             self._accuse(members, error, events)
         return events
+
+    def evict_cached(self) -> None:
+        """Forget what is kept of ended sequences; the next plan frees it."""
+        self.memory.evict_all()
 
     def end_all(self, error: RequestError) -> list[Event]:
         """End every sequence with `error`: the engine goes down, or its grace is over."""
         events: list[Event] = []
         for sequence in list(self._sequences.values()):
-            self._fail(sequence, error, events)
+            self._fail(sequence, error, events, keep=False)  # a step that still runs writes to their slots
         self._marked.clear()
         return events
 
@@ -208,7 +227,7 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         """Sequences in the queue."""
-        return len(self._queue)
+        return len(self._queue) + len(self._followers)
 
     @property
     def n_waiting_max(self) -> int:
@@ -222,7 +241,7 @@ class Scheduler:
 
     def views(self) -> list[SequenceView]:
         """All sequences that have not ended, running ones first, each in order of service."""
-        return [_view(sequence) for sequence in (*self._running, *self._queue)]
+        return [_view(sequence) for sequence in (*self._running, *self._queue, *self._followers)]
 
     def retry_after_s(self, now: float) -> float:
         """Seconds until a refused request would probably find room, from the measured rate of finishes."""
@@ -235,11 +254,11 @@ class Scheduler:
     def check(self) -> None:
         """Assert the invariants; for tests, and cheap enough for an idle moment."""
         self.memory.check(self._running)
-        assert len(self._running) + len(self._queue) == len(self._sequences)
+        assert len(self._running) + self.n_waiting == len(self._sequences)
         assert self._running == sorted(self._running, key=order)
         assert len(self._running) == sum(share.n_running for share in self._shares)
         self._queue.check()
-        for sequence in self._queue:
+        for sequence in (*self._queue, *self._followers):
             assert sequence.phase is Phase.WAITING
             assert sequence.n_held == sequence.n_computed == 0
 
@@ -248,7 +267,7 @@ class Scheduler:
     def _sweep(self, now: float, events: list[Event]) -> None:
         for sequence in self._marked:
             if sequence.phase is not Phase.FINISHED:
-                self._finish(sequence, FinishReason.CANCELLED, None, now, events)
+                self._finish(sequence, FinishReason.CANCELLED, None, "", now, events)
         self._marked.clear()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, seq_id = heapq.heappop(self._deadlines)
@@ -256,7 +275,7 @@ class Scheduler:
             if late is None:
                 continue
             if late.n_generated:
-                self._finish(late, FinishReason.LENGTH, "timeout", now, events)
+                self._finish(late, FinishReason.LENGTH, "timeout", _held_back(late), now, events)
             else:
                 self._fail(late, _too_late(), events)
 
@@ -268,10 +287,36 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         """Let waiting sequences in, strictly in order: one that does not fit yet is not overtaken, or it would starve."""
+        if self._followers:
+            self._release_followers()
         while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first(now)) is not None:
+            if self._follows(sequence):
+                continue
             if not self._fits(sequence) and not self._make_way(sequence):
                 return
             self._start(sequence, now)
+
+    def _release_followers(self) -> None:
+        for sequence in self._followers.take_released():
+            self._queue.bring_back(sequence)
+
+    def _follows(self, sequence: Sequence) -> bool:
+        """Set a sequence aside that has only to wait for what another computes already; those behind it are not held up."""
+        if not self.memory.limits.shares_live or not sequence.may_share or self._trials or len(self._running) >= self._n_live_max:
+            return False
+        leader = self._followers.leader_for(sequence, self._running, self.memory.n_known(sequence))
+        if leader is None:
+            return False
+        self._queue.set_aside(sequence)
+        if sequence.order < leader.order:
+            self._rank(leader, sequence.order)
+        return True
+
+    def _rank(self, sequence: Sequence, rank: tuple[int, int]) -> None:
+        """Give a running sequence another rank of service."""
+        self._running.remove(sequence)
+        sequence.order = rank
+        bisect.insort(self._running, sequence, key=order)
 
     def _fits(self, sequence: Sequence) -> bool:
         # One spare cell for each running sequence, so that a newcomer is not the reason for a preemption at the very next step.
@@ -284,7 +329,7 @@ class Scheduler:
     def _make_way_for_justice(self, sequence: Sequence) -> bool:
         """Preempt sequences that must yield to `sequence`, if it then fits."""
         n_places = len(self._running) + 1 - self._n_live_max
-        n_cells = len(sequence.tokens) + len(self._running) + 1 - self.cells.n_free
+        n_cells = self.memory.n_missing(sequence, len(self._running) + 1)
         yielding = who_yields(self._running, sequence, n_places, n_cells)
         for running in yielding:
             self._preempt(running)
@@ -324,7 +369,7 @@ class Scheduler:
             if sequence.phase is Phase.FINISHED or sequence.cancelled:
                 continue
             if score is None:
-                self._fail(sequence, _invalid_logits(), events)
+                self._fail(sequence, _invalid_logits(), events, keep=False)
                 continue
             sequence.n_scored += len(score)
             events.append(Delta(sequence.seq_id, "", [], prompt_logprobs=score))
@@ -337,7 +382,7 @@ class Scheduler:
                 return
             sequence.first_token_at = now
             if len(sequence.tokens) >= sequence.n_max:  # only the prompt was wanted
-                self._finish(sequence, FinishReason.LENGTH, None, now, events)
+                self._finish(sequence, FinishReason.LENGTH, None, "", now, events)
                 return
         tokens = sequence.tokens
         tokens.append(token)
@@ -349,44 +394,43 @@ class Scheduler:
         if can_end and token in sequence.final_tokens:
             events.append(Delta(sequence.seq_id, "", [token], logprobs))
             reason: str | int | None = token if token in sequence.spec.stopping.stop_token_ids else None
-            self._finish(sequence, FinishReason.STOP, reason, now, events)
+            self._finish(sequence, FinishReason.STOP, reason, _held_back(sequence), now, events)
             return
-        transcript = sequence.transcript
-        text, parts, match = transcript.push(token, can_stop=can_end)
-        events.append(Delta(sequence.seq_id, text, [token], logprobs, parts=parts))
+        text = sequence.detokenizer.push(token)
+        match: str | None = None
+        if sequence.stops is not None and can_end:
+            text, match = sequence.stops.push(text)
+        events.append(Delta(sequence.seq_id, text, [token], logprobs))
         if match is not None:
-            self._finish(sequence, FinishReason.STOP, match, now, events)
-        elif transcript.is_done:
-            self._finish(sequence, FinishReason.STOP, None, now, events)
+            self._finish(sequence, FinishReason.STOP, match, "", now, events)
         elif n_tokens >= sequence.n_max:
-            self._finish(sequence, FinishReason.LENGTH, None, now, events)
-        elif due := transcript.due():
-            sequence.sampler.force(due)
+            self._finish(sequence, FinishReason.LENGTH, None, _held_back(sequence), now, events)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None, now: float, events: list[Event]) -> None:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None, text: str, now: float, events: list[Event]
+    ) -> None:
         self._end(sequence)
-        text, parts = sequence.transcript.finish()
-        if reason is FinishReason.STOP and sequence.transcript.n_calls:
-            reason = FinishReason.TOOL_CALLS
         if reason is FinishReason.CANCELLED:
             self.totals.n_cancelled += 1
         else:
             self.totals.n_finished += 1
             self._finishes.append(now)
-        events.append(Finished(sequence.seq_id, reason, stop_reason, _usage(sequence, now), text, parts))
+        events.append(Finished(sequence.seq_id, reason, stop_reason, _usage(sequence, now), text))
 
-    def _fail(self, sequence: Sequence, error: RequestError, events: list[Event]) -> None:
-        self._end(sequence)
+    def _fail(self, sequence: Sequence, error: RequestError, events: list[Event], *, keep: bool = True) -> None:
+        self._end(sequence, keep=keep)
         self.totals.n_failed += 1
         events.append(Failed(sequence.seq_id, error))
 
     def _give_way(self, members: list[Sequence], error: NoRoom, events: list[Event]) -> None:
+        if self.memory.evict_all():
+            return
         if len(self._running) > 1:
-            self._preempt(gives_way(self._running))
+            self._preempt(gives_way(self._running), keep=False)
             self._n_live_max = len(self._running)  # our count says that there is room, the model knows better: until somebody ends
             return
         for sequence in members:  # alone, and yet there is no room: from the start once more, then give up
-            self._preempt(sequence)
+            self._preempt(sequence, keep=False)
             self._accuse([sequence], error, events)
 
     def _accuse(self, members: list[Sequence], error: Exception, events: list[Event]) -> None:
@@ -399,7 +443,7 @@ class Scheduler:
             self._trials.acquit(sequence)
             failure = GenerationFailed("the model failed on this request", code="step_failed")
             failure.__cause__ = error
-            self._fail(sequence, failure, events)
+            self._fail(sequence, failure, events, keep=False)
         else:
             self._trials.split(members)
 
@@ -411,28 +455,38 @@ class Scheduler:
 
     # --- moves between phases -----------------------------------------------------------------------------------------
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take back what a running sequence holds; it waits, keeps its tokens and its rank, and is computed again."""
-        self._free(sequence)
+    def _preempt(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Take back what a running sequence holds; it waits, keeps its tokens and its rank.
+
+        What it has computed is cached until the cells are wanted; without `keep`, or then, it is computed again.
+        """
+        self._free(sequence, keep=keep)
+        sequence.order = sequence.own_order
         sequence.move(Phase.WAITING)
         sequence.n_preempted += 1
         self.totals.n_preempted += 1
         self._queue.add(sequence)
 
-    def _end(self, sequence: Sequence) -> None:
-        if sequence.phase is Phase.WAITING:
+    def _end(self, sequence: Sequence, *, keep: bool = True) -> None:
+        if sequence in self._followers:
+            self._followers.remove(sequence)
+            self._queue.remove_aside(sequence)
+        elif sequence.phase is Phase.WAITING:
             self._queue.remove(sequence)
         else:
-            self._free(sequence)
+            self._free(sequence, keep=keep)
         self._n_live_max = self._n_live_max_usual
         sequence.move(Phase.FINISHED)
         del self._sequences[sequence.seq_id]
         if self._trials:
             self._trials.acquit(sequence)
 
-    def _free(self, sequence: Sequence) -> None:
+    def _free(self, sequence: Sequence, *, keep: bool) -> None:
         self._running.remove(sequence)
-        self.memory.free(sequence)
+        if keep:
+            self.memory.keep(sequence)
+        else:
+            self.memory.forget(sequence)
 
     def _sequence(self, spec: SequenceSpec, seq_id: int, now: float) -> Sequence:
         stopping, vocabulary = spec.stopping, self._vocabulary
@@ -461,20 +515,25 @@ class Scheduler:
                 barred_until_min=stopping.stop_token_ids,
                 dry_breakers=_dry_breakers(spec, vocabulary),
             ),
-            transcript=self._transcript(spec),
+            detokenizer=Detokenizer(self._texts),
+            stops=StopStrings(stopping.stop) if stopping.stop else None,
             final_tokens=stopping.stop_token_ids if stopping.ignore_eos else stopping.stop_token_ids | end_tokens,
             n_final_from=n_prompt + max(stopping.min_tokens, 1),
             arrived_at=now,
             deadline=None if spec.timeout_s is None else now + spec.timeout_s,
             order=(spec.priority, seq_id),
+            may_share=spec.cache_prompt and self.limits.keeps_prefixes,
         )
 
-    def _transcript(self, spec: SequenceSpec) -> Transcript:
-        shown = frozenset() if spec.answer is None else spec.answer.shown
-        texts = self._texts.get(shown)
-        if texts is None:
-            texts = self._texts[shown] = TokenTexts(self._vocabulary, shown=shown)
-        return Transcript(texts, stop=spec.stopping.stop, form=spec.answer)
+
+def _memory_limits(limits: Limits) -> MemoryLimits:
+    return MemoryLimits(
+        n_cells=limits.n_cells,
+        n_slots=limits.n_slots,
+        can_share=limits.can_share,
+        can_trim=limits.can_trim,
+        copies_slots=limits.copies_slots,
+    )
 
 
 def _too_late() -> DeadlineExceeded:
@@ -491,6 +550,15 @@ def _dry_breakers(spec: SequenceSpec, vocabulary: Vocabulary) -> frozenset[int]:
     return dry_breaker_tokens(vocabulary, spec.sampling.dry_sequence_breakers)
 
 
+def _held_back(sequence: Sequence) -> str:
+    """Text that waited for more: an unfinished character, or what might have become a stop string."""
+    text = sequence.detokenizer.flush()
+    if sequence.stops is None:
+        return text
+    released, match = sequence.stops.push(text)
+    return released if match is not None else released + sequence.stops.flush()
+
+
 def _usage(sequence: Sequence, now: float) -> Usage:
     admitted_at = now if sequence.admitted_at is None else sequence.admitted_at
     first_token_at = now if sequence.first_token_at is None else sequence.first_token_at
@@ -502,7 +570,6 @@ def _usage(sequence: Sequence, now: float) -> Usage:
         prefill_s=first_token_at - admitted_at,
         decode_s=now - first_token_at,
         n_preempted=sequence.n_preempted,
-        n_reasoning=sequence.transcript.n_reasoning,
     )
 
 
@@ -516,6 +583,9 @@ def _view(sequence: Sequence) -> SequenceView:
         n_generated=sequence.n_generated,
         n_computed=sequence.n_computed,
         n_held=sequence.n_held,
+        n_shared=sequence.n_shared,
+        n_cached=sequence.n_cached,
+        miss=sequence.miss,
         n_preempted=sequence.n_preempted,
         priority=sequence.spec.priority,
     )

@@ -72,6 +72,7 @@ def _name_of(model: str | None) -> str:
 
 def limits_of(model: StepModel, settings: Settings) -> Limits:
     """Return what the scheduler may deal out of `model` under `settings`."""
+    can, layout = model.capabilities, model.capabilities.kv_layout
     return Limits(
         n_cells=model.n_cells,
         n_slots=model.n_slots,
@@ -80,7 +81,11 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         row_budget=settings.row_budget,
         n_live_max=settings.parallel if settings.parallel is not None else min(model.n_slots, N_LIVE_DEFAULT_MAX),
         n_waiting_max=settings.queue_size,
-        rows_by_slot=model.capabilities.kv_layout is KvLayout.STREAMS,
+        keeps_prefixes=settings.prefix_cache,
+        can_share=can.can_share,
+        can_trim=can.can_trim,
+        copies_slots=can.can_trim and layout is KvLayout.STREAMS,
+        rows_by_slot=layout is KvLayout.STREAMS,
     )
 
 
