@@ -161,7 +161,7 @@ def _bench(
         n_requests=requests,
         rate=rate,
         endpoint=endpoint,
-        api_key=key and key.partition(",")[0],  # the variable may hold several
+        api_key=key and key.partition(",")[0].partition(" ")[0],  # the variable may hold several, and what each may take
         model=served,
         seed=secrets.randbits(31) if seed is None else seed,
         sampling=sampling,

@@ -19,6 +19,7 @@ import attrs
 from cyclopts import Group, Parameter
 
 from cllm.errors import CllmError
+from cllm.keys import ApiKey, named_keys, parse_key
 
 PREFIX: Final = "CLLM_"
 N_SLOTS_MAX: Final = 256  # llama.cpp refuses more sequences in one context
@@ -106,10 +107,14 @@ _lora_file = _check(lambda text: os.path.isfile(split_lora(text)[0]), "no such f
 _name_value = _check(lambda text: text.partition("=")[0].strip() and "=" in text, "must be NAME=VALUE, not {}")
 # A model that is not a file name is the hub's, or its backend knows it by a name of its own.
 _model_file = _check(lambda text: not text.endswith(".gguf") or ":" in text or os.path.isfile(text), "no such file: {}")
-# A key travels in a header: without blanks and in ASCII. The complaint never shows it.
-_key = _check(
-    lambda key: key.isascii() and key.isprintable() and key != "" and " " not in key, "a key must be printable ASCII without blanks"
-)
+
+
+def _key(_: object, attribute: attrs.Attribute[Any], texts: tuple[str, ...]) -> None:
+    for text in texts:
+        try:
+            parse_key(text)
+        except ValueError as error:
+            raise SettingsError(str(error), attribute.name) from None
 
 
 _origin = _check(is_origin, "must be * or an origin as in https://example.org, not {}")
@@ -168,7 +173,6 @@ class Settings:
         None, "sequences that run at once (default: as many as fit, at most 64)", _between(1, N_SLOTS_MAX)
     )
     kv: Annotated[KvLayout, MEMORY] = _setting("auto", "one pool of cells for all sequences, or an equal part for each")
-    prefix_cache: Annotated[bool, MEMORY] = _setting(True, "compute equal beginnings of prompts once, and keep ended sequences' cells")
     cache_type_k: Annotated[CacheType, MEMORY, _short("-ctk")] = _setting("f16", "number format of the cached keys")
     cache_type_v: Annotated[CacheType, MEMORY, _short("-ctv")] = _setting("f16", "number format of the cached values")
     flash_attn: Annotated[FlashAttention, MEMORY, _short("-fa")] = _setting("auto", "attention that does not write out its scores")
@@ -186,6 +190,15 @@ class Settings:
     )
 
     queue_size: Annotated[int, REQUESTS] = _setting(1024, "requests that may wait; more are answered with 503", _between(1, 1_000_000))
+    queue_wait_s: Annotated[float, REQUESTS] = _setting(
+        300.0, "time that a request would wait, by the measured rate, above which it is answered with 503", _positive
+    )
+    queue_patience_s: Annotated[float, REQUESTS] = _setting(
+        2.5, "time in the queue after which a request lets later ones of its key go first; 0: strictly in turn", _not_negative
+    )
+    key_cap: Annotated[int | None, REQUESTS] = _setting(
+        None, "completions that a key may have under way; more are answered with 429 (default: no limit)", _at_least(1)
+    )
     timeout_s: Annotated[float | None, REQUESTS] = _setting(None, "time limit of a request that names none (default: none)", _positive)
     sampling_defaults: Annotated[Profile, REQUESTS] = _setting("openai", "whose defaults hold for parameters that a request leaves out")
     max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", _positive)
@@ -196,8 +209,10 @@ class Settings:
 
     host: Annotated[str, NETWORK] = _setting("127.0.0.1", "address to listen on", _not_empty)
     port: Annotated[int, NETWORK] = _setting(8080, "port to listen on; 0 takes a free one", _between(0, 65535))
-    api_key: Annotated[tuple[str, ...], NETWORK] = _setting((), "a key, one of which clients must send; repeatable", _key, repr=False)
-    api_key_file: Annotated[str | None, NETWORK] = _setting(None, "a file with one key a line", _file)
+    api_key: Annotated[tuple[str, ...], NETWORK] = _setting(
+        (), "KEY [weight=N] [cap=N]: a key, one of which clients must send; repeatable", _key, repr=False
+    )
+    api_key_file: Annotated[str | None, NETWORK] = _setting(None, "a file with one key a line, in the same form", _file)
     ssl_certfile: Annotated[str | None, NETWORK] = _setting(None, "certificate chain (PEM); HTTPS instead of HTTP", _file)
     ssl_keyfile: Annotated[str | None, NETWORK] = _setting(None, "the certificate's private key (PEM)", _file)
     cors_origin: Annotated[tuple[str, ...], NETWORK] = _setting(
@@ -229,18 +244,18 @@ class Settings:
             )
 
 
-def api_keys(settings: Settings) -> tuple[str, ...]:
+def api_keys(settings: Settings) -> tuple[ApiKey, ...]:
     """Return the keys given and those of the key file, where blank lines and lines that begin with # do not count.
 
     Raises: SettingsError.
     """
     if settings.api_key_file is None:
-        return settings.api_key
+        return named_keys(settings.api_key)
     keys = tuple(line for line in _read_lines(settings.api_key_file) if line and not line.startswith("#"))
     if not keys:  # an empty file would open the server to everybody
         raise SettingsError(f"no key in {settings.api_key_file}", "api_key_file")
     _key(settings, attrs.fields(Settings).api_key_file, keys)
-    return settings.api_key + keys
+    return named_keys(settings.api_key + keys)
 
 
 def _read_lines(path: str) -> list[str]:

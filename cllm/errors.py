@@ -143,7 +143,7 @@ class QuotaExceeded(RequestError):
     type = "quota_exceeded_error"
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
+        super().__init__(message, code="quota_exceeded")
         self.retry_after_s = retry_after_s
 
 

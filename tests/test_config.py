@@ -188,7 +188,9 @@ def test_keys_are_never_shown() -> None:
 def test_keys_come_from_flags_and_from_the_lines_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# for the team\nfirst\n\n  second  \n")
-    assert api_keys(load("--api-key", "zeroth", "--api-key-file", str(path))) == ("zeroth", "first", "second")
+    keys = api_keys(load("--api-key", "zeroth", "--api-key-file", str(path)))
+    assert [key.secret for key in keys] == ["zeroth", "first", "second"]
+    assert [key.name for key in keys] == ["key0", "key1", "key2"]
 
 
 def test_a_key_file_without_a_key_is_a_mistake_and_does_not_open_the_server(tmp_path: Path) -> None:

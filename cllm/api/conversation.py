@@ -181,7 +181,7 @@ async def open_chat(
 ) -> Chat:
     """Submit a conversation. Raises: InvalidRequest · NotSupported · ContextExceeded · Unavailable · TemplateFailed."""
     _refuse_unserved(conversation)
-    check_room(context, asked.n, "n")
+    check_room(context, asked, "n")
     tokens = await prompt_of(context, model, conversation)
     specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id)
     return Chat(open_generation(context, specs, endpoint), len(tokens))

@@ -11,9 +11,10 @@ from quart import g
 
 from cllm.api.context import Context, cleanup
 from cllm.api.prompts import text_of
+from cllm.api.sampling_fields import Wanted
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import InvalidRequest
+from cllm.errors import InvalidRequest, RequestError
 from cllm.serve.streams import EventStream, Sink
 from cllm.text.parts import Content, Part, written
 
@@ -161,12 +162,20 @@ def _logged(event: Delta | Finished) -> str:
     return event.text if event.parts is None else written(event.parts)
 
 
-def check_room(context: Context, n_sequences: int, param: str) -> None:
-    """Refuse what cannot be taken, before any work is put into it. Raises: Unavailable · InvalidRequest when it never could."""
+def check_room(context: Context, asked: Wanted, param: str, n_sequences: int | None = None) -> None:
+    """Refuse what cannot be taken, before any work is put into it: `n_sequences`, or as many as `asked` says for one prompt.
+
+    Raises: Unavailable · QuotaExceeded · DeadlineExceeded · InvalidRequest when it never could be.
+    """
+    n = asked.n if n_sequences is None else n_sequences
     n_max = context.settings.queue_size
-    if n_sequences > n_max:
-        raise InvalidRequest(f"{param}: {n_sequences} completions in one request, and this server queues {n_max} at most", param=param)
-    context.engine.check_accepting(n_sequences)
+    if n > n_max:
+        raise InvalidRequest(f"{param}: {n} completions in one request, and this server queues {n_max} at most", param=param)
+    try:
+        context.engine.check_accepting(n, key=g.key, priority=asked.priority, timeout_s=asked.timeout_s)
+    except RequestError as error:
+        context.engine.metrics.refused(error)
+        raise
 
 
 def open_generation(context: Context, specs: list[SequenceSpec], endpoint: str) -> Generation:

@@ -14,6 +14,7 @@ from quart_trio import QuartTrio
 from cllm.api.context import Context, route_path
 from cllm.config import Settings, api_keys
 from cllm.errors import NotAuthenticated
+from cllm.keys import ApiKey
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS = "authorization, content-type, x-api-key, x-request-id"
@@ -51,8 +52,9 @@ def install(app: QuartTrio, context: Context) -> None:
 class Keys:
     """The keys that open the server; none, and it is open."""
 
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._keys = [_digest(key) for key in keys]
+    def __init__(self, keys: tuple[ApiKey, ...]) -> None:
+        self._names = [key.name for key in keys]
+        self._keys = [_digest(key.secret) for key in keys]
 
     def check(self, given: str) -> str:
         """Return a name for whose request it is, which gives the key not away. Raises: NotAuthenticated."""
@@ -62,7 +64,7 @@ class Keys:
         matches = [hmac.compare_digest(key, candidate) for key in self._keys]  # all of them, of equal length: the time tells nothing
         if not any(matches):
             raise NotAuthenticated("this server wants a key: Authorization: Bearer KEY, or X-Api-Key: KEY", code="invalid_api_key")
-        return f"key{matches.index(True)}"
+        return self._names[matches.index(True)]
 
 
 def _digest(key: str) -> bytes:

@@ -118,7 +118,7 @@ async def answer(context: Context, body: GenerateRequest, *, stream: bool, endpo
     asked = wanted(body, model, DEFAULTS, max_tokens=N_TOKENS_DEFAULT, timeout_s=context.settings.timeout_s)
     if asked.n != 1:
         raise InvalidRequest("n: this endpoint gives one answer; /v1/completions gives several", param="n")
-    check_room(context, 1, "n")
+    check_room(context, asked, "n")
     prompts.check_fits(model, body.prompt)
     tokens = await prompts.text_prompt(context, body.prompt)
     specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)

@@ -24,6 +24,7 @@ class Share:
     served: float = 0.0
     n_waiting: int = 0
     n_running: int = 0
+    owed: float = 0.0  # what those that wait will probably cost, in tokens of a prompt
 
     @property
     def n_under_way(self) -> int:
@@ -67,14 +68,16 @@ class Shares:
             share = self._shares[key] = Share(key, self._weights.get(key, 1.0))
         return share
 
-    def wait(self, share: Share) -> None:
-        """One more of this key waits. If it is the only one, the key joins the others at the level of the least served of them."""
+    def wait(self, share: Share, work: float) -> None:
+        """One more of this key waits, to cost `work`. The first joins the other keys at the level of the least served of them."""
         if not share.n_waiting:
             waiting = [other.served for other in self._shares.values() if other.n_waiting]
             share.served = max(share.served, min(waiting) if waiting else self._level)
         share.n_waiting += 1
+        share.owed += work
 
-    def wait_no_more(self, share: Share) -> None:
+    def wait_no_more(self, share: Share, work: float) -> None:
         """One of this key left the queue."""
         share.n_waiting -= 1
+        share.owed = share.owed - work if share.n_waiting else 0.0  # no rounding errors are kept
         self._level = max(self._level, share.served)

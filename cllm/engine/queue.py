@@ -41,6 +41,11 @@ class Line:
             return self.begun[0]
         return self.new[self._n_late(late_before)]
 
+    def work_before(self, late_before: float) -> float:
+        """Return what those that are not late will probably cost."""
+        n_late = bisect.bisect_left(self.new, late_before, key=_arrived_at)
+        return sum(sequence.work for sequence in (*self.begun, *self.new[n_late:]))
+
     def _n_late(self, late_before: float) -> int:
         if self.new[0].arrived_at >= late_before or self.n_passed >= N_FRESH_IN_A_ROW_MAX:
             return 0
@@ -60,7 +65,6 @@ class Queue:
         self._patience_s = patience_s
         self._lines: dict[int, dict[str, Line]] = {}  # by priority, then by key; none is empty
         self._n_waiting = 0
-        self._n_aside = 0
 
     def __len__(self) -> int:
         return self._n_waiting
@@ -79,25 +83,22 @@ class Queue:
         line = min(lines.values(), key=_turn) if len(lines) > 1 else next(iter(lines.values()))
         return line.first(self._late_before(now))
 
+    def is_first(self, priority: int) -> bool:
+        """Say whether everybody who waits is less urgent."""
+        return not self._lines or priority < min(self._lines)
+
+    def work_before(self, key: str, priority: int, now: float) -> float:
+        """Return what those of the same key will probably cost that go before a newcomer, whoever comes later."""
+        line = self._lines.get(priority, {}).get(key)
+        return 0.0 if line is None else line.work_before(self._late_before(now))
+
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait at its rank."""
-        self._shares.wait(sequence.share)
-        self._put_in(sequence)
-
-    def set_aside(self, sequence: Sequence) -> None:
-        """Take out a sequence that waits for something else than its turn, and still counts as waiting."""
-        self._take_out(sequence)
-        self._n_aside += 1
-
-    def bring_back(self, sequence: Sequence) -> None:
-        """Let a sequence that was set aside wait at its rank again."""
-        self._put_in(sequence)
-        self._n_aside -= 1
-
-    def remove_aside(self, sequence: Sequence) -> None:
-        """A sequence that was set aside waits no more."""
-        self._shares.wait_no_more(sequence.share)
-        self._n_aside -= 1
+        share = sequence.share
+        self._shares.wait(share, sequence.work)
+        line = self._lines.setdefault(sequence.spec.priority, {}).setdefault(share.key, Line(share))
+        bisect.insort(line.place_of(sequence), sequence, key=order)
+        self._n_waiting += 1
 
     def admit(self, sequence: Sequence, now: float) -> None:
         """Take out a sequence whose turn it is."""
@@ -108,19 +109,10 @@ class Queue:
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that waits."""
-        self._take_out(sequence)
-        self._shares.wait_no_more(sequence.share)
-
-    def _put_in(self, sequence: Sequence) -> None:
-        share = sequence.share
-        line = self._lines.setdefault(sequence.spec.priority, {}).setdefault(share.key, Line(share))
-        bisect.insort(line.place_of(sequence), sequence, key=order)
-        self._n_waiting += 1
-
-    def _take_out(self, sequence: Sequence) -> None:
         lines = self._lines[sequence.spec.priority]
         line = lines[sequence.share.key]
         line.place_of(sequence).remove(sequence)
+        self._shares.wait_no_more(sequence.share, sequence.work)
         self._n_waiting -= 1
         if not line:
             del lines[sequence.share.key]
@@ -131,7 +123,7 @@ class Queue:
         """Assert that everybody stands where he belongs, and that the counts are right."""
         lines = [line for lines in self._lines.values() for line in lines.values()]
         assert all(len(line) for line in lines)
-        assert sum(len(line) for line in lines) == self._n_waiting == sum(share.n_waiting for share in self._shares) - self._n_aside
+        assert sum(len(line) for line in lines) == self._n_waiting == sum(share.n_waiting for share in self._shares)
         for line in lines:
             assert line.begun == sorted(line.begun, key=order)
             assert line.new == sorted(line.new, key=order)
@@ -165,19 +157,19 @@ def who_yields(running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cell
             n_taken[share.key] = n_taken.get(share.key, 0) + 1
             yielding.append(sequence)
             n_places -= 1
-            n_cells -= sequence.n_held - sequence.n_shared
+            n_cells -= sequence.n_held
     return yielding if n_places <= 0 and n_cells <= 0 else []
 
 
 def _must_yield(sequence: Sequence, newcomer: Sequence, n_taken: int) -> bool:
-    if sequence.order[0] != newcomer.order[0]:
-        return sequence.order[0] > newcomer.order[0]
+    if sequence.spec.priority != newcomer.spec.priority:
+        return sequence.spec.priority > newcomer.spec.priority
     return newcomer.share.may_take_from(sequence.share, n_taken)
 
 
 def _rank(sequence: Sequence) -> tuple[int, float, float, int]:
     share = sequence.share
-    return (sequence.order[0], share.load, share.served, sequence.seq_id)
+    return (sequence.spec.priority, share.load, share.served, sequence.seq_id)
 
 
 def _turn(line: Line) -> tuple[float, float, tuple[int, int]]:

@@ -86,21 +86,22 @@ class Engine:
             raise Unavailable("the model is being loaded", retry_after_s=2.0, code="loading", progress=round(self.progress, 3))
         return self._model
 
-    def check_accepting(self, n_sequences: int = 1) -> None:
+    def check_accepting(self, n_sequences: int = 1, *, key: str = "", priority: int = 0, timeout_s: float | None = None) -> None:
         """Refuse early, before a prompt is rendered and tokenised.
 
-        Raises: Unavailable while loading or draining, or when the queue has no room for `n_sequences` more.
+        Raises: Unavailable while loading or draining, when the queue has no room, or when the wait would be too long · QuotaExceeded ·
+        DeadlineExceeded when `timeout_s` would pass in the queue.
         """
-        loop = self._ready_loop()
-        if loop.scheduler.n_waiting + n_sequences > loop.scheduler.n_waiting_max:
-            raise Unavailable("the queue is full", retry_after_s=loop.scheduler.retry_after_s(trio.current_time()), code="queue_full")
+        scheduler = self._ready_loop().scheduler
+        scheduler.check_room(trio.current_time(), n_sequences=n_sequences, key=key, priority=priority, timeout_s=timeout_s)
 
     def open(self, specs: Seq[SequenceSpec]) -> EventStream:
         """Submit the sequences of one request, all or none; return the stream of their events.
 
-        Raises: Unavailable · ContextExceeded.
+        Raises: as `check_accepting` · ContextExceeded.
         """
-        self.check_accepting(len(specs))
+        first = specs[0]
+        self.check_accepting(len(specs), key=first.key, priority=first.priority, timeout_s=first.timeout_s)
         return self._ready_loop().open(specs, n_bytes_max=self._stream_n_bytes_max)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -10,7 +10,7 @@ import structlog
 
 from cllm import hub
 from cllm.backend import KvLayout, OnProgress, StepModel
-from cllm.config import Settings
+from cllm.config import Settings, api_keys
 from cllm.engine.scheduler import Limits
 from cllm.registry import choose_backend
 from cllm.serve.engine import ServedModel
@@ -72,7 +72,7 @@ def _name_of(model: str | None) -> str:
 
 def limits_of(model: StepModel, settings: Settings) -> Limits:
     """Return what the scheduler may deal out of `model` under `settings`."""
-    can, layout = model.capabilities, model.capabilities.kv_layout
+    keys = api_keys(settings)
     return Limits(
         n_cells=model.n_cells,
         n_slots=model.n_slots,
@@ -81,11 +81,12 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         row_budget=settings.row_budget,
         n_live_max=settings.parallel if settings.parallel is not None else min(model.n_slots, N_LIVE_DEFAULT_MAX),
         n_waiting_max=settings.queue_size,
-        keeps_prefixes=settings.prefix_cache,
-        can_share=can.can_share,
-        can_trim=can.can_trim,
-        copies_slots=can.can_trim and layout is KvLayout.STREAMS,
-        rows_by_slot=layout is KvLayout.STREAMS,
+        patience_s=settings.queue_patience_s or None,
+        wait_max_s=settings.queue_wait_s,
+        key_weights={key.name: key.weight for key in keys},
+        key_caps={key.name: key.cap for key in keys if key.cap is not None},
+        key_cap=settings.key_cap if keys else None,
+        rows_by_slot=model.capabilities.kv_layout is KvLayout.STREAMS,
     )
 
 

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from cllm.engine.events import Failed, Finished
 from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Scheduler
+from cllm.errors import RequestError
 
 N_STEPS_PENDING_MAX = 512  # an observation costs 2 us, an append 0.05: steps are counted in heaps
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -27,6 +28,7 @@ class Metrics:
         self._ended = Counter("cllm_sequences_ended", "Sequences that ended", ["how"], registry=registry)
         self._failures = Counter("cllm_steps_failed", "Steps that raised", ["error"], registry=registry)
         self._invalid = Counter("cllm_invalid_logits", "Outputs whose logits were not numbers", registry=registry)
+        self._refusals = Counter("cllm_refusals", "Requests that were not let in, by why", ["why"], registry=registry)
         self._queue_s = Histogram("cllm_queue_seconds", "Arrival to admission", buckets=SECONDS, registry=registry)
         self._prefill_s = Histogram("cllm_prefill_seconds", "Admission to first token", buckets=SECONDS, registry=registry)
 
@@ -43,6 +45,10 @@ class Metrics:
     def step_failed(self, error: Exception) -> None:
         """Count a step that raised."""
         self._failures.labels(type(error).__name__).inc()
+
+    def refused(self, error: RequestError) -> None:
+        """Count a request that was not let into the queue."""
+        self._refusals.labels(error.code or error.type).inc()
 
     def end(self, event: Finished | Failed) -> None:
         """Count a terminal event."""

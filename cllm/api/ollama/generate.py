@@ -87,7 +87,7 @@ async def _open_text(context: Context, model: ServedModel, body: GenerateRequest
         raise InvalidRequest("system: a prompt that is continued as it is has no system message", param="system")
     if body.suffix:
         prompts.check_infills(model, "suffix")
-    check_room(context, 1, "prompt")
+    check_room(context, asked, "prompt")
     prompts.check_fits(model, body.prompt)
     if body.suffix:
         tokens = list(await prompts.infill_prompt(context, model, body.prompt, body.suffix))

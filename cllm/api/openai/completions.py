@@ -91,7 +91,8 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
     _check(body, model)
     asked = wanted(body, model, context.sampling_defaults, max_tokens=N_TOKENS_DEFAULT, timeout_s=context.settings.timeout_s)
     texts = _prompts(body.prompt, model)
-    check_room(context, body.n_each * len(texts), "prompt" if len(texts) > 1 else "n" if body.best_of is None else "best_of")
+    param = "prompt" if len(texts) > 1 else "n" if body.best_of is None else "best_of"
+    check_room(context, asked, param, body.n_each * len(texts))
     for text in texts:
         prompts.check_fits(model, text)
     given = [await _prompt(context, model, body, text) for text in texts]

@@ -1,0 +1,134 @@
+"""Who may join the queue: refuses, before any work is put into it, what would be too much or wait in vain; and says when to come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Share, Shares
+from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
+
+RETRY_AFTER_S: Final = (1.0, 120.0)  # what a refused client is told at least and at most
+HALF_LIFE_S: Final = 20.0  # of the rate's memory, in seconds of work
+RATE_AFTER_S: Final = 2.0  # of work; before, no rate is known and nobody is refused for it
+N_GENERATED_GUESS: Final = 128  # of an answer, before any has ended
+N_ANSWERS_AVERAGED: Final = 32
+CERTAINTY: Final = 2.0  # a deadline counts as missed when it would be at so many times the measured rate
+
+
+class Service:
+    """How fast work is done and how long answers are, both measured. Work is in tokens of a prompt, as `Share.served`."""
+
+    def __init__(self) -> None:
+        self.n_generated_mean = float(N_GENERATED_GUESS)
+        self._done = 0.0
+        self._seconds = 0.0
+        self._worked_s = 0.0
+        self._n_answers = 0
+
+    def step(self, n_prefill_rows: int, n_decode_rows: int, seconds: float) -> None:
+        """Count a step."""
+        kept = max(1.0 - seconds / HALF_LIFE_S, 0.0)
+        self._done = self._done * kept + PROMPT_TOKEN * n_prefill_rows + GENERATED_TOKEN * n_decode_rows
+        self._seconds = self._seconds * kept + seconds
+        self._worked_s += seconds
+
+    def answer(self, n_generated: int) -> None:
+        """Count an answer that has ended."""
+        self._n_answers = min(self._n_answers + 1, N_ANSWERS_AVERAGED)
+        self.n_generated_mean += (n_generated - self.n_generated_mean) / self._n_answers
+
+    @property
+    def rate(self) -> float | None:
+        """Work done in a second; None as long as too little was measured."""
+        return self._done / self._seconds if self._worked_s >= RATE_AFTER_S else None
+
+    def work(self, n_prompt: int, n_generated_max: int) -> float:
+        """What a sequence will probably cost."""
+        return PROMPT_TOKEN * n_prompt + GENERATED_TOKEN * min(n_generated_max, self.n_generated_mean)
+
+
+@attrs.frozen(kw_only=True)
+class Demand:
+    """What a request wants of the queue, as far as it is known before its prompt is."""
+
+    n_sequences: int = 1
+    key: str = ""
+    timeout_s: float | None = None
+    is_urgent: bool = False  # more so than any that waits
+
+
+class Gate:
+    """Weighs a demand against the queue."""
+
+    def __init__(
+        self, shares: Shares, service: Service, *, n_waiting_max: int, wait_max_s: float | None, caps: Mapping[str, int], cap: int | None
+    ) -> None:
+        self._shares = shares
+        self._service = service
+        self._n_waiting_max = n_waiting_max
+        self._wait_max_s = wait_max_s
+        self._caps = dict(caps)
+        self._cap = cap  # of keys that have none of their own
+
+    def check(self, demand: Demand, fresh_work: float) -> None:
+        """Let a demand pass, or say why not. `fresh_work` is what will certainly be done before it.
+
+        Raises: QuotaExceeded · Unavailable · DeadlineExceeded.
+        """
+        share = self._shares.of(demand.key)
+        self._check_quota(share, demand.n_sequences)
+        self._check_queue(share, demand.n_sequences)
+        rate = self._service.rate
+        if rate is None or demand.is_urgent:
+            return
+        wait_s = self._work_before(share) / rate
+        if self._wait_max_s is not None and wait_s > self._wait_max_s:
+            retry_after_s = _clipped(wait_s - self._wait_max_s)
+            raise Unavailable(f"the wait would be about {wait_s:.0f} s", retry_after_s=retry_after_s, code="wait_too_long")
+        if demand.timeout_s is not None and min(wait_s, fresh_work / rate) > CERTAINTY * demand.timeout_s:
+            raise DeadlineExceeded(f"timeout_s: the wait would be about {wait_s:.0f} s", param="timeout_s", code="wait_too_long")
+
+    def _check_quota(self, share: Share, n_sequences: int) -> None:
+        cap = self._caps.get(share.key, self._cap)
+        if cap is not None and share.n_under_way + n_sequences > cap:
+            message = f"this key may have {cap} completions under way, and has {share.n_under_way}"
+            raise QuotaExceeded(message, retry_after_s=self._next_end_s(share))
+
+    def _check_queue(self, share: Share, n_sequences: int) -> None:
+        """A full queue still takes from a key with less than its part of it, so that none shuts the others out: twice its size at most."""
+        n_waiting = sum(other.n_waiting for other in self._shares)
+        if n_waiting + n_sequences <= self._n_waiting_max or share.n_waiting + n_sequences <= self._n_waiting_max * self._part(share):
+            return
+        raise Unavailable("the queue is full", retry_after_s=self.retry_after_s(share), code="queue_full")
+
+    def retry_after_s(self, share: Share) -> float:
+        """Seconds until the queue that there is now is probably served."""
+        rate = self._service.rate
+        return RETRY_AFTER_S[0] if rate is None else _clipped(self._work_before(share) / rate)
+
+    def _work_before(self, share: Share) -> float:
+        """What is done before a newcomer of this key: all that waits at most, and of its own what its part of the service can do."""
+        return min(sum(other.owed for other in self._shares), share.owed / self._part(share))
+
+    def _part(self, share: Share) -> float:
+        """The part of the whole that this key is due when it waits too. Alone, everything."""
+        if sum(other.n_waiting > 0 for other in self._shares if other is not share) == 0:
+            return 1.0
+        return share.weight / (share.weight + sum(other.weight for other in self._shares if other.n_waiting and other is not share))
+
+    def _next_end_s(self, share: Share) -> float:
+        """Seconds until one of this key's sequences has probably ended: all that run go on together."""
+        rate = self._service.rate
+        if rate is None:
+            return RETRY_AFTER_S[0]
+        n_running = max(sum(other.n_running for other in self._shares), 1)
+        one_s = GENERATED_TOKEN * self._service.n_generated_mean * n_running / rate
+        return _clipped(self._work_before(share) / rate + one_s if not share.n_running else one_s / (share.n_running + 1))
+
+
+def _clipped(seconds: float) -> float:
+    least, most = RETRY_AFTER_S
+    return min(max(seconds, least), most)

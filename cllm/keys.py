@@ -1,0 +1,57 @@
+"""The keys that open the server, and what each may take of it: `KEY [weight=N] [cap=N]`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class ApiKey:
+    """A key. `name` stands for it wherever it might be seen."""
+
+    secret: str = attrs.field(repr=False)
+    name: str = ""
+    weight: float = 1.0  # of its requests beside other keys'
+    cap: int | None = None  # completions under way at most; None: as all keys
+
+
+def parse_key(text: str) -> ApiKey:
+    """Read a key and its options. Raises: ValueError, whose message never shows the key."""
+    secret, *options = text.split(" ")
+    if not (secret and secret.isascii() and secret.isprintable()):  # it travels in a header
+        raise ValueError("a key must be printable ASCII without blanks")
+    fields: dict[str, float | int] = {}
+    for option in filter(None, options):
+        name, _, value = option.partition("=")
+        if name in fields:
+            raise ValueError(f"{name} is given twice for one key")
+        fields[name] = _option(name, value)
+    return ApiKey(secret=secret, **fields)  # type: ignore[arg-type]  # `_option` gives each its type
+
+
+def named_keys(texts: Sequence[str]) -> tuple[ApiKey, ...]:
+    """Read keys and name them by their places. Raises: ValueError."""
+    return tuple(attrs.evolve(parse_key(text), name=f"key{i}") for i, text in enumerate(texts))
+
+
+def _option(name: str, value: str) -> float | int:
+    if name == "weight":
+        weight = _number(value)
+        if not 0 < weight < math.inf:
+            raise ValueError("a key's weight must be a number above 0")
+        return weight
+    if name == "cap":
+        if not value.isascii() or not value.isdigit() or int(value) < 1:
+            raise ValueError("a key's cap must be a whole number above 0")
+        return int(value)
+    raise ValueError("after a key and a blank there may be weight=N and cap=N")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,153 @@
+"""Who is let into the queue: quotas, parts of a full queue, waits that are too long, and when a refused one is to come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cllm.engine.fairness import Shares
+from cllm.engine.gate import Demand, Gate, Service
+from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
+
+
+def make_gate(shares: Shares, service: Service | None = None, **changes: Any) -> Gate:
+    fields: dict[str, Any] = {"n_waiting_max": 10, "wait_max_s": None, "caps": {}, "cap": None, **changes}
+    return Gate(shares, Service() if service is None else service, **fields)
+
+
+def let_wait(shares: Shares, key: str, n: int, work: float = 100.0) -> None:
+    for _ in range(n):
+        shares.wait(shares.of(key), work)
+
+
+def working_at(rate: float) -> Service:
+    service = Service()
+    for _ in range(100):
+        service.step(int(rate), 0, 1.0)
+    return service
+
+
+# --- quotas -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_may_have_as_many_under_way_as_its_cap_says() -> None:
+    shares = Shares()
+    gate = make_gate(shares, cap=3)
+    let_wait(shares, "k", 1)
+    shares.of("k").n_running = 1
+    gate.check(Demand(key="k"), 0.0)
+    with pytest.raises(QuotaExceeded) as caught:
+        gate.check(Demand(key="k", n_sequences=2), 0.0)
+    assert caught.value.retry_after_s >= 1
+
+
+def test_a_cap_of_its_own_goes_before_that_of_all_keys() -> None:
+    gate = make_gate(Shares(), caps={"large": 5}, cap=1)
+    gate.check(Demand(key="large", n_sequences=5), 0.0)
+    with pytest.raises(QuotaExceeded):
+        gate.check(Demand(key="other", n_sequences=2), 0.0)
+
+
+def test_who_is_over_his_quota_is_told_when_one_of_his_own_will_have_ended() -> None:
+    shares, service = Shares(), working_at(100)
+    for _ in range(100):
+        service.answer(50)  # 100 in tokens of a prompt: one second each, four at once in four seconds
+    shares.of("k").n_running = shares.of("other").n_running = 2
+    with pytest.raises(QuotaExceeded) as caught:
+        make_gate(shares, service, cap=2).check(Demand(key="k"), 0.0)
+    assert caught.value.retry_after_s == pytest.approx(4 / 3)
+
+
+# --- the queue's size -------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_refuses() -> None:
+    shares = Shares()
+    gate = make_gate(shares)
+    let_wait(shares, "k", 9)
+    gate.check(Demand(key="k"), 0.0)
+    with pytest.raises(Unavailable) as caught:
+        gate.check(Demand(key="k", n_sequences=2), 0.0)
+    assert caught.value.code == "queue_full"
+
+
+def test_a_queue_that_one_key_has_filled_takes_from_another_up_to_its_part() -> None:
+    shares = Shares()
+    gate = make_gate(shares)
+    let_wait(shares, "flood", 10)
+    gate.check(Demand(key="quiet", n_sequences=5), 0.0)
+    with pytest.raises(Unavailable):
+        gate.check(Demand(key="quiet", n_sequences=6), 0.0)
+    with pytest.raises(Unavailable):
+        gate.check(Demand(key="flood"), 0.0)
+
+
+# --- the wait ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_would_wait_too_long_by_the_measured_rate_is_refused_and_told_when_it_would_not() -> None:
+    shares = Shares()
+    gate = make_gate(shares, working_at(100), wait_max_s=5.0)
+    let_wait(shares, "k", 5)
+    gate.check(Demand(key="k"), 0.0)
+    let_wait(shares, "k", 3)
+    with pytest.raises(Unavailable) as caught:
+        gate.check(Demand(key="k"), 0.0)
+    assert caught.value.code == "wait_too_long"
+    assert caught.value.retry_after_s == pytest.approx(3.0)
+
+
+def test_as_long_as_no_rate_is_known_nobody_is_refused_for_a_wait() -> None:
+    shares = Shares()
+    let_wait(shares, "k", 9, work=1e6)
+    make_gate(shares, wait_max_s=1.0).check(Demand(key="k", timeout_s=0.1), 1e6)
+
+
+def test_another_keys_queue_is_not_waited_for() -> None:
+    shares = Shares()
+    gate = make_gate(shares, working_at(100), wait_max_s=1.0)
+    let_wait(shares, "flood", 9)
+    gate.check(Demand(key="quiet"), 0.0)
+
+
+def test_who_is_more_urgent_than_all_that_wait_does_not_wait_for_them() -> None:
+    shares = Shares()
+    gate = make_gate(shares, working_at(100), wait_max_s=1.0)
+    let_wait(shares, "k", 9)
+    gate.check(Demand(key="k", is_urgent=True), 0.0)
+
+
+def test_a_deadline_is_refused_when_it_would_be_missed_at_twice_the_rate_too() -> None:
+    shares = Shares()
+    gate = make_gate(shares, working_at(100))
+    let_wait(shares, "k", 9)
+    gate.check(Demand(key="k", timeout_s=5.0), fresh_work=900.0)
+    with pytest.raises(DeadlineExceeded) as caught:
+        gate.check(Demand(key="k", timeout_s=4.0), fresh_work=900.0)
+    assert caught.value.param == "timeout_s"
+
+
+def test_a_deadline_counts_only_the_work_that_nobody_who_comes_later_goes_before() -> None:
+    shares = Shares()
+    let_wait(shares, "k", 9)
+    make_gate(shares, working_at(100)).check(Demand(key="k", timeout_s=1.0), fresh_work=200.0)
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_follows_the_machine_within_its_memory() -> None:
+    service = working_at(100)
+    assert service.rate == pytest.approx(100)
+    for _ in range(200):
+        service.step(0, 100, 1.0)
+    assert service.rate == pytest.approx(200, rel=0.01)
+
+
+def test_an_answers_length_is_guessed_then_averaged_and_never_above_what_is_allowed() -> None:
+    service = Service()
+    assert service.work(10, 1000) == 10 + 2 * 128
+    service.answer(40)
+    assert service.work(10, 1000) == 10 + 2 * 40
+    assert service.work(10, 5) == 10 + 2 * 5

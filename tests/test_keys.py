@@ -1,0 +1,37 @@
+"""A key and what it may take, as one line of text."""
+
+from __future__ import annotations
+
+import pytest
+
+from cllm.keys import ApiKey, named_keys, parse_key
+
+
+def test_a_key_alone_counts_as_one_and_has_no_cap_of_its_own() -> None:
+    assert parse_key("s3cret") == ApiKey(secret="s3cret", weight=1.0, cap=None)
+
+
+def test_weight_and_cap_follow_in_any_order() -> None:
+    assert parse_key("s3cret cap=8  weight=2.5") == ApiKey(secret="s3cret", weight=2.5, cap=8)
+
+
+def test_keys_are_called_by_their_places() -> None:
+    assert [key.name for key in named_keys(["a", "b weight=2"])] == ["key0", "key1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " weight=2", "s3cret s3cret2", "schlüssel"),
+        *("s3cret weight=0", "s3cret weight=nan", "s3cret weight=inf", "s3cret weight="),
+        *("s3cret cap=0", "s3cret cap=1.5", "s3cret cap=-1", "s3cret cap=²", "s3cret cap=1 cap=2"),
+    ],
+)
+def test_what_is_no_key_is_refused_without_showing_it(text: str) -> None:
+    with pytest.raises(ValueError, match="key") as caught:
+        parse_key(text)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_key_is_not_shown_among_other_things() -> None:
+    assert "s3cret" not in repr(parse_key("s3cret weight=2"))
