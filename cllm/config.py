@@ -206,6 +206,11 @@ class Settings:
         1024, "unread KiB after which a stream is ended, so that no other waits", _at_least(1)
     )
     sse_ping_s: Annotated[float, REQUESTS] = _setting(15.0, "silence after which a stream carries a comment; 0: never", _not_negative)
+    responses_kept: Annotated[int, REQUESTS] = _setting(
+        1024, "responses of POST /v1/responses that are kept to go on from; 0: none", _between(0, 1_000_000)
+    )
+    responses_kept_mb: Annotated[int, REQUESTS] = _setting(64, "room for them, MiB", _at_least(1))
+    responses_kept_s: Annotated[float, REQUESTS] = _setting(86_400.0, "time after which one is forgotten", _positive)
 
     host: Annotated[str, NETWORK] = _setting("127.0.0.1", "address to listen on", _not_empty)
     port: Annotated[int, NETWORK] = _setting(8080, "port to listen on; 0 takes a free one", _between(0, 65535))

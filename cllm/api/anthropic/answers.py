@@ -93,6 +93,8 @@ class MessageStream(AnswerShape):
 
     def reasoning(self, index: int, text: str) -> bytes:
         """More reasoning."""
+        if not text:
+            return b""
         if self._open == "thinking":
             return self._frame(text)
         block, delta = {"type": "thinking", "thinking": "", "signature": ""}, {"type": "thinking_delta", "thinking": TextFrame.MARK}

@@ -91,7 +91,7 @@ class LineStream(AnswerShape):
 
     def reasoning(self, index: int, text: str) -> bytes:
         """More reasoning."""
-        return self._line({"thinking": text})
+        return self._line({"thinking": text}) if text else b""
 
     def call_begun(self, index: int, call: int, call_id: str, name: str) -> bytes:
         """A tool is called: what was called before is known now."""

@@ -1,0 +1,236 @@
+"""What clients of the Responses API send: the types of a body, and the conversation that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from cllm.api.conversation import Conversation, Thinking
+from cllm.api.openai.shapes import NULL, is_nothing
+from cllm.api.sampling_fields import Limit, SamplingFields
+from cllm.errors import InvalidRequest, NotSupported
+from cllm.text.tools import Tool, Toolbox, ToolUse
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+class Part(msgspec.Struct, omit_defaults=True):
+    """A part of an item's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A message, a function call, its output, or reasoning; `type` says which, and a message may leave it out."""
+
+    type: str | None = None
+    id: str | None = None
+    status: str | None = None
+    role: str | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+
+
+class ToolFields(msgspec.Struct):
+    """A tool that may be called."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """The function that is to be called."""
+
+    type: str
+    name: str | None = None
+
+
+class Format(msgspec.Struct):
+    """`text.format`; `strict` changes nothing: a schema is always held to."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw = NULL
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct):
+    """What the answer's text has to be."""
+
+    format: Format | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(msgspec.Struct):
+    """Whether the model is to think before it answers, and how much."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class CreateRequest(SamplingFields, kw_only=True):
+    """The body of POST /v1/responses. All sampling fields of this server are taken beside OpenAI's own."""
+
+    input: str | list[Item] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: Limit | None = None
+    tools: list[ToolFields] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    background: bool | None = None
+    conversation: msgspec.Raw = NULL
+    prompt: msgspec.Raw = NULL
+    user: str | None = None
+
+
+def refuse_unserved(body: CreateRequest) -> None:
+    """Say what cannot be done rather than leave it out. Raises: InvalidRequest · NotSupported."""
+    for name, why in (
+        ("background", "a response is given to whoever waits for it"),
+        ("conversation", "conversations are not kept here; previous_response_id goes on from a response"),
+        ("prompt", "prompts are not kept here"),
+    ):
+        value = getattr(body, name)
+        if not is_nothing(value) if isinstance(value, msgspec.Raw) else value:
+            raise InvalidRequest(f"{name}: {why}", param=name)
+    if body.n not in (None, 1):
+        raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
+    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+        raise NotSupported("logprobs are not supported here; /v1/chat/completions has them", param="top_logprobs")
+    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
+        raise NotSupported("text.format is not supported", param="text.format")
+
+
+# --- items -------------------------------------------------------------------------------------------------------------
+
+
+def input_items(body: CreateRequest) -> tuple[Item, ...]:
+    """What the request brings, checked. Raises: InvalidRequest."""
+    if isinstance(body.input, str):
+        return (Item(type="message", role="user", content=body.input),)
+    items = tuple(body.input or ())
+    for i, item in enumerate(items):
+        _check(item, f"input[{i}]")
+    if not items and body.previous_response_id is None:
+        raise InvalidRequest("input: there is nothing in it", param="input")
+    return items
+
+
+_NEEDED = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id", "output"), "reasoning": ()}
+
+
+def _check(item: Item, place: str) -> None:
+    kind = item.type or "message"
+    if kind == "message":
+        if item.role not in ROLES:
+            raise InvalidRequest(f"{place}.role: expected one of {', '.join(ROLES)}", param=f"{place}.role")
+        if item.content is None:
+            raise InvalidRequest(f"{place}.content: it is missing", param=f"{place}.content")
+    elif kind not in _NEEDED:
+        known = ", ".join(["message", *_NEEDED])
+        raise InvalidRequest(f"{place}.type: expected one of {known}, not {kind[:40]!r}", param=f"{place}.type")
+    for name in _NEEDED.get(kind, ()):
+        if getattr(item, name) is None:
+            raise InvalidRequest(f"{place}.{name}: it is missing", param=f"{place}.{name}")
+    for name in ("content", "output"):
+        parts = getattr(item, name)
+        for i, part in enumerate(parts if isinstance(parts, list) else ()):
+            if part.text is None and part.refusal is None:
+                where = f"{place}.{name}[{i}]"
+                raise InvalidRequest(f"{where}: this model takes text, not {part.type[:40]!r}", param=where)
+
+
+def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """The turns that items stand for: reasoning, text and calls of the assistant that follow each other are one turn."""
+    turns: list[dict[str, Any]] = []
+    for item in items:
+        match item.type:
+            case "function_call":
+                function = {"name": item.name, "arguments": item.arguments}
+                _assistant(turns).setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+            case "function_call_output":
+                turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            case "reasoning":
+                if thought := _text(item.content):
+                    turns.append({"role": "assistant", "content": "", "reasoning_content": thought})
+            case _ if item.role == "assistant":
+                turn = _assistant(turns)
+                turn["content"] = "\n".join([text for text in (turn["content"], _text(item.content)) if text])
+            case _:
+                turns.append({"role": ROLES[item.role or "user"], "content": _text(item.content)})
+    return turns
+
+
+def _assistant(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's turn that is under way, or a new one."""
+    if not turns or turns[-1]["role"] != "assistant":
+        turns.append({"role": "assistant", "content": ""})
+    return turns[-1]
+
+
+def _text(content: str | list[Part] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join([part.text or part.refusal or "" for part in content])
+
+
+# --- what it stands for ------------------------------------------------------------------------------------------------
+
+
+def conversation_of(body: CreateRequest, items: Iterable[Item]) -> Conversation:
+    """What is to be answered: the request's instructions, and all items up to now. Raises: InvalidRequest."""
+    system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return Conversation(
+        messages=[*system, *messages_of(items)],
+        toolbox=_toolbox(body),
+        thinking=Thinking(effort="high" if effort in ("xhigh", "max") else effort),
+    )
+
+
+def _toolbox(body: CreateRequest) -> Toolbox:
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or []))
+    parallel = body.parallel_tool_calls is not False
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        use = ToolUse(choice or "auto")
+        if use is ToolUse.REQUIRED and not tools:
+            raise InvalidRequest("tool_choice: there are no tools to choose from", param="tool_choice")
+        return Toolbox(tools=tools, use=use, parallel=parallel)
+    if choice.type != "function":
+        raise InvalidRequest(f"tool_choice.type: expected function, not {choice.type[:40]!r}", param="tool_choice.type")
+    if choice.name not in {tool.name for tool in tools}:
+        raise InvalidRequest("tool_choice.name: there is no such tool", param="tool_choice.name")
+    return Toolbox(tools=tools, use=ToolUse.REQUIRED, only=choice.name, parallel=parallel)
+
+
+def _tool(tool: ToolFields, place: str) -> Tool:
+    if tool.type != "function":
+        raise InvalidRequest(f"{place}.type: this server runs no tools of its own, such as {tool.type[:40]!r}", param=f"{place}.type")
+    if not tool.name:
+        raise InvalidRequest(f"{place}.name: it is missing", param=f"{place}.name")
+    return Tool(tool.name, tool.description or "", tool.parameters or {"type": "object", "properties": {}}, bool(tool.strict))

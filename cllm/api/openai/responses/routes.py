@@ -1,0 +1,125 @@
+"""POST /v1/responses; GET and DELETE of those that are kept."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from quart import Blueprint, Response, g
+
+from cllm.api import wire
+from cllm.api.context import Context
+from cllm.api.conversation import open_chat
+from cllm.api.errors import openai_shape
+from cllm.api.openai.responses import requests
+from cllm.api.openai.responses.answers import ResponseHead, ResponseStream, items_of, new_id
+from cllm.api.openai.responses.requests import CreateRequest, Item
+from cllm.api.openai.responses.store import ResponseStore
+from cllm.api.openai.shapes import Account, json_response
+from cllm.api.operations import JSON, SSE, Operation
+from cllm.api.sampling_fields import wanted
+from cllm.errors import InvalidRequest, NotFound
+
+ENDPOINT = "/v1/responses"
+ONE = ENDPOINT + "/<response_id>"
+INPUTS = ONE + "/input_items"
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path=ENDPOINT,
+        about="answer a conversation that may be kept and gone on from",
+        body=CreateRequest,
+        gives=(JSON, SSE),
+        generates=True,
+    ),
+    Operation(method="GET", path=ONE, about="a response that is kept", also=(404,)),
+    Operation(method="DELETE", path=ONE, about="forget a response", also=(404,)),
+    Operation(method="GET", path=INPUTS, about="what a response was asked", also=(404,)),
+)
+
+decoder = msgspec.json.Decoder(CreateRequest)
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("responses", __name__)
+    settings = context.settings
+    store = ResponseStore(
+        n_max=settings.responses_kept, n_bytes_max=settings.responses_kept_mb * 1024 * 1024, ttl_s=settings.responses_kept_s
+    )
+
+    @routes.post(ENDPOINT)
+    async def create() -> Response:
+        return await answer(context, store, await wire.read(decoder))
+
+    @routes.get(ONE)
+    async def response(response_id: str) -> Response:
+        return json_response(store.find(response_id, key=g.key, now=time.monotonic()).response)
+
+    @routes.delete(ONE)
+    async def delete(response_id: str) -> Response:
+        store.delete(response_id, key=g.key, now=time.monotonic())
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    @routes.get(INPUTS)
+    async def inputs(response_id: str) -> Response:
+        items = store.find(response_id, key=g.key, now=time.monotonic()).inputs
+        return json_response(_listed(items))
+
+    return routes
+
+
+async def answer(context: Context, store: ResponseStore, body: CreateRequest) -> Response:
+    """Answer a conversation. Raises: RequestError."""
+    model = context.served(body.model)
+    requests.refuse_unserved(body)
+    body.max_tokens = body.max_output_tokens or body.max_tokens
+    asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
+    inputs = requests.input_items(body)
+    items = (*_said_before(store, body), *inputs)
+    chat = await open_chat(context, model, requests.conversation_of(body, items), asked, endpoint=ENDPOINT)
+    stores = body.store is not False and store.is_open
+    head = ResponseHead.of(body, asked, model.name, stored=stores)
+    key = g.key
+
+    def keep(response: dict[str, Any]) -> None:
+        if stores:
+            output = tuple(msgspec.convert(response["output"], list[Item]))
+            store.keep(response, _with_ids(inputs), (*items, *output), key=key, now=time.monotonic())
+
+    if body.stream:
+        shape = ResponseStream(head, keep)
+        return await chat.stream(shape, openai_shape, shape.wire)
+    (whole,) = await chat.complete()
+    response = head.ended(items_of(whole), whole.finished)
+    keep(response)
+    return json_response(response, Account([whole.finished]).headers())
+
+
+def _said_before(store: ResponseStore, body: CreateRequest) -> tuple[Item, ...]:
+    if body.previous_response_id is None:
+        return ()
+    try:
+        return store.find(body.previous_response_id, key=g.key, now=time.monotonic()).items
+    except NotFound as error:
+        raise InvalidRequest(error.message, param="previous_response_id", code="previous_response_not_found") from None
+
+
+def _with_ids(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """Items as they are listed: clients expect them to have names."""
+    return tuple(msgspec.structs.replace(item, id=item.id or new_id("item"), type=item.type or "message") for item in items)
+
+
+def _listed(items: tuple[Item, ...]) -> dict[str, Any]:
+    shown = [_shown(item) for item in items]
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": False}
+
+
+def _shown(item: Item) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(item)
+    if isinstance(item.content, str):
+        shown["content"] = [{"type": "output_text" if item.role == "assistant" else "input_text", "text": item.content}]
+    return shown

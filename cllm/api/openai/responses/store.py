@@ -1,0 +1,76 @@
+"""The responses that are kept, so that a later request can go on from one: bounded in number, bytes and time, and gone with the process."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import attrs
+import msgspec
+
+from cllm.errors import NotFound
+
+
+@attrs.frozen(eq=False)
+class Kept:
+    """A response, and all that was said up to its end."""
+
+    key: str  # whose it is
+    response: dict[str, Any]
+    inputs: tuple[Any, ...]  # the items that its request brought
+    items: tuple[Any, ...]  # all items up to its end, earlier responses' included
+    n_bytes: int
+    ends_at: float
+
+
+class ResponseStore:
+    """Keeps the latest. Times are of any clock that does not run backwards, given by the caller."""
+
+    def __init__(self, *, n_max: int, n_bytes_max: int, ttl_s: float) -> None:
+        self._n_max = n_max
+        self._n_bytes_max = n_bytes_max
+        self._ttl_s = ttl_s
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self.n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is kept."""
+        return self._n_max > 0
+
+    def keep(self, response: dict[str, Any], inputs: tuple[Any, ...], items: tuple[Any, ...], *, key: str, now: float) -> None:
+        """Keep a response; the oldest make room. One that is larger than all the room is not kept.
+
+        Items of earlier responses count each time, though they are shared: the earlier ones may go first.
+        """
+        n_bytes = len(msgspec.json.encode([response, items]))
+        if n_bytes > self._n_bytes_max or not self.is_open:
+            return
+        self._forget_old(now)
+        self._kept[response["id"]] = Kept(key, response, inputs, items, n_bytes, now + self._ttl_s)
+        self.n_bytes += n_bytes
+        while len(self._kept) > self._n_max or self.n_bytes > self._n_bytes_max:
+            self._forget(next(iter(self._kept)))
+
+    def find(self, response_id: str, *, key: str, now: float) -> Kept:
+        """Return a response that is still kept. Another key's is as unknown as none. Raises: NotFound."""
+        self._forget_old(now)
+        kept = self._kept.get(response_id)
+        if kept is None or kept.key != key:
+            raise NotFound(f"there is no response {response_id[:100]!r} here, or no longer", code="response_not_found")
+        return kept
+
+    def delete(self, response_id: str, *, key: str, now: float) -> None:
+        """Forget a response. Raises: NotFound."""
+        self.find(response_id, key=key, now=now)
+        self._forget(response_id)
+
+    def _forget_old(self, now: float) -> None:
+        while self._kept and next(iter(self._kept.values())).ends_at <= now:  # they were kept in the order in which they end
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, response_id: str) -> None:
+        self.n_bytes -= self._kept.pop(response_id).n_bytes

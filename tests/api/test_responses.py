@@ -1,0 +1,248 @@
+"""POST /v1/responses, and the responses that are kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cllm.api.openai.responses.store import ResponseStore
+from cllm.errors import NotFound
+from cllm.testing.fake import FakeModel
+from cllm.testing.scripted import ScriptedModel
+
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+
+
+def events(answer: Any) -> list[Any]:
+    """A stream's events, which are named as their data says and numbered from 0."""
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.body
+    told = []
+    for event in answer.body.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        told.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {told[-1]['type']}"
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    return told
+
+
+class Listener:
+    """A model that answers with one text, and remembers what it was asked."""
+
+    def __init__(self, answer: str = "Good day.") -> None:
+        self.prompts: list[str] = []
+        self._answer = answer
+        self.model = ScriptedModel(self._say)
+
+    def _say(self, prompt: str) -> str:
+        if prompt not in self.prompts:
+            self.prompts.append(prompt)
+        return self._answer
+
+
+async def test_a_response_has_the_shape_that_clients_expect(serve: Any) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        answer = await api.post("/v1/responses", {"model": "fake", "input": "hello", "metadata": {"a": "b"}, "temperature": 0.5})
+    assert answer.status == 200
+    response = answer.json
+    assert response["id"].startswith("resp_")
+    assert (response["object"], response["status"], response["model"], response["error"]) == ("response", "completed", "fake", None)
+    (item,) = response["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [{"type": "output_text", "text": "Good day.", "annotations": [], "logprobs": []}]
+    assert (response["metadata"], response["temperature"], response["store"]) == ({"a": "b"}, 0.5, True)
+    usage = response["usage"]
+    assert usage["output_tokens"] == 10
+    assert usage["total_tokens"] == usage["input_tokens"] + 10
+    assert usage["input_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_a_stream_tells_the_response_item_by_item_and_ends_without_done(serve: Any) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        answer = await api.post("/v1/responses", {"input": "hello", "stream": True})
+        whole = (await api.get(f"/v1/responses/{events(answer)[0]['response']['id']}")).json
+    told = events(answer)
+    kinds = [event["type"] for event in told]
+    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]
+    assert "".join([event["delta"] for event in told[4:-4]]) == told[-4]["text"] == "Good day."
+    assert told[-1]["response"] == whole
+    assert whole["output"] == [told[-2]["item"]]
+    assert {event["item_id"] for event in told if "item_id" in event} == {told[-2]["item"]["id"]}
+    assert b"[DONE]" not in answer.body
+
+
+async def test_what_is_cut_short_is_incomplete_and_says_why(serve: Any) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        whole = (await api.post("/v1/responses", {"input": "hello", "max_output_tokens": 4})).json
+        told = events(await api.post("/v1/responses", {"input": "hello", "max_output_tokens": 4, "stream": True}))
+    assert told[-1]["type"] == "response.incomplete"
+    for response in (whole, told[-1]["response"]):
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert response["output"][0]["status"] == "incomplete"
+        assert response["output"][0]["content"][0]["text"] == "Good"
+
+
+async def test_an_answer_without_a_word_is_an_empty_message(serve: Any) -> None:
+    async with serve(ScriptedModel("")) as api:
+        whole = (await api.post("/v1/responses", {"input": "hello"})).json
+        told = events(await api.post("/v1/responses", {"input": "hello", "stream": True}))
+    for response in (whole, told[-1]["response"]):
+        assert [part["text"] for item in response["output"] for part in item["content"]] == [""]
+
+
+# --- going on from a response -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_goes_on_from_a_response_but_not_with_its_instructions(serve: Any, stream: bool) -> None:
+    listener = Listener()
+    async with serve(listener.model) as api:
+        first = await api.post("/v1/responses", {"input": "one", "instructions": "Be brief.", "stream": stream})
+        response = events(first)[-1]["response"] if stream else first.json
+        second = (await api.post("/v1/responses", {"input": "two", "previous_response_id": response["id"]})).json
+        third = await api.post("/v1/responses", {"input": "three", "previous_response_id": second["id"]})
+    assert third.status == 200
+    before = "<turn>user\none<end><turn>assistant\nGood day.<end><turn>user\ntwo<end><turn>assistant\n"
+    assert listener.prompts == [
+        "<bos><turn>system\nBe brief.<end><turn>user\none<end><turn>assistant\n",
+        f"<bos>{before}",
+        f"<bos>{before}Good day.<end><turn>user\nthree<end><turn>assistant\n",
+    ]
+
+
+async def test_a_response_is_kept_until_it_is_deleted(serve: Any) -> None:
+    async with serve(ScriptedModel("Good day.")) as api:
+        response = (await api.post("/v1/responses", {"input": "hello"})).json
+        path = f"/v1/responses/{response['id']}"
+        assert (await api.get(path)).json == response
+        inputs = (await api.get(f"{path}/input_items")).json
+        deleted = await api.ask("DELETE", path)
+        assert deleted.json == {"id": response["id"], "object": "response", "deleted": True}
+        assert (await api.get(path)).status == (await api.ask("DELETE", path)).status == 404
+        gone_on = await api.post("/v1/responses", {"input": "x", "previous_response_id": response["id"]})
+    assert [(item["role"], item["content"]) for item in inputs["data"]] == [("user", [{"type": "input_text", "text": "hello"}])]
+    assert (gone_on.status, gone_on.error["param"], gone_on.error["code"]) == (400, "previous_response_id", "previous_response_not_found")
+
+
+async def test_what_is_not_to_be_stored_is_not(serve: Any) -> None:
+    for settings, fields in (({}, {"store": False}), ({"responses_kept": 0}, {})):
+        async with serve(ScriptedModel("Good day."), **settings) as api:
+            response = (await api.post("/v1/responses", {"input": "hello", **fields})).json
+            assert (await api.get(f"/v1/responses/{response['id']}")).status == 404
+            assert response["store"] is False
+
+
+async def test_a_response_is_seen_by_the_key_that_made_it_alone(serve: Any) -> None:
+    async with serve(ScriptedModel("Good day."), api_key=("one", "two")) as api:
+        response = (await api.post("/v1/responses", {"input": "hello"}, Authorization="Bearer one")).json
+        path = f"/v1/responses/{response['id']}"
+        assert (await api.get(path, Authorization="Bearer one")).status == 200
+        assert (await api.get(path, Authorization="Bearer two")).status == 404
+        assert (await api.ask("DELETE", path, Authorization="Bearer two")).status == 404
+        other = await api.post("/v1/responses", {"input": "x", "previous_response_id": response["id"]}, Authorization="Bearer two")
+        assert other.status == 400
+        assert (await api.get(path)).status == 401
+
+
+def kept(store: ResponseStore, name: str, *, size: int = 10, now: float = 0.0) -> None:
+    store.keep({"id": name, "text": "x" * size}, (), (), key="k", now=now)
+
+
+def known(store: ResponseStore, *names: str, now: float = 0.0) -> list[str]:
+    found = []
+    for name in names:
+        try:
+            found.append(store.find(name, key="k", now=now).response["id"])
+        except NotFound:
+            continue
+    return found
+
+
+def test_the_oldest_responses_make_room_for_the_latest() -> None:
+    store = ResponseStore(n_max=2, n_bytes_max=10_000, ttl_s=10.0)
+    for name in "abc":
+        kept(store, name)
+    assert known(store, "a", "b", "c") == ["b", "c"]
+    kept(store, "d", size=9_950)
+    assert known(store, "b", "c", "d") == ["d"]
+    assert store.n_bytes <= 10_000
+    kept(store, "e", size=20_000)
+    assert known(store, "d", "e") == ["d"]
+
+
+def test_a_response_is_forgotten_when_its_time_is_over() -> None:
+    store = ResponseStore(n_max=9, n_bytes_max=10_000, ttl_s=10.0)
+    kept(store, "a", now=0.0)
+    kept(store, "b", now=5.0)
+    assert known(store, "a", "b", now=9.0) == ["a", "b"]
+    assert known(store, "a", "b", now=10.0) == ["b"]
+    assert known(store, "a", "b", now=15.0) == []
+    assert (len(store), store.n_bytes) == (0, 0)
+
+
+# --- items ------------------------------------------------------------------------------------------------------------
+
+
+async def test_items_are_what_the_template_sees(serve: Any) -> None:
+    listener = Listener()
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]},
+        {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "Yes.", "annotations": []}]},
+        {"role": "user", "content": "three"},
+    ]
+    async with serve(listener.model) as api:
+        assert (await api.post("/v1/responses", {"input": items})).status == 200
+    assert listener.prompts == [
+        "<bos><turn>system\nBe brief.<end><turn>user\none\ntwo<end><turn>assistant\nYes.<end><turn>user\nthree<end><turn>assistant\n"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_x"}, "conversation"),
+        ({"n": 2}, "n"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"text": {"format": {"type": "poem"}}}, "text.format.type"),
+    ],
+)
+async def test_what_is_wrong_is_named_and_nothing_is_queued(serve: Any, fields: dict[str, Any], place: str) -> None:
+    async with serve() as api:
+        answer = await api.post("/v1/responses", {"input": "x", **fields})
+        assert api.scheduler.totals.n_submitted == 0
+    assert (answer.status, answer.error["type"], answer.error["param"]) == (400, "invalid_request_error", place)
+
+
+async def test_a_stream_that_fails_ends_with_the_response_that_failed(serve: Any) -> None:
+    model = FakeModel()
+    async with serve(model) as api:
+
+        def fail(batch: Any) -> None:
+            if model.n_steps > 3:
+                raise RuntimeError("broken on purpose")
+
+        model.before_step = fail
+        told = events(await api.post("/v1/responses", {"input": "hello", "stream": True}))
+    assert told[-1]["type"] == "response.failed"
+    response = told[-1]["response"]
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+    assert "broken" not in json.dumps(response)
