@@ -22,6 +22,7 @@ CONTRACT_VERSION: Final = 1
 """Grows when a backend written to this page would no longer work with the server, or the other way round."""
 
 Logits: TypeAlias = npt.NDArray[np.float32]
+Vectors: TypeAlias = npt.NDArray[np.float32]
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Int8s: TypeAlias = npt.NDArray[np.int8]
 
@@ -56,6 +57,15 @@ class SplitMode(Enum):
     ROW = "row"
 
 
+class Pooling(Enum):
+    """How the vectors of an input's rows become the input's."""
+
+    MEAN = "mean"
+    CLS = "cls"  # the first row's
+    LAST = "last"
+    RANK = "rank"  # none: the model gives how well a document answers a query
+
+
 @attrs.frozen
 class Lora:
     """A LoRA adapter that is active for every sequence from the start."""
@@ -86,6 +96,7 @@ class ModelSpec:
     mmap: bool = True
     mlock: bool = False
     loras: tuple[Lora, ...] = ()
+    pooling: Pooling | None = None  # of an embedder; None: as the model says
     options: Mapping[str, str] = attrs.field(factory=dict)  # a plugin's own settings, --backend-option NAME=VALUE
 
 
@@ -244,6 +255,64 @@ class StepModel(Protocol):
 
     def close(self) -> None:
         """Give back all memory. Nothing may be called after it; a second call is harmless."""
+
+
+class Embedder(Protocol):
+    """A model that gives vectors instead of logits. Optional: a backend that has none leaves out what gives it, below.
+
+    As with a `StepModel`, every call blocks, and there is one caller at a time. Slots begin empty.
+    """
+
+    vocabulary: Vocabulary
+    info: ModelInfo
+    pooling: Pooling
+    n_embd: int  # numbers of a vector; 1 for RANK
+    n_tokens_max: int  # tokens of one input at most
+    n_cells: int  # tokens of all inputs under way at most
+    n_slots: int
+    n_rows_max: int  # rows of one step at most
+    can_split: bool  # whether an input's rows may come in several steps; False: each row sees all others, so that one step has them all
+
+    def step(self, batch: Batch) -> Vectors:
+        """Compute the batch's rows; return a vector for each, whatever the column of outputs says.
+
+        Returns float32 of shape (batch.n_rows, n_embd), valid until the next call; the vectors have any length. For RANK, all rows of
+        a slot have the slot's relevance so far, 0 to 1: the last row's step tells the input's.
+
+        Raises: StepFailed, the slots of this batch are undefined until they are dropped · ModelDied.
+        Source: llama_decode, llama_get_embeddings (llama.h).
+        """
+
+    def drop(self, slot: int) -> None:
+        """Free all cells of `slot`; harmless on an empty one."""
+
+    def pair(self, query: str, document: str) -> list[int]:
+        """Return the tokens of a query and a document as the model judges them together; for RANK only. From any thread.
+
+        Raises: TokenizeFailed.
+        """
+
+    def close(self) -> None:
+        """Give back all memory; a second call is harmless."""
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """What a `StepModel` has besides that can give vectors too."""
+
+    def make_embedder(self, spec: ModelSpec) -> Embedder:
+        """Make an embedder on the same weights, to be closed before the model. Of `spec` only its sizes and pooling count.
+
+        Raises: LoadFailed with one line for the operator; the model is as it was.
+        """
+
+
+@runtime_checkable
+class LoadsEmbedders(Protocol):
+    """What a `Backend` has besides that loads models for their vectors alone; its `load` raises DoesNotGenerate for those."""
+
+    def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:
+        """Load an embedder; blocks. Raises: LoadFailed · LoadAborted · BackendUnavailable."""
 
 
 @attrs.frozen(kw_only=True)

@@ -32,6 +32,7 @@ SplitMode: TypeAlias = Literal["none", "layer", "row"]
 Profile: TypeAlias = Literal["openai", "llama", "model"]
 LogFormat: TypeAlias = Literal["console", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+Pooling: TypeAlias = Literal["auto", "mean", "cls", "last", "rank"]
 CacheType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 _UNQUANTISED = ("f32", "f16", "bf16")
 
@@ -166,6 +167,13 @@ class Settings:
     main_gpu: Annotated[int, MODEL, _short("-mg")] = _setting(0, "the GPU that holds what is not split", _at_least(0))
     tensor_split: Annotated[str | None, MODEL, _short("-ts")] = _setting(None, "shares of the GPUs, as in 3,1", _shares)
 
+    embeddings: Annotated[bool, MODEL] = _setting(False, "also serve /v1/embeddings and /v1/rerank, from the same model")
+    embedding_model: Annotated[str | None, MODEL] = _setting(
+        None, "the GGUF file of another model that serves these beside the first", _not_empty, _model_file
+    )
+    embedding_alias: Annotated[tuple[str, ...], MODEL] = _setting((), "a name that clients may use for it; repeatable", _not_empty)
+    pooling: Annotated[Pooling, MODEL] = _setting("auto", "how an embedding is made of its tokens' (auto: as the model says, else mean)")
+
     ctx_size: Annotated[int | None, MEMORY, _short("-c")] = _setting(
         None, "cells (tokens) of KV cache, shared by all sequences (default: what memory allows)", _at_least(1)
     )
@@ -187,6 +195,10 @@ class Settings:
     ubatch_size: Annotated[int, SPEED, _short("-ub")] = _setting(512, "rows computed at a time within a step", _between(1, 65536))
     row_budget: Annotated[int, SPEED] = _setting(
         512, "rows that a step aims at; longer prompts are computed in pieces beside running answers", _between(1, 65536)
+    )
+
+    embedding_slice_ms: Annotated[int, SPEED] = _setting(
+        100, "time that a step of embeddings aims at, since answers wait for its end", _between(1, 60_000)
     )
 
     queue_size: Annotated[int, REQUESTS] = _setting(1024, "requests that may wait; more are answered with 503", _between(1, 1_000_000))

@@ -24,6 +24,10 @@ class LoadFailed(BackendError):
     """The model file cannot be loaded; the message is one line for the operator."""
 
 
+class DoesNotGenerate(LoadFailed):
+    """The file is a model that gives vectors, not text; it may be loaded as an embedder."""
+
+
 class LoadAborted(BackendError):
     """`on_progress` asked the load to stop."""
 

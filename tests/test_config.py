@@ -56,7 +56,7 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(toml: Write) -> None
 
 
 OTHER_WORDS = {
-    "model": "other", "alias": "a", "backend": "b", "backend_option": "a=b", "tensor_split": "3,1", "split_mode": "row",
+    "model": "other", "alias": "a", "backend": "b", "backend_option": "a=b", "tensor_split": "3,1", "split_mode": "row", "pooling": "cls",
     "kv": "streams", "flash_attn": "on", "cache_type_k": "q8_0", "cache_type_v": "q8_0", "sampling_defaults": "llama",
     "host": "::1", "api_key": "k", "cors_origin": "*", "log_format": "json", "log_level": "debug",
 }  # fmt: skip
@@ -226,6 +226,7 @@ def test_the_words_of_the_settings_are_those_of_the_seam() -> None:
     assert get_args(config.KvLayout) == tuple(one.value for one in backend.KvLayout)
     assert get_args(config.FlashAttention) == tuple(one.value for one in backend.FlashAttention)
     assert get_args(config.SplitMode) == tuple(one.value for one in backend.SplitMode)
+    assert get_args(config.Pooling) == ("auto", *(one.value for one in backend.Pooling))
     assert {one.value for one in SamplingProfile} <= set(get_args(config.Profile))
 
 

@@ -7,7 +7,7 @@ from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from cllm.api import guards, native, openapi, status, tokens
+from cllm.api import guards, native, openapi, rerank, status, tokens
 from cllm.api.anthropic import messages
 from cllm.api.connection import Connection
 from cllm.api.context import Context, route_path
@@ -15,7 +15,7 @@ from cllm.api.errors import ErrorShape, InternalError, anthropic_shape, from_htt
 from cllm.api.metrics import HttpMetrics
 from cllm.api.ollama import generate as ollama
 from cllm.api.ollama import models as ollama_models
-from cllm.api.openai import chat, completions, models
+from cllm.api.openai import chat, completions, embeddings, models
 from cllm.api.openai.responses import routes as responses
 from cllm.api.operations import Operation
 from cllm.config import Settings
@@ -24,7 +24,10 @@ from cllm.serve.engine import Engine
 
 log = structlog.get_logger("cllm.api")
 
-SURFACES = (chat, completions, responses, models, messages, ollama, ollama_models, native, tokens, status, openapi)
+SURFACES = (
+    *(chat, completions, responses, embeddings, rerank, models, messages, ollama, ollama_models),
+    *(native, tokens, status, openapi),
+)
 OPERATIONS: tuple[Operation, ...] = tuple(one for surface in SURFACES for one in surface.OPERATIONS)
 _SHAPES: dict[str, ErrorShape] = {one.path: one.errors for one in OPERATIONS}
 _SHAPES_BELOW: dict[str, ErrorShape] = {"/v1/messages/": anthropic_shape, "/api/": ollama_shape}  # where there is no such path, too

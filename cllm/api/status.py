@@ -16,6 +16,7 @@ from cllm.api.operations import TEXT, Operation
 from cllm.engine.params import SamplingParams
 from cllm.engine.scheduler import SequenceView
 from cllm.errors import Unavailable
+from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel
 
 OPERATIONS = (
@@ -41,7 +42,7 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get("/ready")
     async def ready() -> Response:
         try:
-            engine.check_accepting()
+            engine.check_ready()
         except Unavailable as error:
             state = {"status": error.code or "unavailable", **error.extra}
             return json_response(state, {"Retry-After": str(whole_seconds(error.retry_after_s))}, status=503)
@@ -59,7 +60,7 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.get("/props")
     async def props() -> Response:
-        return json_response(_props(engine.model, context.sampling_defaults))
+        return json_response(_props(engine.model, engine.embedder, context.sampling_defaults))
 
     @routes.get("/version")
     async def version() -> Response:
@@ -85,7 +86,7 @@ def _slot(view: SequenceView, n_ctx: int) -> dict[str, Any]:
     }
 
 
-def _props(model: ServedModel, defaults: SamplingParams) -> dict[str, Any]:
+def _props(model: ServedModel, embedder: ServedEmbedder | None, defaults: SamplingParams) -> dict[str, Any]:
     """By llama-server's names."""
     vocabulary = model.vocabulary
     params = attrs.asdict(defaults, filter=lambda attribute, _: attribute.name not in ("logit_bias", "profile"))
@@ -98,8 +99,18 @@ def _props(model: ServedModel, defaults: SamplingParams) -> dict[str, Any]:
         "chat_template": model.template.source,
         "bos_token": _name(model, vocabulary.bos),
         "eos_token": _name(model, vocabulary.eos),
+        "embeddings": None if embedder is None else _embedder(embedder),
         "modalities": {"vision": False, "audio": False},
         "build_info": f"cllm-{cllm.__version__}",
+    }
+
+
+def _embedder(embedder: ServedEmbedder) -> dict[str, Any]:
+    return {
+        "model": embedder.name,
+        "pooling": embedder.pooling.value,
+        "n_embd": embedder.n_embd,
+        "n_ctx": embedder.n_tokens_max,
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from enum import Enum
 from functools import partial
+from typing import TypeVar
 
 import attrs
 import trio
@@ -14,12 +15,15 @@ import trio
 from cllm.backend import Capabilities, ModelInfo, Vocabulary
 from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import Unavailable
+from cllm.errors import NotSupported, Unavailable
+from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.streams import EventStream
 from cllm.text.prompt import prompt_tokens
 from cllm.text.template import ChatTemplate
+
+T = TypeVar("T")
 
 N_CHARS_INLINE = 4096  # shorter texts are tokenised where they are: a thread hop would cost more (60 us) than it saves
 N_TOKENIZING_MAX = 4  # long texts at a time: they take cores from the model, and may not take all the threads that others need
@@ -50,6 +54,15 @@ class ServedModel:
     n_slots: int
     n_live_max: int
     loaded_at: float  # seconds since the epoch
+    generates: bool = True  # False: it gives vectors only
+
+
+@attrs.frozen
+class Embeddings:
+    """What gives vectors, and its loop."""
+
+    model: ServedEmbedder
+    loop: EmbedLoop
 
 
 @attrs.frozen(kw_only=True)
@@ -75,6 +88,7 @@ class Engine:
         self._watchdog_s = watchdog_s
         self._model: ServedModel | None = None
         self._loop: StepLoop | None = None
+        self._embeddings: Embeddings | str = ""
         self._tokenizing = trio.CapacityLimiter(N_TOKENIZING_MAX)
 
     # --- what the API asks --------------------------------------------------------------------------------------------
@@ -90,10 +104,31 @@ class Engine:
         """Refuse early, before a prompt is rendered and tokenised.
 
         Raises: Unavailable while loading or draining, when the queue has no room, or when the wait would be too long · QuotaExceeded ·
-        DeadlineExceeded when `timeout_s` would pass in the queue.
+        DeadlineExceeded when `timeout_s` would pass in the queue · NotSupported by a model that gives vectors only.
         """
         scheduler = self._ready_loop().scheduler
+        if not self.model.generates:
+            raise NotSupported(f"{self.model.name} gives embeddings, and no text")
         scheduler.check_room(trio.current_time(), n_sequences=n_sequences, key=key, priority=priority, timeout_s=timeout_s)
+
+    def check_ready(self) -> None:
+        """Raises: Unavailable unless a request would be taken."""
+        self._ready_loop()
+        if self.model.generates:
+            self.check_accepting()
+
+    @property
+    def embedder(self) -> ServedEmbedder | None:
+        """What gives vectors, for those who only want to know."""
+        return None if isinstance(self._embeddings, str) else self._embeddings.model
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """What gives vectors. Raises: Unavailable while loading or draining · NotSupported where nothing does."""
+        self._ready_loop()
+        if isinstance(self._embeddings, str):
+            raise NotSupported(self._embeddings)
+        return self._embeddings
 
     def open(self, specs: Seq[SequenceSpec]) -> EventStream:
         """Submit the sequences of one request, all or none; return the stream of their events.
@@ -107,13 +142,14 @@ class Engine:
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of `text` without holding up other requests. Raises: Unavailable · TokenizeFailed."""
         tokenize = partial(self.model.vocabulary.tokenize, text, add_special=add_special, parse_special=parse_special)
-        return await self._tokenized(tokenize, len(text))
+        return await self.tokenized(tokenize, len(text))
 
     async def prompt_tokens(self, text: str, *, is_conversation: bool) -> list[int]:
         """`cllm.text.prompt.prompt_tokens` without holding up other requests. Raises: Unavailable · TokenizeFailed."""
-        return await self._tokenized(partial(prompt_tokens, self.model.vocabulary, text, is_conversation=is_conversation), len(text))
+        return await self.tokenized(partial(prompt_tokens, self.model.vocabulary, text, is_conversation=is_conversation), len(text))
 
-    async def _tokenized(self, tokenize: Callable[[], list[int]], n_chars: int) -> list[int]:
+    async def tokenized(self, tokenize: Callable[[], T], n_chars: int) -> T:
+        """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long."""
         if n_chars <= N_CHARS_INLINE:
             return tokenize()
         return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True, limiter=self._tokenizing)
@@ -133,9 +169,9 @@ class Engine:
 
     # --- what the lifecycle tells -------------------------------------------------------------------------------------
 
-    def ready(self, model: ServedModel, loop: StepLoop) -> None:
-        """The model is loaded and its loop runs."""
-        self._model, self._loop = model, loop
+    def ready(self, model: ServedModel, loop: StepLoop, embeddings: Embeddings | str = "no embeddings are served") -> None:
+        """The model is loaded and its loop runs; so is what gives vectors, or it is said why nothing does."""
+        self._model, self._loop, self._embeddings = model, loop, embeddings
         self.progress = 1.0
         self.phase = EnginePhase.READY
 

@@ -10,6 +10,8 @@ import trio
 from cllm.config import Settings
 from cllm.engine.scheduler import Scheduler
 from cllm.errors import Unavailable
+from cllm.serve.embedders import embeddings_of, run_beside
+from cllm.serve.embedding import EmbedLoop
 from cllm.serve.engine import Engine
 from cllm.serve.loading import Loaded, load
 from cllm.serve.loop import StepLoop
@@ -29,6 +31,7 @@ class EngineLife:
         self._progress = progress
         self._abort_load = threading.Event()
         self._loop: StepLoop | None = None
+        self._embed_loop: EmbedLoop | None = None
         self._draining = False
 
     async def run(self) -> None:
@@ -41,6 +44,8 @@ class EngineLife:
             try:
                 await self._work(loaded)
             finally:
+                if not isinstance(loaded.embedder, str):  # first: it may stand on the model's weights
+                    loaded.embedder.embedder.close()
                 loaded.step_model.close()
         finally:
             self.engine.stopped()
@@ -52,6 +57,8 @@ class EngineLife:
         self.engine.drain()
         if self._loop is not None:
             self._loop.stop()
+        if self._embed_loop is not None:
+            self._embed_loop.stop()
 
     async def finish(self, grace_s: float) -> None:
         """Drain, and end with an error what has not ended by itself after `grace_s`."""
@@ -60,9 +67,14 @@ class EngineLife:
             return
         with trio.move_on_after(grace_s):
             await self._loop.wait_idle()
+            if self._embed_loop is not None:
+                await self._embed_loop.wait_idle()
         if self._loop.scheduler.n_sequences:
             log.warning("drain.cut", n_sequences=self._loop.scheduler.n_sequences, grace_s=grace_s)
-        self._loop.end_all(Unavailable("the server is shutting down", retry_after_s=5.0, code="draining"))
+        error = Unavailable("the server is shutting down", retry_after_s=5.0, code="draining")
+        self._loop.end_all(error)
+        if self._embed_loop is not None:
+            self._embed_loop.end_all(error)
 
     async def _work(self, loaded: Loaded) -> None:
         scheduler = Scheduler(loaded.limits, loaded.served.vocabulary)
@@ -71,10 +83,15 @@ class EngineLife:
             return
         self._loop = loop
         self.engine.metrics.watch(scheduler)
-        self.engine.ready(loaded.served, loop)
+        embeddings = embeddings_of(loaded.embedder, loop, self.engine.metrics, self._settings)
+        self.engine.ready(loaded.served, loop, embeddings)
         self._progress.done(loaded.served)
         self.ready.set()
-        await loop.run()
+        if isinstance(embeddings, str):
+            await loop.run()
+        else:
+            self._embed_loop = embeddings.loop
+            await run_beside(loop, embeddings.loop)
 
     def _on_progress(self, share: float) -> bool:  # called from the loading thread
         self.engine.progress = share

@@ -13,8 +13,9 @@ from cllm.backend import KvLayout, OnProgress, StepModel
 from cllm.config import Settings, api_keys
 from cllm.engine.scheduler import Limits
 from cllm.registry import choose_backend
+from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embedder, load_main
 from cllm.serve.engine import ServedModel
-from cllm.serve.spec import model_spec
+from cllm.serve.spec import embedder_spec, model_spec
 from cllm.text.builtin_templates import CHATML
 from cllm.text.template import ChatTemplate
 
@@ -31,6 +32,7 @@ class Loaded:
     step_model: StepModel
     served: ServedModel
     limits: Limits
+    embedder: LoadedEmbedder | str = OFF  # or why there is none
 
 
 def load(settings: Settings, on_progress: OnProgress) -> Loaded:
@@ -40,13 +42,17 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     """
     name, backend = choose_backend(settings.backend)
     spec = model_spec(settings)
+    other = settings.embedding_model
     if not getattr(backend, "knows_models", False):
         spec = attrs.evolve(spec, path=_local_path(spec.path, on_progress))
-    model = backend.load(spec, on_progress)
+        other = None if other is None else _local_path(other, on_progress)
+    vectors = embedder_spec(settings, other or spec.path)
+    model = load_main(backend, spec, vectors, on_progress)
     try:
         limits = limits_of(model, settings)
-        model_name = _name_of(settings.model)
-        return Loaded(step_model=model, served=served_model(model, limits, settings, backend=name, name=model_name), limits=limits)
+        served = served_model(model, limits, settings, backend=name, name=_name_of(settings.model))
+        embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_progress)
+        return Loaded(step_model=model, served=served, limits=limits, embedder=embedder)
     except BaseException:
         model.close()
         raise
@@ -106,6 +112,7 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         n_slots=limits.n_slots,
         n_live_max=limits.n_live_max,
         loaded_at=time.time(),
+        generates=not isinstance(model, EmbeddingsOnly),
     )
 
 

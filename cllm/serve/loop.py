@@ -33,7 +33,7 @@ class StepLoop:
         self._streams: dict[int, EventStream] = {}
         self._owed: list[Event] = []  # to be delivered, in this order
         self._failure: Exception | None = None  # of a delivery
-        self._limiter = trio.CapacityLimiter(1)
+        self.limiter = trio.CapacityLimiter(1)  # of steps: contexts that computed at once would starve each other of cores
         self._work = trio.Event()  # set when an idle loop has something to look at
         self._idle_event = trio.Event()  # set while nothing is under way
         self._stopping = False
@@ -108,7 +108,9 @@ class StepLoop:
         self._progress_at = trio.current_time()
         try:
             token = trio.lowlevel.current_trio_token()
-            output = await trio.to_thread.run_sync(self._compute, plan, token, limiter=self._limiter)
+            if not self.limiter.available_tokens:  # an embedder's step runs: what is owed need not wait for its end
+                self._deliver_owed()
+            output = await trio.to_thread.run_sync(self._compute, plan, token, limiter=self.limiter)
         except ModelDied:
             raise
         except Exception as error:

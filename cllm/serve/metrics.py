@@ -32,6 +32,9 @@ class Metrics:
         self._queue_s = Histogram("cllm_queue_seconds", "Arrival to admission", buckets=SECONDS, registry=registry)
         self._prefill_s = Histogram("cllm_prefill_seconds", "Admission to first token", buckets=SECONDS, registry=registry)
 
+        self._embedded = Counter("cllm_embedding_tokens", "Tokens computed for embeddings", registry=registry)
+        self._embedding_s = Histogram("cllm_embedding_step_seconds", "Time of an embedder's step", buckets=SECONDS, registry=registry)
+
     def watch(self, scheduler: Scheduler) -> None:
         """Show the scheduler's own counters too."""
         self.registry.register(_SchedulerCollector(scheduler))
@@ -41,6 +44,11 @@ class Metrics:
         self._steps.add(plan, output)
         if output.invalid:
             self._invalid.inc(len(output.invalid))
+
+    def embedded(self, n_tokens: int, seconds: float) -> None:
+        """Count a step of the embedder."""
+        self._embedded.inc(n_tokens)
+        self._embedding_s.observe(seconds)
 
     def step_failed(self, error: Exception) -> None:
         """Count a step that raised."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from cllm import backend, demo
 from cllm.backend import Lora, ModelSpec
 from cllm.config import Settings, split_lora, split_shares
@@ -38,3 +40,9 @@ def model_spec(settings: Settings) -> ModelSpec:
 def _name_value(text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     return name.strip(), value.strip()
+
+
+def embedder_spec(settings: Settings, path: str) -> ModelSpec:
+    """Return what to load for vectors, or, of the same model, how: its cells are the embedder's own business."""
+    pooling = None if settings.pooling == "auto" else backend.Pooling(settings.pooling)
+    return attrs.evolve(model_spec(settings), path=path, n_cells=None, loras=(), pooling=pooling)

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 import attrs
 import trio
 
-from cllm.backend import StepModel
+from cllm.backend import Embedder, StepModel
 from cllm.config import Settings
 from cllm.engine.scheduler import Scheduler
-from cllm.serve.engine import Engine
+from cllm.serve.embedders import OFF, embeddings_of, loaded_embedder
+from cllm.serve.engine import Embeddings, Engine
 from cllm.serve.loading import limits_of, served_model
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
@@ -27,8 +28,10 @@ class RunningEngine:
 
 
 @asynccontextmanager
-async def running_engine(model: StepModel, settings: Settings | None = None, *, watchdog_s: float = 60.0) -> AsyncIterator[RunningEngine]:
-    """Run `model` as `cllm serve` would; on leaving, all sequences are ended and the invariants are checked.
+async def running_engine(
+    model: StepModel, settings: Settings | None = None, *, watchdog_s: float = 60.0, embedder: Embedder | None = None
+) -> AsyncIterator[RunningEngine]:
+    """Run `model` as `cllm serve` would, beside `embedder`; on leaving, all sequences are ended and the invariants are checked.
 
     For use in a test's own task, where leaving by an exception of the body is fine; not in a generator fixture.
     """
@@ -39,9 +42,14 @@ async def running_engine(model: StepModel, settings: Settings | None = None, *, 
     scheduler = Scheduler(limits, model.vocabulary)
     metrics.watch(scheduler)
     loop = StepLoop(model, scheduler, metrics)
-    engine.ready(served_model(model, limits, settings, backend="fake", name="fake"), loop)
+    served = served_model(model, limits, settings, backend="fake", name="fake")
+    loaded = OFF if embedder is None else loaded_embedder(embedder, settings.embedding_alias or ("fake-embedder",))
+    embeddings = embeddings_of(loaded, loop, metrics, settings)
+    engine.ready(served, loop, embeddings)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop.run)
+        if isinstance(embeddings, Embeddings):
+            nursery.start_soon(embeddings.loop.run)
         try:
             yield RunningEngine(engine, loop, scheduler)
         finally:

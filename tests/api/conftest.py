@@ -23,6 +23,7 @@ from cllm.serve.http.http1 import SEND_NOW
 from cllm.serve.metrics import Metrics
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
+from cllm.testing.fake_embedder import FakeEmbedder
 
 TEST_S = 20.0  # real time: steps run in threads
 
@@ -207,10 +208,10 @@ Serve: TypeAlias = Callable[..., AbstractAsyncContextManager[Api]]
 
 
 @asynccontextmanager
-async def serving(model: FakeModel | None = None, **settings: Any) -> AsyncIterator[Api]:
+async def serving(model: FakeModel | None = None, embedder: FakeEmbedder | None = None, **settings: Any) -> AsyncIterator[Api]:
     chosen = Settings(**settings)
     with trio.fail_after(TEST_S):
-        async with running_engine(model or FakeModel(), chosen) as running:
+        async with running_engine(model or FakeModel(), chosen, embedder=embedder) as running:
             yield Api(create_app(running.engine, chosen), running)
 
 

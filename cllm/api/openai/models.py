@@ -10,6 +10,7 @@ from quart import Blueprint, Response
 from cllm.api.context import Context
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
+from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel
 
 _LIST = Operation(method="GET", path="/v1/models", about="what is served", also=(503,))
@@ -29,19 +30,28 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get("/v1/models")
     @routes.get("/models")
     async def models() -> Response:
-        model = context.engine.model
-        return json_response({"object": "list", "data": [_model(model, name) for name in model.aliases]})
+        return json_response({"object": "list", "data": [_model(model, name) for name, model in _served(context).items()]})
 
     @routes.get("/v1/models/<path:model>")
     @routes.get("/models/<path:model>")
     async def one_model(model: str) -> Response:
-        return json_response(_model(context.served(model), model))
+        return json_response(_model(_served(context).get(model) or context.served(model), model))
 
     return routes
 
 
-def _model(model: ServedModel, name: str) -> dict[str, Any]:
+def _served(context: Context) -> dict[str, ServedModel | ServedEmbedder]:
+    """Everything that a request may name. Raises: Unavailable while it is being loaded."""
+    model, embedder = context.engine.model, context.engine.embedder
+    names: dict[str, ServedModel | ServedEmbedder] = dict.fromkeys(model.aliases, model)
+    if embedder is not None:
+        names = {**dict.fromkeys(embedder.aliases, embedder), **names}
+    return names
+
+
+def _model(model: ServedModel | ServedEmbedder, name: str) -> dict[str, Any]:
     info = model.info
+    n_ctx = model.n_ctx if isinstance(model, ServedModel) else model.n_tokens_max
     return {
         "id": name,
         "object": "model",
@@ -53,7 +63,7 @@ def _model(model: ServedModel, name: str) -> dict[str, Any]:
             "n_params": info.n_params,
             "size": info.size_bytes,
             "n_ctx_train": info.n_ctx_train,
-            "n_ctx": model.n_ctx,
+            "n_ctx": n_ctx,
             "n_embd": info.n_embd,
             "n_vocab": model.vocabulary.n_tokens,
         },

@@ -1,0 +1,123 @@
+"""From texts to vectors and scores, for every surface that asks for them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+import trio
+
+from cllm.api.context import Context
+from cllm.api.prompts import N_TOKEN_BYTES_MAX
+from cllm.api.sampling_fields import check_tokens
+from cllm.backend import Pooling, Vectors
+from cllm.engine.embedding import InputTooLong
+from cllm.errors import DeadlineExceeded, InvalidRequest, NotFound, NotSupported, TokenizeFailed
+from cllm.serve.embedding import ServedEmbedder
+from cllm.serve.engine import Embeddings
+
+N_INPUTS_MAX = 2048  # of one request, as OpenAI's
+
+
+@attrs.frozen
+class Embedded:
+    """What a request's inputs came to."""
+
+    model: ServedEmbedder
+    vectors: Vectors  # (n, n_embd), not normalised
+    n_tokens: int
+
+
+def embedder(context: Context, name: str | None) -> Embeddings:
+    """What gives vectors under `name`; the only one when a request names none. Raises: Unavailable · NotSupported · NotFound."""
+    embeddings = context.engine.embeddings
+    if name and name not in embeddings.model.aliases:
+        known = ", ".join(embeddings.model.aliases)
+        raise NotFound(f"there is no model {name[:200]!r} for embeddings here, only {known}", param="model", code="model_not_found")
+    return embeddings
+
+
+async def embed(context: Context, name: str | None, inputs: Sequence[str | Sequence[int]], param: str = "input") -> Embedded:
+    """The vectors of texts or token ids. Raises: RequestError."""
+    embeddings = embedder(context, name)
+    if embeddings.model.pooling is Pooling.RANK:
+        raise NotSupported(f"{embeddings.model.name} judges documents and gives no vectors: it serves /v1/rerank", param="model")
+    check_number(len(inputs), param)
+    tokens = await _tokens(context, embeddings.model, inputs, param)
+    return await _computed(context, embeddings, tokens)
+
+
+async def judge(context: Context, name: str | None, query: str, documents: Sequence[str]) -> tuple[Embedded, list[float]]:
+    """How well each document answers `query`, 0 to 1 by a model made for it, else the cosine of their vectors. Raises: RequestError."""
+    embeddings = embedder(context, name)
+    check_number(len(documents), "documents")
+    if embeddings.model.pooling is not Pooling.RANK:
+        embedded = await embed(context, name, [query, *documents], "documents")
+        unit = normalised(embedded.vectors)
+        return embedded, (unit[1:] @ unit[0]).tolist()
+    n_chars = [len(query) + len(document) for document in documents]
+    _check_fit(embeddings.model, n_chars)
+    pairs = functools.partial(_pairs, embeddings.model, query, documents)
+    tokens = await _tokenized(context, pairs, sum(n_chars), "documents")
+    judged = await _computed(context, embeddings, tokens)
+    return judged, judged.vectors[:, 0].tolist()
+
+
+def normalised(vectors: Vectors, n_dimensions: int | None = None) -> Vectors:
+    """The vectors' first `n_dimensions`, or all, at length 1; one without length stays as it is."""
+    cut = vectors[:, :n_dimensions].astype(np.float64)
+    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
+    unit: Vectors = (cut / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+    return unit
+
+
+def check_number(n: int, param: str) -> None:
+    """Raises: InvalidRequest for no inputs, or too many."""
+    if not 1 <= n <= N_INPUTS_MAX:
+        raise InvalidRequest(f"{param}: expected 1 to {N_INPUTS_MAX}, not {n}", param=param)
+
+
+async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[Sequence[int]]) -> Embedded:
+    timeout_s = context.settings.timeout_s
+    with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+        vectors = await embeddings.loop.vectors(tokens)
+        return Embedded(embeddings.model, vectors, sum(map(len, tokens)))
+    raise DeadlineExceeded("the server's time limit passed before all inputs were computed")
+
+
+async def _tokens(context: Context, model: ServedEmbedder, inputs: Sequence[str | Sequence[int]], param: str) -> Sequence[Sequence[int]]:
+    """The token ids of each input; names of special tokens are not read as such."""
+    _check_fit(model, [len(one) for one in inputs if isinstance(one, str)])
+    return await _tokenized(context, functools.partial(_each, model, inputs, param), sum(map(len, inputs)), param)
+
+
+def _each(model: ServedEmbedder, inputs: Sequence[str | Sequence[int]], param: str) -> list[Sequence[int]]:
+    tokens: list[Sequence[int]] = []
+    for one in inputs:
+        if isinstance(one, str):
+            tokens.append(model.vocabulary.tokenize(one, add_special=True, parse_special=False))
+        else:
+            check_tokens(one, model.vocabulary.n_tokens, param)
+            tokens.append(one)
+    return tokens
+
+
+def _pairs(model: ServedEmbedder, query: str, documents: Sequence[str]) -> list[Sequence[int]]:
+    return [model.pair(query, document) for document in documents]
+
+
+async def _tokenized(context: Context, tokenize: Callable[[], list[Sequence[int]]], n_chars: int, param: str) -> Sequence[Sequence[int]]:
+    try:
+        return await context.engine.tokenized(tokenize, n_chars)
+    except TokenizeFailed as error:
+        raise InvalidRequest(f"{param}: {error}", param=param) from error
+
+
+def _check_fit(model: ServedEmbedder, n_chars: Sequence[int]) -> None:
+    """Refuse by its length alone what can never fit. Raises: InputTooLong."""
+    n_tokens_least = math.ceil(max(n_chars, default=0) / N_TOKEN_BYTES_MAX)
+    if n_tokens_least > model.n_tokens_max:
+        raise InputTooLong(n_tokens_least, model.n_tokens_max, counted=False)

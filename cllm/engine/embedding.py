@@ -1,0 +1,250 @@
+"""Decides what each step of an embedder carries, and makes the inputs' vectors of their rows'.
+
+Pure and synchronous, as the scheduler. Jobs take turns input by input, so that a long list does not keep a single text waiting; a step
+is bounded in rows, so that generation, which steps in between, does not wait long either.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from cllm.backend import Batch, Embedder, Pooling, Vectors
+from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, RequestError
+
+Sums = npt.NDArray[np.float64]
+
+
+class InputTooLong(ContextExceeded):
+    """An input has more tokens than the model takes."""
+
+    def __init__(self, n_tokens: int, n_max: int, *, counted: bool = True) -> None:
+        super().__init__(n_tokens, n_max)
+        self.message = f"an input has {'' if counted else 'at least '}{n_tokens} tokens, and the model takes {n_max} at most"
+
+
+@attrs.define(eq=False)
+class Job:
+    """The inputs of one request, and what is known of their vectors."""
+
+    n_inputs: int
+    n_tokens: int
+    vectors: Vectors  # (n_inputs, n_embd), not normalised
+    n_left: int  # inputs without a vector
+    error: RequestError | None = None
+    cancelled: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is owed any more."""
+        return self.n_left == 0 or self.error is not None or self.cancelled
+
+
+@attrs.define(eq=False)
+class Input:
+    """One text on its way: tokens [0, n_computed) are computed, in `slot` once there are any."""
+
+    job: Job
+    place: int  # among its job's inputs
+    tokens: Sequence[int]
+    slot: int = 0
+    n_computed: int = 0
+    pooled: Sums | None = None  # the sum of the rows for MEAN, else the row that counts
+    alone: bool = False  # a step that it was part of failed: it is tried by itself
+
+
+@attrs.define(eq=False)
+class EmbedPlan:
+    """One step of an embedder."""
+
+    drops: list[int]  # slots to be freed before its rows
+    batch: Batch
+    parts: list[tuple[Input, int]]  # (input, rows), in the batch's order
+
+
+class EmbedScheduler:
+    """The inputs under way and waiting. One caller; every method returns at once."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.n_tokens = 0  # computed, since the start
+        self.n_inputs = 0  # that got their vectors
+        self._n_embd = embedder.n_embd
+        self._pooling = embedder.pooling
+        self._can_split = embedder.can_split
+        n_tokens_max = min(embedder.n_tokens_max, embedder.n_cells)
+        self.n_tokens_max = n_tokens_max if embedder.can_split else min(n_tokens_max, embedder.n_rows_max)
+        self._n_rows_max = embedder.n_rows_max
+        self._batch = Batch(embedder.n_rows_max)
+        self._waiting: deque[deque[Input]] = deque()  # of each job, in turn
+        self._begun: list[Input] = []  # hold a slot
+        self._free_slots = list(range(embedder.n_slots))[::-1]
+        self._n_cells_free = embedder.n_cells
+        self._drops: list[int] = []
+
+    @property
+    def n_waiting(self) -> int:
+        """Inputs that no step has begun with."""
+        return sum(len(inputs) for inputs in self._waiting)
+
+    def submit(self, inputs: Sequence[Sequence[int]]) -> Job:
+        """Queue a request's inputs. Raises: InputTooLong, or InvalidRequest for one without tokens; nothing is queued then."""
+        for tokens in inputs:
+            if not tokens:
+                raise InvalidRequest("input: a text without tokens has no vector", param="input")
+            if len(tokens) > self.n_tokens_max:
+                raise InputTooLong(len(tokens), self.n_tokens_max)
+        n = len(inputs)
+        job = Job(n, sum(map(len, inputs)), np.zeros((n, self._n_embd), np.float32), n)
+        self._waiting.append(deque(Input(job, place, tokens) for place, tokens in enumerate(inputs)))
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Give a job up; the next `plan` frees what it holds."""
+        job.cancelled = True
+
+    def end_all(self, error: RequestError) -> list[Job]:
+        """End every job with `error`; return them."""
+        jobs = list(dict.fromkeys([one.job for one in self._begun] + [one.job for inputs in self._waiting for one in inputs]))
+        for job in jobs:
+            job.error = job.error or error
+        return jobs
+
+    def plan(self, n_rows: int) -> EmbedPlan | None:
+        """Form a step of about `n_rows` rows; more where a single input cannot be split. None when nothing waits.
+
+        Begun inputs go first, the one with the least left before the others; a long one leaves half of the room to those that wait.
+        """
+        self._sweep()
+        batch, n_room = self._batch, min(n_rows, self._n_rows_max)
+        batch.n_rows = 0
+        parts: list[tuple[Input, int]] = []
+        for one in sorted(self._begun, key=_n_left):
+            if n_room > 0:
+                n_room -= self._add(one, -(-n_room // 2) if self._waiting and not one.alone else n_room, parts)
+        while n_room > 0 and not (parts and parts[0][0].alone) and (newcomer := self._next(n_room, is_first=not parts)) is not None:
+            n_room -= self._add(newcomer, n_room, parts)
+        if not parts:
+            return None
+        batch.n_outputs = batch.n_rows
+        batch.outputs[: batch.n_rows] = 1
+        drops, self._drops = self._drops, []
+        return EmbedPlan(drops, batch, parts)
+
+    def apply(self, plan: EmbedPlan, pooled: Sequence[Sums]) -> list[Job]:
+        """Settle a step that went well, with `pool`'s vectors of its parts; return the jobs that it ended."""
+        over: list[Job] = []
+        for (one, n_rows), vector in zip(plan.parts, pooled, strict=True):
+            self.n_tokens += n_rows
+            one.n_computed += n_rows
+            one.pooled = self._merged(one.pooled, vector)
+            if one.n_computed == len(one.tokens):
+                self._free(one)
+                self._finish(one, over)
+        return over
+
+    def apply_failure(self, plan: EmbedPlan, error: Exception) -> list[Job]:
+        """Settle a step that raised: its inputs start over, one by one; the one that fails alone ends its job. Return those ended."""
+        members = [one for one, _ in plan.parts]
+        for one in members:
+            self._free(one)
+        if len(members) == 1 and not members[0].job.is_over:
+            failure = GenerationFailed("the model failed on this input", code="step_failed")
+            failure.__cause__ = error
+            members[0].job.error = failure
+            return [members[0].job]
+        for one in reversed(members):
+            self._waiting.appendleft(deque([attrs.evolve(one, n_computed=0, pooled=None, alone=True)]))
+        return []
+
+    # --- how it works -------------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        for one in [one for one in self._begun if one.job.is_over]:
+            self._free(one)
+        self._waiting = deque(inputs for inputs in self._waiting if inputs and not inputs[0].job.is_over)
+
+    def _next(self, n_room: int, *, is_first: bool) -> Input | None:
+        """Begin with the next input in turn, if it has room in the step and in memory."""
+        if not self._waiting or not self._free_slots:
+            return None
+        one = self._waiting[0][0]
+        n_tokens = len(one.tokens)
+        fits = is_first or (not one.alone and (self._can_split or n_tokens <= n_room))
+        if not fits or n_tokens > self._n_cells_free:
+            return None
+        inputs = self._waiting.popleft()
+        inputs.popleft()
+        if inputs:
+            self._waiting.append(inputs)
+        one.slot = self._free_slots.pop()
+        self._n_cells_free -= n_tokens
+        self._begun.append(one)
+        return one
+
+    def _add(self, one: Input, n_room: int, parts: list[tuple[Input, int]]) -> int:
+        n_owed = _n_left(one)
+        n_rows = min(n_owed, n_room) if self._can_split else n_owed
+        batch, start = self._batch, self._batch.n_rows
+        end = start + n_rows
+        batch.tokens[start:end] = one.tokens[one.n_computed : one.n_computed + n_rows]
+        batch.positions[start:end] = range(one.n_computed, one.n_computed + n_rows)
+        batch.slots[start:end] = one.slot
+        batch.n_rows = end
+        parts.append((one, n_rows))
+        return n_rows
+
+    def _merged(self, before: Sums | None, vector: Sums) -> Sums:
+        if before is None:
+            return vector
+        if self._pooling is Pooling.MEAN:
+            return before + vector
+        return before if self._pooling is Pooling.CLS else vector
+
+    def _finish(self, one: Input, over: list[Job]) -> None:
+        job = one.job
+        if job.is_over:
+            return
+        assert one.pooled is not None
+        vector = one.pooled / len(one.tokens) if self._pooling is Pooling.MEAN else one.pooled
+        if not np.isfinite(vector).all():
+            job.error = GenerationFailed("the model's vector is not made of numbers", code="invalid_vector")
+        else:
+            job.vectors[one.place] = vector
+            job.n_left -= 1
+            self.n_inputs += 1
+        if job.is_over:
+            over.append(job)
+
+    def _free(self, one: Input) -> None:
+        self._begun.remove(one)
+        self._free_slots.append(one.slot)
+        self._drops.append(one.slot)
+        self._n_cells_free += len(one.tokens)
+
+
+def _n_left(one: Input) -> int:
+    return len(one.tokens) - one.n_computed
+
+
+def compute(embedder: Embedder, plan: EmbedPlan) -> list[Sums]:
+    """Do a step, and pool the vectors of each part's rows; blocks. Raises: what the embedder's calls raise."""
+    for slot in plan.drops:
+        embedder.drop(slot)
+    return pool(embedder.step(plan.batch), [n_rows for _, n_rows in plan.parts], embedder.pooling)
+
+
+def pool(vectors: Vectors, n_rows: Sequence[int], pooling: Pooling) -> list[Sums]:
+    """Return what each run of rows comes to: its sum for MEAN, its first for CLS, else its last."""
+    pooled, start = [], 0
+    for n in n_rows:
+        rows = vectors[start : start + n]
+        if pooling is Pooling.MEAN:
+            pooled.append(rows.sum(axis=0, dtype=np.float64))
+        else:
+            pooled.append(rows[0 if pooling is Pooling.CLS else -1].astype(np.float64))
+        start += n
+    return pooled

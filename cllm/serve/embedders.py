@@ -1,0 +1,173 @@
+"""From settings to what gives vectors: another model, the same one, or nothing, with the reason."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import attrs
+import structlog
+import trio
+
+from cllm.backend import (
+    Backend,
+    Batch,
+    Capabilities,
+    Embedder,
+    Embeds,
+    KvLayout,
+    LoadsEmbedders,
+    Logits,
+    ModelSpec,
+    OnProgress,
+    StepModel,
+)
+from cllm.config import Settings
+from cllm.errors import DoesNotGenerate, LoadFailed, StepFailed
+from cllm.serve.embedding import EmbedLoop, ServedEmbedder
+from cllm.serve.engine import Embeddings
+from cllm.serve.loop import StepLoop
+from cllm.serve.metrics import Metrics
+
+log = structlog.get_logger("cllm.load")
+
+OFF = "embeddings are off: start the server with --embeddings, or with --embedding-model FILE"
+
+
+class EmbeddingsOnly:
+    """Stands where a `StepModel` would when the served file gives vectors and no text: it has nothing to step, and is never asked."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.embedder = embedder
+        self.vocabulary = embedder.vocabulary
+        self.info = embedder.info
+        self.capabilities = Capabilities(
+            can_share=False, can_trim=False, can_save=False, can_abort=False, kv_layout=KvLayout.UNIFIED
+        )  # fmt: skip
+        self.n_cells = self.n_cells_slot = max(2, embedder.n_tokens_max)
+        self.n_slots = 1
+        self.n_rows_max = 1
+        self.fingerprint = b""
+
+    def step(self, batch: Batch) -> Logits:
+        """See `StepModel.step`."""
+        self._refuse()
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """See `StepModel.share`."""
+        self._refuse()
+
+    def trim(self, slot: int, n_keep: int) -> None:
+        """See `StepModel.trim`."""
+        self._refuse()
+
+    def drop(self, slot: int) -> None:
+        """See `StepModel.drop`."""
+
+    def save(self, slot: int, start: int = 0) -> bytes:
+        """See `StepModel.save`."""
+        self._refuse()
+
+    def restore(self, slot: int, state: bytes) -> None:
+        """See `StepModel.restore`."""
+        self._refuse()
+
+    def abort(self) -> None:
+        """See `StepModel.abort`."""
+
+    def close(self) -> None:
+        """See `StepModel.close`."""
+        self.embedder.close()
+
+    def _refuse(self) -> NoReturn:
+        raise StepFailed("this model gives vectors, and no text")
+
+
+@attrs.frozen(kw_only=True)
+class LoadedEmbedder:
+    """What gives vectors, and what is told of it."""
+
+    embedder: Embedder
+    served: ServedEmbedder
+
+
+def load_main(backend: Backend, spec: ModelSpec, vectors: ModelSpec, on_progress: OnProgress) -> StepModel:
+    """Load the served model, or, where it gives vectors only, that. Raises: LoadFailed · LoadAborted · BackendUnavailable."""
+    try:
+        return backend.load(spec, on_progress)
+    except DoesNotGenerate:
+        if not isinstance(backend, LoadsEmbedders):
+            raise
+        return EmbeddingsOnly(backend.load_embedder(attrs.evolve(vectors, path=spec.path), on_progress))
+
+
+def load_embedder(
+    backend: Backend, model: StepModel, aliases: tuple[str, ...], vectors: ModelSpec, settings: Settings, on_progress: OnProgress
+) -> LoadedEmbedder | str:
+    """Return what the settings ask for beside `model`, or in words why there is nothing.
+
+    A file that was named must load. The served model's own vectors are an extra: without memory for them the rest is served.
+
+    Raises: LoadFailed · LoadAborted · BackendUnavailable.
+    """
+    if settings.embedding_model is not None:
+        if not isinstance(backend, LoadsEmbedders):
+            raise LoadFailed("this backend loads no embedding models")
+        names = settings.embedding_alias or (Path(settings.embedding_model).stem,)
+        return loaded_embedder(backend.load_embedder(vectors, on_progress), names)
+    own_names = (*aliases, *settings.embedding_alias)
+    if isinstance(model, EmbeddingsOnly):
+        return loaded_embedder(model.embedder, own_names)
+    if not settings.embeddings:
+        return OFF
+    if not isinstance(model, Embeds):
+        return "this backend's models give no vectors: name one with --embedding-model FILE"
+    try:
+        return loaded_embedder(model.make_embedder(vectors), own_names)
+    except LoadFailed as error:
+        log.warning("embeddings.off", why=str(error))
+        return f"the model could not be made ready for embeddings: {error}"
+
+
+def embeddings_of(loaded: LoadedEmbedder | str, loop: StepLoop, metrics: Metrics, settings: Settings) -> Embeddings | str:
+    """Return what runs `loaded` in turns with `loop`, or the reason why nothing does."""
+    if isinstance(loaded, str):
+        return loaded
+    embed_loop = EmbedLoop(
+        loaded.embedder,
+        loop.limiter,
+        metrics,
+        slice_s=settings.embedding_slice_ms / 1000.0,
+        n_jobs_max=settings.queue_size,
+        is_busy=lambda: loop.scheduler.n_sequences > 0,
+    )
+    return Embeddings(loaded.served, embed_loop)
+
+
+async def run_beside(loop: StepLoop, embed_loop: EmbedLoop) -> None:
+    """Run both until both are stopped and nothing is left. Raises: what either raises."""
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(embed_loop.run)
+            await loop.run()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) == 1:  # as it would come without a nursery
+            raise group.exceptions[0] from None
+        raise
+
+
+def loaded_embedder(embedder: Embedder, aliases: tuple[str, ...]) -> LoadedEmbedder:
+    """Return `embedder` with what is told of it."""
+    served = ServedEmbedder(
+        name=aliases[0],
+        aliases=aliases,
+        info=embedder.info,
+        vocabulary=embedder.vocabulary,
+        pooling=embedder.pooling,
+        n_embd=embedder.n_embd,
+        n_tokens_max=embedder.n_tokens_max,
+        loaded_at=time.time(),
+        pair=embedder.pair,
+    )
+    return LoadedEmbedder(embedder=embedder, served=served)

@@ -1,0 +1,143 @@
+"""Runs an embedder beside the step loop: the two take turns, step by step, so that texts become vectors while answers go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+import structlog
+import trio
+
+from cllm.backend import Embedder, ModelInfo, Pooling, Vectors, Vocabulary
+from cllm.engine.embedding import EmbedPlan, EmbedScheduler, Job, Sums, compute
+from cllm.engine.pace import Pace
+from cllm.errors import ModelDied, RequestError, Unavailable
+from cllm.serve.metrics import Metrics
+
+log = structlog.get_logger("cllm.embedding")
+
+N_SLICES_IDLE = 4  # a step may be so many slices long while nobody generates
+
+
+@attrs.frozen(kw_only=True)
+class ServedEmbedder:
+    """What gives vectors, as it is told to people."""
+
+    name: str
+    aliases: tuple[str, ...]  # all names that a request may use, `name` first
+    info: ModelInfo
+    vocabulary: Vocabulary
+    pooling: Pooling
+    n_embd: int
+    n_tokens_max: int  # tokens of one input
+    loaded_at: float  # seconds since the epoch
+    pair: Callable[[str, str], list[int]]  # see `Embedder.pair`
+
+
+class EmbedLoop:
+    """Steps one embedder. All methods belong to the Trio thread; only `compute` runs elsewhere.
+
+    `limiter` is the step loop's own: who waits for it first gets it next, so the two alternate. `is_busy` tells whether it has work.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        limiter: trio.CapacityLimiter,
+        metrics: Metrics,
+        *,
+        slice_s: float,
+        n_jobs_max: int,
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self.scheduler = EmbedScheduler(embedder)
+        self._embedder = embedder
+        self._limiter = limiter
+        self._metrics = metrics
+        self._slice_s = slice_s
+        self._n_jobs_max = n_jobs_max
+        self._is_busy = is_busy
+        self._pace = Pace()
+        self._waiters: dict[Job, trio.Event] = {}
+        self._work = trio.Event()
+        self._stopping = False
+
+    async def vectors(self, inputs: Sequence[Sequence[int]]) -> Vectors:
+        """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.
+
+        Raises: Unavailable · InputTooLong · InvalidRequest · GenerationFailed.
+        """
+        if self._stopping:
+            raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
+        if len(self._waiters) >= self._n_jobs_max:
+            raise Unavailable("the queue is full", retry_after_s=2.0, code="queue_full")
+        job = self.scheduler.submit(inputs)
+        done = self._waiters[job] = trio.Event()
+        self._work.set()
+        try:
+            await done.wait()
+        finally:
+            del self._waiters[job]
+            if not job.is_over:
+                self.scheduler.cancel(job)
+        if job.error is not None:
+            raise job.error
+        return job.vectors
+
+    async def run(self) -> None:
+        """Work until `stop` and nothing is left. Raises: ModelDied, and what is our own mistake; every waiter is told first."""
+        try:
+            while not (self._stopping and not self._waiters):
+                plan = self.scheduler.plan(self._n_rows())
+                if plan is not None:
+                    await self._step(plan)
+                else:
+                    self._work = trio.Event()
+                    await self._work.wait()
+        finally:
+            self.end_all(Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped"))
+
+    def stop(self) -> None:
+        """Take nothing more, and let `run` return once everything is answered."""
+        self._stopping = True
+        self._work.set()
+
+    def end_all(self, error: RequestError) -> None:
+        """End every job with `error`."""
+        self._stopping = True
+        self._tell(self.scheduler.end_all(error))
+
+    async def wait_idle(self) -> None:
+        """Wait until nobody waits for vectors."""
+        while self._waiters:
+            await next(iter(self._waiters.values())).wait()
+            await trio.lowlevel.checkpoint()  # for the waiter to leave
+
+    def _n_rows(self) -> int:
+        return self._pace.n_rows(self._slice_s * (1 if self._is_busy() else N_SLICES_IDLE))
+
+    async def _step(self, plan: EmbedPlan) -> None:
+        try:
+            pooled, seconds = await trio.to_thread.run_sync(self._compute, plan, limiter=self._limiter)
+        except ModelDied:
+            raise
+        except Exception as error:
+            self._metrics.step_failed(error)
+            log.error("embedding.failed", why=f"{type(error).__name__}: {error}", n_inputs=len(plan.parts))
+            self._tell(self.scheduler.apply_failure(plan, error))
+            return
+        self._pace.took(plan.batch.n_rows, seconds)
+        self._metrics.embedded(plan.batch.n_rows, seconds)
+        self._tell(self.scheduler.apply(plan, pooled))
+
+    def _compute(self, plan: EmbedPlan) -> tuple[list[Sums], float]:
+        started_at = time.perf_counter()
+        pooled = compute(self._embedder, plan)
+        return pooled, time.perf_counter() - started_at
+
+    def _tell(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            waiter = self._waiters.get(job)
+            if waiter is not None:
+                waiter.set()

@@ -1,0 +1,225 @@
+"""POST /v1/embeddings and /v1/rerank, beside generation."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from cllm.backend import Batch, Pooling
+from cllm.errors import StepFailed
+from cllm.serve.embedders import EmbeddingsOnly
+from cllm.testing.fake_embedder import N_EMBD, FakeEmbedder
+
+
+async def embed(api: Any, given: Any, **fields: Any) -> Any:
+    return await api.post("/v1/embeddings", {"input": given, **fields})
+
+
+def vectors(answer: Any) -> Any:
+    assert answer.status == 200, answer.body
+    assert [one["index"] for one in answer.json["data"]] == list(range(len(answer.json["data"])))
+    return np.array([one["embedding"] for one in answer.json["data"]])
+
+
+async def test_an_answer_has_the_shape_that_clients_expect(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        answer = await embed(api, "once")
+    (one,) = answer.json.pop("data")
+    assert answer.json == {
+        "object": "list",
+        "data": [one],
+        "model": "fake-embedder",
+        "usage": {"prompt_tokens": 5, "total_tokens": 5},
+    }
+    assert one["object"] == "embedding"
+    assert len(one["embedding"]) == N_EMBD
+    assert np.linalg.norm(one["embedding"]) == pytest.approx(1)
+
+
+async def test_an_input_has_the_same_vector_alone_and_in_a_list_as_text_and_as_ids(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        alone = [vectors(await embed(api, text))[0] for text in ("once", "upon a time")]
+        together = await embed(api, ["once", "upon a time"])
+        ids = await embed(api, [256, *b"once"])
+        mixed = await embed(api, [[256, *b"once"], "upon a time"])
+    assert vectors(together) == pytest.approx(np.array(alone))
+    assert vectors(ids)[0] == pytest.approx(alone[0])
+    assert vectors(mixed) == pytest.approx(np.array(alone))
+    assert together.json["usage"]["prompt_tokens"] == 5 + 12
+
+
+async def test_base64_carries_the_same_numbers(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        numbers = vectors(await embed(api, ["once", "upon"]))
+        coded = await embed(api, ["once", "upon"], encoding_format="base64")
+    decoded = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in coded.json["data"]]
+    assert np.array(decoded).tolist() == numbers.astype(np.float32).tolist() == numbers.tolist()
+
+
+async def test_fewer_dimensions_are_the_first_ones_at_length_one(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        (whole,) = vectors(await embed(api, "once"))
+        (cut,) = vectors(await embed(api, "once", dimensions=3))
+        refused = await embed(api, "once", dimensions=N_EMBD + 1)
+    assert cut == pytest.approx(whole[:3] / np.linalg.norm(whole[:3]))
+    assert (refused.status, refused.error["param"]) == (400, "dimensions")
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        (None, "input"),
+        ([], "input"),
+        ([[]], "input"),
+        ([1, "a"], "input"),
+        ([1, [2]], "input"),
+        ([259], "input"),
+        ([-1], "input"),
+        ([True], "input[0]"),
+        ({"text": "x"}, "input"),
+        (["x"] * 2049, "input"),
+    ],
+)
+async def test_what_is_no_input_is_refused_by_name(serve: Any, given: Any, param: str) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        answer = await embed(api, given)
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("given", [[97] * 65, ["a", "b" * 64], "x" * 1_000_000])
+async def test_an_input_that_is_too_long_is_refused_with_the_numbers(serve: Any, given: Any) -> None:
+    async with serve(embedder=FakeEmbedder(n_tokens_max=64)) as api:
+        answer = await embed(api, given)
+        assert vectors(await embed(api, [97] * 64)).shape == (1, N_EMBD)
+    assert (answer.status, answer.error["type"], answer.error["n_ctx"]) == (400, "exceed_context_size_error", 64)
+    assert answer.error["n_prompt_tokens"] >= 65
+
+
+async def test_a_long_input_is_cut_into_steps_of_a_bounded_size(serve: Any) -> None:
+    embedder = FakeEmbedder(step_s=lambda batch: 0.001 * batch.n_rows)
+    async with serve(embedder=embedder, embedding_slice_ms=10) as api:
+        await embed(api, [97] * 500)
+    assert embedder.n_steps > 5
+    assert embedder.n_rows_most < 100
+
+
+async def test_without_an_embedder_it_is_501_and_says_what_to_start_with(serve: Any) -> None:
+    async with serve() as api:
+        for path, body in (("/v1/embeddings", {"input": "x"}), ("/v1/rerank", {"query": "x", "documents": ["y"]})):
+            answer = await api.post(path, body)
+            assert (answer.status, answer.error["type"]) == (501, "not_supported_error")
+            assert "--embeddings" in answer.error["message"]
+
+
+async def test_the_model_is_chosen_by_name_and_listed(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder(), embedding_alias=("vectors", "v")) as api:
+        assert (await embed(api, "x", model="v")).json["model"] == "vectors"
+        unknown = await embed(api, "x", model="fake")
+        assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+        assert "vectors, v" in unknown.error["message"]
+        listed = (await api.get("/v1/models")).json["data"]
+        assert sorted(one["id"] for one in listed) == ["fake", "v", "vectors"]
+        assert (await api.get("/v1/models/v")).json["meta"]["n_embd"] == N_EMBD
+        assert (await api.get("/props")).json["embeddings"] == {"model": "vectors", "pooling": "mean", "n_embd": N_EMBD, "n_ctx": 512}
+
+
+async def test_a_stream_goes_on_while_vectors_are_computed(serve: Any) -> None:
+    embedder = FakeEmbedder(step_s=lambda _: 0.002)
+    async with serve(embedder=embedder, embedding_slice_ms=1) as api:
+        body = b'{"prompt": "once", "max_tokens": 60, "stream": true, "temperature": 0}'
+        async with api.asking("/v1/completions", body) as exchange, trio.open_nursery() as nursery:
+            await exchange.receive()
+            nursery.start_soon(embed, api, [[97] * 400] * 4)
+            await exchange.rest()
+            n_steps_meanwhile = embedder.n_steps
+    assert 0 < n_steps_meanwhile < embedder.n_steps  # neither waited for the other's end
+
+
+async def test_who_leaves_stops_the_work(serve: Any) -> None:
+    embedder = FakeEmbedder(step_s=lambda _: 0.005)
+    async with serve(embedder=embedder, embedding_slice_ms=1) as api:
+        async with api.asking("/v1/embeddings", b'{"input": ["%s"]}' % b'", "'.join([b"x" * 400] * 50)) as exchange:
+            await api.until(lambda: embedder.n_steps > 2)
+            exchange.leave()
+        n_steps = embedder.n_steps
+        await embed(api, "x")
+    assert embedder.n_steps <= n_steps + 4
+
+
+async def test_an_input_that_the_model_fails_on_is_500_and_others_are_served(serve: Any) -> None:
+    def fail(batch: Batch) -> None:
+        if 0 in batch.tokens[: batch.n_rows]:
+            raise StepFailed("a zero")
+
+    async with serve(embedder=FakeEmbedder(before_step=fail)) as api:
+        async with trio.open_nursery() as nursery:
+            answers: list[Any] = []
+
+            async def ask(given: Any) -> None:
+                answers.append(await embed(api, given))
+
+            for given in ([1, 2], [0], [3]):
+                nursery.start_soon(ask, given)
+        again = await embed(api, [1, 2])
+    assert sorted(answer.status for answer in answers) == [200, 200, 500]
+    assert again.status == 200
+
+
+async def test_a_request_has_the_servers_time_and_no_more(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder(step_s=lambda _: 0.02), timeout_s=0.05, embedding_slice_ms=1) as api:
+        answer = await embed(api, [[97] * 400] * 50)
+    assert (answer.status, answer.error["type"]) == (504, "timeout_error")
+
+
+async def test_a_model_that_only_gives_vectors_serves_those_and_says_so_otherwise(serve: Any) -> None:
+    embedder = FakeEmbedder()
+    async with serve(EmbeddingsOnly(embedder), embedder) as api:
+        assert (await api.get("/ready")).status == 200
+        assert vectors(await embed(api, "x")).shape == (1, N_EMBD)
+        assert (await api.post("/tokenize", {"content": "x"})).json == {"tokens": [120]}
+        for answer in (await api.complete("x"), await api.chat("x"), await api.chat("x", stream=True)):
+            assert (answer.status, answer.error["type"]) == (501, "not_supported_error")
+
+
+# --- rerank ------------------------------------------------------------------------------------------------------------
+
+
+async def test_documents_come_in_the_order_of_their_relevance(serve: Any) -> None:
+    documents = ["alpha", "beta", {"text": "gamma"}, "delta"]
+    async with serve(embedder=FakeEmbedder(pooling=Pooling.RANK)) as api:
+        answer = await api.post("/v1/rerank", {"query": "which", "documents": documents})
+        best = await api.post("/rerank", {"query": "which", "documents": documents, "top_n": 2, "return_documents": True})
+        alone = [(await api.post("/rerank", {"query": "which", "documents": [d]})).json["results"][0] for d in documents]
+    scores = [one["relevance_score"] for one in alone]
+    assert (answer.json["method"], answer.json["model"]) == ("rank", "fake-embedder")
+    assert [one["index"] for one in answer.json["results"]] == sorted(range(4), key=lambda i: -scores[i])
+    assert [one["relevance_score"] for one in answer.json["results"]] == pytest.approx(sorted(scores, reverse=True))
+    assert all(0 <= score <= 1 for score in scores)
+    texts = ["alpha", "beta", "gamma", "delta"]
+    assert [one["document"]["text"] for one in best.json["results"]] == [texts[one["index"]] for one in answer.json["results"][:2]]
+    assert answer.json["usage"]["total_tokens"] == 4 * len("which") + 4 + sum(map(len, texts))
+
+
+async def test_a_model_of_vectors_ranks_by_their_cosine_and_a_ranking_one_gives_no_vectors(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        answer = await api.post("/v1/rerank", {"query": "a", "documents": ["b", "a"]})
+        first, second = vectors(await embed(api, ["a", "b"]))
+    assert (answer.json["method"], answer.json["results"][0]["index"]) == ("cosine", 1)
+    assert [one["relevance_score"] for one in answer.json["results"]] == pytest.approx([1.0, float(first @ second)], abs=1e-6)
+    async with serve(embedder=FakeEmbedder(pooling=Pooling.RANK)) as api:
+        refused = await embed(api, "x")
+    assert (refused.status, refused.error["type"]) == (501, "not_supported_error")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"query": ""}, "query"), ({"documents": []}, "documents"), ({"documents": ["x"] * 2049}, "documents"), ({"top_n": 0}, "top_n")],
+)
+async def test_what_cannot_be_ranked_is_refused_by_name(serve: Any, fields: dict[str, Any], param: str) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        answer = await api.post("/v1/rerank", {"query": "x", "documents": ["y"], **fields})
+    assert (answer.status, answer.error["param"]) == (400, param)

@@ -1,0 +1,178 @@
+"""Inputs become vectors in steps of bounded size, the same vectors however they are cut and whatever else is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cllm.backend import Batch, Pooling, Vectors
+from cllm.engine.embedding import EmbedScheduler, InputTooLong, Job, compute
+from cllm.engine.pace import N_ROWS_FIRST, N_ROWS_LEAST, Pace
+from cllm.errors import GenerationFailed, InvalidRequest, StepFailed, Unavailable
+from cllm.testing.fake_embedder import FakeEmbedder
+
+ALL_POOLINGS = list(Pooling)
+
+
+def run(scheduler: EmbedScheduler, embedder: FakeEmbedder, n_rows: int = 512) -> list[Job]:
+    """Step until nothing is left; return the jobs in the order of their ends."""
+    over: list[Job] = []
+    while (plan := scheduler.plan(n_rows)) is not None:
+        try:
+            over += scheduler.apply(plan, compute(embedder, plan))
+        except StepFailed as error:
+            over += scheduler.apply_failure(plan, error)
+    return over
+
+
+def alone(tokens: Sequence[int], pooling: Pooling) -> Vectors:
+    embedder = FakeEmbedder(pooling=pooling)
+    scheduler = EmbedScheduler(embedder)
+    job = scheduler.submit([tokens])
+    run(scheduler, embedder)
+    return job.vectors[0]
+
+
+@pytest.mark.parametrize("pooling", ALL_POOLINGS)
+def test_a_vector_is_pooled_from_its_rows_as_the_model_says(pooling: Pooling) -> None:
+    embedder, batch = FakeEmbedder(pooling=pooling), Batch(3)
+    batch.n_rows = 3
+    batch.tokens[:], batch.positions[:] = [97, 98, 99], [0, 1, 2]
+    rows = embedder.step(batch)
+    expected = {Pooling.MEAN: rows.mean(axis=0), Pooling.CLS: rows[0], Pooling.LAST: rows[2], Pooling.RANK: rows[2]}
+    assert alone([97, 98, 99], pooling) == pytest.approx(expected[pooling])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(ALL_POOLINGS),
+    st.booleans(),
+    st.lists(st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=40), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.integers(1, 70),
+    st.integers(1, 5),
+)
+def test_an_input_has_the_same_vector_alone_and_in_any_company(
+    pooling: Pooling, can_split: bool, requests: list[list[list[int]]], n_rows: int, n_slots: int
+) -> None:
+    embedder = FakeEmbedder(pooling=pooling, can_split=can_split, n_slots=n_slots, n_cells=90, n_tokens_max=40)
+    scheduler = EmbedScheduler(embedder)
+    jobs = [scheduler.submit(inputs) for inputs in requests]
+    over = run(scheduler, embedder, n_rows)
+    assert set(over) == set(jobs)
+    for job, inputs in zip(jobs, requests, strict=True):
+        assert job.error is None
+        for vector, tokens in zip(job.vectors, inputs, strict=True):
+            assert vector == pytest.approx(alone(tokens, pooling), abs=1e-6)
+    assert embedder.n_rows_most <= max(n_rows, 0 if can_split else 40)
+
+
+def test_a_long_input_is_cut_where_the_model_can_and_computed_whole_where_it_cannot() -> None:
+    for can_split, n_steps in ((True, 10), (False, 1)):
+        embedder = FakeEmbedder(can_split=can_split)
+        scheduler = EmbedScheduler(embedder)
+        scheduler.submit([[7] * 100])
+        run(scheduler, embedder, 10)
+        assert embedder.n_steps == n_steps
+
+
+def test_requests_take_turns_input_by_input() -> None:
+    embedder = FakeEmbedder(n_slots=1)
+    scheduler = EmbedScheduler(embedder)
+    long = scheduler.submit([[i] * 10 for i in range(20)])
+    short = scheduler.submit([[99]])
+    assert run(scheduler, embedder, 10) == [short, long]
+
+
+def test_a_long_input_leaves_room_for_others() -> None:
+    embedder = FakeEmbedder()
+    scheduler = EmbedScheduler(embedder)
+    long = scheduler.submit([[1] * 400])
+    plan = scheduler.plan(20)
+    assert plan is not None
+    scheduler.apply(plan, compute(embedder, plan))
+    short = scheduler.submit([[2] * 10])
+    plan = scheduler.plan(20)
+    assert plan is not None
+    assert scheduler.apply(plan, compute(embedder, plan)) == [short]
+    assert run(scheduler, embedder, 20) == [long]
+
+
+def test_what_has_no_tokens_or_too_many_is_refused_and_nothing_of_its_request_is_queued() -> None:
+    scheduler = EmbedScheduler(FakeEmbedder(n_tokens_max=20))
+    with pytest.raises(InputTooLong) as error:
+        scheduler.submit([[1], [2] * 21])
+    assert (error.value.status, error.value.extra) == (400, {"n_prompt_tokens": 21, "n_ctx": 20})
+    with pytest.raises(InvalidRequest):
+        scheduler.submit([[1], []])
+    assert scheduler.n_waiting == 0
+
+
+def test_a_model_that_needs_inputs_whole_takes_none_longer_than_a_step() -> None:
+    scheduler = EmbedScheduler(FakeEmbedder(can_split=False, n_rows_max=16))
+    with pytest.raises(InputTooLong):
+        scheduler.submit([[1] * 17])
+    scheduler.submit([[1] * 16])
+
+
+def test_who_leaves_gives_everything_back() -> None:
+    embedder = FakeEmbedder()
+    scheduler = EmbedScheduler(embedder)
+    job = scheduler.submit([[1] * 100, [2] * 100])
+    plan = scheduler.plan(30)
+    assert plan is not None
+    scheduler.cancel(job)
+    assert scheduler.apply(plan, compute(embedder, plan)) == []
+    assert scheduler.plan(30) is None
+    scheduler.submit([[3]])
+    run(scheduler, embedder)
+    assert embedder.n_cells_used <= 1  # the last one's slot is freed before the next step
+
+
+def test_after_a_failed_step_inputs_are_tried_one_by_one_and_the_one_that_fails_ends_its_request() -> None:
+    def fail(batch: Batch) -> None:
+        if 66 in batch.tokens[: batch.n_rows]:
+            raise StepFailed("66")
+
+    embedder = FakeEmbedder(before_step=fail)
+    scheduler = EmbedScheduler(embedder)
+    good, bad, other = scheduler.submit([[1, 2], [3]]), scheduler.submit([[4], [66]]), scheduler.submit([[5]])
+    run(scheduler, embedder)
+    assert isinstance(bad.error, GenerationFailed)
+    assert (good.error, other.error) == (None, None)
+    assert good.vectors[0] == pytest.approx(alone([1, 2], Pooling.MEAN))
+    assert scheduler.plan(10) is None
+
+
+def test_a_vector_that_is_not_made_of_numbers_fails_its_request_alone() -> None:
+    embedder = FakeEmbedder()
+    scheduler = EmbedScheduler(embedder)
+    bad, good = scheduler.submit([[1]]), scheduler.submit([[2]])
+    plan = scheduler.plan(10)
+    assert plan is not None
+    first, second = compute(embedder, plan)
+    assert scheduler.apply(plan, [first * np.nan, second]) == [bad, good]
+    assert isinstance(bad.error, GenerationFailed)
+    assert good.error is None
+
+
+def test_the_end_of_all_ends_begun_and_waiting_ones() -> None:
+    scheduler = EmbedScheduler(FakeEmbedder(n_slots=1))
+    jobs = [scheduler.submit([[1] * 50]), scheduler.submit([[2]])]
+    scheduler.plan(10)
+    error = Unavailable("over", retry_after_s=1.0)
+    assert scheduler.end_all(error) == jobs
+    assert [job.error for job in jobs] == [error, error]
+
+
+def test_steps_grow_and_shrink_with_what_a_row_takes() -> None:
+    pace = Pace()
+    assert pace.n_rows(0.1) == N_ROWS_FIRST
+    pace.took(10, 0.01)
+    assert pace.n_rows(0.1) == pytest.approx(100, abs=1)
+    for _ in range(40):
+        pace.took(10, 1.0)
+    assert pace.n_rows(0.1) == N_ROWS_LEAST
