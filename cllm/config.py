@@ -181,6 +181,7 @@ class Settings:
         None, "sequences that run at once (default: as many as fit, at most 64)", _between(1, N_SLOTS_MAX)
     )
     kv: Annotated[KvLayout, MEMORY] = _setting("auto", "one pool of cells for all sequences, or an equal part for each")
+    prefix_cache: Annotated[bool, MEMORY] = _setting(True, "compute equal beginnings of prompts once, and keep ended sequences' cells")
     cache_type_k: Annotated[CacheType, MEMORY, _short("-ctk")] = _setting("f16", "number format of the cached keys")
     cache_type_v: Annotated[CacheType, MEMORY, _short("-ctv")] = _setting("f16", "number format of the cached values")
     flash_attn: Annotated[FlashAttention, MEMORY, _short("-fa")] = _setting("auto", "attention that does not write out its scores")

@@ -96,6 +96,8 @@ class Wanted:
     n: int
     timeout_s: float | None
     priority: int
+    cache_prompt: bool
+    cache_salt: str
 
     def specs(self, prompts: Sequence[Sequence[int]], *, n_logprobs: int | None, key: str, request_id: str) -> list[SequenceSpec]:
         """The sequences of a request: `n` for each prompt, those of a prompt together.
@@ -113,6 +115,8 @@ class Wanted:
                 timeout_s=self.timeout_s,
                 key=key,
                 request_id=request_id,
+                cache_prompt=self.cache_prompt,
+                cache_salt=self.cache_salt,
             )
             for prompt in prompts
             for i in range(self.n)
@@ -130,6 +134,8 @@ def wanted(
         n=fields.n or 1,
         timeout_s=fields.timeout_s or timeout_s,
         priority=fields.priority or 0,
+        cache_prompt=fields.cache_prompt is not False,
+        cache_salt=fields.cache_salt or "",
     )
 
 

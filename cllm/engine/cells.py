@@ -9,15 +9,15 @@ import attrs
 
 @attrs.define(eq=False)
 class Cells:
-    """The cells and slots of a model, as the scheduler deals them out.
+    """The cells and slots of a model, as they are dealt out.
 
-    Always: n_free + n_held + n_cached == n_total, and every slot is free or held.
+    Always: n_free + n_held + n_cached == n_total. A cell that several sequences share counts once.
     """
 
     n_total: int
     n_slots: int
     n_held: int = 0  # by live sequences, reserved ones included
-    n_cached: int = 0  # by finished sequences whose prefixes are kept
+    n_cached: int = 0  # by finished sequences alone, kept for whoever begins with the same tokens
     _free_slots: list[int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -30,18 +30,35 @@ class Cells:
 
     @property
     def n_free_slots(self) -> int:
-        """Slots that no sequence has."""
+        """Slots that nobody has, live or finished."""
         return len(self._free_slots)
 
     def hold(self, n_cells: int) -> None:
-        """Take cells; the caller has checked that they are free."""
+        """Take free cells; the caller has checked that there are so many."""
         self.n_held += n_cells
         assert self.n_free >= 0, "more cells held than there are"
 
     def release(self, n_cells: int) -> None:
-        """Give cells back."""
+        """Give held cells back."""
         self.n_held -= n_cells
         assert self.n_held >= 0, "more cells given back than were held"
+
+    def cache(self, n_cells: int) -> None:
+        """Keep held cells that no live sequence has any more."""
+        self.n_held -= n_cells
+        self.n_cached += n_cells
+        assert self.n_held >= 0, "more cells cached than were held"
+
+    def revive(self, n_cells: int) -> None:
+        """Hold cached cells again: a live sequence shares them."""
+        self.n_held += n_cells
+        self.n_cached -= n_cells
+        assert self.n_cached >= 0, "more cells revived than were cached"
+
+    def evict(self, n_cells: int) -> None:
+        """Free cached cells."""
+        self.n_cached -= n_cells
+        assert self.n_cached >= 0, "more cells evicted than were cached"
 
     def take_slot(self) -> int:
         """Take the lowest free slot, so that those in use lie together; the caller has checked that there is one."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from cllm.backend import Logits, StepModel
 from cllm.engine.logprobs import score
-from cllm.engine.plan import Move, Plan, StepOutput
+from cllm.engine.plan import Drop, Move, Plan, Share, StepOutput, Trim
 from cllm.engine.sampling import sample
 
 
@@ -19,7 +19,8 @@ def compute(model: StepModel, plan: Plan, clock: Callable[[], float]) -> StepOut
     """
     started_at = clock()
     for move in plan.moves:
-        _do(model, move)
+        do_move(model, move)
+        plan.n_moves_done += 1
     if not plan.n_rows:
         return StepOutput([], [], None, model_s=clock() - started_at)
     logits = model.step(plan.batch)
@@ -41,5 +42,12 @@ def _drawn(logits: Logits, plan: Plan) -> Logits:
     return drawn
 
 
-def _do(model: StepModel, move: Move) -> None:
-    model.drop(move.slot)
+def do_move(model: StepModel, move: Move) -> None:
+    """Do one memory move; it is done wholly or not at all. Raises: what the model's calls raise."""
+    match move:
+        case Drop(slot):
+            model.drop(slot)
+        case Trim(slot, n_keep):
+            model.trim(slot, n_keep)
+        case Share(slot, source, n_tokens):
+            model.share(source, slot, n_tokens)

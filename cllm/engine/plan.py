@@ -17,7 +17,24 @@ class Drop:
     slot: int
 
 
-Move = Drop  # memory moves of a plan, done in order and before its rows
+@attrs.frozen
+class Trim:
+    """Free the cells of `slot` at positions ``>= n_keep``."""
+
+    slot: int
+    n_keep: int
+
+
+@attrs.frozen
+class Share:
+    """Let the empty `slot` begin with the first `n_tokens` cells of `source`; all of them where the model shares only whole slots."""
+
+    slot: int
+    source: int
+    n_tokens: int
+
+
+Move = Drop | Trim | Share  # memory moves of a plan, done in order and before its rows; `slot` is the one that changes
 
 
 @attrs.frozen(eq=False)
@@ -46,6 +63,7 @@ class Plan:
     samplers: list[Sampler]  # one for each output
     events: list[Event]
     scorings: list[Scoring] = attrs.field(factory=list)
+    n_moves_done: int = 0  # counted by `compute`, so that a failure does not leave it open what was done
 
     @property
     def n_rows(self) -> int:

@@ -65,6 +65,7 @@ class Queue:
         self._patience_s = patience_s
         self._lines: dict[int, dict[str, Line]] = {}  # by priority, then by key; none is empty
         self._n_waiting = 0
+        self._n_aside = 0
 
     def __len__(self) -> int:
         return self._n_waiting
@@ -94,11 +95,23 @@ class Queue:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait at its rank."""
-        share = sequence.share
-        self._shares.wait(share, sequence.work)
-        line = self._lines.setdefault(sequence.spec.priority, {}).setdefault(share.key, Line(share))
-        bisect.insort(line.place_of(sequence), sequence, key=order)
-        self._n_waiting += 1
+        self._shares.wait(sequence.share, sequence.work)
+        self._put_in(sequence)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Take out a sequence that waits for something else than its turn, and still counts as waiting."""
+        self._take_out(sequence)
+        self._n_aside += 1
+
+    def bring_back(self, sequence: Sequence) -> None:
+        """Let a sequence that was set aside wait at its rank again."""
+        self._put_in(sequence)
+        self._n_aside -= 1
+
+    def remove_aside(self, sequence: Sequence) -> None:
+        """A sequence that was set aside waits no more."""
+        self._shares.wait_no_more(sequence.share, sequence.work)
+        self._n_aside -= 1
 
     def admit(self, sequence: Sequence, now: float) -> None:
         """Take out a sequence whose turn it is."""
@@ -109,10 +122,19 @@ class Queue:
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that waits."""
+        self._take_out(sequence)
+        self._shares.wait_no_more(sequence.share, sequence.work)
+
+    def _put_in(self, sequence: Sequence) -> None:
+        share = sequence.share
+        line = self._lines.setdefault(sequence.spec.priority, {}).setdefault(share.key, Line(share))
+        bisect.insort(line.place_of(sequence), sequence, key=order)
+        self._n_waiting += 1
+
+    def _take_out(self, sequence: Sequence) -> None:
         lines = self._lines[sequence.spec.priority]
         line = lines[sequence.share.key]
         line.place_of(sequence).remove(sequence)
-        self._shares.wait_no_more(sequence.share, sequence.work)
         self._n_waiting -= 1
         if not line:
             del lines[sequence.share.key]
@@ -123,7 +145,7 @@ class Queue:
         """Assert that everybody stands where he belongs, and that the counts are right."""
         lines = [line for lines in self._lines.values() for line in lines.values()]
         assert all(len(line) for line in lines)
-        assert sum(len(line) for line in lines) == self._n_waiting == sum(share.n_waiting for share in self._shares)
+        assert sum(len(line) for line in lines) == self._n_waiting == sum(share.n_waiting for share in self._shares) - self._n_aside
         for line in lines:
             assert line.begun == sorted(line.begun, key=order)
             assert line.new == sorted(line.new, key=order)
@@ -157,19 +179,19 @@ def who_yields(running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cell
             n_taken[share.key] = n_taken.get(share.key, 0) + 1
             yielding.append(sequence)
             n_places -= 1
-            n_cells -= sequence.n_held
+            n_cells -= sequence.n_held - sequence.n_shared
     return yielding if n_places <= 0 and n_cells <= 0 else []
 
 
 def _must_yield(sequence: Sequence, newcomer: Sequence, n_taken: int) -> bool:
-    if sequence.spec.priority != newcomer.spec.priority:
-        return sequence.spec.priority > newcomer.spec.priority
+    if sequence.order[0] != newcomer.order[0]:
+        return sequence.order[0] > newcomer.order[0]
     return newcomer.share.may_take_from(sequence.share, n_taken)
 
 
 def _rank(sequence: Sequence) -> tuple[int, float, float, int]:
     share = sequence.share
-    return (sequence.spec.priority, share.load, share.served, sequence.seq_id)
+    return (sequence.order[0], share.load, share.served, sequence.seq_id)
 
 
 def _turn(line: Line) -> tuple[float, float, tuple[int, int]]:

@@ -16,12 +16,13 @@ from cllm.backend import Vocabulary
 from cllm.engine.batching import BatchFormer
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
+from cllm.engine.following import Followers
 from cllm.engine.gate import Demand, Gate, Service
-from cllm.engine.memory import Memory
+from cllm.engine.memory import Memory, MemoryLimits
 from cllm.engine.plan import Plan, Scoring, StepOutput
 from cllm.engine.queue import Queue, gives_way, order, who_yields
 from cllm.engine.sampling import Sampler, dry_breaker_tokens
-from cllm.engine.sequence import Phase, Sequence, SequenceSpec
+from cllm.engine.sequence import Miss, Phase, Sequence, SequenceSpec
 from cllm.engine.trials import Trials
 from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, NoRoom, RequestError
 from cllm.text.detokenizer import Detokenizer, TokenTexts
@@ -47,6 +48,10 @@ class Limits:
     key_weights: Mapping[str, float] = attrs.field(factory=dict)  # of keys that are not to count 1
     key_caps: Mapping[str, int] = attrs.field(factory=dict)  # sequences that a key may have under way
     key_cap: int | None = None  # of the other keys
+    keeps_prefixes: bool = False  # whether sequences share cells, and leave theirs to others
+    can_share: bool = False  # what the model's memory can do, see cllm.backend.Capabilities
+    can_trim: bool = False
+    copies_slots: bool = False  # whether a slot may be copied whole
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
 
     def __attrs_post_init__(self) -> None:
@@ -66,6 +71,9 @@ class SequenceView:
     n_generated: int
     n_computed: int
     n_held: int
+    n_shared: int  # of these, cells that others computed
+    n_cached: int  # tokens of its prompt that were known when it was first admitted: where the match ended, for which `miss` is the reason
+    miss: Miss
     n_preempted: int
     priority: int
 
@@ -89,7 +97,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits, vocabulary: Vocabulary) -> None:
         self.limits = limits
-        self.memory = Memory(limits.n_cells, limits.n_slots)
+        self.memory = Memory(_memory_limits(limits))
         self.cells = self.memory.cells
         self.totals = Totals()
         self._vocabulary = vocabulary
@@ -99,6 +107,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
         self._shares = Shares(limits.key_weights)
         self._queue = Queue(self._shares, limits.patience_s)
+        self._followers = Followers()  # they wait too, but not in the queue
         self._service = Service()
         self._gate = Gate(
             self._shares,
@@ -169,9 +178,9 @@ class Scheduler:
         self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
         for sequence in plan.decoding:
             sequence.share.charge(GENERATED_TOKEN)
-            self.memory.computed(sequence, 1)
+            self.memory.decoded(sequence)
         for sequence, n_rows in plan.prefilling:
-            self.memory.computed(sequence, n_rows)
+            self.memory.prefilled(sequence, n_rows)
             self.totals.n_prefill_rows += n_rows
         if plan.scorings:
             self._tell_scores(plan.scorings, output.scores, events)
@@ -182,10 +191,12 @@ class Scheduler:
                 continue
             if sequence.phase is Phase.PREFILL:
                 sequence.move(Phase.DECODE)
+                if sequence.order != sequence.own_order:  # nobody waits for its prompt any more
+                    self._rank(sequence, sequence.own_order)
             if sequence.cancelled:  # the mark is met in the next plan
                 continue
             if i in invalid:
-                self._fail(sequence, _invalid_logits(), events)
+                self._fail(sequence, _invalid_logits(), events, keep=False)
                 continue
             self._accept(sequence, output.tokens[i], None if logprobs is None else logprobs[i], now, events)
         if self._trials:
@@ -200,21 +211,29 @@ class Scheduler:
         """
         events: list[Event] = []
         members = [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
+        robbed = self.memory.owe_again(plan.moves, plan.n_moves_done)
+        if robbed is not None and robbed.phase is not Phase.WAITING:
+            self._preempt(robbed, keep=False)
         if isinstance(error, NoRoom):
-            self._give_way(members, error, events)
+            if robbed is None:
+                self._give_way(members, error, events)
             return events
-        self.memory.owe_again(plan.moves)
         for sequence in members:
-            self._preempt(sequence)
+            if sequence is not robbed:
+                self._preempt(sequence, keep=False)
         if not isinstance(error, Aborted):
             self._accuse(members, error, events)
         return events
+
+    def evict_cached(self) -> None:
+        """Forget what is kept of ended sequences; the next plan frees it."""
+        self.memory.evict_all()
 
     def end_all(self, error: RequestError) -> list[Event]:
         """End every sequence with `error`: the engine goes down, or its grace is over."""
         events: list[Event] = []
         for sequence in list(self._sequences.values()):
-            self._fail(sequence, error, events)
+            self._fail(sequence, error, events, keep=False)  # a step that still runs writes to their slots
         self._marked.clear()
         return events
 
@@ -228,7 +247,7 @@ class Scheduler:
     @property
     def n_waiting(self) -> int:
         """Sequences in the queue."""
-        return len(self._queue)
+        return len(self._queue) + len(self._followers)
 
     @property
     def n_waiting_max(self) -> int:
@@ -242,16 +261,16 @@ class Scheduler:
 
     def views(self) -> list[SequenceView]:
         """All sequences that have not ended, running ones first, each in order of service."""
-        return [_view(sequence) for sequence in (*self._running, *self._queue)]
+        return [_view(sequence) for sequence in (*self._running, *self._queue, *self._followers)]
 
     def check(self) -> None:
         """Assert the invariants; for tests, and cheap enough for an idle moment."""
         self.memory.check(self._running)
-        assert len(self._running) + len(self._queue) == len(self._sequences)
+        assert len(self._running) + self.n_waiting == len(self._sequences)
         assert self._running == sorted(self._running, key=order)
         assert len(self._running) == sum(share.n_running for share in self._shares)
         self._queue.check()
-        for sequence in self._queue:
+        for sequence in (*self._queue, *self._followers):
             assert sequence.phase is Phase.WAITING
             assert sequence.n_held == sequence.n_computed == 0
 
@@ -280,10 +299,36 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         """Let waiting sequences in, strictly in order: one that does not fit yet is not overtaken, or it would starve."""
+        if self._followers:
+            self._release_followers()
         while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first(now)) is not None:
+            if self._follows(sequence):
+                continue
             if not self._fits(sequence) and not self._make_way(sequence):
                 return
             self._start(sequence, now)
+
+    def _release_followers(self) -> None:
+        for sequence in self._followers.take_released():
+            self._queue.bring_back(sequence)
+
+    def _follows(self, sequence: Sequence) -> bool:
+        """Set a sequence aside that has only to wait for what another computes already; those behind it are not held up."""
+        if not self.memory.limits.shares_live or not sequence.may_share or self._trials or len(self._running) >= self._n_live_max:
+            return False
+        leader = self._followers.leader_for(sequence, self._running, self.memory.n_known(sequence))
+        if leader is None:
+            return False
+        self._queue.set_aside(sequence)
+        if sequence.order < leader.order:
+            self._rank(leader, sequence.order)
+        return True
+
+    def _rank(self, sequence: Sequence, rank: tuple[int, int]) -> None:
+        """Give a running sequence another rank of service."""
+        self._running.remove(sequence)
+        sequence.order = rank
+        bisect.insort(self._running, sequence, key=order)
 
     def _fits(self, sequence: Sequence) -> bool:
         # One spare cell for each running sequence, so that a newcomer is not the reason for a preemption at the very next step.
@@ -296,7 +341,7 @@ class Scheduler:
     def _make_way_for_justice(self, sequence: Sequence) -> bool:
         """Preempt sequences that must yield to `sequence`, if it then fits."""
         n_places = len(self._running) + 1 - self._n_live_max
-        n_cells = len(sequence.tokens) + len(self._running) + 1 - self.cells.n_free
+        n_cells = self.memory.n_missing(sequence, len(self._running) + 1)
         yielding = who_yields(self._running, sequence, n_places, n_cells)
         for running in yielding:
             self._preempt(running)
@@ -336,7 +381,7 @@ class Scheduler:
             if sequence.phase is Phase.FINISHED or sequence.cancelled:
                 continue
             if score is None:
-                self._fail(sequence, _invalid_logits(), events)
+                self._fail(sequence, _invalid_logits(), events, keep=False)
                 continue
             sequence.n_scored += len(score)
             events.append(Delta(sequence.seq_id, "", [], prompt_logprobs=score))
@@ -384,18 +429,20 @@ class Scheduler:
             self._service.answer(sequence.n_generated)
         events.append(Finished(sequence.seq_id, reason, stop_reason, _usage(sequence, now), text))
 
-    def _fail(self, sequence: Sequence, error: RequestError, events: list[Event]) -> None:
-        self._end(sequence)
+    def _fail(self, sequence: Sequence, error: RequestError, events: list[Event], *, keep: bool = True) -> None:
+        self._end(sequence, keep=keep)
         self.totals.n_failed += 1
         events.append(Failed(sequence.seq_id, error))
 
     def _give_way(self, members: list[Sequence], error: NoRoom, events: list[Event]) -> None:
+        if self.memory.evict_all():
+            return
         if len(self._running) > 1:
-            self._preempt(gives_way(self._running))
+            self._preempt(gives_way(self._running), keep=False)
             self._n_live_max = len(self._running)  # our count says that there is room, the model knows better: until somebody ends
             return
         for sequence in members:  # alone, and yet there is no room: from the start once more, then give up
-            self._preempt(sequence)
+            self._preempt(sequence, keep=False)
             self._accuse([sequence], error, events)
 
     def _accuse(self, members: list[Sequence], error: Exception, events: list[Event]) -> None:
@@ -408,7 +455,7 @@ class Scheduler:
             self._trials.acquit(sequence)
             failure = GenerationFailed("the model failed on this request", code="step_failed")
             failure.__cause__ = error
-            self._fail(sequence, failure, events)
+            self._fail(sequence, failure, events, keep=False)
         else:
             self._trials.split(members)
 
@@ -420,28 +467,38 @@ class Scheduler:
 
     # --- moves between phases -----------------------------------------------------------------------------------------
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take back what a running sequence holds; it waits, keeps its tokens and its rank, and is computed again."""
-        self._free(sequence)
+    def _preempt(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Take back what a running sequence holds; it waits, keeps its tokens and its rank.
+
+        What it has computed is cached until the cells are wanted; without `keep`, or then, it is computed again.
+        """
+        self._free(sequence, keep=keep)
+        sequence.order = sequence.own_order
         sequence.move(Phase.WAITING)
         sequence.n_preempted += 1
         self.totals.n_preempted += 1
         self._queue.add(sequence)
 
-    def _end(self, sequence: Sequence) -> None:
-        if sequence.phase is Phase.WAITING:
+    def _end(self, sequence: Sequence, *, keep: bool = True) -> None:
+        if sequence in self._followers:
+            self._followers.remove(sequence)
+            self._queue.remove_aside(sequence)
+        elif sequence.phase is Phase.WAITING:
             self._queue.remove(sequence)
         else:
-            self._free(sequence)
+            self._free(sequence, keep=keep)
         self._n_live_max = self._n_live_max_usual
         sequence.move(Phase.FINISHED)
         del self._sequences[sequence.seq_id]
         if self._trials:
             self._trials.acquit(sequence)
 
-    def _free(self, sequence: Sequence) -> None:
+    def _free(self, sequence: Sequence, *, keep: bool) -> None:
         self._running.remove(sequence)
-        self.memory.free(sequence)
+        if keep:
+            self.memory.keep(sequence)
+        else:
+            self.memory.forget(sequence)
 
     def _sequence(self, spec: SequenceSpec, seq_id: int, now: float) -> Sequence:
         stopping, vocabulary = spec.stopping, self._vocabulary
@@ -478,7 +535,18 @@ class Scheduler:
             arrived_at=now,
             deadline=None if spec.timeout_s is None else now + spec.timeout_s,
             order=(spec.priority, seq_id),
+            may_share=spec.cache_prompt and self.limits.keeps_prefixes,
         )
+
+
+def _memory_limits(limits: Limits) -> MemoryLimits:
+    return MemoryLimits(
+        n_cells=limits.n_cells,
+        n_slots=limits.n_slots,
+        can_share=limits.can_share,
+        can_trim=limits.can_trim,
+        copies_slots=limits.copies_slots,
+    )
 
 
 def _too_late() -> DeadlineExceeded:
@@ -528,6 +596,9 @@ def _view(sequence: Sequence) -> SequenceView:
         n_generated=sequence.n_generated,
         n_computed=sequence.n_computed,
         n_held=sequence.n_held,
+        n_shared=sequence.n_shared,
+        n_cached=sequence.n_cached,
+        miss=sequence.miss,
         n_preempted=sequence.n_preempted,
         priority=sequence.spec.priority,
     )

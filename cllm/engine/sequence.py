@@ -27,6 +27,9 @@ class SequenceSpec:
     priority: int = 0  # lower goes first
     timeout_s: float | None = None
     key: str = ""  # whose it is, for fairness and quotas
+    cache_prompt: bool = True  # whether it shares cells with others; False: it takes none and leaves none
+    cache_salt: str = ""  # only sequences of the same salt share cells
+    adapter: str = ""  # what its cells were computed with beside the model
     request_id: str = ""
 
 
@@ -37,6 +40,15 @@ class Phase(Enum):
     PREFILL = "prefill"  # holds a slot; some of its tokens have no cell yet
     DECODE = "decode"  # every token but the last drawn one has its cell
     FINISHED = "finished"
+
+
+class Miss(Enum):
+    """Why a sequence's tokens had to be computed from some position on."""
+
+    NONE = "none"  # they had not: all but the last were known
+    DIFFERS = "differs"  # nothing known goes on as this prompt does
+    UNKNOWN = "unknown"  # nothing known begins as this prompt does
+    OFF = "off"  # it shares nothing: by request, by setting, or by the model
 
 
 MOVES: dict[Phase, frozenset[Phase]] = {  # the end may come at any time, preemption whenever cells are held
@@ -76,7 +88,11 @@ class Sequence:
     phase: Phase = Phase.WAITING
     slot: int = 0  # meaningful only while cells are held (PREFILL, DECODE)
     n_computed: int = 0
-    n_cached: int = 0
+    n_cached: int = 0  # of the prompt's tokens, those that were not computed for it
+    n_shared: int = 0  # cells that it did not compute when it was admitted last
+    miss: Miss = Miss.OFF  # why not all of its prompt was known when it was first admitted; from position `n_cached` on
+    may_share: bool = True
+    n_followed: int = 0  # times that it waited for another to compute the beginning of its tokens
     n_scored: int = 0
     n_held: int = 0  # cells held or reserved
     n_preempted: int = 0
@@ -94,6 +110,16 @@ class Sequence:
     def n_unscored(self) -> int:
         """Rows of the prompt whose successors' logprobs are wanted and not known yet."""
         return 0 if self.spec.n_prompt_logprobs is None else self.n_prompt - 1 - self.n_scored
+
+    @property
+    def n_shareable(self) -> int:
+        """Tokens at its beginning that it need not compute itself: the last one's logits are wanted, and those that are to be scored."""
+        return self.n_scored if self.n_unscored else len(self.tokens) - 1
+
+    @property
+    def own_order(self) -> tuple[int, int]:
+        """Its rank of service while nobody has lent it a better one."""
+        return self.spec.priority, self.seq_id
 
     def move(self, phase: Phase) -> None:
         """Enter `phase`, which must be a legal move."""

@@ -78,6 +78,7 @@ def _name_of(model: str | None) -> str:
 
 def limits_of(model: StepModel, settings: Settings) -> Limits:
     """Return what the scheduler may deal out of `model` under `settings`."""
+    can, layout = model.capabilities, model.capabilities.kv_layout
     keys = api_keys(settings)
     return Limits(
         n_cells=model.n_cells,
@@ -92,7 +93,11 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         key_weights={key.name: key.weight for key in keys},
         key_caps={key.name: key.cap for key in keys if key.cap is not None},
         key_cap=settings.key_cap if keys else None,
-        rows_by_slot=model.capabilities.kv_layout is KvLayout.STREAMS,
+        keeps_prefixes=settings.prefix_cache,
+        can_share=can.can_share,
+        can_trim=can.can_trim,
+        copies_slots=can.can_trim and layout is KvLayout.STREAMS,
+        rows_by_slot=layout is KvLayout.STREAMS,
     )
 
 

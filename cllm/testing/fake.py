@@ -107,7 +107,8 @@ class FakeModel:
     """A `StepModel` whose next token is a function of the whole sequence.
 
     `step_s(batch)` gives the seconds that a step pretends to take; `before_step` may raise, to make a step fail. It never draws a token
-    that ends the turn unless `n_tokens_to_end` is given: then about one in so many does.
+    that ends the turn unless `n_tokens_to_end` is given: then about one in so many does. Without `can_trim`, its memory is like a recurrent
+    one: slots are shared whole and dropped whole.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class FakeModel:
         n_tokens_to_end: int | None = None,
         n_ctx_train: int = 4096,
         kv_layout: KvLayout = KvLayout.UNIFIED,
+        can_trim: bool = True,
         step_s: Callable[[Batch], float] | None = None,
         before_step: Callable[[Batch], None] | None = None,
     ) -> None:
@@ -135,7 +137,12 @@ class FakeModel:
         )
         pooled = kv_layout is KvLayout.UNIFIED
         self.capabilities = Capabilities(
-            can_share=pooled, can_trim=True, can_save=True, can_save_part=pooled, can_abort=False, kv_layout=kv_layout
+            can_share=pooled and can_trim,
+            can_trim=can_trim,
+            can_save=True,
+            can_save_part=pooled and can_trim,
+            can_abort=False,
+            kv_layout=kv_layout,
         )
         self.n_cells = n_cells
         self.n_slots = n_slots
@@ -191,6 +198,8 @@ class FakeModel:
         if n_keep < 0:
             raise StepFailed("a slot keeps no fewer than 0 cells")
         cells = self._slot(slot)
+        if 0 < n_keep < len(cells) and not self.capabilities.can_trim:
+            raise StepFailed("this memory cannot be trimmed, only dropped")
         for cell in cells[n_keep:]:
             cell.n_slots -= 1
             if not cell.n_slots:

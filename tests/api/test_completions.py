@@ -47,7 +47,7 @@ async def test_a_stream_with_usage_has_it_before_done(serve: Any) -> None:
 
 
 async def test_a_prompt_may_be_token_ids(serve: Any) -> None:
-    async with serve() as api:
+    async with serve(prefix_cache=False) as api:
         text = await api.complete("ab", temperature=0)
         tokens = await api.complete([256, 97, 98], temperature=0)
     assert text.text() == tokens.text()
@@ -117,7 +117,7 @@ def raw_logprobs(tokens: list[int], n_before: int) -> dict[int, float]:
 
 async def test_echo_with_logprobs_tells_how_likely_the_prompt_was(serve: Any) -> None:
     tokens = [256, *b"once"]
-    async with serve() as api:
+    async with serve(prefix_cache=False) as api:
         answer = await api.complete("once", echo=True, logprobs=2, max_tokens=3, seed=1)
         alone = await api.complete("once", logprobs=2, max_tokens=3, seed=1)
     expected = [raw_logprobs(tokens, n) for n in range(1, len(tokens))]
@@ -221,7 +221,7 @@ async def test_best_of_answers_the_likeliest_by_the_mean_of_their_logprobs(serve
         logprobs: list[float] = choice["logprobs"]["token_logprobs"]
         return sum(logprobs) / len(logprobs)
 
-    async with serve() as api:
+    async with serve(prefix_cache=False) as api:
         every = await api.complete(["a", "b"], n=5, seed=7, max_tokens=6, logprobs=0)
         best = await api.complete(["a", "b"], n=2, best_of=5, seed=7, max_tokens=6, logprobs=0)
         bare = await api.complete(["a", "b"], n=2, best_of=5, seed=7, max_tokens=6)
@@ -236,7 +236,7 @@ async def test_best_of_answers_the_likeliest_by_the_mean_of_their_logprobs(serve
 async def test_a_suffix_asks_for_what_stands_between(serve: Any) -> None:
     model = FakeModel(n_tokens=262)
     model.vocabulary = FakeVocabulary(262, infills=True)
-    async with serve(model) as api:
+    async with serve(model, prefix_cache=False) as api:
         infilled = await api.complete("ab", suffix="c<end>", temperature=0)
         by_hand = await api.complete([256, 259, *b"ab", 260, *b"c<end>", 261], temperature=0)
         of_ids = await api.complete([97, 98], suffix="c<end>", temperature=0, echo=True)

@@ -45,6 +45,9 @@ def run(model: StepModel, scheduler: Scheduler, specs: Seq[SequenceSpec], *, n_a
         scheduler.check()
         if later:
             texts[scheduler.submit(later.pop(), 0.0)] = Text()
+    scheduler.evict_cached()
+    if (plan := scheduler.plan(0.0)) is not None:
+        compute(model, plan, time.perf_counter)
     assert scheduler.cells.n_free == model.n_cells
     assert all(text.n_ends == 1 for text in texts.values())
     return list(texts.values())

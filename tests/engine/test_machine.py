@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import time
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
+import attrs
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from cllm.engine.compute import compute
+from cllm.backend import KvLayout
+from cllm.config import Settings
+from cllm.engine.compute import compute, do_move
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, SequenceSpec
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom, StepFailed, Unavailable
+from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 
-N_CELLS, N_CTX, N_SLOTS = 60, 40, 5
+N_CTX, N_SLOTS = 100, 5
+BEGINNINGS = tuple(tuple(range(first, first + 60)) for first in (40, 60))
+KINDS: dict[str, tuple[Callable[..., FakeModel], dict[str, int]]] = {  # of memory: what the model can do, and its cells
+    "shares": (FakeModel, {"n_cells": 160}),
+    "no cache": (FakeModel, {"n_cells": 160}),
+    "parts of its own for each slot": (partial(FakeModel, kv_layout=KvLayout.STREAMS), {"n_cells": N_SLOTS * N_CTX}),
+    "only whole slots": (partial(FakeModel, can_trim=False), {"n_cells": 160}),
+}
 ERRORS: list[Exception] = [NoRoom("no room"), StepFailed("failed"), Aborted("aborted"), RuntimeError("a mistake")]
 
 
-def make_scheduler(row_budget: int) -> tuple[FakeModel, Scheduler]:
-    model = FakeModel(n_cells=N_CELLS, n_slots=N_SLOTS, n_tokens_to_end=25)
-    limits = Limits(
-        n_cells=N_CELLS,
-        n_slots=N_SLOTS,
-        n_ctx=N_CTX,
-        n_rows_max=32,
-        row_budget=row_budget,
-        n_live_max=4,
-        n_waiting_max=1000,
-        patience_s=5.0,
-        key_weights={"other": 2.0},
-    )
-    return model, Scheduler(limits, model.vocabulary)
+def make_scheduler(row_budget: int, kind: str = "no cache") -> tuple[FakeModel, Scheduler]:
+    make_model, cells = KINDS[kind]
+    model = make_model(n_slots=N_SLOTS, n_tokens_to_end=25, n_ctx_train=N_CTX, n_rows_max=32, **cells)
+    limits = limits_of(model, Settings(row_budget=row_budget, parallel=4, prefix_cache=kind != "no cache"))
+    return model, Scheduler(attrs.evolve(limits, patience_s=5.0, key_weights={"other": 2.0}), model.vocabulary)
 
 
 def run_step(model: FakeModel, scheduler: Scheduler, now: float) -> list[Event] | None:
@@ -70,9 +73,9 @@ def make_spec(prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: 
 class Machine(RuleBasedStateMachine):
     sequences: Bundle[int] = Bundle("sequences")
 
-    @initialize(row_budget=st.sampled_from([1, 3, 7, 32]))
-    def start(self, row_budget: int) -> None:
-        self.model, self.scheduler = make_scheduler(row_budget)
+    @initialize(row_budget=st.sampled_from([1, 3, 7, 32]), kind=st.sampled_from(sorted(KINDS)))
+    def start(self, row_budget: int, kind: str) -> None:
+        self.model, self.scheduler = make_scheduler(row_budget, kind)
         self.now = 0.0
         self.specs: dict[int, SequenceSpec] = {}
         self.texts: dict[int, str] = {}
@@ -80,18 +83,40 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         target=sequences,
-        prompt=st.lists(st.integers(33, 126), min_size=1, max_size=N_CTX - 1).map(tuple),
+        beginning=st.sampled_from(BEGINNINGS),
+        n_beginning=st.sampled_from([0, 10, 40, 59, 60]),
+        rest=st.lists(st.integers(33, 126), min_size=1, max_size=N_CTX - 61).map(tuple),
         seed=st.integers(0, 3),
         max_tokens=st.integers(1, 30),
         temperature=st.sampled_from([0.0, 1.0]),
         priority=st.integers(-1, 1),
         timeout_s=st.sampled_from([None, None, None, 5.0]),
+        cache_salt=st.sampled_from(["", "", "", "salt"]),
+        cache_prompt=st.sampled_from([True, True, True, False]),
         key=st.sampled_from(["", "one", "other"]),
     )
     def submit(
-        self, prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, priority: int, timeout_s: float | None, key: str
+        self,
+        beginning: tuple[int, ...],
+        n_beginning: int,
+        rest: tuple[int, ...],
+        seed: int,
+        max_tokens: int,
+        temperature: float,
+        **fields: object,
     ) -> object:
-        spec = make_spec(prompt, seed, max_tokens, temperature, priority=priority, timeout_s=timeout_s, key=key)
+        return self.submit_prompt(beginning[:n_beginning] + rest, seed, max_tokens, temperature, **fields)
+
+    @rule(target=sequences, data=st.data(), more=st.lists(st.integers(33, 126), max_size=10).map(tuple))
+    def go_on_with_a_conversation(self, data: st.DataObject, more: tuple[int, ...]) -> object:
+        if not self.specs:
+            return multiple()
+        seq_id = data.draw(st.sampled_from(sorted(self.specs)))
+        prompt = (*self.specs[seq_id].prompt, *self.texts[seq_id].encode("ascii", "ignore"), *more)
+        return self.submit_prompt(prompt[: N_CTX - 1], 1, 20, 0.0)
+
+    def submit_prompt(self, prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, **fields: object) -> object:
+        spec = make_spec(prompt, seed, max_tokens, temperature, **fields)
         seq_id = self.scheduler.submit(spec, self.now)
         self.specs[seq_id], self.texts[seq_id] = spec, ""
         return multiple(seq_id)
@@ -120,23 +145,24 @@ class Machine(RuleBasedStateMachine):
             case "end all":
                 self.take(self.scheduler.end_all(Unavailable("going down", retry_after_s=1.0)))
             case "submit":
-                self.submit((40, 41, 42), 0, 5, 0.0, 0, None, "one")
+                self.submit_prompt(BEGINNINGS[0], 0, 5, 0.0)
             case _:
                 self.now += 6.0
         self.take(self.scheduler.apply(plan, output, self.now))
 
-    @rule(error=st.sampled_from(ERRORS), moves_done=st.booleans())
-    def fail_a_step(self, error: Exception, moves_done: bool) -> None:
+    @rule(error=st.sampled_from(ERRORS), data=st.data())
+    def fail_a_step(self, error: Exception, data: st.DataObject) -> None:
         plan = self.scheduler.plan(self.now)
         if plan is None:
             return
         self.take(plan.events)
         if not plan.is_step:
             return
-        if moves_done or isinstance(error, NoRoom):
-            for move in plan.moves:
-                self.model.drop(move.slot)
-        if not isinstance(error, NoRoom):  # the content of the batch's slots is undefined
+        n_moves_done = data.draw(st.integers(0, len(plan.moves)))
+        for move in plan.moves[:n_moves_done]:
+            do_move(self.model, move)
+        plan.n_moves_done = n_moves_done
+        if n_moves_done == len(plan.moves) and not isinstance(error, NoRoom):  # the content of the batch's slots is undefined
             for slot in {sequence.slot for sequence in plan.members()}:
                 self.model.drop(slot)
         self.take(self.scheduler.apply_failure(plan, error, self.now))
@@ -144,6 +170,10 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 6.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
+
+    @rule()
+    def evict_cached(self) -> None:
+        self.scheduler.evict_cached()
 
     @rule()
     def end_all(self) -> None:
@@ -180,12 +210,18 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         owed = {move.slot for move in self.scheduler.memory._moves}
+        tree = self.scheduler.memory.tree
         for sequence in self.scheduler._running:
             if sequence.slot not in owed:
                 assert self.model.slot_tokens(sequence.slot) == sequence.tokens[: sequence.n_computed]
             else:
                 assert sequence.phase is Phase.PREFILL
-                assert sequence.n_computed == 0
+                assert sequence.n_computed == sequence.n_shared
+        for slot in tree._resting.keys() - owed:
+            assert self.model.slot_tokens(slot) == tree.tokens_of(slot)
+        if not owed:
+            n_reserved = sum(sequence.n_held - sequence.n_computed for sequence in self.scheduler._running)
+            assert self.model.n_cells_used == self.model.n_cells - self.scheduler.cells.n_free - n_reserved
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -197,7 +233,11 @@ class Machine(RuleBasedStateMachine):
             self.take(events)
         assert set(self.ends) == set(self.specs), "an accepted sequence has no terminal event"
         self.scheduler.check()
-        assert self.scheduler.cells.n_free == N_CELLS
+        assert self.scheduler.cells.n_held == 0
+        self.scheduler.evict_cached()
+        run_step(self.model, self.scheduler, self.now)
+        self.scheduler.check()
+        assert self.scheduler.cells.n_free == self.model.n_cells
         assert self.scheduler.cells.n_free_slots == N_SLOTS
         assert self.model.n_cells_used == 0
 

@@ -1,0 +1,72 @@
+"""Who waits for a prompt that another sequence is computing: equal beginnings are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from cllm.engine.prefix import n_common
+from cllm.engine.sequence import Phase, Sequence
+
+N_COMMON_LEAST = 32  # tokens: waiting costs at least a step, and fewer rows than this hardly make one longer
+N_FOLLOWED_MAX = 4  # leaders of one sequence; then it computes what is left by itself, so that nobody waits for ever
+
+
+@attrs.frozen
+class _Lead:
+    leader: Sequence
+    n_common: int  # tokens
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the common part is computed, or the leader computes it no longer."""
+        return self.leader.phase is not Phase.PREFILL or self.leader.n_computed >= self.n_common
+
+
+class Followers:
+    """Waiting sequences beside the queue, each with a leader that computes the beginning of its tokens. They hold up nobody."""
+
+    def __init__(self) -> None:
+        self._leads: dict[Sequence, _Lead] = {}
+
+    def __len__(self) -> int:
+        return len(self._leads)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._leads)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._leads
+
+    def leader_for(self, sequence: Sequence, running: list[Sequence], n_known: int) -> Sequence | None:
+        """Let `sequence` follow whoever of `running` computes most of what it needs beyond `n_known` tokens; None: it is not worth it."""
+        if sequence.n_followed >= N_FOLLOWED_MAX:
+            return None
+        best: _Lead | None = None
+        least = n_known + N_COMMON_LEAST
+        for leader in running:
+            if leader.phase is Phase.PREFILL and _could_share(leader, sequence):
+                n = n_common(leader.tokens, sequence.tokens, 0, sequence.n_shareable)
+                if n >= max(least, leader.n_computed + 1) and (best is None or n > best.n_common):
+                    best = _Lead(leader, n)
+        if best is None:
+            return None
+        sequence.n_followed += 1
+        self._leads[sequence] = best
+        return best.leader
+
+    def take_released(self) -> list[Sequence]:
+        """Hand back those who need not wait for their leaders any longer."""
+        released = [sequence for sequence, lead in self._leads.items() if lead.is_over]
+        for sequence in released:
+            del self._leads[sequence]
+        return released
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out a follower that ends."""
+        del self._leads[sequence]
+
+
+def _could_share(one: Sequence, other: Sequence) -> bool:
+    return one.may_share and one.spec.cache_salt == other.spec.cache_salt and one.spec.adapter == other.spec.adapter
