@@ -200,7 +200,6 @@ class _Tokens:
     """A vocabulary as llguidance wants it: control tokens begin with a byte that no text has."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
         self.tokens: list[bytes] = []
         self.special_token_ids: list[int] = []
         self.bos_token_id = vocabulary.bos
@@ -220,8 +219,8 @@ class _Tokens:
         return len(self.tokens) - 1
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokens of a text; asked once, to see that it can be."""
-        return self._vocabulary.tokenize(text.decode("utf-8", "replace"), add_special=False, parse_special=False)
+        """The tokens of a text; nobody needs them under `_OPTIONS`."""
+        return []
 
 
 # --- sources to Lark ---------------------------------------------------------------------------------------------------
