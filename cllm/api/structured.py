@@ -5,7 +5,7 @@ A surface with fields of its own makes a `Form` with `schema_form` or `ANY_OBJEC
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 import msgspec
@@ -13,13 +13,11 @@ from msgspec import Meta
 
 from cllm.api.context import Context
 from cllm.api.sampling_fields import SamplingFields
+from cllm.api.wire import NULL, is_nothing
 from cllm.errors import GrammarInvalid, InvalidRequest
 from cllm.serve.engine import ServedModel
 from cllm.text import grammar
 from cllm.text.grammar import Grammar, GrammarSource, Kind
-
-NULL: Any = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))  # msgspec has no Raw | None, and cannot describe a Raw as default
-N_BYTES_OF_NOTHING = 16
 
 
 class JsonSchemaFormat(msgspec.Struct):
@@ -63,11 +61,6 @@ class Form:
 
     source: GrammarSource
     param: str
-
-
-def is_nothing(value: msgspec.Raw) -> bool:
-    """Whether a field carries what clients send that have no use for it: null, no tools, an empty grammar."""
-    return len(bytes(value)) <= N_BYTES_OF_NOTHING and msgspec.json.decode(value) in (None, [], "")
 
 
 def form_of(fields: FormFields) -> Form | None:

@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from cllm.api.context import Context
 from cllm.api.conversation import Conversation, Thinking
-from cllm.api.openai.shapes import NULL, is_nothing
 from cllm.api.sampling_fields import INT32_MAX, SamplingFields
+from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.serve.engine import ServedModel
 from cllm.text.tools import Tool, Toolbox

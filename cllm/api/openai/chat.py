@@ -17,7 +17,8 @@ from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNam
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import wanted
 from cllm.api.sse import data
-from cllm.api.structured import NULL, form_of, is_nothing
+from cllm.api.structured import form_of
+from cllm.api.wire import NULL, is_nothing
 from cllm.engine.events import Delta, Finished, TokenLogprob
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.serve.engine import ServedModel

@@ -13,7 +13,8 @@ from quart import Response
 
 import cllm
 from cllm.api import sse
-from cllm.api.structured import FormFields, is_nothing
+from cllm.api.structured import FormFields
+from cllm.api.wire import is_nothing
 from cllm.backend import Vocabulary
 from cllm.engine.events import Finished, TokenLogprob
 from cllm.errors import NotSupported
