@@ -182,6 +182,13 @@ class Settings:
     )
     kv: Annotated[KvLayout, MEMORY] = _setting("auto", "one pool of cells for all sequences, or an equal part for each")
     prefix_cache: Annotated[bool, MEMORY] = _setting(True, "compute equal beginnings of prompts once, and keep ended sequences' cells")
+    host_cache_mb: Annotated[int, MEMORY] = _setting(
+        2048, "memory for cells that had to leave the KV cache, MiB: restored instead of computed again; 0: none", _at_least(0)
+    )
+    cache_dir: Annotated[str | None, MEMORY] = _setting(
+        None, "a folder for what leaves that memory: prefixes outlive the server (default: none)", _not_empty
+    )
+    cache_dir_mb: Annotated[int, MEMORY] = _setting(8192, "size limit of that folder, MiB", _at_least(1))
     cache_type_k: Annotated[CacheType, MEMORY, _short("-ctk")] = _setting("f16", "number format of the cached keys")
     cache_type_v: Annotated[CacheType, MEMORY, _short("-ctv")] = _setting("f16", "number format of the cached values")
     flash_attn: Annotated[FlashAttention, MEMORY, _short("-fa")] = _setting("auto", "attention that does not write out its scores")
@@ -213,9 +220,6 @@ class Settings:
         None, "completions that a key may have under way; more are answered with 429 (default: no limit)", _at_least(1)
     )
     timeout_s: Annotated[float | None, REQUESTS] = _setting(None, "time limit of a request that names none (default: none)", _positive)
-    grammar_timeout_s: Annotated[float, REQUESTS] = _setting(
-        2.0, "time to compile a schema or a grammar; what takes longer is answered with 400", _positive
-    )
     sampling_defaults: Annotated[Profile, REQUESTS] = _setting("openai", "whose defaults hold for parameters that a request leaves out")
     max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", _positive)
     stream_buffer_kb: Annotated[int, REQUESTS] = _setting(

@@ -8,8 +8,9 @@ import numpy as np
 
 from cllm.backend import Logits, StepModel
 from cllm.engine.logprobs import score
-from cllm.engine.plan import Drop, Move, Plan, Share, StepOutput, Trim
+from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, StepOutput, Trim
 from cllm.engine.sampling import sample
+from cllm.errors import ModelDied, NoRoom
 
 
 def compute(model: StepModel, plan: Plan, clock: Callable[[], float]) -> StepOutput:
@@ -19,7 +20,7 @@ def compute(model: StepModel, plan: Plan, clock: Callable[[], float]) -> StepOut
     """
     started_at = clock()
     for move in plan.moves:
-        do_move(model, move)
+        do_move(model, plan, move, clock)
         plan.n_moves_done += 1
     if not plan.n_rows:
         return StepOutput([], [], None, model_s=clock() - started_at)
@@ -42,8 +43,11 @@ def _drawn(logits: Logits, plan: Plan) -> Logits:
     return drawn
 
 
-def do_move(model: StepModel, move: Move) -> None:
-    """Do one memory move; it is done wholly or not at all. Raises: what the model's calls raise."""
+def do_move(model: StepModel, plan: Plan, move: Move, clock: Callable[[], float]) -> None:
+    """Do one memory move; it is done wholly or not at all. What is saved and restored is noted in the plan.
+
+    Raises: what the model's calls raise. A save or a restore that fails raises nothing: it costs no more than its use.
+    """
     match move:
         case Drop(slot):
             model.drop(slot)
@@ -51,3 +55,37 @@ def do_move(model: StepModel, move: Move) -> None:
             model.trim(slot, n_keep)
         case Share(slot, source, n_tokens):
             model.share(source, slot, n_tokens)
+        case Save():
+            started_at = clock()
+            plan.saved.append((move, _save(model, move), clock() - started_at))
+        case Restore():
+            plan.restored.append(_restore(model, move, clock))
+
+
+def _save(model: StepModel, move: Save) -> bytes | None:
+    try:
+        return model.save(move.slot, move.start) if move.start else model.save(move.slot)
+    except ModelDied:
+        raise
+    except Exception:  # it is counted
+        return None
+
+
+def _restore(model: StepModel, move: Restore, clock: Callable[[], float]) -> Restored:
+    """Restore one piece after the other, cutting each where the next begins; those after one that fails are of no use."""
+    started_at, n_tokens, n_moved, unfit = clock(), move.chain.start, 0, None
+    for piece, end in move.chain.cuts():
+        try:
+            model.restore(move.slot, piece.state)
+        except ModelDied:
+            raise
+        except NoRoom:
+            break
+        except Exception:  # another model's, or damaged
+            unfit = piece
+            break
+        if end < len(piece.tokens):
+            model.trim(move.slot, end)
+        n_moved += piece.n_cells
+        n_tokens = end
+    return Restored(move, n_tokens, n_moved, clock() - started_at, unfit)

@@ -8,7 +8,10 @@ from enum import Enum
 import attrs
 
 from cllm.engine.cells import Cells
-from cllm.engine.plan import Drop, Move, Share, Trim
+from cllm.engine.hostpool import Piece
+from cllm.engine.offload import Offload
+from cllm.engine.pieces import Chain
+from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, Trim
 from cllm.engine.prefix import Key, Match, PrefixTree
 from cllm.engine.sequence import Miss, Sequence
 
@@ -42,6 +45,7 @@ class MemoryTotals:
     n_tokens_saved: int = 0  # tokens that were not computed for it
     n_evicted_cells: int = 0  # cached ones that made room
     n_evicted_slots: int = 0
+    n_retired_slots: int = 0  # of these, such as went to the host because carrying them cost more
 
 
 class Way(Enum):
@@ -66,17 +70,38 @@ class Reuse:
         return self.match.n_tokens
 
 
+@attrs.frozen
+class Known:
+    """What there is of a waiting sequence's tokens: cells in the model's memory, and behind them pieces on the host."""
+
+    reuse: Reuse | None = None
+    chain: Chain[Piece] | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that need not be computed."""
+        if self.chain is not None:
+            return self.chain.end
+        return 0 if self.reuse is None else self.reuse.n_tokens
+
+
+NOTHING = Known()
+_Basis = tuple[int, int, int]  # versions of tree and host pool, tokens
+
+
 class Memory:
     """The slots and cells of one model. It changes what a sequence holds (`slot`, `n_held`, `n_computed`), never its phase."""
 
-    def __init__(self, limits: MemoryLimits) -> None:
+    def __init__(self, limits: MemoryLimits, offload: Offload | None = None) -> None:
         self.limits = limits
         self.cells = Cells(limits.n_cells, limits.n_slots)
         self.tree = PrefixTree(self.cells)
         self.totals = MemoryTotals()
         self._live: dict[int, Sequence] = {}  # by slot
         self._moves: list[Move] = []  # owed to the model before anyone's rows
-        self._found: tuple[Sequence, int, int, Reuse | None] | None = None  # the last answer of `find`, and what it rests on
+        self.offload = offload
+        self._restoring: dict[int, Restore] = {}  # by slot: planned, and not settled yet
+        self._found: tuple[Sequence, _Basis, Known] | None = None  # the last answer of `_find`, and what it rests on
 
     @property
     def n_cached_slots(self) -> int:
@@ -87,8 +112,7 @@ class Memory:
 
     def n_known(self, sequence: Sequence) -> int:
         """How many tokens of a waiting sequence need not be computed if it comes now."""
-        reuse = self._find(sequence)
-        return 0 if reuse is None else reuse.n_tokens
+        return self._find(sequence).n_tokens
 
     def fits(self, sequence: Sequence, n_spare: int) -> bool:
         """Say whether a waiting sequence's tokens and `n_spare` cells for others find room now, cached branches making way."""
@@ -97,7 +121,7 @@ class Memory:
     def n_missing(self, sequence: Sequence, n_spare: int) -> int:
         """How many cells are wanting for that; 0 or less: none."""
         n_wanted = len(sequence.tokens) + n_spare
-        reuse = self._find(sequence)
+        reuse = self._find(sequence).reuse
         n_usable = self.cells.n_free + self.cells.n_cached
         if reuse is not None and reuse.way is not Way.COPY:
             n_wanted -= reuse.n_tokens
@@ -106,7 +130,8 @@ class Memory:
 
     def take(self, sequence: Sequence) -> None:
         """Give a waiting sequence that fits a slot, the cells that others have computed for it, and room for the rest."""
-        reuse = self._with_a_slot(sequence)
+        known = self._with_a_slot(sequence)
+        reuse = known.reuse
         if reuse is None:
             sequence.slot = self._take_slot()
             self._miss(sequence)
@@ -119,6 +144,8 @@ class Memory:
         self.cells.hold(len(sequence.tokens) - n_known)
         sequence.n_held = len(sequence.tokens)
         self._live[sequence.slot] = sequence
+        if known.chain is not None:
+            self._restore(sequence, known.chain)
 
     def reserve(self, sequence: Sequence) -> bool:
         """Hold a cell for a decoding sequence's next row; False when there is none."""
@@ -156,6 +183,8 @@ class Memory:
         self._let_go(sequence)
         if not tree.rest(slot):
             self._drop(slot)
+        elif self.offload is not None:
+            self.offload.rests(slot)
 
     def forget(self, sequence: Sequence) -> None:
         """Take back what a sequence holds, of which nothing may be used again."""
@@ -172,8 +201,24 @@ class Memory:
         if not self.tree.n_resting:
             return False
         while (slot := self.tree.oldest()) is not None:
-            self._evict_slot(slot)
+            self._evict_slot(slot, save=False)
         return True
+
+    def forget_cached(self) -> None:
+        """Free every cached cell, and forget what is on the host."""
+        self.evict_all()
+        if self.offload is not None:
+            self.offload.pool.clear()
+
+    def retire_idle(self) -> None:
+        """Move the branch that was unused for longest to the host, if carrying it in every step has cost more than that."""
+        if self.offload is None or not self.tree.n_resting:
+            return
+        slot = self.tree.oldest()
+        assert slot is not None
+        if self.offload.is_carried_too_long(slot):
+            self.totals.n_retired_slots += 1
+            self._evict_slot(slot)
 
     # --- what the model is owed ---------------------------------------------------------------------------------------
 
@@ -189,7 +234,7 @@ class Memory:
         """
         undone = moves[n_done:]
         failed = undone[0] if undone else None
-        if failed is None or isinstance(failed, Drop):
+        if failed is None or isinstance(failed, Drop | Save):
             self._moves = undone + self._moves
             return None
         self._moves = [move for move in undone if move.slot != failed.slot] + self._moves
@@ -197,8 +242,36 @@ class Memory:
         if victim is not None:
             victim.may_share = False
         elif failed.slot in self.tree:
-            self._evict_slot(failed.slot)
+            self._evict_slot(failed.slot, save=False)
         return victim
+
+    @property
+    def n_restoring(self) -> int:
+        """Sequences whose cells are on their way from the host."""
+        return len(self._restoring)
+
+    def settle(self, plan: Plan) -> None:
+        """Take note of what the plan's step saved and restored, also when it raised."""
+        if self.offload is None:
+            return
+        self.offload.settle(plan)
+        for outcome in plan.restored:
+            if self._restoring.get(outcome.move.slot) is outcome.move:
+                self._restored(outcome)
+
+    def _restored(self, outcome: Restored) -> None:
+        sequence = self._live[outcome.move.slot]
+        del self._restoring[sequence.slot]
+        sequence.is_restoring = False
+        n_restored = outcome.n_tokens - sequence.n_computed
+        if n_restored <= 0:
+            return
+        self.prefilled(sequence, n_restored)
+        self.totals.n_hits += not outcome.move.chain.start  # what was shared before the chain has been counted
+        self.totals.n_tokens_saved += n_restored
+        sequence.n_shared = outcome.n_tokens
+        if not sequence.n_preempted:
+            self._hit(sequence, outcome.n_tokens)
 
     # --- how things stand ---------------------------------------------------------------------------------------------
 
@@ -226,17 +299,30 @@ class Memory:
 
     # --- finding what is there ----------------------------------------------------------------------------------------
 
-    def _find(self, sequence: Sequence) -> Reuse | None:
-        """The answer is kept until the tree changes: who waits is looked at before every step."""
+    def _find(self, sequence: Sequence) -> Known:
+        """The answer is kept until the tree or the host pool changes: who waits is looked at before every step."""
         if not sequence.may_share:
-            return None
-        basis = (sequence, self.tree.version, len(sequence.tokens))
-        if self._found is None or self._found[:3] != basis:
-            self._found = (*basis, self._look_for(sequence))
-        return self._found[3]
+            return NOTHING
+        basis = (self.tree.version, 0 if self.offload is None else self.offload.pool.version, len(sequence.tokens))
+        if self._found is None or self._found[0] is not sequence or self._found[1] != basis:
+            self._found = (sequence, basis, self._look_for(sequence))
+        return self._found[2]
 
-    def _look_for(self, sequence: Sequence) -> Reuse | None:
-        match = self.tree.match(_key(sequence), sequence.tokens, sequence.n_shareable, whole=not self.limits.can_trim)
+    def _look_for(self, sequence: Sequence) -> Known:
+        """In the model's memory, then on the host, from where what follows can be restored."""
+        reuse = self._look_in_tree(sequence, sequence.n_shareable)
+        n_have = 0 if reuse is None else reuse.n_tokens
+        tokens = sequence.tokens[: sequence.n_shareable]
+        chain = None if self.offload is None else self.offload.chain_for(_key(sequence), tokens, n_have)
+        if chain is None or chain.start == n_have:
+            return Known(reuse, chain)
+        before = self._look_in_tree(sequence, chain.start)
+        if (0 if before is None else before.n_tokens) != chain.start:
+            return Known(reuse)
+        return Known(before, chain)
+
+    def _look_in_tree(self, sequence: Sequence, n_max: int) -> Reuse | None:
+        match = self.tree.match(_key(sequence), sequence.tokens, n_max, whole=not self.limits.can_trim)
         if match is None:
             return None
         way, slot = self._way(match)
@@ -272,15 +358,16 @@ class Memory:
 
     # --- reusing it ---------------------------------------------------------------------------------------------------
 
-    def _with_a_slot(self, sequence: Sequence) -> Reuse | None:
+    def _with_a_slot(self, sequence: Sequence) -> Known:
         """Find what can be reused, once there is a slot for it."""
-        reuse = self._find(sequence)
+        known = self._find(sequence)
+        reuse = known.reuse
         if not self.cells.n_free_slots and (reuse is None or reuse.way is not Way.ADOPT):
             oldest = self.tree.oldest(but=None if reuse is None else reuse.slot)
             assert oldest is not None, "nobody fits without a slot"
             self._evict_slot(oldest)
-            reuse = self._find(sequence)
-        return reuse
+            known = self._find(sequence)
+        return known
 
     def _take_slot(self) -> int:
         return self.cells.take_slot()
@@ -301,8 +388,22 @@ class Memory:
         self.totals.n_hits += 1
         self.totals.n_tokens_saved += n_tokens
         if sequence.admitted_at is None:
-            sequence.n_cached = min(n_tokens, sequence.n_prompt)
-            sequence.miss = Miss.NONE if n_tokens == sequence.n_prompt - 1 else Miss.DIFFERS
+            self._hit(sequence, n_tokens)
+
+    def _hit(self, sequence: Sequence, n_tokens: int) -> None:
+        sequence.n_cached = min(n_tokens, sequence.n_prompt)
+        sequence.miss = Miss.NONE if n_tokens == sequence.n_prompt - 1 else Miss.DIFFERS
+
+    def _restore(self, sequence: Sequence, chain: Chain[Piece]) -> None:
+        """Have the chain restored in the next step; the sequence's rows wait for it, since it may fail."""
+        assert self.offload is not None
+        n_over = max(len(piece.tokens) for piece in chain.pieces) - len(sequence.tokens)  # restored, then cut again
+        if sequence.n_computed != chain.start or not self._make_room(n_over):
+            return
+        restore = self._restoring[sequence.slot] = Restore(sequence.slot, chain)
+        self._moves.append(restore)
+        sequence.is_restoring = True
+        self.offload.pool.touch(chain)
 
     def _adopt(self, slot: int, n_keep: int) -> None:
         self.tree.wake(slot)
@@ -337,6 +438,7 @@ class Memory:
         if not self.limits.can_trim or not n_keep:
             self._evict_slot(slot)
             return
+        self._save(slot)
         n_cached = self.cells.n_cached
         if self.tree.trim(slot, n_keep):
             self._moves.append(Trim(slot, n_keep))
@@ -345,14 +447,28 @@ class Memory:
             self.totals.n_evicted_slots += 1
         self.totals.n_evicted_cells += n_cached - self.cells.n_cached
 
-    def _evict_slot(self, slot: int) -> None:
+    def _evict_slot(self, slot: int, *, save: bool = True) -> None:
+        if save:
+            self._save(slot)
         n_cached = self.cells.n_cached
         self.tree.leave(slot)
         self._drop(slot)
         self.totals.n_evicted_slots += 1
         self.totals.n_evicted_cells += n_cached - self.cells.n_cached
 
+    def _save(self, slot: int) -> None:
+        """Have the cells that a cached branch has to itself saved before they go, if that is worth it."""
+        if self.offload is None:
+            return
+        move = self.offload.save_of(slot, self.tree.key_of(slot), self.tree.tokens_of(slot), self.tree.n_alone(slot))
+        if move is not None:
+            self._moves.append(move)
+
     def _let_go(self, sequence: Sequence) -> None:
+        restore = self._restoring.pop(sequence.slot, None)
+        if restore is not None:
+            sequence.is_restoring = False
+            self._moves = [move for move in self._moves if move is not restore]
         del self._live[sequence.slot]
         sequence.n_held = sequence.n_computed = sequence.n_shared = 0
 
@@ -362,6 +478,8 @@ class Memory:
         if owed != drop:
             self._moves.append(drop)
         self.cells.give_slot(slot)
+        if self.offload is not None:
+            self.offload.dropped(slot)
 
 
 def _key(sequence: Sequence) -> Key:

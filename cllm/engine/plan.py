@@ -6,6 +6,9 @@ import attrs
 
 from cllm.backend import Batch
 from cllm.engine.events import Event, TokenLogprob
+from cllm.engine.hostpool import Piece
+from cllm.engine.pieces import Chain
+from cllm.engine.prefix import Key
 from cllm.engine.sampling import Sampler
 from cllm.engine.sequence import Sequence
 
@@ -34,7 +37,36 @@ class Share:
     n_tokens: int
 
 
-Move = Drop | Trim | Share  # memory moves of a plan, done in order and before its rows; `slot` is the one that changes
+@attrs.frozen(eq=False)
+class Save:
+    """Save the cells of `slot` from `start` on, which are those of ``tokens[start:]``. The slot stays as it is."""
+
+    slot: int
+    start: int
+    key: Key
+    tokens: list[int]
+
+
+@attrs.frozen(eq=False)
+class Restore:
+    """Fill `slot`, which holds the cells before the chain, up to the chain's end."""
+
+    slot: int
+    chain: Chain[Piece]
+
+
+Move = Drop | Trim | Share | Save | Restore  # memory moves of a plan, done in order and before its rows; `slot` is the one that changes
+
+
+@attrs.frozen(eq=False)
+class Restored:
+    """What came of a `Restore`."""
+
+    move: Restore
+    n_tokens: int  # cells that the slot holds now
+    n_moved: int  # cells that were restored, some of which may have been cut again
+    seconds: float
+    unfit: Piece | None = None  # the piece that could not be restored, though there was room for it
 
 
 @attrs.frozen(eq=False)
@@ -64,6 +96,8 @@ class Plan:
     events: list[Event]
     scorings: list[Scoring] = attrs.field(factory=list)
     n_moves_done: int = 0  # counted by `compute`, so that a failure does not leave it open what was done
+    saved: list[tuple[Save, bytes | None, float]] = attrs.field(factory=list)  # the states, None where it failed, and the seconds
+    restored: list[Restored] = attrs.field(factory=list)
 
     @property
     def n_rows(self) -> int:

@@ -86,6 +86,15 @@ class PrefixTree:
         """How many cells at its end a resting slot has to itself, at least."""
         return len(self._tips[slot].tokens)
 
+    def tokens_of(self, slot: int) -> list[int]:
+        """The tokens whose cells a slot has, as far as the tree knows."""
+        return [token for node in reversed(list(_path(self._tips[slot]))) for token in node.tokens]
+
+    def key_of(self, slot: int) -> Key:
+        """Whose cells a slot has."""
+        *_, root = _path(self._tips[slot])
+        return self._keys[root]
+
     def match(self, key: Key, tokens: Sequence[int], n_max: int, *, whole: bool = False) -> Match | None:
         """Return the longest known beginning of ``tokens[:n_max]``; with `whole`, only one that is all that some slot has."""
         root = self._roots.get(key)
@@ -294,10 +303,6 @@ class PrefixTree:
                     n_cached_cells += len(node.tokens)
         assert n_nodes_of_tips == len(self._tips)
         return n_live_cells, n_cached_cells
-
-    def tokens_of(self, slot: int) -> list[int]:
-        """The tokens whose cells the tree thinks a slot has."""
-        return [token for node in reversed(list(_path(self._tips[slot]))) for token in node.tokens]
 
 
 def n_common(known: list[int], tokens: Sequence[int], start: int, n_max: int) -> int:

@@ -18,8 +18,11 @@ from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, Tok
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
 from cllm.engine.following import Followers
 from cllm.engine.gate import Demand, Gate, Service
+from cllm.engine.hostpool import HostPool
 from cllm.engine.memory import Memory, MemoryLimits
+from cllm.engine.offload import Offload
 from cllm.engine.plan import Plan, Scoring, StepOutput
+from cllm.engine.prices import Prices
 from cllm.engine.queue import Queue, gives_way, order, who_yields
 from cllm.engine.sampling import Sampler, dry_breaker_tokens
 from cllm.engine.sequence import Miss, Phase, Sequence, SequenceSpec
@@ -52,6 +55,9 @@ class Limits:
     can_share: bool = False  # what the model's memory can do, see cllm.backend.Capabilities
     can_trim: bool = False
     copies_slots: bool = False  # whether a slot may be copied whole
+    can_save: bool = False
+    can_save_part: bool = False
+    host_pool_n_bytes: int = 0  # of states in the process's memory; 0: none
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
 
     def __attrs_post_init__(self) -> None:
@@ -97,7 +103,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits, vocabulary: Vocabulary) -> None:
         self.limits = limits
-        self.memory = Memory(_memory_limits(limits))
+        self.memory = Memory(_memory_limits(limits), _offload(limits))
         self.cells = self.memory.cells
         self.totals = Totals()
         self._vocabulary = vocabulary
@@ -166,9 +172,12 @@ class Scheduler:
         if self._trials:
             self._trials.advance()
         self._planned_at = now
+        self.memory.retire_idle()
         self._admit(now)
         self._reserve_decode_cells()
         running = self._trials.members_of(self._running) if self._trials else self._running
+        if self.memory.n_restoring:
+            running = [sequence for sequence in running if not sequence.is_restoring]
         plan = self._former.form(running, self.memory.take_moves(), events)
         return plan if plan.is_step or events else None
 
@@ -176,6 +185,7 @@ class Scheduler:
         """Settle a step that went well: every row has its cell, every output its token."""
         events: list[Event] = []
         self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
+        self.memory.settle(plan)
         for sequence in plan.decoding:
             sequence.share.charge(GENERATED_TOKEN)
             self.memory.decoded(sequence)
@@ -196,7 +206,7 @@ class Scheduler:
             if sequence.cancelled:  # the mark is met in the next plan
                 continue
             if i in invalid:
-                self._fail(sequence, _without_token(sequence), events, keep=False)
+                self._fail(sequence, _invalid_logits(), events, keep=False)
                 continue
             self._accept(sequence, output.tokens[i], None if logprobs is None else logprobs[i], now, events)
         if self._trials:
@@ -211,6 +221,7 @@ class Scheduler:
         """
         events: list[Event] = []
         members = [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
+        self.memory.settle(plan)
         robbed = self.memory.owe_again(plan.moves, plan.n_moves_done)
         if robbed is not None and robbed.phase is not Phase.WAITING:
             self._preempt(robbed, keep=False)
@@ -227,7 +238,7 @@ class Scheduler:
 
     def evict_cached(self) -> None:
         """Forget what is kept of ended sequences; the next plan frees it."""
-        self.memory.evict_all()
+        self.memory.forget_cached()
 
     def end_all(self, error: RequestError) -> list[Event]:
         """End every sequence with `error`: the engine goes down, or its grace is over."""
@@ -413,13 +424,8 @@ class Scheduler:
         if sequence.stops is not None and can_end:
             text, match = sequence.stops.push(text)
         events.append(Delta(sequence.seq_id, text, [token], logprobs))
-        grammar = sequence.sampler.grammar
         if match is not None:
             self._finish(sequence, FinishReason.STOP, match, "", now, events)
-        elif grammar is not None and grammar.failure is not None:
-            self._fail(sequence, _without_token(sequence), events)
-        elif grammar is not None and grammar.is_done:
-            self._finish(sequence, FinishReason.STOP, None, _held_back(sequence), now, events)
         elif n_tokens >= sequence.n_max:
             self._finish(sequence, FinishReason.LENGTH, None, _held_back(sequence), now, events)
 
@@ -532,7 +538,6 @@ class Scheduler:
                 ignore_eos=stopping.ignore_eos,
                 barred_until_min=stopping.stop_token_ids,
                 dry_breakers=_dry_breakers(spec, vocabulary),
-                grammar=None if spec.grammar is None else spec.grammar.start(),
             ),
             detokenizer=Detokenizer(self._texts),
             stops=StopStrings(stopping.stop) if stopping.stop else None,
@@ -555,16 +560,15 @@ def _memory_limits(limits: Limits) -> MemoryLimits:
     )
 
 
+def _offload(limits: Limits) -> Offload | None:
+    if not (limits.keeps_prefixes and limits.can_save and limits.host_pool_n_bytes):
+        return None
+    pool = HostPool(limits.host_pool_n_bytes, can_cut=limits.can_trim)
+    return Offload(pool, Prices(), can_save_part=limits.can_save_part)
+
+
 def _too_late() -> DeadlineExceeded:
     return DeadlineExceeded("timeout_s passed before the first token", param="timeout_s")
-
-
-def _without_token(sequence: Sequence) -> GenerationFailed:
-    """Why no token could be drawn for it."""
-    grammar = sequence.sampler.grammar
-    if grammar is not None and grammar.failure is not None:
-        return GenerationFailed(f"the answer cannot be held to what was asked: {grammar.failure}", code="grammar_failed")
-    return _invalid_logits()
 
 
 def _invalid_logits() -> GenerationFailed:

@@ -11,7 +11,6 @@ from cllm.engine.fairness import Share
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sampling import Sampler
 from cllm.text.detokenizer import Detokenizer
-from cllm.text.grammar import Grammar
 from cllm.text.stops import StopStrings
 
 
@@ -25,7 +24,6 @@ class SequenceSpec:
     seed: int = 0  # 64 bits; the same seed gives the same text
     n_logprobs: int | None = None  # the likeliest tokens to report beside each drawn one; None: no logprobs
     n_prompt_logprobs: int | None = None  # the same for the prompt's tokens, of which the first has none
-    grammar: Grammar | None = None  # what the generated text must be
     priority: int = 0  # lower goes first
     timeout_s: float | None = None
     key: str = ""  # whose it is, for fairness and quotas
@@ -94,6 +92,7 @@ class Sequence:
     n_shared: int = 0  # cells that it did not compute when it was admitted last
     miss: Miss = Miss.OFF  # why not all of its prompt was known when it was first admitted; from position `n_cached` on
     may_share: bool = True
+    is_restoring: bool = False  # cells of its are on their way from the host: its rows wait for them
     n_followed: int = 0  # times that it waited for another to compute the beginning of its tokens
     n_scored: int = 0
     n_held: int = 0  # cells held or reserved

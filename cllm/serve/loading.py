@@ -17,7 +17,6 @@ from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embed
 from cllm.serve.engine import ServedModel
 from cllm.serve.spec import embedder_spec, model_spec
 from cllm.text.builtin_templates import CHATML
-from cllm.text.grammar import Grammars
 from cllm.text.template import ChatTemplate
 
 log = structlog.get_logger("cllm.load")
@@ -98,6 +97,9 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         can_share=can.can_share,
         can_trim=can.can_trim,
         copies_slots=can.can_trim and layout is KvLayout.STREAMS,
+        can_save=can.can_save,
+        can_save_part=can.can_save_part,
+        host_pool_n_bytes=settings.host_cache_mb << 20,
         rows_by_slot=layout is KvLayout.STREAMS,
     )
 
@@ -112,7 +114,6 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         info=model.info,
         vocabulary=model.vocabulary,
         template=_template(model),
-        grammars=Grammars(model.vocabulary),  # now, while nobody waits for a token: it keeps everything else from running
         capabilities=model.capabilities,
         n_ctx=limits.n_ctx,
         n_cells=limits.n_cells,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import attrs
@@ -31,8 +32,18 @@ def make_scheduler(model: StepModel, *, row_budget: int = 512, n_live_max: int =
     return Scheduler(limits_of(model, Settings(row_budget=row_budget, parallel=n_live_max)), model.vocabulary)
 
 
-def run(model: StepModel, scheduler: Scheduler, specs: Seq[SequenceSpec], *, n_at_start: int = 1000) -> list[Text]:
-    """Run all to their ends; after the first `n_at_start`, one more is submitted at every step. The invariants are checked throughout."""
+def run(
+    model: StepModel,
+    scheduler: Scheduler,
+    specs: Seq[SequenceSpec],
+    *,
+    n_at_start: int = 1000,
+    meddle: Callable[[Scheduler], None] = lambda scheduler: None,
+) -> list[Text]:
+    """Run all to their ends; after the first `n_at_start`, one more is submitted at every step, before which `meddle` is called.
+
+    The invariants are checked throughout.
+    """
     later = list(specs)[::-1]
     texts: dict[int, Text] = {}
     for _ in range(min(n_at_start, len(later))):
@@ -43,6 +54,7 @@ def run(model: StepModel, scheduler: Scheduler, specs: Seq[SequenceSpec], *, n_a
             if plan.is_step:
                 take(scheduler.apply(plan, compute(model, plan, time.perf_counter), 0.0), texts)
         scheduler.check()
+        meddle(scheduler)
         if later:
             texts[scheduler.submit(later.pop(), 0.0)] = Text()
     scheduler.evict_cached()

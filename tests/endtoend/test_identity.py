@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from cllm import demo
 from cllm.backend import KvLayout, ModelSpec, StepModel
 from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.registry import load_backend
 from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
@@ -78,6 +80,25 @@ def test_so_they_do_with_cells_so_short_that_sequences_are_preempted(load_exact:
     assert [text.text for text in together] == [text.text for text in expected]
 
 
+def preempt_now_and_then(rng: random.Random) -> Callable[[Scheduler], None]:
+    def meddle(scheduler: Scheduler) -> None:
+        if scheduler._running and rng.random() < 0.15:
+            scheduler._preempt(rng.choice(scheduler._running))
+
+    return meddle
+
+
+def test_so_they_do_when_they_are_preempted_at_random_and_come_back_from_the_host(load_exact: LoadModel, expected: list[Text]) -> None:
+    short = load_exact(512)
+    specs = requests(short)
+    scheduler = make_scheduler(short, row_budget=64)
+    together = run(short, scheduler, specs, meddle=preempt_now_and_then(random.Random(1)))
+    assert scheduler.memory.offload is not None
+    assert scheduler.memory.offload.pool.totals.n_restores >= N_REQUESTS / 2
+    assert scheduler.memory.offload.pool.totals.n_failures == 0
+    assert [text.text for text in together] == [text.text for text in expected]
+
+
 def test_a_seed_gives_the_same_text_in_another_place_of_another_batch(load_exact: LoadModel, expected: list[Text]) -> None:
     model = load_exact(8192)
     backwards = run(model, make_scheduler(model), requests(model)[::-1], n_at_start=3)[::-1]
@@ -126,6 +147,8 @@ def test_every_kind_of_memory_gives_what_each_request_gives_alone(
         for i in range(16)
     ]
     expected = [alone(model, spec) for spec in specs]
-    together = run(model, make_scheduler(model, row_budget=24, n_live_max=8), specs, n_at_start=6)
+    scheduler = make_scheduler(model, row_budget=24, n_live_max=8)
+    together = run(model, scheduler, specs, n_at_start=6, meddle=preempt_now_and_then(random.Random(2)))
+    assert scheduler.totals.n_preempted
     assert [text.tokens for text in together] == [text.tokens for text in expected]
     assert [len(text.tokens) for text in together] == [spec.stopping.max_tokens for spec in specs]

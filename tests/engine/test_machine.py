@@ -16,6 +16,7 @@ from cllm.config import Settings
 from cllm.engine.compute import compute, do_move
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason
 from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, SequenceSpec
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom, StepFailed, Unavailable
@@ -33,11 +34,31 @@ KINDS: dict[str, tuple[Callable[..., FakeModel], dict[str, int]]] = {  # of memo
 ERRORS: list[Exception] = [NoRoom("no room"), StepFailed("failed"), Aborted("aborted"), RuntimeError("a mistake")]
 
 
-def make_scheduler(row_budget: int, kind: str = "no cache") -> tuple[FakeModel, Scheduler]:
+class CostsOfCarrying:
+    """Costs by which a branch that rests for some steps moves to the host."""
+
+    def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
+        return 1.0 * n_rows
+
+    def carry_s(self, n_cells: int, n_rows: int) -> float:
+        return 1e-5 * n_cells
+
+    def save_s(self, n_cells: int) -> float | None:
+        return 2e-5 * n_cells
+
+    def restore_s(self, n_cells: int) -> float | None:
+        return None
+
+
+def make_scheduler(row_budget: int, kind: str = "no cache", pool_n_bytes: int = 0) -> tuple[FakeModel, Scheduler]:
     make_model, cells = KINDS[kind]
     model = make_model(n_slots=N_SLOTS, n_tokens_to_end=25, n_ctx_train=N_CTX, n_rows_max=32, **cells)
     limits = limits_of(model, Settings(row_budget=row_budget, parallel=4, prefix_cache=kind != "no cache"))
-    return model, Scheduler(attrs.evolve(limits, patience_s=5.0, key_weights={"other": 2.0}), model.vocabulary)
+    limits = attrs.evolve(limits, patience_s=5.0, key_weights={"other": 2.0}, host_pool_n_bytes=pool_n_bytes)
+    scheduler = Scheduler(limits, model.vocabulary)
+    if scheduler.memory.offload is not None:
+        scheduler.memory.offload.prices = Prices(CostsOfCarrying())
+    return model, scheduler
 
 
 def run_step(model: FakeModel, scheduler: Scheduler, now: float) -> list[Event] | None:
@@ -73,9 +94,11 @@ def make_spec(prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: 
 class Machine(RuleBasedStateMachine):
     sequences: Bundle[int] = Bundle("sequences")
 
-    @initialize(row_budget=st.sampled_from([1, 3, 7, 32]), kind=st.sampled_from(sorted(KINDS)))
-    def start(self, row_budget: int, kind: str) -> None:
-        self.model, self.scheduler = make_scheduler(row_budget, kind)
+    @initialize(
+        row_budget=st.sampled_from([1, 3, 7, 32]), kind=st.sampled_from(sorted(KINDS)), pool_n_bytes=st.sampled_from([0, 8000, 1 << 20])
+    )
+    def start(self, row_budget: int, kind: str, pool_n_bytes: int) -> None:
+        self.model, self.scheduler = make_scheduler(row_budget, kind, pool_n_bytes)
         self.now = 0.0
         self.specs: dict[int, SequenceSpec] = {}
         self.texts: dict[int, str] = {}
@@ -160,12 +183,17 @@ class Machine(RuleBasedStateMachine):
             return
         n_moves_done = data.draw(st.integers(0, len(plan.moves)))
         for move in plan.moves[:n_moves_done]:
-            do_move(self.model, move)
+            do_move(self.model, plan, move, time.perf_counter)
         plan.n_moves_done = n_moves_done
         if n_moves_done == len(plan.moves) and not isinstance(error, NoRoom):  # the content of the batch's slots is undefined
             for slot in {sequence.slot for sequence in plan.members()}:
                 self.model.drop(slot)
         self.take(self.scheduler.apply_failure(plan, error, self.now))
+
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        if self.scheduler._running:
+            self.scheduler._preempt(data.draw(st.sampled_from(self.scheduler._running)))
 
     @rule(seconds=st.sampled_from([0.5, 6.0]))
     def wait(self, seconds: float) -> None:
@@ -204,6 +232,11 @@ class Machine(RuleBasedStateMachine):
     def cells_and_slots_add_up(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check()
+
+    @invariant()
+    def the_host_pool_keeps_its_bound(self) -> None:
+        if hasattr(self, "scheduler") and self.scheduler.memory.offload is not None:
+            self.scheduler.memory.offload.pool.check()
 
     @invariant()
     def slots_hold_what_the_scheduler_thinks(self) -> None:

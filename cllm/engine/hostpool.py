@@ -1,0 +1,137 @@
+"""The host pool: saved cells of sequences, kept in the process's memory as long as they fit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import attrs
+
+from cllm.engine.pieces import Chain, PieceTree
+from cllm.engine.prefix import Key
+
+N_BYTES_TOKEN = 40  # what a token of a piece's path costs beside its state, about
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """The saved state of the cells of ``tokens[start:]``, to be restored behind those of ``tokens[:start]``."""
+
+    key: Key
+    tokens: list[int]  # the whole path; nobody changes it
+    start: int
+    state: bytes = attrs.field(repr=False)
+
+    @property
+    def n_cells(self) -> int:
+        """Cells that restoring takes."""
+        return len(self.tokens) - self.start
+
+    @property
+    def n_bytes(self) -> int:
+        """What it costs to keep."""
+        return len(self.state) + N_BYTES_TOKEN * len(self.tokens)
+
+
+@attrs.define(eq=False)
+class PoolTotals:
+    """Counts since the start."""
+
+    n_saves: int = 0
+    n_cells_saved: int = 0
+    n_restores: int = 0
+    n_cells_restored: int = 0
+    n_failures: int = 0  # states that could not be saved or restored
+    n_evictions: int = 0
+
+
+class HostPool:
+    """Pieces by what was used last, bounded in bytes. One caller, as the scheduler's.
+
+    Where restored cells can be cut, a piece is good for any part of its beginning; otherwise only for a text that goes on from its end.
+    """
+
+    def __init__(self, n_bytes_max: int, *, can_cut: bool) -> None:
+        self.n_bytes_max = n_bytes_max
+        self.can_cut = can_cut
+        self.n_bytes = 0
+        self.version = 0  # grows when more may be found than before, or less
+        self.totals = PoolTotals()
+        self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the longest unused first
+        self._tree: PieceTree[Piece] = PieceTree()
+        self._evicted: list[Piece] | None = None  # None: nobody wants them
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __contains__(self, piece: Piece) -> bool:
+        return piece in self._pieces
+
+    def put(self, piece: Piece) -> None:
+        """Keep `piece`; what was unused for longest makes room. One that is larger than the pool is not kept."""
+        if piece.n_bytes > self.n_bytes_max or self.covers(piece.key, piece.tokens, piece.start):
+            return
+        self.version += 1
+        self._pieces[piece] = None
+        self._tree.add(piece)
+        self.n_bytes += piece.n_bytes
+        if self.can_cut:
+            for other in self._tree.within(piece):
+                self.discard(other)
+        while self.n_bytes > self.n_bytes_max:
+            self._evict(next(iter(self._pieces)))
+
+    def find(self, key: Key, tokens: list[int], n_have: int) -> Chain[Piece] | None:
+        """Return the pieces that lead furthest into `tokens` for somebody who has `n_have` cells; None when none leads beyond."""
+        return self._tree.find(key, tokens, n_have, can_cut=self.can_cut) if self._pieces else None
+
+    def covers(self, key: Key, tokens: list[int], start: int) -> bool:
+        """Say whether the cells of ``tokens[start:]`` are here already; if so, they have been of use just now."""
+        chain = self.find(key, tokens, start)
+        if chain is None or chain.end < len(tokens):
+            return False
+        self.touch(chain)
+        return True
+
+    def touch(self, chain: Chain[Piece]) -> None:
+        """The pieces of `chain` are of use; the first ones most, for those behind are of none without them."""
+        for piece in reversed(chain.pieces):
+            if piece in self._pieces:
+                self._pieces.move_to_end(piece)
+
+    def discard(self, piece: Piece) -> None:
+        """Forget a piece, if it is here."""
+        if piece in self._pieces:
+            self.version += 1
+            del self._pieces[piece]
+            self._tree.remove(piece)
+            self.n_bytes -= piece.n_bytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for piece in self.pieces():
+            self.discard(piece)
+
+    def keep_evicted(self) -> None:
+        """From now on somebody asks for what is evicted, by `take_evicted`, after every step."""
+        self._evicted = []
+
+    def take_evicted(self) -> list[Piece]:
+        """What had to go since the last call."""
+        if not self._evicted:
+            return []
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def pieces(self) -> list[Piece]:
+        """All that is here, the longest unused first."""
+        return list(self._pieces)
+
+    def _evict(self, piece: Piece) -> None:
+        self.discard(piece)
+        self.totals.n_evictions += 1
+        if self._evicted is not None:
+            self._evicted.append(piece)
+
+    def check(self) -> None:
+        """Assert that the count of bytes is right; for tests."""
+        assert self.n_bytes == sum(piece.n_bytes for piece in self._pieces) <= self.n_bytes_max

@@ -1,0 +1,108 @@
+"""Decides which cells go to the host pool when they must leave the model's memory, and which come back for a new sequence."""
+
+from __future__ import annotations
+
+import attrs
+
+from cllm.engine.hostpool import HostPool, Piece
+from cllm.engine.pieces import Chain
+from cllm.engine.plan import Plan, Save
+from cllm.engine.prefix import Key
+from cllm.engine.prices import N_CELLS_TO_LEARN, Prices
+
+SAVE_S_MAX = 0.1  # of saving within one step, for which all who generate wait; one branch may take longer, others then go without a copy
+
+
+@attrs.define(eq=False)
+class _Saving:
+    """A save that is planned, and not settled yet."""
+
+    start: int
+    end: int
+
+
+class Offload:
+    """The host pool's side of a model's memory: what is worth a copy, and what came of the copies. It changes no cell."""
+
+    def __init__(self, pool: HostPool, prices: Prices, *, can_save_part: bool) -> None:
+        self.pool = pool
+        self.prices = prices
+        self._can_save_part = can_save_part
+        self._saving: dict[int, _Saving] = {}  # by slot
+        self._saving_s = 0.0
+        self._cell_n_bytes = 1.0  # of the largest states so far, for each cell
+        self._carried_s = 0.0  # what a cell that was cached from the start on has cost
+        self._carried_s_at: dict[int, float] = {}  # when each slot's branch began to rest
+
+    # --- cells that go ------------------------------------------------------------------------------------------------
+
+    def save_of(self, slot: int, key: Key, tokens: list[int], n_alone: int) -> Save | None:
+        """Return the move that saves the last `n_alone` cells of a slot that holds `tokens`; None if that is not worth it or not needed."""
+        end = len(tokens)
+        start = end - n_alone if self._can_save_part else 0
+        saving = self._saving.get(slot)
+        if saving is not None and saving.start <= start and end <= saving.end and self.pool.can_cut:
+            return None
+        seconds = self.prices.save_s(end - start)
+        if not self._is_worth(end - start) or (self._saving_s and self._saving_s + seconds > SAVE_S_MAX):
+            return None
+        if self.pool.covers(key, tokens, start):
+            return None
+        self._saving_s += seconds
+        self._saving[slot] = _Saving(start, end)
+        return Save(slot, start, key, tokens)
+
+    def _is_worth(self, n_cells: int) -> bool:
+        return 0 < n_cells * self._cell_n_bytes <= self.pool.n_bytes_max and self.prices.is_worth_saving(n_cells)
+
+    def dropped(self, slot: int) -> None:
+        """The slot is another's from now on."""
+        self._saving.pop(slot, None)
+        self._carried_s_at.pop(slot, None)
+
+    # --- cells that are carried ---------------------------------------------------------------------------------------
+
+    def rests(self, slot: int) -> None:
+        """The slot's branch is cached from now on, or has been of use just now."""
+        self._carried_s_at[slot] = self._carried_s
+
+    def is_carried_too_long(self, slot: int) -> bool:
+        """Say whether carrying a cached branch has cost more than moving it to the host and back."""
+        return self.prices.is_worth_a_move(self._carried_s - self._carried_s_at.get(slot, self._carried_s))
+
+    # --- cells that come ----------------------------------------------------------------------------------------------
+
+    def chain_for(self, key: Key, tokens: list[int], n_have: int) -> Chain[Piece] | None:
+        """Return the pieces to restore for a sequence that has `n_have` cells without them; None if computing the rest is as good."""
+        chain = self.pool.find(key, tokens, n_have)
+        if chain is None:
+            return None
+        n_moved = sum(piece.n_cells for piece in chain.pieces)
+        return chain if self.prices.is_worth_restoring(n_moved, chain.end - n_have) else None
+
+    # --- what came of it ----------------------------------------------------------------------------------------------
+
+    def settle(self, plan: Plan) -> None:
+        """Take what was saved, and note what could not be restored. Goes for a step that raised as well."""
+        totals = self.pool.totals
+        for save, state, seconds in plan.saved:
+            if state is None:
+                totals.n_failures += 1
+                continue
+            n_cells = len(save.tokens) - save.start
+            totals.n_saves += 1
+            totals.n_cells_saved += n_cells
+            self.prices.saved(n_cells, seconds)
+            self._cell_n_bytes = max(self._cell_n_bytes, len(state) / n_cells) if n_cells >= N_CELLS_TO_LEARN else self._cell_n_bytes
+            self.pool.put(Piece(save.key, save.tokens, save.start, state))
+        for outcome in plan.restored:
+            if outcome.n_tokens > outcome.move.chain.start:
+                totals.n_restores += 1
+                totals.n_cells_restored += outcome.n_tokens - outcome.move.chain.start
+                self.prices.restored(outcome.n_moved, outcome.seconds)
+            if outcome.unfit is not None:
+                totals.n_failures += 1
+                self.pool.discard(outcome.unfit)
+        self._saving.clear()
+        self._saving_s = 0.0
+        self._carried_s += self.prices.carry_cell_s(plan.n_rows) if plan.n_rows else 0.0

@@ -1,0 +1,75 @@
+"""What it costs to move cells to the host and back, to carry them, and to compute them anew: what eviction weighs against each other."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+SAVE_CELL_S = 20e-6  # measured on two cores with a model of 112 KiB a cell, until something better is known
+RESTORE_CELL_S = 33e-6
+PREFILL_ROW_S = 3.5e-3
+MOVE_S = 2e-4  # for the calls of one move, however few its cells
+REUSE = 0.2  # share of evicted branches that are asked for again: a guess on the side of not saving
+WEIGHT = 0.2  # of the newest move in what is known of the moves
+N_CELLS_TO_LEARN = 16  # of a smaller move the calls are the larger part
+
+
+class Costs(Protocol):
+    """What a cost model knows of it; seconds, None where it was not measured."""
+
+    def prefill_s(self, n_rows: int, n_cells: int = 0) -> float: ...
+
+    def carry_s(self, n_cells: int, n_rows: int) -> float: ...
+
+    def save_s(self, n_cells: int) -> float | None: ...
+
+    def restore_s(self, n_cells: int) -> float | None: ...
+
+
+class Prices:
+    """The cost model's numbers where it has them, corrected by what moves really took."""
+
+    def __init__(self, costs: Costs | None = None) -> None:
+        self._costs = costs
+        self._save_cell_s = (costs.save_s(1) if costs else None) or SAVE_CELL_S
+        self._restore_cell_s = (costs.restore_s(1) if costs else None) or RESTORE_CELL_S
+
+    def save_s(self, n_cells: int) -> float:
+        """Seconds to save so many cells."""
+        return MOVE_S + n_cells * self._save_cell_s
+
+    def restore_s(self, n_cells: int) -> float:
+        """Seconds to restore so many cells."""
+        return MOVE_S + n_cells * self._restore_cell_s
+
+    def prefill_s(self, n_rows: int) -> float:
+        """Seconds to compute so many cells."""
+        return n_rows * PREFILL_ROW_S if self._costs is None else self._costs.prefill_s(n_rows)
+
+    def carry_cell_s(self, n_rows: int) -> float:
+        """Seconds that one cell which nobody reads adds to a step of `n_rows` rows; 0 when that is not known."""
+        return 0.0 if self._costs is None else self._costs.carry_s(1, n_rows)
+
+    def is_worth_saving(self, n_cells: int) -> bool:
+        """Say whether cells that must go are to be saved: they may never be asked for again."""
+        return self.save_s(n_cells) < REUSE * (self.prefill_s(n_cells) - self.restore_s(n_cells))
+
+    def is_worth_restoring(self, n_cells: int, n_gained: int) -> bool:
+        """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""
+        return self.restore_s(n_cells) < self.prefill_s(n_gained)
+
+    def is_worth_a_move(self, carried_cell_s: float) -> bool:
+        """Say whether a cell that cost `carried_cell_s` to carry should have gone to the host.
+
+        Who changes over as soon as carrying has cost as much as a move pays at most twice what would have been best, whatever comes.
+        """
+        return carried_cell_s > self._save_cell_s + self._restore_cell_s
+
+    def saved(self, n_cells: int, seconds: float) -> None:
+        """Learn what a save took."""
+        if n_cells >= N_CELLS_TO_LEARN:
+            self._save_cell_s += WEIGHT * (seconds / n_cells - self._save_cell_s)
+
+    def restored(self, n_cells: int, seconds: float) -> None:
+        """Learn what a restore took."""
+        if n_cells >= N_CELLS_TO_LEARN:
+            self._restore_cell_s += WEIGHT * (seconds / n_cells - self._restore_cell_s)

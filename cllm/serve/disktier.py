@@ -1,0 +1,184 @@
+"""The disk tier: what the host pool gives up is written to files, and read again before a request that begins with it is queued.
+
+Nothing here runs in a step: files are read and written in threads, one of each at a time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+import structlog
+import trio
+
+from cllm.engine.hostpool import Piece
+from cllm.engine.pieces import PieceTree
+from cllm.engine.prefix import Key
+from cllm.serve.statefiles import StateFiles, StoredPiece, Unfit, touch
+
+log = structlog.get_logger("cllm.disk")
+
+N_CELLS_LEAST = 64  # of a gain: for fewer, opening a file costs as much as computing them on a fast machine
+N_BYTES_OWED_MAX = 256 << 20  # in memory beside the pool while the disk is slow; more is let go
+
+
+@attrs.define(eq=False)
+class DiskTotals:
+    """Counts since the start."""
+
+    n_hits: int = 0  # requests for which something was read
+    n_reads: int = 0
+    n_writes: int = 0
+    n_failures: int = 0  # files that could not be read or written
+    n_lost: int = 0  # pieces that came faster than they could be written
+
+
+class DiskTier:
+    """The files of one model, bounded in bytes. All methods belong to the Trio thread."""
+
+    def __init__(self, files: StateFiles, n_bytes_max: int) -> None:
+        self.n_bytes_max = n_bytes_max
+        self.n_bytes = 0  # of this model's files
+        self.totals = DiskTotals()
+        self._files = files
+        self._stored: OrderedDict[Path, StoredPiece] = OrderedDict()  # the longest unused first
+        self._tree: PieceTree[StoredPiece] = PieceTree()
+        self._owed: deque[Piece] = deque()
+        self._n_bytes_owed = 0
+        self._work = trio.Event()
+        self._writing = trio.CapacityLimiter(1)
+        self._reading = trio.CapacityLimiter(1)
+
+    @classmethod
+    def open(cls, folder: str, fingerprint: str, n_bytes_max: int) -> DiskTier:
+        """Read the index; blocks. Files of this model that are damaged are removed. Raises: OSError."""
+        files = StateFiles.open(Path(folder).expanduser(), fingerprint)
+        files.remove_partial()
+        tier = cls(files, n_bytes_max)
+        for path in files.ours():
+            try:
+                tier._note(files.read_head(path))
+            except Unfit as error:
+                log.warning("disk.removed", why=str(error))
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("disk.unread", why=str(error))
+        log.info("disk.found", n_pieces=len(tier._stored), n_mb=tier.n_bytes >> 20, folder=str(files.folder))
+        return tier
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def fetch(self, key: Key, tokens: list[int], n_have: int, *, can_cut: bool) -> list[Piece]:
+        """Return the pieces that lead further into `tokens` than the `n_have` cells that are known; none if that is not worth a file."""
+        chain = self._tree.find(self._files.hidden(key), tokens, n_have, can_cut=can_cut)
+        if chain is None or chain.end - n_have < N_CELLS_LEAST:
+            return []
+        found: list[Piece] = []
+        for stored in chain.pieces:
+            piece = await self._read(stored, key)
+            if piece is None:
+                break
+            found.append(piece)
+        self.totals.n_hits += bool(found)
+        return found
+
+    async def _read(self, stored: StoredPiece, key: Key) -> Piece | None:
+        try:
+            piece = await trio.to_thread.run_sync(_read_and_touch, self._files, stored, key, abandon_on_cancel=True, limiter=self._reading)
+        except (Unfit, OSError) as error:
+            log.warning("disk.removed", why=str(error))
+            self.totals.n_failures += 1
+            self._forget(stored.path)
+            await trio.to_thread.run_sync(_unlink, stored.path)
+            return None
+        if stored.path in self._stored:
+            self._stored.move_to_end(stored.path)
+        self.totals.n_reads += 1
+        return piece
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def offer(self, pieces: Iterable[Piece]) -> None:
+        """Have `pieces` written, soon. What comes faster than the disk can take it is let go, the oldest first."""
+        for piece in pieces:
+            self._owed.append(piece)
+            self._n_bytes_owed += piece.n_bytes
+        while self._n_bytes_owed > N_BYTES_OWED_MAX and len(self._owed) > 1:
+            self._n_bytes_owed -= self._owed.popleft().n_bytes
+            self.totals.n_lost += 1
+        self._work.set()
+
+    async def run(self) -> None:
+        """Write what is offered, until cancelled."""
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            await self.write_owed()
+
+    async def write_owed(self) -> None:
+        """Write all that is owed."""
+        while self._owed:
+            piece = self._owed.popleft()
+            self._n_bytes_owed -= piece.n_bytes
+            await self.write(piece)
+
+    async def write(self, piece: Piece) -> None:
+        """Write one piece, unless its cells are on disk already or it is too large; the longest unused files make room."""
+        if piece.n_bytes > self.n_bytes_max or self._covers(piece):
+            return
+        try:
+            stored, removed = await trio.to_thread.run_sync(_write_within, self._files, piece, self.n_bytes_max, limiter=self._writing)
+        except OSError as error:
+            log.warning("disk.unwritten", why=str(error))
+            self.totals.n_failures += 1
+            return
+        self.totals.n_writes += 1
+        self._note(stored)
+        for path in removed:
+            self._forget(path)
+
+    def _covers(self, piece: Piece) -> bool:
+        chain = self._tree.find(self._files.hidden(piece.key), piece.tokens, piece.start, can_cut=False)
+        return chain is not None and chain.end == len(piece.tokens)
+
+    def _note(self, stored: StoredPiece) -> None:
+        self._forget(stored.path)
+        self._stored[stored.path] = stored
+        self._tree.add(stored)
+        self.n_bytes += stored.n_bytes
+
+    def _forget(self, path: Path) -> None:
+        stored = self._stored.pop(path, None)
+        if stored is not None:
+            self._tree.remove(stored)
+            self.n_bytes -= stored.n_bytes
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _read_and_touch(files: StateFiles, stored: StoredPiece, key: Key) -> Piece:
+    piece = files.read(stored, key)
+    touch(stored.path)
+    return piece
+
+
+def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int) -> tuple[StoredPiece, list[Path]]:
+    """Write `piece`, and remove the files that were unused for longest, whichever model's, until the folder is within its bound."""
+    stored = files.write(piece)
+    sizes = {path: path.stat().st_size for path in files.all()}
+    n_bytes, removed = sum(sizes.values()), []
+    del sizes[stored.path]
+    for path, size in sizes.items():
+        if n_bytes <= n_bytes_max:
+            break
+        path.unlink(missing_ok=True)
+        removed.append(path)
+        n_bytes -= size
+    return stored, removed

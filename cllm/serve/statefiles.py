@@ -1,0 +1,164 @@
+"""Saved pieces of sequences as files: their names, their form, and what makes one trustworthy.
+
+A file is a header, the tokens of the path as int32, and the state. The header has a checksum of itself and the tokens, which are
+read when a server starts, and one of the state, which is read when it is wanted. Whose text it is stands there only as a digest
+that nobody can compute without the folder's secret. Numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import attrs
+import numpy as np
+
+from cllm.engine.hostpool import Piece
+from cllm.engine.prefix import Key
+
+SUFFIX: Final = ".cllmkv"
+SECRET_NAME: Final = "secret"
+_MAGIC: Final = b"cLLMkv01"
+_HEADER: Final = struct.Struct("<8s16s16sIIQ16s16s")  # magic, mark, owner, tokens, start, bytes of state, checksums of state and head
+_N_DIGEST: Final = 16
+_N_SECRET: Final = 32
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+
+
+class Unfit(Exception):
+    """A file that is not what its name says: cut short, damaged, or another's."""
+
+
+@attrs.frozen(eq=False)
+class StoredPiece:
+    """What the index knows of one file. `key` is a digest of the piece's own, so that the index holds no salt."""
+
+    key: Key
+    tokens: list[int]
+    start: int
+    path: Path
+    n_bytes: int
+
+
+@attrs.frozen
+class StateFiles:
+    """One model's files in a folder, which other models' files may share. `mark` is what tells models apart in names and headers."""
+
+    folder: Path
+    mark: bytes
+    secret: bytes = attrs.field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path, fingerprint: str) -> StateFiles:
+        """Make the folder if need be, for its owner's eyes only. Raises: OSError."""
+        folder.mkdir(parents=True, exist_ok=True, mode=_FOLDER_MODE)
+        return cls(folder, _digest(fingerprint.encode()), _secret(folder / SECRET_NAME))
+
+    def hidden(self, key: Key) -> Key:
+        """Return the key under which files know `key`."""
+        return hashlib.blake2b(repr(key).encode(), key=self.secret, digest_size=_N_DIGEST).hexdigest(), ""
+
+    def ours(self) -> list[Path]:
+        """The model's files, the longest unused first."""
+        return _by_age(self.folder.glob(f"{self.mark.hex()}-*{SUFFIX}"))
+
+    def all(self) -> list[Path]:
+        """The files of all models, the longest unused first."""
+        return _by_age(self.folder.glob(f"*-*{SUFFIX}"))
+
+    def read_head(self, path: Path) -> StoredPiece:
+        """Read what the index needs. Raises: Unfit · OSError."""
+        with path.open("rb") as file:
+            return self._head(path, file)[0]
+
+    def read(self, stored: StoredPiece, key: Key) -> Piece:
+        """Read a whole piece. Raises: Unfit · OSError."""
+        with stored.path.open("rb") as file:
+            head, checksum = self._head(stored.path, file)
+            state = file.read()
+        if head.key != self.hidden(key) or head.tokens != stored.tokens or head.start != stored.start:
+            raise Unfit(f"{stored.path.name} is another piece now")
+        if _digest(state) != checksum:
+            raise Unfit(f"{stored.path.name} is damaged")
+        return Piece(key, stored.tokens, stored.start, state)
+
+    def write(self, piece: Piece) -> StoredPiece:
+        """Write `piece` so that it is there whole or not at all. Raises: OSError."""
+        key, tokens = self.hidden(piece.key), np.array(piece.tokens, "<i4").tobytes()
+        front = _HEADER.pack(
+            _MAGIC,
+            self.mark,
+            bytes.fromhex(key[0]),
+            len(piece.tokens),
+            piece.start,
+            len(piece.state),
+            _digest(piece.state),
+            bytes(_N_DIGEST),
+        )
+        front = front[:-_N_DIGEST] + _digest(front[:-_N_DIGEST] + tokens)
+        name = _digest(front[:-_N_DIGEST] + tokens).hex()
+        path = self.folder / f"{self.mark.hex()}-{name}{SUFFIX}"
+        partial = path.with_suffix(".partial")
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE), "wb") as file:
+            for part in (front, tokens, piece.state):
+                file.write(part)
+        touch(partial)
+        partial.replace(path)
+        return StoredPiece(key, piece.tokens, piece.start, path, _HEADER.size + len(tokens) + len(piece.state))
+
+    def remove_partial(self) -> None:
+        """Remove what a process that ended while it wrote has left."""
+        for path in self.folder.glob(f"{self.mark.hex()}-*.partial"):
+            path.unlink(missing_ok=True)
+
+    def _head(self, path: Path, file: BinaryIO) -> tuple[StoredPiece, bytes]:
+        front = file.read(_HEADER.size)
+        if len(front) < _HEADER.size:
+            raise Unfit(f"{path.name} is cut short")
+        magic, mark, owner, n_tokens, start, n_state, of_state, of_head = _HEADER.unpack(front)
+        n_bytes = path.stat().st_size
+        if magic != _MAGIC or mark != self.mark or n_bytes != _HEADER.size + 4 * n_tokens + n_state:
+            raise Unfit(f"{path.name} is cut short, or not what its name says")
+        tokens = file.read(4 * n_tokens)
+        if _digest(front[:-_N_DIGEST] + tokens) != of_head or not 0 <= start < n_tokens:
+            raise Unfit(f"{path.name} is damaged")
+        return StoredPiece((owner.hex(), ""), np.frombuffer(tokens, "<i4").tolist(), start, path, n_bytes), of_state
+
+
+def touch(path: Path) -> None:
+    """Note that a file was of use just now: finer than the kernel's own clock, whose ticks would make several as old as each other."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_N_DIGEST).digest()
+
+
+def _secret(path: Path) -> bytes:
+    """Return the folder's secret; the first process that comes makes one."""
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE), "wb") as file:
+            file.write(secrets.token_bytes(_N_SECRET))
+    except FileExistsError:
+        pass
+    found = path.read_bytes()
+    if len(found) != _N_SECRET:
+        raise OSError(f"{path} is not a cache folder's secret")
+    return found
+
+
+def _by_age(paths: Iterable[Path]) -> list[Path]:
+    aged = []
+    for path in paths:
+        try:
+            aged.append((path.stat().st_mtime_ns, path))
+        except OSError:  # another process was faster
+            continue
+    return [path for _, path in sorted(aged)]

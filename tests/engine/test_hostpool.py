@@ -1,0 +1,228 @@
+"""The host pool: what was saved is found by its tokens, by nobody else's, and never takes more than its bytes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cllm.engine.hostpool import HostPool, Piece
+from cllm.engine.pieces import PieceTree
+
+KEY, OTHER_KEY = ("", ""), ("somebody else", "")
+TEXT = list(range(100, 200))
+
+
+def make_pool(n_bytes_max: int = 1 << 20, *, can_cut: bool = True) -> HostPool:
+    return HostPool(n_bytes_max, can_cut=can_cut)
+
+
+def piece(tokens: list[int], start: int = 0, *, key: tuple[str, str] = KEY, n_bytes: int = 10) -> Piece:
+    return Piece(key, list(tokens), start, bytes(n_bytes))
+
+
+def found(pool: HostPool, tokens: list[int], n_have: int = 0, key: tuple[str, str] = KEY) -> tuple[int, int, list[int]] | None:
+    """Where the chain begins and ends, and where its pieces begin."""
+    chain = pool.find(key, tokens, n_have)
+    return None if chain is None else (chain.start, chain.end, [one.start for one in chain.pieces])
+
+
+def test_an_empty_pool_finds_nothing() -> None:
+    assert found(make_pool(), TEXT) is None
+
+
+def test_a_piece_is_found_by_a_text_that_begins_with_it() -> None:
+    pool = make_pool()
+    pool.put(piece(TEXT[:50]))
+    assert found(pool, TEXT) == (0, 50, [0])
+
+
+def test_a_piece_is_good_for_the_part_that_a_text_has_in_common_with_it() -> None:
+    pool = make_pool()
+    pool.put(piece(TEXT[:50]))
+    assert found(pool, [*TEXT[:20], 7, 8]) == (0, 20, [0])
+
+
+def test_where_cells_cannot_be_cut_a_piece_is_good_only_for_a_text_that_goes_on_from_its_end() -> None:
+    pool = make_pool(can_cut=False)
+    pool.put(piece(TEXT[:50]))
+    pool.put(piece(TEXT[:20]))
+    assert found(pool, TEXT) == (0, 50, [0])
+    assert found(pool, TEXT[:50]) == (0, 50, [0])
+    assert found(pool, [*TEXT[:49], 7]) == (0, 20, [0])
+    assert found(pool, TEXT[:19]) is None
+
+
+def test_another_key_finds_nothing() -> None:
+    pool = make_pool()
+    pool.put(piece(TEXT[:50]))
+    assert found(pool, TEXT, key=OTHER_KEY) is None
+    pool.put(piece(TEXT[:30], key=OTHER_KEY))
+    assert found(pool, TEXT, key=OTHER_KEY) == (0, 30, [0])
+
+
+def test_a_piece_behind_a_prefix_is_of_use_to_who_has_the_prefix() -> None:
+    pool = make_pool()
+    pool.put(piece(TEXT[:50], 20))
+    assert found(pool, TEXT, 20) == (20, 50, [20])
+    assert found(pool, TEXT, 35) == (20, 50, [20])
+    assert found(pool, TEXT, 19) is None
+
+
+def test_what_is_known_already_is_not_found() -> None:
+    pool = make_pool()
+    pool.put(piece(TEXT[:50]))
+    assert found(pool, TEXT, 50) is None
+    assert found(pool, TEXT[:40], 40) is None
+
+
+def test_pieces_that_follow_each_other_make_a_chain() -> None:
+    pool = make_pool()
+    pool.put(piece(TEXT[:20]))
+    pool.put(piece(TEXT[:50], 20))
+    pool.put(piece([*TEXT[:50], 1, 2, 3], 50))
+    assert found(pool, TEXT) == (0, 50, [0, 20])
+    assert found(pool, [*TEXT[:50], 1, 2, 9]) == (0, 52, [0, 20, 50])
+
+
+def test_a_chain_with_a_gap_leads_to_the_gap() -> None:
+    pool = make_pool()
+    pool.put(piece(TEXT[:20]))
+    pool.put(piece(TEXT[:80], 50))
+    assert found(pool, TEXT) == (0, 20, [0])
+    assert found(pool, TEXT, 50) == (50, 80, [50])
+
+
+def test_a_chain_goes_through_a_longer_piece_up_to_where_the_next_one_begins() -> None:
+    pool = make_pool()
+    pool.put(piece([*TEXT[:20], 1, 1, 1]))
+    pool.put(piece(TEXT[:50], 20))
+    chain = pool.find(KEY, TEXT, 0)
+    assert chain is not None
+    assert [(one.start, cut) for one, cut in chain.cuts()] == [(0, 20), (20, 50)]
+
+
+def test_no_more_is_restored_than_is_needed() -> None:
+    pool = make_pool()
+    pool.put(piece([*TEXT[:50], 1]))
+    pool.put(piece([*TEXT[:50], 2], 30))
+    assert found(pool, TEXT[:50], 30) == (30, 50, [30])
+    assert found(pool, TEXT[:50], 10) == (0, 50, [0])
+
+
+def test_what_was_unused_for_longest_makes_room() -> None:
+    size = piece(TEXT[:10]).n_bytes
+    pool = make_pool(3 * size)
+    texts = [[i] * 10 for i in range(4)]
+    for text in texts[:3]:
+        pool.put(piece(text))
+    chain = pool.find(KEY, texts[0], 0)
+    assert chain is not None
+    pool.touch(chain)
+    pool.put(piece(texts[3]))
+    assert [found(pool, text) is not None for text in texts] == [True, False, True, True]
+    assert pool.totals.n_evictions == 1
+
+
+def test_a_piece_larger_than_the_pool_is_not_kept_and_drives_nothing_out() -> None:
+    pool = make_pool(1000)
+    pool.put(piece(TEXT[:10]))
+    pool.put(piece([1] * 10, n_bytes=1000))
+    assert found(pool, [1] * 10) is None
+    assert found(pool, TEXT) == (0, 10, [0])
+
+
+def test_what_is_here_already_is_not_kept_twice() -> None:
+    pool = make_pool()
+    pool.put(piece(TEXT[:50]))
+    pool.put(piece(TEXT[:50]))
+    pool.put(piece(TEXT[:30]))
+    assert len(pool) == 1
+    assert pool.covers(KEY, TEXT[:40], 10)
+    assert not pool.covers(KEY, TEXT[:51], 10)
+
+
+def test_a_longer_piece_takes_the_place_of_those_it_contains() -> None:
+    pool = make_pool()
+    pool.put(piece(TEXT[:20]))
+    pool.put(piece(TEXT[:50], 20))
+    pool.put(piece([*TEXT[:20], 1], 20))
+    pool.put(piece(TEXT[:60]))
+    assert len(pool) == 2
+    assert found(pool, [*TEXT[:20], 1, 2]) == (0, 21, [0, 20])
+
+
+def test_a_state_that_cannot_be_cut_stays_beside_a_longer_one() -> None:
+    pool = make_pool(can_cut=False)
+    pool.put(piece(TEXT[:20]))
+    pool.put(piece(TEXT[:50]))
+    assert len(pool) == 2
+    assert not pool.covers(KEY, TEXT[:40], 0)
+
+
+def test_evicted_pieces_are_given_to_who_asks_for_them_once() -> None:
+    pool = make_pool(piece(TEXT[:10]).n_bytes)
+    pool.put(piece([1] * 10))
+    pool.put(piece([2] * 10))
+    assert pool.take_evicted() == []
+    pool.keep_evicted()
+    pool.put(piece([3] * 10))
+    assert [one.tokens[0] for one in pool.take_evicted()] == [2]
+    assert pool.take_evicted() == []
+
+
+# --- against a plain definition ---------------------------------------------------------------------------------------
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+pieces = st.lists(st.tuples(texts, st.integers(0, 7)).filter(lambda pair: pair[1] < len(pair[0])), max_size=12)
+
+
+def furthest(known: list[Piece], tokens: list[int], n_have: int, *, can_cut: bool) -> int:
+    """How far one gets, by trying everything until nothing is gained."""
+    reach, more = n_have, True
+    while more:
+        more = False
+        for one in known:
+            n = next((i for i, pair in enumerate(zip(one.tokens, tokens)) if pair[0] != pair[1]), min(len(one.tokens), len(tokens)))  # noqa: B905
+            if one.start <= reach < n and (can_cut or n == len(one.tokens)):
+                reach, more = n, True
+    return reach
+
+
+@given(pieces, texts, st.integers(0, 8), st.booleans())
+def test_a_chain_leads_as_far_as_anything_could(some: list[tuple[list[int], int]], tokens: list[int], n_have: int, can_cut: bool) -> None:
+    tree: PieceTree[Piece] = PieceTree()
+    known = [piece(text, start if can_cut else 0) for text, start in some]
+    for one in known:
+        tree.add(one)
+    chain = tree.find(KEY, tokens, n_have, can_cut=can_cut)
+    assert (n_have if chain is None else chain.end) == furthest(known, tokens, n_have, can_cut=can_cut)
+    if chain is not None:
+        assert chain.start <= n_have
+        at = chain.start
+        for one, cut in chain.cuts():
+            assert one.start == at
+            assert one.tokens[:cut] == tokens[:cut]
+            assert can_cut or len(one.tokens) == cut
+            at = cut
+        assert at == chain.end
+
+
+@given(pieces, st.data())
+def test_a_tree_from_which_all_is_removed_is_as_new(some: list[tuple[list[int], int]], data: st.DataObject) -> None:
+    tree: PieceTree[Piece] = PieceTree()
+    known = [piece(*pair) for pair in some]
+    for one in known:
+        tree.add(one)
+    for one in data.draw(st.permutations(known)):
+        tree.remove(one)
+    assert not tree._roots
+
+
+@given(pieces, st.integers(100, 2000))
+def test_a_pool_never_holds_more_than_its_bytes(some: list[tuple[list[int], int]], n_bytes_max: int) -> None:
+    pool = make_pool(n_bytes_max)
+    for text, start in some:
+        pool.put(piece(text, start))
+        pool.check()
+        for one in pool.pieces():
+            assert pool.covers(one.key, one.tokens, one.start)

@@ -1,0 +1,230 @@
+"""The disk tier: pieces outlive the process, belong to one model and one owner, and damaged files harm nobody."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cllm.engine.hostpool import Piece
+from cllm.serve.disktier import DiskTier
+from cllm.serve.statefiles import SECRET_NAME, SUFFIX, StateFiles
+
+KEY, OTHER_KEY = ("", ""), ("salt of somebody", "")
+TEXT = list(range(1000, 1500))
+MODEL, OTHER_MODEL = "one model", "another model"
+ROOM = 1 << 20
+
+
+def piece(tokens: list[int], start: int = 0, *, key: tuple[str, str] = KEY, n_bytes: int = 1000) -> Piece:
+    return Piece(key, tokens, start, os.urandom(n_bytes))
+
+
+def open_tier(folder: Path, model: str = MODEL, n_bytes_max: int = ROOM) -> DiskTier:
+    return DiskTier.open(str(folder), model, n_bytes_max)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def everything(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+async def fetched(tier: DiskTier, tokens: list[int], n_have: int = 0, *, key: tuple[str, str] = KEY, can_cut: bool = True) -> list[bytes]:
+    return [one.state for one in await tier.fetch(key, tokens, n_have, can_cut=can_cut)]
+
+
+async def test_what_one_process_wrote_another_one_reads(tmp_path: Path) -> None:
+    first, second = piece(TEXT[:200]), piece(TEXT[:400], 200)
+    tier = open_tier(tmp_path)
+    tier.offer([first, second])
+    await tier.write_owed()
+    again = open_tier(tmp_path)
+    assert len(again) == 2
+    assert await fetched(again, TEXT) == [first.state, second.state]
+    assert await fetched(again, TEXT, 200) == [second.state]
+    assert await fetched(again, [1, 2, 3]) == []
+
+
+async def test_what_is_written_is_found_by_the_same_process(tmp_path: Path) -> None:
+    tier, one = open_tier(tmp_path), piece(TEXT[:200])
+    await tier.write(one)
+    assert await fetched(tier, TEXT) == [one.state]
+    assert tier.n_bytes == sum(path.stat().st_size for path in files(tmp_path))
+
+
+async def test_a_small_gain_is_not_worth_a_file(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    await tier.write(piece(TEXT[:200]))
+    assert await fetched(tier, TEXT[:10]) == []
+    assert await fetched(tier, TEXT, 190) == []
+    assert tier.totals.n_reads == 0
+
+
+async def test_another_owner_finds_nothing_and_the_salt_is_nowhere_in_the_folder(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    await tier.write(piece(TEXT[:200], key=OTHER_KEY))
+    assert await fetched(tier, TEXT) == []
+    assert len(await fetched(tier, TEXT, key=OTHER_KEY)) == 1
+    for path in everything(tmp_path):
+        assert OTHER_KEY[0].encode() not in path.read_bytes()
+        assert OTHER_KEY[0] not in path.name
+
+
+async def test_equal_texts_of_two_owners_are_two_files(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    mine, theirs = piece(TEXT[:200]), piece(TEXT[:200], key=OTHER_KEY)
+    await tier.write(mine)
+    await tier.write(theirs)
+    assert await fetched(tier, TEXT) == [mine.state]
+    assert await fetched(tier, TEXT, key=OTHER_KEY) == [theirs.state]
+
+
+async def test_another_model_does_not_see_the_files_and_leaves_them(tmp_path: Path) -> None:
+    await open_tier(tmp_path).write(piece(TEXT[:200]))
+    other = open_tier(tmp_path, OTHER_MODEL)
+    assert len(other) == 0
+    assert await fetched(other, TEXT) == []
+    assert len(files(tmp_path)) == 1
+    await other.write(piece(TEXT[:200]))
+    assert len(open_tier(tmp_path)) == 1
+
+
+async def test_a_file_renamed_to_look_like_this_models_is_removed(tmp_path: Path) -> None:
+    await open_tier(tmp_path).write(piece(TEXT[:200]))
+    (path,) = files(tmp_path)
+    mark = StateFiles.open(tmp_path, OTHER_MODEL).mark.hex()
+    path.rename(tmp_path / f"{mark}-{path.name.partition('-')[2]}")
+    assert len(open_tier(tmp_path, OTHER_MODEL)) == 0
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", [0, 10, 30, 50, 100, 500], ids="byte {}".format)
+async def test_a_file_with_a_damaged_head_is_removed_at_the_start(tmp_path: Path, place: int) -> None:
+    await open_tier(tmp_path).write(piece(TEXT[:200]))
+    spoil(files(tmp_path)[0], place)
+    tier = open_tier(tmp_path)
+    assert await fetched(tier, TEXT) == []
+    assert files(tmp_path) == []
+
+
+def spoil(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [-1, -500, -1000], ids="byte {}".format)
+async def test_a_damaged_state_is_found_out_when_it_is_read_and_removed(tmp_path: Path, place: int) -> None:
+    await open_tier(tmp_path).write(piece(TEXT[:200]))
+    spoil(files(tmp_path)[0], place)
+    tier = open_tier(tmp_path)
+    assert len(tier) == 1
+    assert await fetched(tier, TEXT) == []
+    assert files(tmp_path) == []
+    assert (len(tier), tier.totals.n_failures) == (0, 1)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 20, 500, 1500])
+async def test_a_file_cut_short_is_removed_at_the_start(tmp_path: Path, n_bytes: int) -> None:
+    await open_tier(tmp_path).write(piece(TEXT[:200]))
+    (path,) = files(tmp_path)
+    os.truncate(path, n_bytes)
+    assert len(open_tier(tmp_path)) == 0
+    assert files(tmp_path) == []
+
+
+async def test_a_file_that_vanished_costs_nothing_but_its_use(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    await tier.write(piece(TEXT[:200]))
+    files(tmp_path)[0].unlink()
+    assert await fetched(tier, TEXT) == []
+    assert len(tier) == 0
+
+
+async def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    foreign = [tmp_path / "notes.txt", tmp_path / f"x{SUFFIX}"]
+    for path in foreign:
+        path.write_text("mine")
+    tier = open_tier(tmp_path, n_bytes_max=1)
+    await tier.write(piece(TEXT[:200]))
+    assert [path.read_text() for path in foreign] == ["mine", "mine"]
+
+
+async def test_half_a_file_left_by_a_process_that_was_killed_is_removed(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    await tier.write(piece(TEXT[:200]))
+    (path,) = files(tmp_path)
+    path.rename(path.with_suffix(".partial"))
+    open_tier(tmp_path)
+    assert [path.name for path in everything(tmp_path)] == [SECRET_NAME]
+
+
+async def test_the_longest_unused_files_make_room_for_new_ones(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, n_bytes_max=5 * 1900)
+    texts = [[i] * 200 for i in range(6)]
+    for i, text in enumerate(texts[:5]):
+        await tier.write(piece(text))
+        newest = max(files(tmp_path), key=lambda path: path.stat().st_mtime_ns)
+        os.utime(newest, (i, i))
+    assert len(await fetched(tier, texts[0])) == 1
+    await tier.write(piece(texts[5]))
+    assert [len(await fetched(tier, text)) for text in texts] == [1, 0, 1, 1, 1, 1]
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= tier.n_bytes_max
+
+
+async def test_the_bound_holds_over_all_models_files(tmp_path: Path) -> None:
+    for i in range(8):
+        await open_tier(tmp_path, f"model {i}", n_bytes_max=10_000).write(piece(TEXT[:200]))
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= 10_000
+    assert len(open_tier(tmp_path, "model 7")) == 1
+
+
+async def test_a_piece_larger_than_the_bound_is_not_written(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, n_bytes_max=500)
+    await tier.write(piece(TEXT[:200]))
+    assert files(tmp_path) == []
+
+
+async def test_what_is_on_disk_is_not_written_twice(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    await tier.write(piece(TEXT[:200]))
+    await tier.write(piece(TEXT[:200]))
+    assert tier.totals.n_writes == len(files(tmp_path)) == 1
+
+
+async def test_a_disk_that_takes_nothing_costs_nothing_but_the_reuse(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path / "cache")
+    for path in everything(tmp_path / "cache"):
+        path.unlink()
+    (tmp_path / "cache").rmdir()
+    await tier.write(piece(TEXT[:200]))
+    assert tier.totals.n_failures == 1
+    assert await fetched(tier, TEXT) == []
+
+
+async def test_folder_and_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    await open_tier(tmp_path / "cache").write(piece(TEXT[:200]))
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in everything(tmp_path / "cache")} == {0o600}
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        open_tier(tmp_path / "file")
+
+
+async def test_pieces_that_come_faster_than_the_disk_takes_them_are_let_go_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cllm.serve.disktier.N_BYTES_OWED_MAX", 30_000)
+    tier = open_tier(tmp_path)
+    tier.offer([piece([i] * 200) for i in range(10)])
+    await tier.write_owed()
+    assert tier.totals.n_lost == 7
+    assert [len(await fetched(tier, [i] * 200)) for i in range(10)] == [0] * 7 + [1] * 3
