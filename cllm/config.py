@@ -220,6 +220,9 @@ class Settings:
         None, "completions that a key may have under way; more are answered with 429 (default: no limit)", _at_least(1)
     )
     timeout_s: Annotated[float | None, REQUESTS] = _setting(None, "time limit of a request that names none (default: none)", _positive)
+    grammar_timeout_s: Annotated[float, REQUESTS] = _setting(
+        2.0, "time to compile a schema or a grammar; what takes longer is answered with 400", _positive
+    )
     sampling_defaults: Annotated[Profile, REQUESTS] = _setting("openai", "whose defaults hold for parameters that a request leaves out")
     max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", _positive)
     stream_buffer_kb: Annotated[int, REQUESTS] = _setting(

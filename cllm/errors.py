@@ -40,6 +40,20 @@ class TemplateInvalid(LoadFailed):
         self.line = line
 
 
+class GrammarInvalid(CllmError):
+    """A schema, regular expression or grammar cannot be compiled, or not be held to.
+
+    `complaint` says what is wrong; `pointer` is the JSON pointer of the part of a schema that is at fault, "" where there is none, and
+    `keyword` the one in it, where it is known.
+    """
+
+    def __init__(self, complaint: str, pointer: str = "", keyword: str = "") -> None:
+        super().__init__(f"{complaint} (at {pointer})" if pointer else complaint)
+        self.complaint = complaint
+        self.pointer = pointer
+        self.keyword = keyword
+
+
 class TokenizeFailed(BackendError):
     """The text cannot be tokenised (too long for the tokeniser's stack); nothing was changed."""
 

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from typing import Any, Final
 
 from cllm.backend import InfillTokens
+from cllm.bigstack import NoStack, call_with_stack
 from cllm.errors import ModelDied, TokenizeFailed
-from cllm_llamacpp.bigstack import NoStack, call_with_stack
 
 # Most of llama.cpp's pre-tokenisers are std::regex, which recurses for each character of a run: 321 bytes of stack for each byte of
 # text with GCC's library, measured over 34 pre-tokenisers and runs of 21 kinds (tests/llamacpp/test_tokenizer_limits.py tries the

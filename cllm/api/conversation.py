@@ -24,6 +24,7 @@ from cllm.api.errors import ErrorShape
 from cllm.api.generation import Completion, Generation, check_room, open_generation
 from cllm.api.sampling_fields import Wanted
 from cllm.api.sse import PLAIN, SseBody, Wire, sse_response
+from cllm.api.structured import Form, compiled
 from cllm.engine.events import Delta, Finished, TokenLogprob
 from cllm.errors import NotSupported
 from cllm.serve.engine import ServedModel
@@ -49,6 +50,7 @@ class Conversation:
     messages: Sequence[dict[str, Any]]
     toolbox: Toolbox = attrs.field(factory=Toolbox)
     thinking: Thinking = attrs.field(factory=Thinking)
+    form: Form | None = None  # what the answer's content must look like
     variables: Mapping[str, Any] = attrs.field(factory=dict)  # further ones for the template
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -182,8 +184,9 @@ async def open_chat(
     """Submit a conversation. Raises: InvalidRequest · NotSupported · ContextExceeded · Unavailable · TemplateFailed."""
     _refuse_unserved(conversation)
     check_room(context, asked, "n")
+    grammar = await compiled(context, model, conversation.form)
     tokens = await prompt_of(context, model, conversation)
-    specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id)
+    specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, grammar=grammar)
     return Chat(open_generation(context, specs, endpoint), len(tokens))
 
 

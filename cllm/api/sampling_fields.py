@@ -19,6 +19,7 @@ from cllm.engine.params import SamplingParams, SamplingProfile, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
+from cllm.text.grammar import Grammar
 
 SEED_MASK = (1 << 64) - 1
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: the seeds of a request's choices are all different
@@ -99,7 +100,9 @@ class Wanted:
     cache_prompt: bool
     cache_salt: str
 
-    def specs(self, prompts: Sequence[Sequence[int]], *, n_logprobs: int | None, key: str, request_id: str) -> list[SequenceSpec]:
+    def specs(
+        self, prompts: Sequence[Sequence[int]], *, n_logprobs: int | None, key: str, request_id: str, grammar: Grammar | None = None
+    ) -> list[SequenceSpec]:
         """The sequences of a request: `n` for each prompt, those of a prompt together.
 
         A choice's seed depends on its place among its prompt's choices alone, so a prompt's texts do not depend on its neighbours.
@@ -111,6 +114,7 @@ class Wanted:
                 stopping=self.stopping,
                 seed=(self.seed + i * SEED_STRIDE) & SEED_MASK,
                 n_logprobs=n_logprobs,
+                grammar=grammar,
                 priority=self.priority,
                 timeout_s=self.timeout_s,
                 key=key,

@@ -14,6 +14,9 @@ from cllm.errors import InvalidRequest
 
 T = TypeVar("T")
 
+NULL: Any = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))  # msgspec has no Raw | None, and cannot describe a Raw as default
+N_BYTES_OF_NOTHING = 16
+
 N_BYTES_INLINE = 262_144  # a longer body is decoded in a thread, so that others' tokens need not wait for it
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
@@ -46,6 +49,11 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     return value
+
+
+def is_nothing(value: msgspec.Raw) -> bool:
+    """Whether a field carries what clients send that have no use for it: null, no tools, an empty grammar."""
+    return len(bytes(value)) <= N_BYTES_OF_NOTHING and msgspec.json.decode(value) in (None, [], "")
 
 
 def _invalid(complaint: str) -> InvalidRequest:

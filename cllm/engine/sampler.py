@@ -13,6 +13,7 @@ from cllm.engine.dry import Dry
 from cllm.engine.noise import row_key
 from cllm.engine.params import SamplingParams, SamplingProfile
 from cllm.engine.penalties import TokenCounts, presence_and_frequency, repeat
+from cllm.text.grammar import GrammarState, Words
 
 TEMPERATURE_MIN = 1e-6  # what is below is as good as greedy, and would overflow
 
@@ -40,7 +41,8 @@ class Sampler:
     log_min_p: float  # -inf: off
     is_greedy: bool
     is_plain: bool  # whether nothing but penalties, bias, mask, temperature, top_n_sigma, top_k, top_p and min_p is on
-    mask: npt.NDArray[np.uint32] | None  # bit i % 32 of word i // 32: whether token i is allowed; None: all are
+    grammar: GrammarState | None
+    mask: Words | None  # bit i % 32 of word i // 32: whether token i is allowed; None: all are
     _generated: TokenCounts | None
     _recent: TokenCounts | None
     _dry: Dry | None
@@ -63,6 +65,7 @@ class Sampler:
         ignore_eos: bool = False,
         barred_until_min: frozenset[int] = frozenset(),
         dry_breakers: frozenset[int] = frozenset(),
+        grammar: GrammarState | None = None,
     ) -> None:
         self.params = params
         self.seed = seed
@@ -71,6 +74,7 @@ class Sampler:
         self.n_logprobs = n_logprobs
         self.min_tokens = min_tokens
         self.mu = 2 * params.mirostat_tau
+        self.grammar = grammar
         self.mask = None
         self.temperature = max(params.temperature, TEMPERATURE_MIN)
         self.truncation_temperature = self.temperature if params.profile is SamplingProfile.OPENAI else 1.0
@@ -99,6 +103,8 @@ class Sampler:
                 self._recent.remove(self.tokens[-self.params.repeat_last_n - 1])
         if self._dry is not None:
             self._dry.observe(token)
+        if self.grammar is not None:
+            self.grammar.accept(token)
 
     @property
     def key(self) -> int:
@@ -108,13 +114,18 @@ class Sampler:
     @property
     def adjusts(self) -> bool:
         """Whether `adjust` would change anything now."""
-        return self._adjusts_always or self.mask is not None or len(self._barred()) > 0
+        return self._adjusts_always or self.grammar is not None or self.mask is not None or len(self._barred()) > 0
 
     def _barred(self) -> npt.NDArray[np.int64]:
-        return self._not_yet if len(self.tokens) - self.n_prompt < self.min_tokens else self._never
+        barred = self._not_yet if len(self.tokens) - self.n_prompt < self.min_tokens else self._never
+        if self.mask is not None and len(barred) and not _allows_others(self.mask, barred):
+            return barred[:0]  # a grammar that is at its end knows better than a request for more
+        return barred
 
     def adjust(self, logits: Logits) -> None:
         """Apply penalties, bias and mask to the row in place. A row with a NaN or +inf keeps one."""
+        if self.grammar is not None:
+            self.mask = self.grammar.mask()
         if self.params.profile is SamplingProfile.OPENAI:
             self._penalise(logits)
             self._bias(logits)
@@ -146,8 +157,16 @@ class Sampler:
 _MASK_PENALTIES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype(np.float32)
 
 
-def apply_mask(logits: Logits, mask: npt.NDArray[np.uint32]) -> None:
+def apply_mask(logits: Logits, mask: Words) -> None:
     """Set the logits of tokens to -inf whose bit is 0, or missing at the end."""
     penalties = _MASK_PENALTIES[mask.view(np.uint8)].reshape(-1)[: len(logits)]
     logits[: len(penalties)] += penalties
     logits[len(penalties) :] = -np.inf
+
+
+def _allows_others(mask: Words, tokens: npt.NDArray[np.int64]) -> bool:
+    """Tell whether the mask allows any token but these."""
+    others = mask.copy()
+    known = tokens[tokens < 32 * len(mask)]
+    np.bitwise_and.at(others, known // 32, ~(np.uint32(1) << (known % 32).astype(np.uint32)))
+    return bool(others.any())

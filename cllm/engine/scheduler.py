@@ -206,7 +206,7 @@ class Scheduler:
             if sequence.cancelled:  # the mark is met in the next plan
                 continue
             if i in invalid:
-                self._fail(sequence, _invalid_logits(), events, keep=False)
+                self._fail(sequence, _without_token(sequence), events, keep=False)
                 continue
             self._accept(sequence, output.tokens[i], None if logprobs is None else logprobs[i], now, events)
         if self._trials:
@@ -424,8 +424,13 @@ class Scheduler:
         if sequence.stops is not None and can_end:
             text, match = sequence.stops.push(text)
         events.append(Delta(sequence.seq_id, text, [token], logprobs))
+        grammar = sequence.sampler.grammar
         if match is not None:
             self._finish(sequence, FinishReason.STOP, match, "", now, events)
+        elif grammar is not None and grammar.failure is not None:
+            self._fail(sequence, _without_token(sequence), events)
+        elif grammar is not None and grammar.is_done:
+            self._finish(sequence, FinishReason.STOP, None, _held_back(sequence), now, events)
         elif n_tokens >= sequence.n_max:
             self._finish(sequence, FinishReason.LENGTH, None, _held_back(sequence), now, events)
 
@@ -538,6 +543,7 @@ class Scheduler:
                 ignore_eos=stopping.ignore_eos,
                 barred_until_min=stopping.stop_token_ids,
                 dry_breakers=_dry_breakers(spec, vocabulary),
+                grammar=None if spec.grammar is None else spec.grammar.start(),
             ),
             detokenizer=Detokenizer(self._texts),
             stops=StopStrings(stopping.stop) if stopping.stop else None,
@@ -569,6 +575,14 @@ def _offload(limits: Limits) -> Offload | None:
 
 def _too_late() -> DeadlineExceeded:
     return DeadlineExceeded("timeout_s passed before the first token", param="timeout_s")
+
+
+def _without_token(sequence: Sequence) -> GenerationFailed:
+    """Why no token could be drawn for it."""
+    grammar = sequence.sampler.grammar
+    if grammar is not None and grammar.failure is not None:
+        return GenerationFailed(f"the answer cannot be held to what was asked: {grammar.failure}", code="grammar_failed")
+    return _invalid_logits()
 
 
 def _invalid_logits() -> GenerationFailed:

@@ -11,6 +11,7 @@ from cllm.engine.fairness import Share
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sampling import Sampler
 from cllm.text.detokenizer import Detokenizer
+from cllm.text.grammar import Grammar
 from cllm.text.stops import StopStrings
 
 
@@ -24,6 +25,7 @@ class SequenceSpec:
     seed: int = 0  # 64 bits; the same seed gives the same text
     n_logprobs: int | None = None  # the likeliest tokens to report beside each drawn one; None: no logprobs
     n_prompt_logprobs: int | None = None  # the same for the prompt's tokens, of which the first has none
+    grammar: Grammar | None = None  # what the generated text must be
     priority: int = 0  # lower goes first
     timeout_s: float | None = None
     key: str = ""  # whose it is, for fairness and quotas

@@ -17,9 +17,11 @@ from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import NotSupported, Unavailable
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
+from cllm.serve.grammars import GrammarDesk
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.streams import EventStream
+from cllm.text.grammar import Grammar, Grammars, GrammarSource
 from cllm.text.prompt import prompt_tokens
 from cllm.text.template import ChatTemplate
 
@@ -48,6 +50,7 @@ class ServedModel:
     info: ModelInfo
     vocabulary: Vocabulary
     template: ChatTemplate
+    grammars: Grammars
     capabilities: Capabilities
     n_ctx: int  # tokens of one sequence at most, prompt and generated
     n_cells: int
@@ -89,6 +92,7 @@ class Engine:
         self._model: ServedModel | None = None
         self._loop: StepLoop | None = None
         self._embeddings: Embeddings | str = ""
+        self._desk = GrammarDesk(metrics)
         self._tokenizing = trio.CapacityLimiter(N_TOKENIZING_MAX)
 
     # --- what the API asks --------------------------------------------------------------------------------------------
@@ -153,6 +157,10 @@ class Engine:
         if n_chars <= N_CHARS_INLINE:
             return tokenize()
         return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True, limiter=self._tokenizing)
+
+    async def grammar(self, model: ServedModel, source: GrammarSource, *, timeout_s: float) -> Grammar:
+        """The compiled grammar of `source`. Raises: GrammarInvalid, also after `timeout_s` · Unavailable."""
+        return await self._desk.compiled(model.grammars, source, timeout_s=timeout_s)
 
     def sequences(self) -> list[SequenceView]:
         """The sequences under way, waiting ones included, in order of service."""

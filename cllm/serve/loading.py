@@ -17,6 +17,7 @@ from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embed
 from cllm.serve.engine import ServedModel
 from cllm.serve.spec import embedder_spec, model_spec
 from cllm.text.builtin_templates import CHATML
+from cllm.text.grammar import Grammars
 from cllm.text.template import ChatTemplate
 
 log = structlog.get_logger("cllm.load")
@@ -114,6 +115,7 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         info=model.info,
         vocabulary=model.vocabulary,
         template=_template(model),
+        grammars=Grammars(model.vocabulary),  # now, while nobody waits for a token: it keeps everything else from running
         capabilities=model.capabilities,
         n_ctx=limits.n_ctx,
         n_cells=limits.n_cells,

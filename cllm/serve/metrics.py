@@ -29,6 +29,8 @@ class Metrics:
         self._failures = Counter("cllm_steps_failed", "Steps that raised", ["error"], registry=registry)
         self._invalid = Counter("cllm_invalid_logits", "Outputs whose logits were not numbers", registry=registry)
         self._refusals = Counter("cllm_refusals", "Requests that were not let in, by why", ["why"], registry=registry)
+        self.grammars = Counter("cllm_grammars", "Schemas and grammars asked for", ["outcome"], registry=registry)
+        self.grammar_s = Histogram("cllm_grammar_compile_seconds", "Time to compile one", buckets=SECONDS, registry=registry)
         self._queue_s = Histogram("cllm_queue_seconds", "Arrival to admission", buckets=SECONDS, registry=registry)
         self._prefill_s = Histogram("cllm_prefill_seconds", "Admission to first token", buckets=SECONDS, registry=registry)
 

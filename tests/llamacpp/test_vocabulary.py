@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cllm import bigstack
 from cllm.errors import TokenizeFailed
 from cllm.testing.tiny import CHAT_TEMPLATE
-from cllm_llamacpp import bigstack
 from cllm_llamacpp import vocabulary as module
 
 

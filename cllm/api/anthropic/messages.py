@@ -14,7 +14,7 @@ from cllm.api.errors import anthropic_shape
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import wanted
-from cllm.errors import InvalidRequest, NotSupported
+from cllm.errors import InvalidRequest
 
 ENDPOINT = "/v1/messages"
 COUNT = ENDPOINT + "/count_tokens"
@@ -60,8 +60,6 @@ async def answer(context: Context, body: MessagesRequest) -> Response:
     model = context.served(body.model)
     if body.n not in (None, 1):
         raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
-    if body.output_format is not None or (body.output_config is not None and body.output_config.format is not None):
-        raise NotSupported("output_config.format is not supported", param="output_config.format")
     body.stop = body.stop_sequences or body.stop
     asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
     chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT)

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from cllm.api.conversation import Conversation, Thinking
 from cllm.api.sampling_fields import Limit, SamplingFields, StopString
+from cllm.api.structured import Form, schema_form
 from cllm.errors import InvalidRequest
 from cllm.text.tools import Tool, Toolbox, ToolUse
 
@@ -104,7 +105,7 @@ class Format(msgspec.Struct):
     """What the answer's text has to be."""
 
     type: Literal["json_schema"]
-    schema: dict[str, Any]
+    schema: msgspec.Raw
 
 
 class OutputConfig(msgspec.Struct):
@@ -160,6 +161,7 @@ def conversation_of(body: CountRequest | MessagesRequest) -> Conversation:
         messages=messages,
         toolbox=_toolbox(body.tools or [], body.tool_choice),
         thinking=_thinking(body),
+        form=_form(body),
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
     )
@@ -235,6 +237,14 @@ def _result(block: ToolResult, place: str) -> str:
 def _call(block: ToolCall) -> dict[str, Any]:
     arguments = msgspec.json.encode(block.input).decode()
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _form(body: CountRequest | MessagesRequest) -> Form | None:
+    if isinstance(body, MessagesRequest) and body.output_format is not None:
+        return schema_form(body.output_format.schema, "output_format.schema")
+    if body.output_config is None or body.output_config.format is None:
+        return None
+    return schema_form(body.output_config.format.schema, "output_config.format.schema")
 
 
 def _toolbox(tools: list[ToolFields], choice: ToolChoice | None) -> Toolbox:

@@ -16,6 +16,7 @@ from cllm.api.ollama.requests import ChatRequest, CommonFields, GenerateRequest
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, NDJSON, Operation
 from cllm.api.sampling_fields import Wanted, wanted
+from cllm.api.structured import compiled
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
 
@@ -93,7 +94,8 @@ async def _open_text(context: Context, model: ServedModel, body: GenerateRequest
         tokens = list(await prompts.infill_prompt(context, model, body.prompt, body.suffix))
     else:
         tokens = await prompts.text_prompt(context, body.prompt)
-    specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
+    grammar = await compiled(context, model, requests.form_of(body))
+    specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id, grammar=grammar)
     return Chat(open_generation(context, specs, GENERATE), len(tokens))
 
 

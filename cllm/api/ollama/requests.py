@@ -9,8 +9,9 @@ from msgspec import Meta
 
 from cllm.api.context import Context
 from cllm.api.conversation import Conversation, Thinking
-from cllm.api.openai.shapes import NULL, is_nothing
 from cllm.api.sampling_fields import INT32_MAX, SamplingFields
+from cllm.api.structured import Form, any_object, schema_form
+from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.serve.engine import ServedModel
 from cllm.text.tools import Tool, Toolbox
@@ -126,19 +127,22 @@ def options_of(body: CommonFields) -> Options:
 def generate_conversation(body: GenerateRequest) -> Conversation:
     """What a prompt stands for that is no text to be continued as it is. Raises: InvalidRequest."""
     system = [{"role": "system", "content": body.system}] if body.system else []
-    return Conversation(messages=[*system, {"role": "user", "content": body.prompt}], thinking=_thinking(body))
+    return Conversation(messages=[*system, {"role": "user", "content": body.prompt}], thinking=_thinking(body), form=form_of(body))
 
 
 def chat_conversation(body: ChatRequest) -> Conversation:
     """What is to be answered. Raises: InvalidRequest."""
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages or [])]
-    return Conversation(messages=messages, toolbox=Toolbox(tools=tuple(_tool(tool) for tool in body.tools or [])), thinking=_thinking(body))
+    return Conversation(
+        messages=messages,
+        toolbox=Toolbox(tools=tuple(_tool(tool) for tool in body.tools or [])),
+        thinking=_thinking(body),
+        form=form_of(body),
+    )
 
 
 def refuse_unserved(body: CommonFields) -> None:
     """Say what cannot be done rather than leave it out. Raises: InvalidRequest · NotSupported."""
-    if not is_nothing(body.format):
-        raise NotSupported("format is not supported", param="format")
     if body.logprobs or body.top_logprobs:
         raise NotSupported("logprobs are not supported here; /v1/chat/completions has them", param="logprobs")
     if isinstance(body, GenerateRequest):
@@ -149,6 +153,17 @@ def refuse_unserved(body: CommonFields) -> None:
         ):
             if getattr(body, name):
                 raise InvalidRequest(f"{name}: {why}", param=name)
+
+
+def form_of(body: CommonFields) -> Form | None:
+    """What the answer must look like. Raises: InvalidRequest."""
+    if is_nothing(body.format):
+        return None
+    if bytes(body.format) == b'"json"':
+        return any_object("format")
+    if not bytes(body.format).startswith(b"{"):
+        raise InvalidRequest('format: expected "json" or a JSON Schema', param="format")
+    return schema_form(body.format, "format")
 
 
 def _thinking(body: CommonFields) -> Thinking:

@@ -13,10 +13,12 @@ from cllm.api import conversation, wire
 from cllm.api.context import Context
 from cllm.api.conversation import Answer, AnswerShape, open_chat
 from cllm.api.errors import openai_shape
-from cllm.api.openai.shapes import NULL, Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, is_nothing, json_response
+from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, json_response
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import wanted
 from cllm.api.sse import data
+from cllm.api.structured import form_of
+from cllm.api.wire import NULL, is_nothing
 from cllm.engine.events import Delta, Finished, TokenLogprob
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.serve.engine import ServedModel
@@ -91,7 +93,8 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     _refuse_unserved(body)
     n_logprobs = _n_logprobs(body)
     asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
-    chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
+    asked_for = attrs.evolve(conversation_of(body), form=form_of(body))
+    chat = await open_chat(context, model, asked_for, asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     if body.stream:
         head = envelope("chatcmpl", "chat.completion.chunk", model.name)

@@ -13,21 +13,14 @@ from quart import Response
 
 import cllm
 from cllm.api import sse
-from cllm.api.sampling_fields import SamplingFields
+from cllm.api.structured import FormFields
+from cllm.api.wire import is_nothing
 from cllm.backend import Vocabulary
 from cllm.engine.events import Finished, TokenLogprob
-from cllm.errors import InvalidRequest, NotSupported
+from cllm.errors import NotSupported
 
 LOGPROB_MIN = -9999.0  # JSON has no infinity; OpenAI's own stand-in for it
-NULL: Any = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))  # msgspec has no Raw | None, and cannot describe a Raw as default
-N_BYTES_OF_NOTHING = 16
 SYSTEM_FINGERPRINT = f"cllm-{cllm.__version__}"
-
-
-class ResponseFormat(msgspec.Struct):
-    """`response_format`, as far as it is served."""
-
-    type: str
 
 
 class StreamOptions(msgspec.Struct):
@@ -36,16 +29,12 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class CommonFields(SamplingFields, kw_only=True):
+class CommonFields(FormFields, kw_only=True):
     """What both surfaces take beside sampling."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: msgspec.Raw = NULL
-    grammar: msgspec.Raw = NULL
-    json_schema: msgspec.Raw = NULL
 
     @property
     def include_usage(self) -> bool:
@@ -53,20 +42,10 @@ class CommonFields(SamplingFields, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def refuse_unserved(self, *names: str) -> None:
-        """Say what this server cannot do yet rather than leave it out of the answer. Raises: NotSupported · InvalidRequest."""
-        for name in ("structured_outputs", "grammar", "json_schema", *names):
+        """Say what this server cannot do yet rather than leave it out of the answer. Raises: NotSupported."""
+        for name in names:
             if not is_nothing(getattr(self, name)):
                 raise NotSupported(f"{name} is not supported", param=name)
-        kind = "text" if self.response_format is None else self.response_format.type
-        if kind in ("json_object", "json_schema"):
-            raise NotSupported(f"response_format {kind} is not supported", param="response_format")
-        if kind != "text":
-            raise InvalidRequest("response_format.type: expected text, json_object or json_schema", param="response_format.type")
-
-
-def is_nothing(value: msgspec.Raw) -> bool:
-    """Whether a field carries what clients send that have no use for it: null, no tools, an empty grammar."""
-    return len(bytes(value)) <= N_BYTES_OF_NOTHING and msgspec.json.decode(value) in (None, [], "")
 
 
 @attrs.frozen(kw_only=True)

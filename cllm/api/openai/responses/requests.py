@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from cllm.api.conversation import Conversation, Thinking
-from cllm.api.openai.shapes import NULL, is_nothing
 from cllm.api.sampling_fields import Limit, SamplingFields
+from cllm.api.structured import Form, any_object, schema_form
+from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.text.tools import Tool, Toolbox, ToolUse
 
@@ -121,8 +122,6 @@ def refuse_unserved(body: CreateRequest) -> None:
         raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         raise NotSupported("logprobs are not supported here; /v1/chat/completions has them", param="top_logprobs")
-    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-        raise NotSupported("text.format is not supported", param="text.format")
 
 
 # --- items -------------------------------------------------------------------------------------------------------------
@@ -208,8 +207,20 @@ def conversation_of(body: CreateRequest, items: Iterable[Item]) -> Conversation:
     return Conversation(
         messages=[*system, *messages_of(items)],
         toolbox=_toolbox(body),
+        form=_form(body),
         thinking=Thinking(effort="high" if effort in ("xhigh", "max") else effort),
     )
+
+
+def _form(body: CreateRequest) -> Form | None:
+    given = None if body.text is None else body.text.format
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return any_object("text.format")
+    if is_nothing(given.schema):
+        raise InvalidRequest("text.format.schema: it is missing", param="text.format.schema")
+    return schema_form(given.schema, "text.format.schema")
 
 
 def _toolbox(body: CreateRequest) -> Toolbox:

@@ -1,0 +1,138 @@
+"""Structured output: from what a request's fields say of the answer's form to the grammar that holds it to that.
+
+A surface with fields of its own makes a `Form` with `schema_form` or `ANY_OBJECT`; `compiled` gives the grammar for the sequences' specs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import attrs
+import msgspec
+from msgspec import Meta
+
+from cllm.api.context import Context
+from cllm.api.sampling_fields import SamplingFields
+from cllm.api.wire import NULL, is_nothing
+from cllm.errors import GrammarInvalid, InvalidRequest
+from cllm.serve.engine import ServedModel
+from cllm.text import grammar
+from cllm.text.grammar import Grammar, GrammarSource, Kind
+
+
+class JsonSchemaFormat(msgspec.Struct):
+    """`response_format.json_schema`; `strict` changes nothing: a schema is always held to."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw = NULL
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """`response_format`."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+    schema: msgspec.Raw = NULL  # llama-server's place for it, beside json_object
+
+
+class StructuredOutputs(msgspec.Struct):
+    """`structured_outputs`, of which exactly one is given."""
+
+    json: msgspec.Raw = NULL
+    regex: str | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=grammar.N_CHOICES_MAX)] | None = None
+    grammar: str | None = None
+
+
+class FormFields(SamplingFields, kw_only=True):
+    """The fields that say what an answer must look like, by their wire names, beside those of sampling."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    grammar: str | None = None
+    json_schema: msgspec.Raw = NULL
+
+
+@attrs.frozen
+class Form:
+    """What an answer must look like, and the field that says so."""
+
+    source: GrammarSource
+    param: str
+
+
+def form_of(fields: FormFields) -> Form | None:
+    """What the fields ask for; None leaves the answer free. Raises: InvalidRequest."""
+    forms = [form for form in (_response_format(fields), _structured_outputs(fields), _grammar(fields), _json_schema(fields)) if form]
+    if len(forms) > 1:
+        first, second, *_ = (form.param.partition(".")[0] for form in forms)
+        raise InvalidRequest(f"{second}: {first} says already what the answer must look like", param=second)
+    return forms[0] if forms else None
+
+
+def schema_form(schema: msgspec.Raw, param: str) -> Form:
+    """The form of what fits a JSON Schema, which a client may also have sent as a string with JSON in it. Raises: InvalidRequest."""
+    text = bytes(schema).decode("utf-8", "replace")
+    if text.startswith('"'):
+        text = msgspec.json.decode(schema, type=str)
+    return Form(GrammarSource(Kind.JSON_SCHEMA, text), param)
+
+
+def any_object(param: str) -> Form:
+    """The form of any JSON object."""
+    return Form(grammar.ANY_OBJECT, param)
+
+
+async def compiled(context: Context, model: ServedModel, form: Form | None) -> Grammar | None:
+    """The grammar that holds an answer to `form`. Raises: InvalidRequest, with the field, and the place in it · Unavailable."""
+    if form is None:
+        return None
+    try:
+        return await context.engine.grammar(model, form.source, timeout_s=context.settings.grammar_timeout_s)
+    except GrammarInvalid as error:
+        extra = {"pointer": error.pointer} if error.pointer else {}
+        raise InvalidRequest(f"{form.param}: {error}", param=form.param, code="invalid_schema" if extra else None, **extra) from error
+
+
+# --- the fields --------------------------------------------------------------------------------------------------------
+
+
+def _response_format(fields: FormFields) -> Form | None:
+    given = fields.response_format
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return any_object("response_format") if is_nothing(given.schema) else schema_form(given.schema, "response_format.schema")
+    if given.type != "json_schema":
+        raise InvalidRequest("response_format.type: expected text, json_object or json_schema", param="response_format.type")
+    param = "response_format.json_schema.schema"
+    schema = given.schema if given.json_schema is None else given.json_schema.schema
+    if is_nothing(schema):
+        raise InvalidRequest(f"{param}: it is missing", param=param)
+    return schema_form(schema, param)
+
+
+def _structured_outputs(fields: FormFields) -> Form | None:
+    given = fields.structured_outputs
+    if given is None:
+        return None
+    forms = [] if is_nothing(given.json) else [schema_form(given.json, "structured_outputs.json")]
+    sources = {
+        "regex": given.regex and GrammarSource(Kind.REGEX, given.regex),
+        "choice": given.choice and GrammarSource(Kind.CHOICE, msgspec.json.encode(given.choice).decode()),
+        "grammar": given.grammar and GrammarSource(Kind.GRAMMAR, given.grammar),
+    }
+    forms += [Form(source, f"structured_outputs.{name}") for name, source in sources.items() if isinstance(source, GrammarSource)]
+    if len(forms) != 1:
+        raise InvalidRequest("structured_outputs: expected exactly one of json, regex, choice and grammar", param="structured_outputs")
+    return forms[0]
+
+
+def _grammar(fields: FormFields) -> Form | None:
+    return Form(GrammarSource(Kind.GRAMMAR, fields.grammar), "grammar") if fields.grammar else None
+
+
+def _json_schema(fields: FormFields) -> Form | None:
+    return None if is_nothing(fields.json_schema) else schema_form(fields.json_schema, "json_schema")

@@ -1,0 +1,52 @@
+"""GBNF, the grammar language of llama.cpp, to Lark, which the compiler of grammars reads."""
+
+from __future__ import annotations
+
+import re
+
+from llguidance.gbnf_to_lark import GrammarParser, is_lark_syntax, resolve
+
+from cllm.errors import GrammarInvalid
+
+# Escapes by code point, which the converter would shorten into something that the compiler does not read. A backslash takes the
+# character after it along, so that the second of two begins nothing.
+_ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+_FIRST_PRINTABLE_BEYOND_ASCII = 0xA0
+
+
+def to_lark(text: str) -> str:
+    """Return `text` as Lark; what is Lark already, as it is. Raises: GrammarInvalid."""
+    if is_lark_syntax(text):
+        return text
+    try:
+        return _converted(_ESCAPES.sub(_plain_escape, text))
+    except RecursionError:
+        raise GrammarInvalid("the grammar is nested too deeply") from None
+    except GrammarInvalid:
+        raise
+    except Exception as error:  # the converter raises plain ones
+        raise GrammarInvalid(f"the grammar is not GBNF: {error}") from None
+
+
+def _converted(text: str) -> str:
+    rules = GrammarParser().parse(text)
+    resolve(rules)
+    start = rules["start"]
+    lines = [f"{rule.name}: {rule.alternatives.top_str()}" for rule in rules.values() if rule is not start]
+    # Terminals are matched as far as they go: in `[a-z]+ "b"` the first would never leave the b to the second. Where nothing recurses,
+    # the whole is one terminal, which is matched as what it is.
+    if start.alternatives.is_terminal():
+        return "\n".join(["start: WHOLE_OF_IT", f"WHOLE_OF_IT: {start.alternatives.top_str()}", *lines])
+    return "\n".join([f"start: {start.alternatives.top_str()}", *lines])
+
+
+def _plain_escape(match: re.Match[str]) -> str:
+    digits = match[1] or match[2]
+    if digits is None:
+        return match[0]
+    code = int(digits, 16)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    if code < _FIRST_PRINTABLE_BEYOND_ASCII or 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:
+        raise GrammarInvalid(f"the grammar's {match[0]} stands for no character")
+    return chr(code)
