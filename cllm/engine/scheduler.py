@@ -410,6 +410,10 @@ class Scheduler:
         tokens = sequence.tokens
         tokens.append(token)
         sequence.sampler.observe(token)
+        grammar = sequence.sampler.grammar
+        if grammar is not None and grammar.failure is not None:
+            self._fail(sequence, _without_token(sequence), events)
+            return
         self.totals.n_generated += 1
         n_tokens = len(tokens)
         logprobs = None if logprob is None else [logprob]
@@ -424,11 +428,8 @@ class Scheduler:
         if sequence.stops is not None and can_end:
             text, match = sequence.stops.push(text)
         events.append(Delta(sequence.seq_id, text, [token], logprobs))
-        grammar = sequence.sampler.grammar
         if match is not None:
             self._finish(sequence, FinishReason.STOP, match, "", now, events)
-        elif grammar is not None and grammar.failure is not None:
-            self._fail(sequence, _without_token(sequence), events)
         elif grammar is not None and grammar.is_done:
             self._finish(sequence, FinishReason.STOP, None, _held_back(sequence), now, events)
         elif n_tokens >= sequence.n_max:

@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 import numpy as np
@@ -105,7 +105,7 @@ class GrammarState:
 
     def _fail(self) -> None:
         self._mask[:] = 0
-        self.failure = _first_line(self._matcher.get_error()) or "the grammar does not allow this token"
+        self.failure = _why_stopped(self._matcher.get_error()) or "the grammar does not allow this token"
 
 
 class Grammar:
@@ -166,7 +166,7 @@ class Grammars:
         try:
             return self._compiled_lark(_start(prepared))
         except GrammarInvalid as error:
-            raise GrammarInvalid(error.complaint, self._place_at_fault(prepared)) from None
+            raise GrammarInvalid(error.complaint, _place_at_fault(prepared)) from None
 
     def _compiled_lark(self, lark: str) -> Grammar:
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark + _OPTIONS), log_level=0, limits=_LIMITS)
@@ -178,22 +178,6 @@ class Grammars:
         if first.failure is not None:
             raise GrammarInvalid(f"no answer could fit: {first.failure}")
         return grammar
-
-    def _place_at_fault(self, prepared: schema.Schema) -> str:
-        """The innermost part of a schema that does not compile by itself."""
-        fault = "#"
-        for pointer in schema.pointers(prepared)[1:N_PLACES_TRIED]:
-            part = {**prepared, "$ref": pointer} if set(prepared) <= _HARMLESS else {"$ref": pointer, **_definitions(prepared)}
-            if pointer.startswith(fault) and LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(_start(part)), limits=_LIMITS):
-                fault = pointer
-        return fault
-
-
-_HARMLESS: Final = frozenset({"$defs", "definitions", "x-guidance"})
-
-
-def _definitions(prepared: schema.Schema) -> dict[str, Any]:
-    return {name: prepared[name] for name in _HARMLESS if name in prepared}
 
 
 class _Tokens:
@@ -262,6 +246,19 @@ def _start(prepared: schema.Schema) -> str:
     return "start: %json " + json.dumps(prepared)
 
 
+def _place_at_fault(prepared: schema.Schema) -> str:
+    """The innermost part of a schema that does not compile by itself."""
+    shared: schema.Schema = {name: prepared[name] for name in ("$defs", "definitions", "x-guidance") if name in prepared}
+    fault, refers_to = "#", prepared.get("$ref")
+    for pointer, part in schema.parts(prepared)[1:N_PLACES_TRIED]:
+        if pointer != refers_to and not pointer.startswith(fault + "/"):
+            continue
+        error = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(_start({**shared, **part})), limits=_LIMITS)
+        if error and _NOT_SHARED not in error:
+            fault, refers_to = pointer, part.get("$ref")
+    return fault
+
+
 def _check_size(source: GrammarSource) -> None:
     n_max = N_CHARS_MAX["schema" if source.kind is Kind.JSON_SCHEMA else "other"]
     if len(source.text) > n_max:
@@ -270,16 +267,25 @@ def _check_size(source: GrammarSource) -> None:
 
 # --- complaints --------------------------------------------------------------------------------------------------------
 
-_IN_SCHEMA: Final = "failed to compile JSON schema: "
+_NOT_SHARED: Final = "does not exist"  # what a part refers to that is no definition
+# What the compiler says of places is about the source that it sees, which is ours.
+_PLACES: Final = re.compile(r"^at \d+\(\d+\): |^failed to compile JSON schema: | while processing json-schema:\S*|^\d+\(\d+\): ")
+_EXCERPT: Final = re.compile(r"\n +\d+ \| .*", re.DOTALL)
+_ONE_OF: Final = re.compile(r"oneOf constraints are not supported.*")
+_ENDINGS: Final = {"NoExtension": "nothing can complete it", "NoExtensionBias": "nothing can complete it"}
 N_CHARS_COMPLAINT: Final = 300
 
 
 def _complaint(error: str) -> str:
-    """The compiler's error in one line: of a schema without the source, which is not the client's."""
-    _, in_schema, rest = error.partition(_IN_SCHEMA)
-    lines = [line.strip() for line in (rest if in_schema else error).split("\n   1 | ")[0].splitlines()]
-    return " ".join(line for line in lines if line.strip("^ "))[:N_CHARS_COMPLAINT]
+    """The compiler's error in one line."""
+    error = _EXCERPT.sub("", error)
+    error = _ONE_OF.sub("oneOf is supported where its schemas exclude one another", error)
+    while error != (shorter := _PLACES.sub("", error)):
+        error = shorter
+    return " ".join(line.strip() for line in error.splitlines() if line.strip("^ "))[:N_CHARS_COMPLAINT]
 
 
-def _first_line(error: str) -> str:
-    return error.partition("\n")[0][:N_CHARS_COMPLAINT]
+def _why_stopped(error: str) -> str:
+    """The first line of what the matcher says."""
+    line = error.partition("\n")[0]
+    return _ENDINGS.get(line, line[:N_CHARS_COMPLAINT])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
+from urllib.parse import quote, unquote
 
 from cllm.errors import GrammarInvalid
 
@@ -21,6 +22,8 @@ WHITESPACE: Final = r" |\r?\n[ \t]{0,32}"
 # Without \u: with it a name can be written in several ways, and a further member could pass for one that the schema constrains.
 ESCAPES: Final = 'nrbtf\\"'
 
+N_ROUNDS_MAX: Final = 32  # two or three settle what people write; a schema made to take more is not looked through to its end
+
 REFUSED: Final = frozenset(
     {
         *("not", "if", "then", "else", "propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
@@ -30,6 +33,11 @@ REFUSED: Final = frozenset(
 )
 _MAPS: Final = ("properties", "patternProperties")  # of names to schemas
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_KINDS: Final[dict[str, tuple[type, str]]] = {  # of what is read here; the rest the compiler looks at itself
+    **dict.fromkeys(_MAPS, (dict, "an object")),
+    **dict.fromkeys((*_LISTS, "required"), (list, "an array")),
+    **dict.fromkeys(("minItems", "minProperties"), (int, "a whole number")),
+}
 _SINGLES: Final = ("items", "additionalProperties", "additionalItems")
 # Formats that say how a value is meant, not how it is written: they constrain nothing.
 _SILENT_FORMATS: Final = frozenset({"password", "path", "file-path", "directory-path", "binary", "int32", "int64", "float", "double"})
@@ -49,13 +57,15 @@ def prepared(text: str) -> Schema:
         raise GrammarInvalid(f"a schema is an object, not {_shown(schema)}")
     for node, pointer in _reachable(schema):
         _prepare(node, pointer)
+    if (endless := first_endless(schema)) is not None:
+        raise GrammarInvalid("no finite answer fits", endless)
     schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
     return schema
 
 
-def pointers(schema: Schema) -> list[str]:
-    """Where the schema's parts stand, the outermost first."""
-    return [pointer for _, pointer in _reachable(schema)]
+def parts(schema: Schema) -> list[tuple[str, Schema]]:
+    """The schema's parts with their JSON pointers, each before what it consists of."""
+    return [(pointer, part) for part, pointer in _reachable(schema)]
 
 
 # --- the parts of a schema ---------------------------------------------------------------------------------------------
@@ -74,7 +84,7 @@ def _reachable(root: Schema) -> Iterator[tuple[Schema, str]]:
         if level > N_LEVELS_MAX:
             raise GrammarInvalid(f"the schema has more than {N_LEVELS_MAX} levels", pointer)
         seen.add(id(node))
-        yield node, pointer
+        yield node, pointer  # whoever reads it may change it, before its parts are looked at
         parts = [(part, place, level + 1) for part, place in _parts(node, pointer)]
         if "$ref" in node:
             parts.append((*_target(root, node["$ref"], pointer), 0))
@@ -83,13 +93,9 @@ def _reachable(root: Schema) -> Iterator[tuple[Schema, str]]:
 
 def _parts(node: Schema, pointer: str) -> Iterator[tuple[Any, str]]:
     for name in _MAPS:
-        if name in node:
-            members = _expect(node, name, dict, "an object", pointer)
-            yield from ((part, f"{pointer}/{name}/{_escaped(key)}") for key, part in members.items())
+        yield from ((part, f"{pointer}/{name}/{_escaped(key)}") for key, part in node.get(name, {}).items())
     for name in _LISTS:
-        if name in node:
-            members = _expect(node, name, list, "an array", pointer)
-            yield from ((part, f"{pointer}/{name}/{i}") for i, part in enumerate(members))
+        yield from ((part, f"{pointer}/{name}/{i}") for i, part in enumerate(node.get(name, ())))
     for name in _SINGLES:
         part = node.get(name, True)
         if isinstance(part, list):  # `items` of the drafts before 2020
@@ -103,7 +109,7 @@ def _target(root: Schema, ref: Any, pointer: str) -> tuple[Any, str]:
         raise GrammarInvalid(f"$ref: expected a place in this schema (#/...), not {_shown(ref)}", pointer)
     node: Any = root
     for step in ref.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
             node = node[int(name)]
         elif isinstance(node, dict) and name in node:
@@ -117,6 +123,50 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
+# --- whether answers end -----------------------------------------------------------------------------------------------
+
+
+def first_endless(schema: Schema) -> str | None:
+    """Where the first part stands that no finite answer fits, such as one that must contain another that must fit it."""
+    nodes = list(_reachable(schema))
+    ending: set[int] = set()
+    for _ in range(N_ROUNDS_MAX):  # what ends by itself, then what ends because of that, and so on
+        n_before = len(ending)
+        for node, pointer in reversed(nodes):
+            if id(node) not in ending and _ends(schema, node, pointer, ending):
+                ending.add(id(node))
+        if len(ending) == n_before:
+            return next((pointer for node, pointer in nodes if id(node) not in ending), None)
+    return None
+
+
+def _ends(root: Schema, node: Schema, pointer: str, ending: set[int]) -> bool:
+    def ends(part: Any) -> bool:
+        return part is True or id(part) in ending
+
+    if "$ref" in node and not ends(_target(root, node["$ref"], pointer)[0]):
+        return False
+    if not all(ends(part) for part in node.get("allOf", ())):
+        return False
+    if any(name in node and not any(ends(part) for part in node[name]) for name in ("anyOf", "oneOf")):
+        return False
+    if node.get("type") == "object":
+        properties = node.get("properties", {})
+        return all(ends(properties.get(name, True)) for name in node.get("required", ()))
+    if node.get("type") == "array":
+        return all(ends(item) for item in _first_items(node))
+    return True
+
+
+def _first_items(node: Schema) -> list[Any]:
+    """What an array's items must fit, as many as there must be, equal ones once."""
+    first, rest = node.get("prefixItems", []), node.get("items", True)
+    if isinstance(rest, list):  # of the drafts before 2020
+        first, rest = rest, node.get("additionalItems", True)
+    n_min = node.get("minItems", 0)
+    return [*first[:n_min], *([rest] if n_min > len(first) else [])]
+
+
 # --- what a part may say -----------------------------------------------------------------------------------------------
 
 
@@ -125,11 +175,18 @@ def _prepare(node: Schema, pointer: str) -> None:
     for name in node:
         if name in REFUSED:
             raise GrammarInvalid(f"{name} is not supported", pointer, name)
+    for name, (kind, wanted) in _KINDS.items():
+        if name in node and not isinstance(node[name], kind):
+            raise GrammarInvalid(f"{name}: expected {wanted}, not {_shown(node[name])}", pointer, name)
+    if not all(isinstance(name, str) for name in node.get("required", ())):
+        raise GrammarInvalid("required: expected names", pointer, "required")
     if node.pop("uniqueItems", False):
         raise GrammarInvalid("uniqueItems is not supported", pointer, "uniqueItems")
     if "$id" in node and pointer != "#":
         raise GrammarInvalid("$id is supported at the top only", pointer, "$id")
-    if node.get("format") in _SILENT_FORMATS:
+    if str(node.get("$ref")).startswith("#"):
+        node["$ref"] = quote(unquote(node["$ref"]), safe="#/$~")  # people leave out what URIs want
+    if str(node.get("format")) in _SILENT_FORMATS:
         del node["format"]
     if isinstance(node.get("pattern"), str):
         node["pattern"] = _pattern(node["pattern"])
@@ -140,9 +197,7 @@ def _prepare(node: Schema, pointer: str) -> None:
 
 def _check_n_properties(node: Schema, pointer: str) -> None:
     """A grammar cannot see that a further member's name came before, and a reader takes two of a name for one: they may be too few."""
-    n_min = node.get("minProperties", 0)
-    required = node.get("required", [])
-    if not isinstance(n_min, int) or not isinstance(required, list) or n_min <= max(1, len({str(name) for name in required})):
+    if node.get("minProperties", 0) <= max(1, len(set(node.get("required", ())))):
         return
     if node.get("additionalProperties", True) is not False or node.get("patternProperties"):
         raise GrammarInvalid("minProperties is supported up to the number of required properties", pointer, "minProperties")
@@ -162,13 +217,6 @@ def _pattern(pattern: str) -> str:
             in_class = letter == "["
         written.append(letter)
     return "".join(written)
-
-
-def _expect(node: Schema, name: str, kind: type, wanted: str, pointer: str) -> Any:
-    value = node[name]
-    if not isinstance(value, kind):
-        raise GrammarInvalid(f"{name}: expected {wanted}, not {_shown(value)}", pointer, name)
-    return value
 
 
 def _shown(value: Any) -> str:

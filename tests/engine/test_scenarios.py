@@ -6,6 +6,7 @@ reviewer to read in the diff. Commands:
     limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max patience_s)
     weights KEY=N ...           a new scheduler with the same limits, whose keys count so much
     submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [key=KEY] [scored]
+           [regex=TEXT]
     cancel ID
     now SECONDS
     step [at=SECONDS] [ID=TOKEN ...]   plan, compute, apply, at the end of which it is SECONDS; every output draws "a" unless told
@@ -32,7 +33,9 @@ from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import Sequence, SequenceSpec
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
+from cllm.text.grammar import Grammars, GrammarSource, Kind
 
+GRAMMARS = Grammars(FakeVocabulary())
 FOLDER = Path(__file__).parent / "scenarios"
 LIMITS = {"n_cells": 1000, "n_slots": 8, "n_ctx": 100, "n_rows_max": 64, "row_budget": 16, "n_live_max": 8, "n_waiting_max": 100}
 FAILURES = {
@@ -88,6 +91,7 @@ class Conversation:
             key=fields.get("key", ""),
             timeout_s=float(fields["timeout_s"]) if "timeout_s" in fields else None,
             n_prompt_logprobs=0 if "scored" in fields else None,
+            grammar=GRAMMARS.compile(GrammarSource(Kind.REGEX, fields["regex"])) if "regex" in fields else None,
         )
         try:
             seq_id = self.scheduler.submit(spec, self.now)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+
+from cllm.errors import GrammarInvalid, Unavailable
+from cllm.serve.grammars import N_COMPILING_MAX, GrammarDesk
+from cllm.serve.metrics import Metrics
+from cllm.testing.fake import FakeVocabulary
+from cllm.text.grammar import ANY_OBJECT, Grammar, Grammars, GrammarSource, Kind
+
+BAD = GrammarSource(Kind.REGEX, "(")
+MORE_THAN_ENOUGH_S = 20.0
+
+
+class Slow:
+    """Grammars that take until they are let go."""
+
+    def __init__(self) -> None:
+        self.began = threading.Semaphore(0)
+        self.may_go = threading.Event()
+        self.n_ended = 0
+
+    def known(self, source: GrammarSource) -> Grammar | None:
+        return None
+
+    def compile(self, source: GrammarSource) -> Grammar:
+        self.began.release()
+        self.may_go.wait(MORE_THAN_ENOUGH_S)
+        self.n_ended += 1
+        return cast(Grammar, object())
+
+
+def counted(registry: CollectorRegistry) -> dict[str, float]:
+    """How often which outcome was counted."""
+    samples = [sample for metric in registry.collect() if metric.name == "cllm_grammars" for sample in metric.samples]
+    return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total")}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+async def test_what_was_compiled_is_there_at_once(metrics: Metrics) -> None:
+    desk, grammars = GrammarDesk(metrics), Grammars(FakeVocabulary())
+    first = await desk.compiled(grammars, ANY_OBJECT, timeout_s=MORE_THAN_ENOUGH_S)
+    assert await desk.compiled(grammars, ANY_OBJECT, timeout_s=1e-9) is first
+    assert counted(metrics.registry) == {"compiled": 1, "cached": 1}
+
+
+async def test_what_does_not_compile_is_refused_and_counted(metrics: Metrics) -> None:
+    with pytest.raises(GrammarInvalid):
+        await GrammarDesk(metrics).compiled(Grammars(FakeVocabulary()), BAD, timeout_s=MORE_THAN_ENOUGH_S)
+    assert counted(metrics.registry) == {"refused": 1}
+
+
+async def test_what_takes_too_long_is_refused_at_the_deadline_while_everything_else_runs(metrics: Metrics) -> None:
+    slow: Any = Slow()
+    try:
+        with pytest.raises(GrammarInvalid, match="longer than"):
+            await GrammarDesk(metrics).compiled(slow, ANY_OBJECT, timeout_s=0.01)
+        assert slow.n_ended == 0, "the compiler goes on; nobody waits for it"
+    finally:
+        slow.may_go.set()
+
+
+async def test_who_waits_behind_slow_ones_until_the_deadline_is_told_to_come_again(metrics: Metrics) -> None:
+    slow: Any = Slow()
+    desk = GrammarDesk(metrics)
+    try:
+        async with trio.open_nursery() as nursery:
+            for _ in range(N_COMPILING_MAX):
+                nursery.start_soon(lambda: desk.compiled(slow, ANY_OBJECT, timeout_s=MORE_THAN_ENOUGH_S))
+                await trio.to_thread.run_sync(slow.began.acquire)
+            with pytest.raises(Unavailable) as caught:
+                await desk.compiled(slow, ANY_OBJECT, timeout_s=0.01)
+            assert caught.value.code == "grammars_busy"
+            slow.may_go.set()
+    finally:
+        slow.may_go.set()

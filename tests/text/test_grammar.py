@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cllm.bigstack import call_with_stack
+from cllm.errors import GrammarInvalid
+from cllm.testing.fake import END_OF_TURN, FakeVocabulary
+from cllm.text.grammar import ANY_OBJECT, N_BYTES_STACK, N_CHARS_MAX, N_GRAMMARS_KEPT, Grammar, Grammars, GrammarSource, Kind, json_rule
+from tests.schemas import cases
+
+GRAMMARS = Grammars(FakeVocabulary())
+CASES = cases()
+
+
+def compiled(kind: Kind, text: str) -> Grammar:
+    return call_with_stack(lambda: GRAMMARS.compile(GrammarSource(kind, text)), N_BYTES_STACK)
+
+
+def of_schema(schema: Any) -> Grammar:
+    return compiled(Kind.JSON_SCHEMA, json.dumps(schema))
+
+
+def allowed(words: Any) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+def takes(grammar: Grammar, text: str) -> bool:
+    """Whether `text` may be written, and be all."""
+    state = grammar.start()
+    for byte in text.encode():
+        if byte not in allowed(state.mask()):
+            return False
+        state.accept(byte)
+    return state.is_done or END_OF_TURN in allowed(state.mask())
+
+
+def written(grammar: Grammar, draw: Any, n_max: int = 400) -> bytes | None:
+    """What `draw` makes of the tokens allowed; None if it came to no end. It writes what closes things often, or it never would."""
+    state, text = grammar.start(), bytearray()
+    while len(text) < n_max:
+        tokens = sorted(allowed(state.mask()))
+        assert tokens, state.failure
+        closing = [token for token in tokens if token == END_OF_TURN or token in b'"]}']
+        token = draw(closing if closing and draw([True, False]) else tokens)
+        if token == END_OF_TURN:
+            return bytes(text)
+        state.accept(token)
+        text.append(token)
+        if state.is_done:
+            return bytes(text)
+    return None
+
+
+# --- what is held to ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.is_supported], ids=lambda case: json.dumps(case.schema)[:60])
+def test_whatever_is_written_within_a_schema_fits_it(case: Any) -> None:
+    validator = jsonschema.Draft202012Validator(case.schema)
+    grammar = of_schema(case.schema)
+    rng = random.Random(1)
+    texts = [text for _ in range(3) if (text := written(grammar, rng.choice)) is not None]
+    assert texts, "a walk that closes what it can comes to an end"
+    for text in texts:
+        validator.validate(json.loads(text))
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_any_tokens_that_are_allowed_keep_to_the_schema(data: st.DataObject) -> None:
+    case = data.draw(st.sampled_from([case for case in CASES if case.is_supported]))
+    text = written(of_schema(case.schema), lambda options: data.draw(st.sampled_from(options)))
+    if text is not None:
+        jsonschema.Draft202012Validator(case.schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.is_supported], ids=lambda case: json.dumps(case.schema)[:60])
+def test_what_cannot_be_held_to_is_refused_with_its_place(case: Any) -> None:
+    with pytest.raises(GrammarInvalid) as caught:
+        of_schema(case.schema)
+    assert caught.value.pointer.startswith("#/properties/bad")
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "fits"),
+    [
+        ({"type": "object"}, '{"a": [1, null, {"b": "c"}]}', True),
+        ({"type": "object"}, "[]", False),
+        ({"type": "integer"}, "-12", True),
+        ({"type": "integer"}, "1.5", False),
+        ({"type": "integer"}, "012", False),
+        ({"type": "string"}, '"\\ud800"', False),
+        ({"type": "string", "maxLength": 1}, '"é"', True),
+        ({"type": "string", "maxLength": 1}, '"\\n"', True),
+        ({"type": "string", "pattern": "b"}, '"abc"', True),
+        ({"type": "string", "pattern": "^[a[]$"}, '"["', True),
+        ({"type": "string", "pattern": "^[a&&b]+$"}, '"a&b"', True),
+        ({"type": "string", "pattern": "^\\[\\d\\]$"}, '"[5]"', True),
+        ({"enum": ["a", 1]}, "1", True),
+        ({"enum": ["a", 1]}, '"b"', False),
+        (True, "null", True),
+        ({"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "null"}}}, "null", True),
+        ({"$ref": "#/$defs/a b", "$defs": {"a b": {"type": "null"}}}, "null", True),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, "[1, 1]", True),
+        ({"type": "string", "format": "password"}, '"secret"', True),
+        ({"type": "array", "items": [{"type": "null"}], "minItems": 1}, "[null]", True),
+        ({"type": "null", "$defs": {"unused": {"not": {}}}}, "null", True),
+        ({"type": "null", "x-guidance": {"lenient": True}, "title": "whatever"}, "null", True),
+        ({"type": "object", "minProperties": 1}, "{}", False),
+    ],
+)
+def test_a_schema_takes_what_fits_it(schema: Any, text: str, fits: bool) -> None:
+    assert takes(of_schema(schema), text) is fits
+
+
+def test_a_member_cannot_pass_for_another_by_another_spelling_of_its_name() -> None:
+    grammar = of_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    assert takes(grammar, '{"a": 1, "b": "x"}')
+    assert not takes(grammar, '{"a": 1, "\\u0061": "x"}')
+    assert not takes(grammar, '{"a": 1, "a": "x"}')
+
+
+def test_blanks_between_values_are_free_but_few() -> None:
+    grammar = of_schema({"type": "array", "items": {"type": "integer"}})
+    assert takes(grammar, "[1,2]")
+    assert takes(grammar, "[ 1, 2 ]")
+    assert takes(grammar, "[\n    1,\n    2\n]")
+    assert not takes(grammar, "[1,  2]")
+    assert not takes(grammar, "[1,\n\n2]")
+    assert not takes(grammar, "[1,\n" + 40 * " " + "2]")
+    assert not takes(grammar, " [1]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "text", "fits"),
+    [
+        (Kind.REGEX, r"\d{3}-\w+", "123-ab", True),
+        (Kind.REGEX, r"\d{3}-\w+", "123-", False),
+        (Kind.REGEX, "^a/b$", "a/b", True),
+        (Kind.REGEX, "a|bc", "bc", True),
+        (Kind.CHOICE, '["yes","no","a\\"b/é"]', 'a"b/é', True),
+        (Kind.CHOICE, '["yes","no"]', "ye", False),
+        (Kind.GRAMMAR, 'root ::= "(" root ")" | "x"', "((x))", True),
+        (Kind.GRAMMAR, 'root ::= "(" root ")" | "x"', "((x)", False),
+        (Kind.GRAMMAR, 'root ::= [a-z]+ "b"', "aab", True),
+        (Kind.GRAMMAR, 'root ::= ws "a-b" ws\nws ::= [ \\t]*  # blanks', " a-b", True),
+        (Kind.GRAMMAR, 'root ::= "\\u0041" [\\u00e9-\\u00ff] "\\x42" "\\\\u0041"', "AéB\\u0041", True),
+        (Kind.GRAMMAR, 'root ::= item{2,3}\nitem ::= "- " [^\\n]+ "\\n"', "- a\n- b\n", True),
+        (Kind.GRAMMAR, 'start: "a" "b"*', "abb", True),
+        (Kind.GRAMMAR, 'start: "<" %json {"type": "integer"} ">"', "<5>", True),
+    ],
+)
+def test_a_source_takes_what_fits_it(kind: Kind, source: str, text: str, fits: bool) -> None:
+    assert takes(compiled(kind, source), text) is fits
+
+
+def test_a_schema_can_stand_in_a_source_of_our_own() -> None:
+    rule = json_rule('{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}')
+    grammar = compiled(Kind.LARK, f'start: TEXT "<call>" call "</call>"\nTEXT: /[^<]*/\ncall: {rule}')
+    assert takes(grammar, 'I call it: <call>{"a": 1}</call>')
+    assert not takes(grammar, 'I call it: <call>{"b": 1}</call>')
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "complaint"),
+    [
+        ({"properties": {"a/b": {"items": {"not": {}}}}}, "#/properties/a~1b/items", "not is not supported"),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"anyOf": [{}, {"if": {}}]}}}, "#/$defs/x/anyOf/1", "if is not supported"),
+        ({"properties": {"a": {"type": "string"}, "b": {"type": "strin"}}}, "#/properties/b", "strin"),
+        ({"properties": {"a": {"type": "array", "items": {"pattern": "("}}}}, "#/properties/a/items", "regex"),
+        ({"anyOf": [{"type": "null"}, {"type": "string", "minLength": 3, "maxLength": 2}], "type": "string"}, "#/anyOf/1", "minLength"),
+        ({"properties": []}, "#", "properties: expected an object"),
+        ({"properties": {"a": 5}}, "#/properties/a", "expected a schema"),
+        ({"required": "a"}, "#", "required: expected an array"),
+        ({"required": [["a"]]}, "#", "required: expected names"),
+        ({"minItems": "3"}, "#", "minItems: expected a whole number"),
+        ({"$ref": "#/nowhere"}, "#", "there is no"),
+        ({"$ref": 5}, "#", "$ref: expected a place"),
+        ({"properties": {"a": {"$id": "b"}}}, "#/properties/a", "$id"),
+        ({"type": "object", "minProperties": 2}, "#", "minProperties"),
+        ({"$ref": "#"}, "#", "no finite answer"),
+        ({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}, "#", "no finite answer"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#", "no finite answer"),
+        ({"const": "\x01"}, "#", "no answer could fit"),
+        ([], "", "a schema is an object"),
+        (False, "", "a schema is an object"),
+    ],
+)
+def test_a_schema_that_cannot_be_honoured_says_what_and_where(schema: Any, pointer: str, complaint: str) -> None:
+    with pytest.raises(GrammarInvalid) as caught:
+        of_schema(schema)
+    assert (caught.value.pointer, complaint in caught.value.complaint) == (pointer, True), caught.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "complaint"),
+    [
+        (Kind.JSON_SCHEMA, "tru", "not JSON"),
+        (Kind.REGEX, "[a", "unclosed character class"),
+        (Kind.REGEX, "(?=a)b", "look-around"),
+        (Kind.REGEX, r"(a)\1", "backreferences"),
+        (Kind.CHOICE, "[]", "1 to"),
+        (Kind.GRAMMAR, "root = x", "Expected ::="),
+        (Kind.GRAMMAR, "root ::= x", "'x' not found"),
+        (Kind.GRAMMAR, 'a ::= "x"', "No 'root' rule"),
+        (Kind.GRAMMAR, 'root ::= "\\ud800"', "stands for no character"),
+        (Kind.GRAMMAR, "start: x", "unknown name"),
+        (Kind.GRAMMAR, "start: start", "nothing can complete it"),
+        (Kind.GRAMMAR, 'start: %json {"not": {}}', "not is not supported"),
+        (Kind.GRAMMAR, "start: %json {", "expected a JSON Schema"),
+    ],
+)
+def test_a_source_that_does_not_compile_says_why(kind: Kind, source: str, complaint: str) -> None:
+    with pytest.raises(GrammarInvalid, match=complaint):
+        compiled(kind, source)
+
+
+def _chain(n: int, rule: str) -> str:
+    """Rules of which each needs the next."""
+    return "\n".join(["start: r0", *(f"r{i}: {rule.replace('NEXT', f'r{i + 1}')}" for i in range(n)), f'r{n}: "x"'])
+
+
+HOSTILE = {
+    "60,000 levels of schemas": (Kind.JSON_SCHEMA, '{"items":' * 60_000 + "{}" + "}" * 60_000),
+    "100 levels of schemas": (Kind.JSON_SCHEMA, '{"items":' * 100 + "{}" + "}" * 100),
+    "10,000 levels of constants": (Kind.JSON_SCHEMA, '{"const":' + "[" * 10_000 + "]" * 10_000 + "}"),
+    "60,000 parentheses": (Kind.GRAMMAR, "root ::= " + "(" * 60_000 + '"x"'),
+    "15,000 parentheses": (Kind.GRAMMAR, "root ::= " + "(" * 15_000 + '"x"' + ")" * 15_000),
+    "15,000 parentheses in Lark": (Kind.GRAMMAR, "start: " + "(" * 15_000 + '"x"' + ")" * 15_000),
+    "200,000 rules": (Kind.GRAMMAR, _chain(200_000, '"a" NEXT | "b"')),
+    "15,000 groups": (Kind.REGEX, "(" * 15_000 + "a" + ")" * 15_000),
+    "a million repetitions": (Kind.REGEX, "(((a{1,100}){1,100}b){1,100}c){1,100}(?=x)"),
+    "ambiguous without end": (Kind.GRAMMAR, "start: A\nA: /(.*a.{20})/ & /(.*b.{20})/ & ~/(.*c.{20})/"),
+    "too many cases": (
+        Kind.JSON_SCHEMA,
+        json.dumps({"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {}}} for j in range(10)]} for i in range(10)]}),
+    ),
+    "a hundred million multiples": (Kind.JSON_SCHEMA, '{"type":"integer","multipleOf":123456789,"minimum":1000000,"maximum":99999999999}'),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_sources_are_refused(name: str) -> None:
+    with pytest.raises(GrammarInvalid):
+        compiled(*HOSTILE[name])
+
+
+def _references(n: int) -> str:
+    return json.dumps({"$ref": "#/$defs/0", "$defs": {**{f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(n)}, f"{n}": {}}})
+
+
+DEEP = {
+    "rules": (Kind.GRAMMAR, _chain(5000, "NEXT"), b"x"),
+    "rules with more than one way": (Kind.GRAMMAR, _chain(2500, '"a" NEXT | "b"'), b"a" * 900 + b"b"),
+    "terminals": (Kind.GRAMMAR, _chain(2500, '"a" NEXT|"b"').replace("r", "R").replace("staRt", "start"), b"a" * 2000 + b"b"),
+    "references": (Kind.JSON_SCHEMA, _references(2800), b"[[[[1]]]]"),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_the_deepest_that_fits_into_a_source_compiles_and_is_followed_on_an_ordinary_stack(name: str) -> None:
+    kind, source, text = DEEP[name]
+    assert len(source) < N_CHARS_MAX["schema" if kind is Kind.JSON_SCHEMA else "other"]
+    state = compiled(kind, source).start()
+    for token in text:
+        state.mask()
+        state.accept(token)
+        assert state.failure is None
+
+
+# --- states ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_rebuilt_from_its_tokens() -> None:
+    grammar = of_schema({"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]})
+    state = grammar.start()
+    for n, byte in enumerate(b'{"a": "x"}'):
+        assert allowed(grammar.start(list(b'{"a": "x"}'[:n])).mask()) == allowed(state.mask())
+        state.accept(byte)
+    assert state.is_done
+    assert grammar.start(list(b'{"a": "x"}')).is_done
+
+
+def test_states_of_one_grammar_do_not_disturb_one_another() -> None:
+    grammar = compiled(Kind.REGEX, "ab|cd")
+    first, second = grammar.start(), grammar.start()
+    first.accept(ord("a"))
+    second.accept(ord("c"))
+    assert allowed(first.mask()) == {ord("b")}
+    assert allowed(second.mask()) == {ord("d")}
+
+
+def test_a_token_that_is_not_allowed_fails_the_state_for_good() -> None:
+    state = compiled(Kind.REGEX, "ab").start()
+    state.accept(ord("x"))
+    assert state.failure is not None
+    assert allowed(state.mask()) == set()
+
+
+class _WithoutQuotes(FakeVocabulary):
+    """A vocabulary in which nothing can be quoted."""
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        return b"'" if token == ord('"') else super().token_bytes(token, special=special)
+
+
+def test_a_vocabulary_that_cannot_spell_any_answer_is_told_of_when_compiling() -> None:
+    with pytest.raises(GrammarInvalid, match="no answer could fit"):
+        Grammars(_WithoutQuotes()).compile(GrammarSource(Kind.JSON_SCHEMA, '{"type":"string"}'))
+
+
+def test_a_dead_end_in_mid_text_fails_the_state() -> None:
+    state = Grammars(_WithoutQuotes()).compile(GrammarSource(Kind.REGEX, 'a"')).start()
+    state.accept(ord("a"))
+    assert allowed(state.mask()) == set()
+    assert state.failure is not None
+
+
+class _WithoutEnd(FakeVocabulary):
+    """A vocabulary of a model that never ends a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end_tokens = frozenset()
+
+
+def test_without_end_tokens_a_text_still_ends_where_nothing_may_follow() -> None:
+    state = Grammars(_WithoutEnd()).compile(GrammarSource(Kind.REGEX, "a?b")).start()
+    state.accept(ord("b"))
+    assert state.is_done
+
+
+# --- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_compiled_is_kept_until_enough_others_came() -> None:
+    grammars = Grammars(FakeVocabulary())
+    assert grammars.known(ANY_OBJECT) is None
+    grammar = grammars.compile(ANY_OBJECT)
+    for i in range(N_GRAMMARS_KEPT - 1):
+        grammars.compile(GrammarSource(Kind.REGEX, f"a{i}"))
+        assert grammars.known(ANY_OBJECT) is grammar
+    for i in range(N_GRAMMARS_KEPT):
+        grammars.compile(GrammarSource(Kind.REGEX, f"b{i}"))
+    assert grammars.known(ANY_OBJECT) is None
