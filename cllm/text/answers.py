@@ -1,0 +1,108 @@
+"""Reads one answer as it is written: reasoning, content and tool calls apart, and where a stop string ends it."""
+
+from __future__ import annotations
+
+import attrs
+
+from cllm.text.call_formats import CallFormat
+from cllm.text.call_reader import CallReader
+from cllm.text.parts import Content, Part
+from cllm.text.reasoning import ReasoningReader, ReasoningTags
+from cllm.text.stops import StopStrings
+from cllm.text.tools import Tool
+
+
+@attrs.frozen(kw_only=True)
+class AnswerFormat:
+    """How an answer is to be read: facts."""
+
+    tags: ReasoningTags | None = None  # around reasoning; None: there is none
+    opened: bool = False  # the prompt ends with the opening tag
+    n_reasoning_max: int | None = None  # tokens of the reasoning, after which `closing` is written
+    closing: tuple[int, ...] = ()  # the tokens that end the reasoning
+    calls: CallFormat | None = None  # None: there are no tools
+    tools: tuple[Tool, ...] = ()  # that may be called
+    assured: bool = False  # a grammar makes sure that calls are well formed
+    single: bool = False  # one call at most
+    shown: frozenset[int] = frozenset()  # control tokens that the text must show
+
+    def reader(self, stops: StopStrings | None) -> AnswerReader:
+        """A reader for one answer. Stop strings count in its content only."""
+        reasoning = None if self.tags is None else ReasoningReader(self.tags, opened=self.opened)
+        calls = None if self.calls is None else CallReader(self.calls, self.tools, assured=self.assured, single=self.single)
+        return AnswerReader(reasoning, calls, stops)
+
+
+class AnswerReader:
+    """The state of reading one answer. Whatever the pieces, the parts are together the same."""
+
+    def __init__(self, reasoning: ReasoningReader | None, calls: CallReader | None, stops: StopStrings | None) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._stops = stops
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._reasoning is not None and self._reasoning.is_inside
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that comes from now on is content, and nothing is held back here."""
+        return self._reasoning is None and self._calls is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is over, with the call that it was to make."""
+        return self._calls is not None and self._calls.is_done
+
+    @property
+    def n_calls(self) -> int:
+        """Complete calls."""
+        return 0 if self._calls is None else self._calls.n_calls
+
+    def push(self, text: str, *, can_stop: bool) -> tuple[list[Part], str | None]:
+        """Return the parts that are certain now, and the stop string that ended the answer, if one has and `can_stop`."""
+        parts: list[Part] = []
+        if self._reasoning is not None:
+            parts, text = self._reasoning.push(text)
+            if self._reasoning.is_past:
+                self._reasoning = None
+        if text:
+            parts += [Content(text)] if self._calls is None else self._calls.push(text)
+        return self._watched(parts) if can_stop and self._stops is not None else (parts, None)
+
+    def finish(self) -> list[Part]:
+        """Return what was still undecided, the end having come otherwise than by a stop string."""
+        parts = [] if self._reasoning is None else self._reasoning.finish()
+        if self._calls is not None:
+            parts += self._calls.finish()
+        if self._stops is None:
+            return parts
+        parts, match = self._watched(parts)
+        held = self._stops.flush()
+        return parts if match is not None or not held else [*parts, Content(held)]
+
+    def _watched(self, parts: list[Part]) -> tuple[list[Part], str | None]:
+        """Look for stop strings in the content; it may not be held back behind what comes after it."""
+        assert self._stops is not None
+        watched: list[Part] = []
+        for part in parts:
+            if isinstance(part, Content):
+                text, match = self._stops.push(part.text)
+            else:
+                text, match = self._stops.flush(), None
+            if text:
+                watched.append(Content(text))
+            if match is not None:
+                return watched, match
+            if not isinstance(part, Content):
+                watched.append(part)
+        return watched, None
+
+
+def plain(parts: list[Part]) -> tuple[str, list[Part] | None]:
+    """The parts as an event has them: (text, None) where they are content alone, else ("", parts)."""
+    if all(isinstance(part, Content) for part in parts):
+        return "".join([part.text for part in parts if isinstance(part, Content)]), None
+    return "", parts

@@ -1,0 +1,322 @@
+"""Reads what models write between the markers of a tool call: a name and arguments, each in the form of some family of models."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from cllm.text.tools import Tool
+
+N_NESTED_MAX: Final = 128  # brackets within brackets in arguments
+N_HEAD_MAX: Final = 512  # characters before the arguments where the name stands outside of them
+
+NAME_KEYS: Final = frozenset({"name", "tool_name", "function_name"})
+ARGUMENT_KEYS: Final = frozenset({"arguments", "parameters", "args"})
+
+_BLANKS: Final = " \t\r\n"
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
+_SCALAR_END = re.compile(r"[,}\] \t\r\n]")
+_CLOSING: Final = {"{": "}", "[": "]"}
+
+
+class Body(Protocol):
+    """One call's inside. `name` and `fragments` fill as text comes; a fragment is a piece of the arguments' JSON."""
+
+    name: str | None
+    fragments: list[str]  # not yet taken
+    is_complete: bool
+    is_bad: bool  # it is no call
+
+    def push(self, text: str, pos: int) -> int:
+        """Read `text` from `pos` on; return where the call ends, or the text. Where it is bad the place means nothing."""
+
+
+# --- JSON --------------------------------------------------------------------------------------------------------------
+
+
+class JsonValue:
+    """Finds the end of one JSON value. It looks at strings and brackets only; whether the rest is JSON, a parser must say."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self.is_bad = False
+        self._open: list[str] = []  # the brackets that must still close
+        self._in_string = False
+        self._escaped = False
+        self._is_scalar: bool | None = None
+
+    def push(self, text: str, pos: int) -> int:
+        """Read `text` from `pos` on; return where the value ends, or the text."""
+        if self._is_scalar is None and pos < len(text):
+            self._is_scalar = text[pos] not in '"{['
+        if self._is_scalar:
+            end = _SCALAR_END.search(text, pos)
+            self.is_complete = end is not None
+            return len(text) if end is None else end.start()
+        while pos < len(text) and not (self.is_complete or self.is_bad):
+            pos = self._in(text, pos) if self._in_string else self._out(text, pos)
+        return pos
+
+    def _in(self, text: str, pos: int) -> int:
+        if self._escaped:
+            self._escaped = False
+            return pos + 1
+        found = _IN_STRING.search(text, pos)
+        if found is None:
+            return len(text)
+        if found[0] == "\\":
+            self._escaped = True
+        else:
+            self._in_string = False
+            self.is_complete = not self._open
+        return found.end()
+
+    def _out(self, text: str, pos: int) -> int:
+        found = _OUTSIDE.search(text, pos)
+        if found is None:
+            return len(text)
+        letter = found[0]
+        if letter == '"':
+            self._in_string = True
+        elif letter in _CLOSING:
+            self._open.append(_CLOSING[letter])
+            self.is_bad = len(self._open) > N_NESTED_MAX
+        elif self._open[-1] != letter:
+            self.is_bad = True
+        else:
+            self._open.pop()
+            self.is_complete = not self._open
+        return found.end()
+
+
+def read_json(text: str) -> Any:
+    """The value of `text`. Raises: ValueError, also for what only Python takes for JSON."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+class _Place(Enum):
+    """Where in the object of a call."""
+
+    OPENING = 1
+    BEFORE_KEY = 2
+    KEY = 3
+    COLON = 4
+    BEFORE_VALUE = 5
+    VALUE = 6
+    AFTER_VALUE = 7
+
+
+class ObjectBody:
+    """`{"name": ..., "arguments": {...}}`, in any order. Arguments may be an object, or its JSON text as a string."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.fragments: list[str] = []
+        self.is_complete = False
+        self.is_bad = False
+        self._place = _Place.OPENING
+        self._value = JsonValue()
+        self._raw = ""  # of a key, or of a value that is read as a whole
+        self._key = ""
+        self._streams = False  # whether the value is told as it comes
+        self._has_arguments = False
+
+    def push(self, text: str, pos: int) -> int:
+        """See `Body.push`."""
+        while pos < len(text) and not (self.is_complete or self.is_bad):
+            if self._place in (_Place.KEY, _Place.VALUE):
+                pos = self._read_value(text, pos)
+            elif text[pos] in _BLANKS:
+                pos += 1
+            elif self._place is _Place.BEFORE_VALUE:
+                self._begin_value(text[pos])
+            else:
+                self._pass(text[pos])
+                pos += self._place is not _Place.KEY
+        return pos
+
+    def _pass(self, letter: str) -> None:
+        """Take one of the object's own letters; a key's quote stays where it is."""
+        if self._place is _Place.OPENING and letter == "{":
+            self._place = _Place.BEFORE_KEY
+        elif self._place is _Place.BEFORE_KEY and letter == '"':
+            self._place, self._value, self._raw, self._streams = _Place.KEY, JsonValue(), "", False
+        elif self._place is _Place.COLON and letter == ":":
+            self._place = _Place.BEFORE_VALUE
+        elif self._place is _Place.AFTER_VALUE and letter == ",":
+            self._place = _Place.BEFORE_KEY
+        elif self._place in (_Place.BEFORE_KEY, _Place.AFTER_VALUE) and letter == "}":
+            self._end()
+        else:
+            self.is_bad = True
+
+    def _begin_value(self, letter: str) -> None:
+        self._place, self._value, self._raw = _Place.VALUE, JsonValue(), ""
+        self._streams = self._key in ARGUMENT_KEYS and letter == "{"
+        if self._key in ARGUMENT_KEYS:
+            self.is_bad = self._has_arguments
+            self._has_arguments = True
+
+    def _read_value(self, text: str, pos: int) -> int:
+        end = self._value.push(text, pos)
+        if self._streams:
+            self.fragments.append(text[pos:end])
+        elif self._place is _Place.KEY or self._key in NAME_KEYS | ARGUMENT_KEYS:
+            self._raw += text[pos:end]
+        self.is_bad = self._value.is_bad
+        if self._value.is_complete:
+            self._end_value()
+        return end
+
+    def _end_value(self) -> None:
+        try:
+            if self._place is _Place.KEY:
+                self._key, self._place = str(read_json(self._raw)), _Place.COLON
+                return
+            if self._key in NAME_KEYS:
+                self._take_name(read_json(self._raw))
+            elif self._key in ARGUMENT_KEYS and not self._streams:
+                self._take_arguments(read_json(self._raw))
+        except ValueError:
+            self.is_bad = True
+        self._place = _Place.AFTER_VALUE
+
+    def _take_name(self, name: Any) -> None:
+        self.is_bad = not isinstance(name, str) or not name or self.name is not None
+        self.name = str(name)
+
+    def _take_arguments(self, value: Any) -> None:
+        if isinstance(value, str) and value.strip():
+            self.fragments.append(value)
+        elif value in (None, ""):
+            self._has_arguments = False
+        else:
+            self.is_bad = True
+
+    def _end(self) -> None:
+        self.is_bad = self.name is None
+        self.is_complete = not self.is_bad
+        if not self._has_arguments:
+            self.fragments.append("{}")
+
+
+class NamedBody:
+    """A name, what stands between, and an object of arguments: `look_up[ARGS]{...}`. `head` matches all before it, the name in a group."""
+
+    def __init__(self, head: re.Pattern[str]) -> None:
+        self.name: str | None = None
+        self.fragments: list[str] = []
+        self.is_complete = False
+        self.is_bad = False
+        self._pattern = head
+        self._head = ""
+        self._value = JsonValue()
+
+    def push(self, text: str, pos: int) -> int:
+        """See `Body.push`."""
+        if self.name is None:
+            pos = self._read_head(text, pos)
+        if self.name is not None and not self.is_bad:
+            end = self._value.push(text, pos)
+            self.fragments.append(text[pos:end])
+            self.is_bad, self.is_complete = self._value.is_bad, self._value.is_complete
+            return end
+        return pos
+
+    def _read_head(self, text: str, pos: int) -> int:
+        end = text.find("{", pos)
+        self._head += text[pos:] if end < 0 else text[pos:end]
+        if end >= 0:
+            found = self._pattern.fullmatch(self._head)
+            self.name = next(name for name in found.groups() if name) if found else None
+            self.is_bad = found is None
+        self.is_bad = self.is_bad or len(self._head) > N_HEAD_MAX
+        return len(text) if end < 0 else end
+
+
+# --- tags --------------------------------------------------------------------------------------------------------------
+
+
+class TaggedBody:
+    """`<function=look_up><parameter=city>Ulm</parameter></function>`: values are texts, whose type the function's schema tells."""
+
+    _MARKERS: Final = ("<function=", "<parameter=", "</parameter>", "</function>", ">")
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self.name: str | None = None
+        self.fragments: list[str] = []
+        self.is_complete = False
+        self.is_bad = False
+        self._tools = tools
+        self._text = ""
+        self._until = "<function="
+        self._key = ""
+        self._n_values = 0
+
+    def push(self, text: str, pos: int) -> int:
+        """See `Body.push`."""
+        n_before = len(self._text)
+        self._text += text[pos:]
+        n_read = 0
+        while not (self.is_complete or self.is_bad) and (n := self._next()):
+            n_read += n
+        return pos + n_read - n_before if self.is_complete or self.is_bad else len(text)
+
+    def _next(self) -> int:
+        """Read up to the marker that must come next; return how far it was, 0 when it is not there yet."""
+        ends = ("<parameter=", "</function>") if self._until == "" else (self._until,)
+        found = [(pos, end) for end in ends if (pos := self._text.find(end)) >= 0]
+        if not found:
+            self.is_bad = self._until in ("<function=", "") and len(self._text.strip()) > N_HEAD_MAX
+            return 0
+        pos, end = min(found)
+        inside, self._text = self._text[:pos], self._text[pos + len(end) :]
+        self._take(inside, end)
+        return pos + len(end)
+
+    def _take(self, inside: str, end: str) -> None:
+        if end == "<function=":
+            self.is_bad = bool(inside.strip())
+            self._until, self._key = ">", ""
+        elif end == "<parameter=":
+            self.is_bad = bool(inside.strip())
+            self._until = ">"
+        elif end == ">" and self.name is None:
+            self.name, self._until = inside.strip(), ""
+            self.is_bad = not self.name
+        elif end == ">":
+            self._key, self._until = inside.strip(), "</parameter>"
+        elif end == "</parameter>":
+            self._tell(inside.removeprefix("\n").removesuffix("\n"))
+            self._until = ""
+        else:
+            self.is_bad = bool(inside.strip())
+            self.fragments.append("}" if self._n_values else "{}")
+            self.is_complete = not self.is_bad
+
+    def _tell(self, text: str) -> None:
+        self.fragments.append((", " if self._n_values else "{") + f"{json.dumps(self._key)}: {self._typed(text)}")
+        self._n_values += 1
+
+    def _typed(self, text: str) -> str:
+        """The value as JSON: a string where the schema says so, else JSON where it is some."""
+        tool = self._tools.get(self.name or "")
+        properties = tool.parameters.get("properties") if tool is not None else None
+        schema = properties.get(self._key) if isinstance(properties, Mapping) else None
+        if not (isinstance(schema, Mapping) and schema.get("type") == "string"):
+            try:
+                return json.dumps(read_json(text), ensure_ascii=False)
+            except ValueError:
+                pass
+        return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,204 @@
+"""Tells tool calls from the rest of an answer as its text comes, in whatever pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from cllm.text.call_bodies import Body, read_json
+from cllm.text.call_formats import CallFormat
+from cllm.text.markers import first_marker, n_undecided
+from cllm.text.parts import Arguments, CallBegun, Content, Part
+from cllm.text.tools import Tool
+
+_BLANKS: Final = " \t\r\n"
+
+
+class _State(Enum):
+    START = 1  # nothing but blanks so far
+    TEXT = 2
+    BEFORE_BODY = 3
+    BODY = 4
+    AFTER_BODY = 5
+
+
+class CallReader:
+    """Reads one answer.
+
+    Where calls are `assured` (a grammar makes sure of them) they are told as they come. Otherwise each is held until it is complete,
+    and one that is not well formed, or names no tool of these, is content: nothing that the model wrote is lost but blanks and markers
+    around calls.
+    """
+
+    def __init__(self, form: CallFormat, tools: Sequence[Tool], *, assured: bool, single: bool) -> None:
+        """`single`: the answer is over with the end of its first call."""
+        self.n_calls = 0
+        self._form = form
+        self._tools = {tool.name: tool for tool in tools}
+        self._assured = assured
+        self._single = single
+        self._state = _State.START if form.bare else _State.TEXT
+        self._text = ""  # not yet read
+        self._raw = ""  # what of a call would be content if it were none: blanks before it, the marker, all of it since
+        self._n_marker = 0  # so much of it comes before the call's body
+        self._body: Body | None = None
+        self._held: list[Part] = []  # of a call that might still be none
+        self._is_begun = False  # whether the call has been told of
+        self._is_list = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is over."""
+        return self._single and self.n_calls > 0
+
+    def push(self, text: str) -> list[Part]:
+        """Return the parts that are certain now."""
+        self._text += text
+        parts: list[Part] = []
+        while self._text and not self.is_done and self._read(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        """Return what was still undecided. A call that was cut is told so far where calls are assured, and content elsewhere."""
+        if self.is_done or self._is_begun:
+            rest = ""
+        elif self._state is _State.AFTER_BODY:
+            rest = self._text.lstrip(_BLANKS + ",;]")
+        else:
+            rest = self._raw + self._text
+        self._raw = self._text = ""
+        return [Content(rest)] if rest else []
+
+    def _read(self, parts: list[Part]) -> bool:
+        """Read on from where it stands; return whether there may be more to read."""
+        if self._state is _State.START:
+            return self._start()
+        if self._state is _State.TEXT:
+            return self._read_text(parts)
+        if self._state is _State.BEFORE_BODY:
+            return self._begin_body()
+        return self._read_body(parts) if self._state is _State.BODY else self._go_on()
+
+    def _start(self) -> bool:
+        begun = self._text.lstrip()
+        if begun.startswith("{"):
+            self._raw, self._text = self._text[: -len(begun)], begun
+            self._n_marker = len(self._raw)
+            self._state = _State.BEFORE_BODY
+        elif begun:
+            self._state = _State.TEXT
+        return bool(begun)
+
+    def _read_text(self, parts: list[Part]) -> bool:
+        markers = (self._form.begin, *self._form.ignored)
+        found = first_marker(self._text, markers)
+        pos = found[0] if found else len(self._text) - n_undecided(self._text, markers)
+        n_told = len(self._text[:pos].rstrip())
+        if n_told:
+            parts.append(Content(self._text[:n_told]))
+        if not found:
+            self._text = self._text[n_told:]
+            return False
+        marker = found[1]
+        if marker == self._form.begin:
+            self._mark(self._text[n_told:pos] + marker, self._text[pos + len(marker) :])
+        else:
+            self._text = self._text[n_told:pos] + self._text[pos + len(marker) :]
+        return True
+
+    def _mark(self, raw: str, rest: str) -> None:
+        self._raw, self._text, self._n_marker = raw, rest, len(raw)
+        self._state = _State.BEFORE_BODY
+
+    def _begin_body(self) -> bool:
+        begun = self._text.lstrip(_BLANKS + "[")
+        if not begun:
+            return False
+        n = len(self._text) - len(begun)
+        self._is_list = "[" in self._text[:n] or (self._is_list and not self._raw)
+        self._raw, self._text = self._raw + self._text[:n], begun
+        self._body = self._form.body(begun[0], self._tools)
+        self._state, self._held, self._is_begun = _State.BODY, [], False
+        return True
+
+    def _read_body(self, parts: list[Part]) -> bool:
+        body = self._body
+        assert body is not None
+        end = body.push(self._text, 0)
+        if body.is_bad or (body.name is not None and body.name not in self._tools):
+            self._give_up(parts)
+            return True
+        self._raw, self._text = self._raw + self._text[:end], self._text[end:]
+        self._tell(body, parts)
+        return not body.is_complete or self._end_call(body, parts)
+
+    def _tell(self, body: Body, parts: list[Part]) -> None:
+        if body.name is None:
+            return
+        told = parts if self._assured else self._held
+        if not self._is_begun and not self._held:
+            told.append(CallBegun(self.n_calls, body.name))
+            self._is_begun = self._assured
+        if fragment := "".join(body.fragments):
+            told.append(Arguments(self.n_calls, fragment))
+        body.fragments = []
+
+    def _end_call(self, body: Body, parts: list[Part]) -> bool:
+        if not self._assured:
+            if not _are_arguments(self._held):
+                self._give_up(parts)
+                return True
+            parts += _joined(self._held)
+        self.n_calls += 1
+        self._reset(_State.AFTER_BODY)
+        return True
+
+    def _give_up(self, parts: list[Part]) -> None:
+        """It is no call: its marker is text, and what follows is read once more."""
+        if not self._is_begun:
+            if self._n_marker:
+                parts.append(Content(self._raw[: self._n_marker]))
+            self._text = self._raw[self._n_marker :] + self._text
+        self._reset(_State.TEXT)
+
+    def _reset(self, state: _State) -> None:
+        self._state, self._body, self._held, self._raw, self._is_begun = state, None, [], "", False
+
+    def _go_on(self) -> bool:
+        """After a call: more of the list, its end, the next call, or text."""
+        rest = self._text.lstrip(_BLANKS + ",;]")
+        markers = (*self._form.ends, self._form.begin, *self._form.ignored)
+        marker = next((marker for marker in markers if rest.startswith(marker)), None)
+        if marker == self._form.begin:
+            self._mark(marker, rest[len(marker) :])
+        elif marker is not None:
+            self._text = rest[len(marker) :]
+        elif any(each.startswith(rest) for each in markers):  # nothing but blanks too
+            return False
+        elif rest.startswith("{"):
+            self._mark("", rest)
+        else:
+            self._text = self._after_list()
+            self._state = _State.TEXT
+        return True
+
+    def _after_list(self) -> str:
+        rest = self._text.lstrip()
+        return rest.removeprefix("]").lstrip() if self._is_list else rest
+
+
+def _are_arguments(parts: list[Part]) -> bool:
+    """Whether a call's arguments are an object."""
+    try:
+        return isinstance(read_json("".join([part.fragment for part in parts if isinstance(part, Arguments)])), dict)
+    except ValueError:
+        return False
+
+
+def _joined(parts: list[Part]) -> list[Part]:
+    """A call's parts with its arguments in one."""
+    begun = parts[0]
+    assert isinstance(begun, CallBegun)
+    return [begun, Arguments(begun.call, "".join([part.fragment for part in parts if isinstance(part, Arguments)]))]

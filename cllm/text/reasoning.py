@@ -1,0 +1,121 @@
+"""Tells the reasoning of an answer from its content, by the tags around it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import attrs
+
+from cllm.text.markers import first_marker, n_undecided
+from cllm.text.parts import Content, Part, Reasoning
+
+
+@attrs.frozen
+class ReasoningTags:
+    """What stands before and after reasoning."""
+
+    opening: str
+    closing: str
+
+
+TAGS: Final = (
+    ReasoningTags("<think>", "</think>"),  # Qwen, DeepSeek, and most others
+    ReasoningTags("[THINK]", "[/THINK]"),  # Mistral
+    ReasoningTags("<seed:think>", "</seed:think>"),  # ByteDance
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
+    ReasoningTags("<thinking>", "</thinking>"),
+    ReasoningTags("<reasoning>", "</reasoning>"),
+)
+
+
+def tags_in(template: str) -> ReasoningTags | None:
+    """The tags that a chat template's source speaks of; one of a pair is enough, as some cut reasoning off at its end only."""
+    return next((tags for tags in TAGS if tags.opening in template or tags.closing in template), None)
+
+
+class _State(Enum):
+    BEFORE = 1  # nothing but blanks so far
+    INSIDE = 2
+    AFTER = 3  # in the blanks between reasoning and content
+    PAST = 4
+
+
+class ReasoningReader:
+    """Reads one answer, whose reasoning comes first if there is any.
+
+    Blanks around the reasoning are left out. Reasoning that never closes is reasoning to the end.
+    """
+
+    def __init__(self, tags: ReasoningTags, *, opened: bool) -> None:
+        """`opened`: the prompt ends with the opening tag."""
+        self._tags = tags
+        self._state = _State.INSIDE if opened else _State.BEFORE
+        self._held = ""
+        self._has_text = False  # of the reasoning: what comes before it is blank
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._state is _State.INSIDE
+
+    @property
+    def is_past(self) -> bool:
+        """Whether all that comes from now on is content."""
+        return self._state is _State.PAST
+
+    def push(self, text: str) -> tuple[list[Part], str]:
+        """Return the reasoning that is certain now, and the content after it."""
+        if self._state is _State.PAST:
+            return [], text
+        self._held += text
+        parts: list[Part] = []
+        if self._state is _State.BEFORE:
+            self._look_for_opening()
+        if self._state is _State.INSIDE:
+            self._read(parts)
+        if self._state is _State.AFTER:
+            self._held = self._held.lstrip()
+            if self._held:
+                self._state = _State.PAST
+        return parts, self._given_up() if self._state is _State.PAST else ""
+
+    def finish(self) -> list[Part]:
+        """Return what was still undecided."""
+        rest = self._given_up()
+        if not rest or self._state is _State.AFTER:
+            return []
+        return [Reasoning(rest)] if self._state is _State.INSIDE else [Content(rest)]
+
+    def _given_up(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _look_for_opening(self) -> None:
+        begun = self._held.lstrip()
+        opening = self._tags.opening
+        if begun.startswith(opening):
+            self._held = begun[len(opening) :]
+            self._state = _State.INSIDE
+        elif not opening.startswith(begun):
+            self._state = _State.PAST
+
+    def _read(self, parts: list[Part]) -> None:
+        if not self._has_text:
+            self._held = self._held.lstrip()
+        closing = (self._tags.closing,)
+        if found := first_marker(self._held, closing):
+            pos, marker = found
+            self._tell(self._held[:pos].rstrip(), parts)
+            self._held = self._held[pos + len(marker) :]
+            self._state = _State.AFTER
+            return
+        n_certain = len(self._held) - n_undecided(self._held, closing)
+        n_told = len(self._held[:n_certain].rstrip())
+        self._tell(self._held[:n_told], parts)
+        self._held = self._held[n_told:]
+
+    def _tell(self, text: str, parts: list[Part]) -> None:
+        if text:
+            self._has_text = True
+            parts.append(Reasoning(text))

@@ -1,0 +1,282 @@
+"""Reading answers: whatever the pieces, the same parts."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cllm.text.answers import AnswerFormat
+from cllm.text.call_formats import COHERE, DEEPSEEK, FORMATS, HERMES, LLAMA, MISTRAL, PHI, QWEN_CODER, CallFormat, format_of
+from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
+from cllm.text.reasoning import TAGS, tags_in
+from cllm.text.stops import StopStrings
+from cllm.text.tools import Tool
+
+THINK = TAGS[0]
+NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "text": {"type": "string"}}}
+TOOLS = (Tool("add", "adds", NUMBERS), Tool("look_up", "looks up", NUMBERS))
+
+
+def read(form: AnswerFormat, *pieces: str, stop: tuple[str, ...] = ()) -> list[Part]:
+    """The parts of an answer that comes in pieces, neighbours of one kind joined."""
+    reader = form.reader(StopStrings(stop) if stop else None)
+    parts: list[Part] = []
+    for piece in pieces:
+        more, match = reader.push(piece, can_stop=True)
+        parts += more
+        if match is not None or reader.is_done:
+            return joined(parts)
+    return joined(parts + reader.finish())
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    result: list[Part] = []
+    for part in parts:
+        last = result[-1] if result else None
+        if isinstance(part, Content) and isinstance(last, Content):
+            result[-1] = Content(last.text + part.text)
+        elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
+            result[-1] = Reasoning(last.text + part.text)
+        elif isinstance(part, Arguments) and isinstance(last, Arguments) and part.call == last.call:
+            result[-1] = Arguments(part.call, last.fragment + part.fragment)
+        else:
+            result.append(part)
+    return result
+
+
+def of(calls: CallFormat, *, assured: bool = False, single: bool = False, thinks: bool = False) -> AnswerFormat:
+    return AnswerFormat(calls=calls, tools=TOOLS, assured=assured, single=single, tags=THINK if thinks else None)
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[start:end] for start, end in pairwise(places)]
+
+
+# --- reasoning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tags", TAGS, ids=lambda tags: tags.opening)
+def test_reasoning_is_told_from_content_without_the_blanks_around_it(tags: object) -> None:
+    form = AnswerFormat(tags=tags)  # type: ignore[arg-type]
+    text = f"\n{form.tags.opening}\nhm, so\n\nyes\n{form.tags.closing}\n\nIt is 5.\n"  # type: ignore[union-attr]
+    assert read(form, text) == [Reasoning("hm, so\n\nyes"), Content("It is 5.\n")]
+
+
+def test_reasoning_that_the_prompt_has_opened_needs_no_tag() -> None:
+    assert read(AnswerFormat(tags=THINK, opened=True), "hm</think>5") == [Reasoning("hm"), Content("5")]
+
+
+def test_reasoning_that_never_closes_is_reasoning_to_the_end() -> None:
+    assert read(AnswerFormat(tags=THINK), "<think>hm </thin") == [Reasoning("hm </thin")]
+
+
+def test_an_empty_reasoning_is_none() -> None:
+    assert read(AnswerFormat(tags=THINK), "<think>\n\n</think>\n\nhello") == [Content("hello")]
+
+
+def test_an_answer_without_reasoning_is_content_with_all_its_blanks() -> None:
+    assert read(AnswerFormat(tags=THINK), "\n hello") == [Content("\n hello")]
+    assert read(AnswerFormat(tags=THINK), " <th") == [Content(" <th")]
+    assert read(AnswerFormat(tags=THINK), "  ") == [Content("  ")]
+
+
+def test_a_tag_in_the_middle_of_content_is_content() -> None:
+    assert read(AnswerFormat(tags=THINK), "write <think> and </think>") == [Content("write <think> and </think>")]
+
+
+def test_templates_tell_their_tags() -> None:
+    assert tags_in("{{ '<think>' }}") == THINK
+    assert tags_in("{{ content.split('</think>')[-1] }}") == THINK
+    assert tags_in("{{ '[THINK]' }}") == TAGS[1]
+    assert tags_in("{{ content }}") is None
+
+
+# --- tool calls, family by family -------------------------------------------------------------------------------------
+
+ADD = [CallBegun(0, "add"), Arguments(0, '{"a": 1}')]
+BOTH = [*ADD, CallBegun(1, "look_up"), Arguments(1, '{"text": "x } ] \\" {"}')]
+LOOK = '{"text": "x } ] \\" {"}'
+
+WRITTEN = [
+    (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', ADD),
+    (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', ADD),
+    (HERMES, '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', ADD),
+    (
+        HERMES,
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n{"name": "look_up", "arguments": '
+        + LOOK
+        + "}\n</tool_call>",
+        BOTH,
+    ),
+    (HERMES, '<tool_call>[{"name": "add", "arguments": {"a": 1}}, {"name": "look_up", "arguments": ' + LOOK + "}]</tool_call>", BOTH),
+    (HERMES, '<tool_call>{"id": 7, "type": "function", "name": "add", "arguments": {"a": 1}}', ADD),
+    (QWEN_CODER, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', ADD),
+    (QWEN_CODER, "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", ADD),
+    (LLAMA, '{"name": "add", "parameters": {"a": 1}}', ADD),
+    (LLAMA, '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "look_up", "parameters": ' + LOOK + "}", BOTH),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "look_up", "arguments": ' + LOOK + "}]", BOTH),
+    (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]look_up[CALL_ID]abcdefgh1[ARGS]' + LOOK, BOTH),
+    (MISTRAL, '[TOOL_CALLS]add{"a": 1}', ADD),
+    (
+        DEEPSEEK,
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>look_up<｜tool▁sep｜>" + LOOK + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        BOTH,
+    ),
+    (
+        DEEPSEEK,
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ADD,
+    ),
+    (PHI, '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|>', ADD),
+    (COHERE, '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}\n]<|END_ACTION|>', ADD),
+]
+NO_CALLS = [
+    (HERMES, "<tool_call>nothing</tool_call>"),
+    (HERMES, '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1]}}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "add", "arguments": {a: 1}}</tool_call> so'),
+    (HERMES, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "add", "name": "add", "arguments": {}}</tool_call>'),
+    (HERMES, '<tool_call>{"arguments": {"a": 1}}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1'),
+    (HERMES, '<tool_call>{"name": "add", "arguments": "{"}'),
+    (HERMES, '  <tool_call>{"name": "add", "arguments": ' + '{"a":' * 200),
+    (HERMES, "if a <tool"),
+    (QWEN_CODER, "<tool_call>\n<function=unknown>\n</function>\n</tool_call>"),
+    (QWEN_CODER, "<tool_call>\n<function=add>\nrubbish\n</function>\n</tool_call>"),
+    (LLAMA, '{"name": "Bob", "age": 3}'),
+    (LLAMA, "  {so} it goes"),
+    (LLAMA, '<|python_tag|>print("x")'),
+    (MISTRAL, "[TOOL_CALLS] none of them"),
+    (MISTRAL, "[TOOL_CALLS]add " + "x" * 600),
+    (DEEPSEEK, "<｜tool▁call▁begin｜>rubbish{}<｜tool▁call▁end｜>"),
+]
+
+
+@pytest.mark.parametrize("assured", [False, True])
+@pytest.mark.parametrize(("form", "text", "parts"), WRITTEN)
+def test_a_call_is_read_as_its_family_writes_it(form: CallFormat, text: str, parts: list[Part], assured: bool) -> None:
+    assert read(of(form, assured=assured), text) == parts
+
+
+@pytest.mark.parametrize(("form", "text"), NO_CALLS)
+def test_what_is_no_call_is_content_and_nothing_of_it_is_lost(form: CallFormat, text: str) -> None:
+    assert read(of(form), text) == [Content(text)]
+
+
+def test_a_call_after_a_malformed_one_is_still_read() -> None:
+    text = 'so: <tool_call>{"name" <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    assert read(of(HERMES), text) == [Content('so: <tool_call>{"name"'), *ADD]
+
+
+def test_content_before_and_after_calls_is_told_without_the_blanks_between() -> None:
+    text = 'I add.\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n, done\n'
+    assert read(of(HERMES), text) == [Content("I add."), *ADD, Content(", done\n")]
+
+
+def test_what_follows_a_list_of_calls_is_told_without_its_bracket() -> None:
+    assert read(of(MISTRAL), '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}] done') == [*ADD, Content("done")]
+
+
+def test_a_call_without_arguments_has_an_empty_object() -> None:
+    for text in ('<tool_call>{"name": "add"}</tool_call>', '<tool_call>{"name": "add", "arguments": null}</tool_call>'):
+        assert read(of(HERMES), text) == [CallBegun(0, "add"), Arguments(0, "{}")]
+    text = "<tool_call><function=add></function></tool_call>"
+    assert read(of(QWEN_CODER), text) == [CallBegun(0, "add"), Arguments(0, "{}")]
+
+
+def test_values_in_tags_have_the_type_that_the_schema_says() -> None:
+    text = "<tool_call><function=add><parameter=a>5</parameter><parameter=text>5</parameter><parameter=new>[1]</parameter></function>"
+    (_, arguments) = read(of(QWEN_CODER), text)
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.fragment) == {"a": 5, "text": "5", "new": [1]}
+
+
+def test_a_single_call_ends_the_answer() -> None:
+    reader = of(HERMES, single=True).reader(None)
+    parts, _ = reader.push('<tool_call>{"name": "add", "arguments": {"a": 1}} and more', can_stop=True)
+    assert parts == ADD
+    assert reader.is_done
+    assert reader.finish() == []
+
+
+def test_assured_calls_are_told_as_they_come_and_others_when_they_are_complete() -> None:
+    pieces = ['<tool_call>{"name": "add", "arg', 'uments": {"a"', ": 1}}"]
+    told = {}
+    for assured in (True, False):
+        reader = of(HERMES, assured=assured).reader(None)
+        told[assured] = [reader.push(piece, can_stop=True)[0] for piece in pieces]
+    assert told[True] == [[CallBegun(0, "add")], [Arguments(0, '{"a"')], [Arguments(0, ": 1}")]]
+    assert told[False] == [[], [], ADD]
+
+
+def test_calls_come_after_reasoning_which_may_speak_of_them() -> None:
+    text = '<think><tool_call>?</think>\n\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    assert read(of(HERMES, thinks=True), text) == [Reasoning("<tool_call>?"), *ADD]
+
+
+def test_stop_strings_count_in_content_only() -> None:
+    text = '<think>stop</think>go <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>now stop here'
+    assert read(of(HERMES, thinks=True), text, stop=("stop",)) == [Reasoning("stop"), Content("go"), *ADD, Content("now ")]
+    assert read(of(HERMES), 'x {"a": 1}', stop=('"a',)) == [Content("x {")]
+
+
+def test_templates_tell_their_family() -> None:
+    assert format_of("'[TOOL_CALLS]'") is MISTRAL
+    assert format_of("'<tool_call>'") is HERMES
+    assert format_of("'<tool_call><function='") is QWEN_CODER
+    assert format_of("'<|python_tag|>'") is LLAMA
+    assert format_of('\'{"name": "", "parameters": \'') is LLAMA
+    assert format_of("'<｜tool▁call▁begin｜>'") is DEEPSEEK
+    assert format_of("'<|tool|>'") is PHI
+    assert format_of("'<|START_ACTION|>'") is COHERE
+    assert format_of("") is HERMES
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+TEXTS = [(form, text) for form, text, _ in WRITTEN] + NO_CALLS
+FRAGMENTS = ["<think>", "</think>", "\n", " ", "{", "}", '"', "[", "]", ",", ";", "a", "name", ":", "\\", "{}", "<", "add"]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "assured"), [(*each, False) for each in TEXTS] + [(form, text, True) for form, text, _ in WRITTEN]
+)
+def test_letter_by_letter_gives_the_same_parts(form: CallFormat, text: str, assured: bool) -> None:
+    chosen = of(form, assured=assured, thinks=True)
+    whole = f"<think> hm\n</think>\n so\n{text}\n end"
+    assert read(chosen, *whole) == read(chosen, whole)
+    assert read(chosen, *text) == read(chosen, text)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(TEXTS),
+    st.text(alphabet="<tool_call>/think{} \n", max_size=12),
+    st.text(alphabet="</tool_call>[]{},; \n", max_size=12),
+    st.lists(st.integers(0, 500), max_size=12),
+    st.booleans(),
+    st.sampled_from([(), ("done",), ("\n\n",), ("<t",), ("o", "add")]),
+)
+def test_any_split_gives_the_same_parts(
+    case: tuple[CallFormat, str], before: str, after: str, cuts: list[int], single: bool, stop: tuple[str, ...]
+) -> None:
+    form = of(case[0], single=single, thinks=True)
+    text = before + case[1] + after
+    assert read(form, *pieces_of(text, cuts), stop=stop) == read(form, text, stop=stop)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(sorted(FORMATS)), st.data(), st.lists(st.integers(0, 500), max_size=12))
+def test_any_split_of_rubbish_gives_the_same_parts(name: str, data: st.DataObject, cuts: list[int]) -> None:
+    form = of(FORMATS[name], thinks=True)
+    text = "".join(data.draw(st.lists(st.sampled_from([*FRAGMENTS, *FORMATS[name].markers]), max_size=30)))
+    assert read(form, *pieces_of(text, cuts)) == read(form, text)
