@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
@@ -43,6 +45,7 @@ class Sampler:
     is_plain: bool  # whether nothing but penalties, bias, mask, temperature, top_n_sigma, top_k, top_p and min_p is on
     grammar: GrammarState | None
     mask: Words | None  # bit i % 32 of word i // 32: whether token i is allowed; None: all are
+    _forced: deque[int]
     _generated: TokenCounts | None
     _recent: TokenCounts | None
     _dry: Dry | None
@@ -76,6 +79,7 @@ class Sampler:
         self.mu = 2 * params.mirostat_tau
         self.grammar = grammar
         self.mask = None
+        self._forced = deque()
         self.temperature = max(params.temperature, TEMPERATURE_MIN)
         self.truncation_temperature = self.temperature if params.profile is SamplingProfile.OPENAI else 1.0
         self.log_min_p = math.log(min(params.min_p, 1.0)) if params.min_p > 0 else -math.inf
@@ -95,6 +99,8 @@ class Sampler:
 
     def observe(self, token: int) -> None:
         """Take note of `token`, which was just appended to `tokens`."""
+        if self._forced:
+            self._forced.popleft()
         if self._generated is not None:
             self._generated.add(token)
         if self._recent is not None:
@@ -106,6 +112,10 @@ class Sampler:
         if self.grammar is not None:
             self.grammar.accept(token)
 
+    def force(self, tokens: Sequence[int]) -> None:
+        """Let the next tokens be these, whatever the logits; their logprobs are the model's all the same."""
+        self._forced.extend(tokens)
+
     @property
     def key(self) -> int:
         """The key of the next token's noise."""
@@ -114,7 +124,8 @@ class Sampler:
     @property
     def adjusts(self) -> bool:
         """Whether `adjust` would change anything now."""
-        return self._adjusts_always or self.grammar is not None or self.mask is not None or len(self._barred()) > 0
+        masked = self.grammar is not None or self.mask is not None
+        return self._adjusts_always or masked or bool(self._forced) or len(self._barred()) > 0
 
     def _barred(self) -> npt.NDArray[np.int64]:
         barred = self._not_yet if len(self.tokens) - self.n_prompt < self.min_tokens else self._never
@@ -123,7 +134,11 @@ class Sampler:
         return barred
 
     def adjust(self, logits: Logits) -> None:
-        """Apply penalties, bias and mask to the row in place. A row with a NaN or +inf keeps one."""
+        """Apply penalties, bias and mask to the row in place, or what is forced. A row with a NaN or +inf keeps one."""
+        if self._forced and np.isfinite(logits.max()):
+            logits.fill(-np.inf)
+            logits[self._forced[0]] = 0.0
+            return
         if self.grammar is not None:
             self.mask = self.grammar.mask()
         if self.params.profile is SamplingProfile.OPENAI:

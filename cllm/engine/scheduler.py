@@ -28,8 +28,8 @@ from cllm.engine.sampling import Sampler, dry_breaker_tokens
 from cllm.engine.sequence import Miss, Phase, Sequence, SequenceSpec
 from cllm.engine.trials import Trials
 from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, NoRoom, RequestError
-from cllm.text.detokenizer import Detokenizer, TokenTexts
-from cllm.text.stops import StopStrings
+from cllm.text.detokenizer import TokenTexts
+from cllm.text.transcript import Transcript
 
 N_DEADLINES_SPARE = 64  # ended sequences whose deadlines are kept before they are cleared away
 N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often in a row while it is alone in them is the culprit
@@ -107,7 +107,7 @@ class Scheduler:
         self.cells = self.memory.cells
         self.totals = Totals()
         self._vocabulary = vocabulary
-        self._texts = TokenTexts(vocabulary)
+        self._texts: dict[frozenset[int], TokenTexts] = {}  # by the control tokens that they show
         self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
         self._former = BatchFormer(n_rows_max=limits.n_rows_max, row_budget=limits.row_budget, rows_by_slot=limits.rows_by_slot)
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
@@ -290,7 +290,7 @@ class Scheduler:
     def _sweep(self, now: float, events: list[Event]) -> None:
         for sequence in self._marked:
             if sequence.phase is not Phase.FINISHED:
-                self._finish(sequence, FinishReason.CANCELLED, None, "", now, events)
+                self._finish(sequence, FinishReason.CANCELLED, None, now, events)
         self._marked.clear()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, seq_id = heapq.heappop(self._deadlines)
@@ -298,7 +298,7 @@ class Scheduler:
             if late is None:
                 continue
             if late.n_generated:
-                self._finish(late, FinishReason.LENGTH, "timeout", _held_back(late), now, events)
+                self._finish(late, FinishReason.LENGTH, "timeout", now, events)
             else:
                 self._fail(late, _too_late(), events)
 
@@ -405,7 +405,7 @@ class Scheduler:
                 return
             sequence.first_token_at = now
             if len(sequence.tokens) >= sequence.n_max:  # only the prompt was wanted
-                self._finish(sequence, FinishReason.LENGTH, None, "", now, events)
+                self._finish(sequence, FinishReason.LENGTH, None, now, events)
                 return
         tokens = sequence.tokens
         tokens.append(token)
@@ -421,30 +421,31 @@ class Scheduler:
         if can_end and token in sequence.final_tokens:
             events.append(Delta(sequence.seq_id, "", [token], logprobs))
             reason: str | int | None = token if token in sequence.spec.stopping.stop_token_ids else None
-            self._finish(sequence, FinishReason.STOP, reason, _held_back(sequence), now, events)
+            self._finish(sequence, FinishReason.STOP, reason, now, events)
             return
-        text = sequence.detokenizer.push(token)
-        match: str | None = None
-        if sequence.stops is not None and can_end:
-            text, match = sequence.stops.push(text)
-        events.append(Delta(sequence.seq_id, text, [token], logprobs))
+        transcript = sequence.transcript
+        text, parts, match = transcript.push(token, can_stop=can_end)
+        events.append(Delta(sequence.seq_id, text, [token], logprobs, parts=parts))
         if match is not None:
-            self._finish(sequence, FinishReason.STOP, match, "", now, events)
-        elif grammar is not None and grammar.is_done:
-            self._finish(sequence, FinishReason.STOP, None, _held_back(sequence), now, events)
+            self._finish(sequence, FinishReason.STOP, match, now, events)
+        elif transcript.is_done or (grammar is not None and grammar.is_done):
+            self._finish(sequence, FinishReason.STOP, None, now, events)
         elif n_tokens >= sequence.n_max:
-            self._finish(sequence, FinishReason.LENGTH, None, _held_back(sequence), now, events)
+            self._finish(sequence, FinishReason.LENGTH, None, now, events)
+        elif due := transcript.due():
+            sequence.sampler.force(due)
 
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None, text: str, now: float, events: list[Event]
-    ) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None, now: float, events: list[Event]) -> None:
         self._end(sequence)
+        text, parts = sequence.transcript.finish()
+        if reason is FinishReason.STOP and sequence.transcript.n_calls:
+            reason = FinishReason.TOOL_CALLS
         if reason is FinishReason.CANCELLED:
             self.totals.n_cancelled += 1
         else:
             self.totals.n_finished += 1
             self._service.answer(sequence.n_generated)
-        events.append(Finished(sequence.seq_id, reason, stop_reason, _usage(sequence, now), text))
+        events.append(Finished(sequence.seq_id, reason, stop_reason, _usage(sequence, now), text, parts))
 
     def _fail(self, sequence: Sequence, error: RequestError, events: list[Event], *, keep: bool = True) -> None:
         self._end(sequence, keep=keep)
@@ -546,8 +547,7 @@ class Scheduler:
                 dry_breakers=_dry_breakers(spec, vocabulary),
                 grammar=None if spec.grammar is None else spec.grammar.start(),
             ),
-            detokenizer=Detokenizer(self._texts),
-            stops=StopStrings(stopping.stop) if stopping.stop else None,
+            transcript=self._transcript(spec),
             final_tokens=stopping.stop_token_ids if stopping.ignore_eos else stopping.stop_token_ids | end_tokens,
             n_final_from=n_prompt + max(stopping.min_tokens, 1),
             arrived_at=now,
@@ -555,6 +555,13 @@ class Scheduler:
             order=(spec.priority, seq_id),
             may_share=spec.cache_prompt and self.limits.keeps_prefixes,
         )
+
+    def _transcript(self, spec: SequenceSpec) -> Transcript:
+        shown = frozenset() if spec.answer is None else spec.answer.shown
+        texts = self._texts.get(shown)
+        if texts is None:
+            texts = self._texts[shown] = TokenTexts(self._vocabulary, shown=shown)
+        return Transcript(texts, stop=spec.stopping.stop, form=spec.answer)
 
 
 def _memory_limits(limits: Limits) -> MemoryLimits:
@@ -596,15 +603,6 @@ def _dry_breakers(spec: SequenceSpec, vocabulary: Vocabulary) -> frozenset[int]:
     return dry_breaker_tokens(vocabulary, spec.sampling.dry_sequence_breakers)
 
 
-def _held_back(sequence: Sequence) -> str:
-    """Text that waited for more: an unfinished character, or what might have become a stop string."""
-    text = sequence.detokenizer.flush()
-    if sequence.stops is None:
-        return text
-    released, match = sequence.stops.push(text)
-    return released if match is not None else released + sequence.stops.flush()
-
-
 def _usage(sequence: Sequence, now: float) -> Usage:
     admitted_at = now if sequence.admitted_at is None else sequence.admitted_at
     first_token_at = now if sequence.first_token_at is None else sequence.first_token_at
@@ -616,6 +614,7 @@ def _usage(sequence: Sequence, now: float) -> Usage:
         prefill_s=first_token_at - admitted_at,
         decode_s=now - first_token_at,
         n_preempted=sequence.n_preempted,
+        n_reasoning=sequence.transcript.n_reasoning,
     )
 
 

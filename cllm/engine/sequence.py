@@ -10,9 +10,9 @@ import attrs
 from cllm.engine.fairness import Share
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sampling import Sampler
-from cllm.text.detokenizer import Detokenizer
+from cllm.text.answers import AnswerFormat
 from cllm.text.grammar import Grammar
-from cllm.text.stops import StopStrings
+from cllm.text.transcript import Transcript
 
 
 @attrs.frozen(kw_only=True)
@@ -26,6 +26,7 @@ class SequenceSpec:
     n_logprobs: int | None = None  # the likeliest tokens to report beside each drawn one; None: no logprobs
     n_prompt_logprobs: int | None = None  # the same for the prompt's tokens, of which the first has none
     grammar: Grammar | None = None  # what the generated text must be
+    answer: AnswerFormat | None = None  # how its text is read for reasoning and tool calls; None: it is not
     priority: int = 0  # lower goes first
     timeout_s: float | None = None
     key: str = ""  # whose it is, for fairness and quotas
@@ -80,8 +81,7 @@ class Sequence:
     n_prompt: int
     n_max: int  # the sequence ends when it has so many tokens
     sampler: Sampler
-    detokenizer: Detokenizer
-    stops: StopStrings | None
+    transcript: Transcript
     final_tokens: frozenset[int]  # tokens that end it: the model's end tokens unless ignored, and the request's stop tokens
     n_final_from: int  # they, and the stop strings, count once it has so many tokens
     arrived_at: float

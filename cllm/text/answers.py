@@ -99,10 +99,3 @@ class AnswerReader:
             if not isinstance(part, Content):
                 watched.append(part)
         return watched, None
-
-
-def plain(parts: list[Part]) -> tuple[str, list[Part] | None]:
-    """The parts as an event has them: (text, None) where they are content alone, else ("", parts)."""
-    if all(isinstance(part, Content) for part in parts):
-        return "".join([part.text for part in parts if isinstance(part, Content)]), None
-    return "", parts

@@ -142,16 +142,16 @@ class ObjectBody:
             elif self._place is _Place.BEFORE_VALUE:
                 self._begin_value(text[pos])
             else:
-                self._pass(text[pos])
-                pos += self._place is not _Place.KEY
+                pos += self._pass(text[pos])
         return pos
 
-    def _pass(self, letter: str) -> None:
-        """Take one of the object's own letters; a key's quote stays where it is."""
+    def _pass(self, letter: str) -> int:
+        """Take one of the object's own letters; return how many were taken, as a key's quote belongs to the key."""
         if self._place is _Place.OPENING and letter == "{":
             self._place = _Place.BEFORE_KEY
         elif self._place is _Place.BEFORE_KEY and letter == '"':
             self._place, self._value, self._raw, self._streams = _Place.KEY, JsonValue(), "", False
+            return 0
         elif self._place is _Place.COLON and letter == ":":
             self._place = _Place.BEFORE_VALUE
         elif self._place is _Place.AFTER_VALUE and letter == ",":
@@ -160,6 +160,7 @@ class ObjectBody:
             self._end()
         else:
             self.is_bad = True
+        return 1
 
     def _begin_value(self, letter: str) -> None:
         self._place, self._value, self._raw = _Place.VALUE, JsonValue(), ""

@@ -1,0 +1,83 @@
+"""What a sequence's tokens say: their text, read for reasoning and tool calls where asked for, up to a stop string."""
+
+from __future__ import annotations
+
+from cllm.text.answers import AnswerFormat, AnswerReader
+from cllm.text.detokenizer import Detokenizer, TokenTexts
+from cllm.text.parts import Content, Part
+from cllm.text.stops import StopStrings
+
+
+class Transcript:
+    """The text of one sequence.
+
+    What it tells is (text, parts): text where all of it is content, and then parts is None; else "" and the parts in order. Together
+    they are the same whatever the tokens.
+    """
+
+    __slots__ = ("_detokenizer", "_form", "_is_closing", "_is_stopped", "_reader", "_stops", "n_calls", "n_reasoning")
+
+    def __init__(self, texts: TokenTexts, *, stop: tuple[str, ...] = (), form: AnswerFormat | None = None) -> None:
+        self._detokenizer = Detokenizer(texts)
+        self._stops = StopStrings(stop) if stop else None
+        self._form = form
+        self._reader: AnswerReader | None = None if form is None else form.reader(self._stops)
+        self._is_stopped = False
+        self._is_closing = False
+        self.n_reasoning = 0  # tokens of the reasoning
+        self.n_calls = 0  # complete tool calls
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is over: it was to hold one tool call and does."""
+        return self._reader is not None and self._reader.is_done
+
+    def due(self) -> tuple[int, ...]:
+        """The tokens that must come next, told once: those that end a reasoning that has had its budget. Mostly none."""
+        reader, form = self._reader, self._form
+        if reader is None or form is None or form.n_reasoning_max is None or self._is_closing:
+            return ()
+        self._is_closing = reader.is_reasoning and self.n_reasoning >= form.n_reasoning_max
+        return form.closing if self._is_closing else ()
+
+    def push(self, token: int, *, can_stop: bool) -> tuple[str, list[Part] | None, str | None]:
+        """Take the next token. Returns text and parts that are certain now, and the stop string that ended it, if one has and may.
+
+        Raises: IndexError for a token that the vocabulary does not have.
+        """
+        text = self._detokenizer.push(token)
+        if self._reader is not None:
+            return self._read(self._reader, text, can_stop)
+        if self._stops is None or not can_stop:
+            return text, None, None
+        text, match = self._stops.push(text)
+        self._is_stopped = match is not None
+        return text, None, match
+
+    def finish(self) -> tuple[str, list[Part] | None]:
+        """Return what was held back because it might have become more; nothing after a stop string."""
+        if self._is_stopped:
+            return "", None
+        text = self._detokenizer.flush()
+        if self._reader is not None:
+            parts, match = self._reader.push(text, can_stop=True)
+            return _told(parts if match is not None else [*parts, *self._reader.finish()])
+        if self._stops is None:
+            return text, None
+        released, match = self._stops.push(text)
+        return (released if match is not None else released + self._stops.flush()), None
+
+    def _read(self, reader: AnswerReader, text: str, can_stop: bool) -> tuple[str, list[Part] | None, str | None]:
+        self.n_reasoning += reader.is_reasoning
+        parts, match = reader.push(text, can_stop=can_stop)
+        self.n_calls = reader.n_calls
+        self._is_stopped = match is not None
+        if reader.is_idle:
+            self._reader = None
+        return *_told(parts), match
+
+
+def _told(parts: list[Part]) -> tuple[str, list[Part] | None]:
+    if all(isinstance(part, Content) for part in parts):
+        return "".join([part.text for part in parts if isinstance(part, Content)]), None
+    return "", parts

@@ -1,0 +1,79 @@
+"""What an answer that is read means to the steps after it: a budget that ends reasoning, a call that ends the answer."""
+
+from __future__ import annotations
+
+from cllm.engine.events import Delta, Event, Finished, FinishReason
+from cllm.engine.params import StopParams
+from cllm.engine.plan import StepOutput
+from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.testing.fake import FakeVocabulary
+from cllm.text.answers import AnswerFormat
+from cllm.text.call_formats import HERMES
+from cllm.text.parts import written
+from cllm.text.reasoning import TAGS
+from cllm.text.tools import Tool
+
+LIMITS = Limits(n_cells=1000, n_slots=8, n_ctx=500, n_rows_max=64, row_budget=64, n_live_max=8, n_waiting_max=10)
+CALL = '<tool_call>{"name": "add"}</tool_call>'
+
+
+def answer(form: AnswerFormat, drawn: str, *stop: str) -> list[Event]:
+    """The events of a sequence that draws the bytes of `drawn`, save where its sampler is forced; then it ends its turn."""
+    scheduler = Scheduler(LIMITS, FakeVocabulary())
+    scheduler.submit(SequenceSpec(prompt=[1], answer=form, stopping=StopParams(stop=stop)), 0.0)
+    tokens = [*drawn.encode(), 257]
+    events: list[Event] = []
+    while (plan := scheduler.plan(0.0)) is not None:
+        if not plan.is_step or not plan.outputs:
+            break
+        forced = plan.samplers[0]._forced
+        events += scheduler.apply(plan, StepOutput([forced[0] if forced else tokens.pop(0)], [], None), 0.0)
+        scheduler.check()
+        if isinstance(events[-1], Finished):
+            break
+    return events
+
+
+def told(events: list[Event]) -> str:
+    return "".join([written(e.parts) if e.parts else e.text for e in events if isinstance(e, Delta | Finished)])
+
+
+def end(events: list[Event]) -> Finished:
+    assert isinstance(events[-1], Finished)
+    return events[-1]
+
+
+def test_reasoning_that_has_had_its_tokens_is_closed() -> None:
+    form = AnswerFormat(tags=TAGS[0], opened=True, n_reasoning_max=5, closing=tuple(b"\n</think>\n\n"))
+    events = answer(form, "0123456789")
+    assert told(events) == "0123456789"
+    assert [e.text for e in events if isinstance(e, Delta) and e.text] == list("56789")
+    assert end(events).usage.n_reasoning == len("01234\n</think>")
+
+
+def test_reasoning_that_ends_in_time_is_left_alone() -> None:
+    form = AnswerFormat(tags=TAGS[0], opened=True, n_reasoning_max=50, closing=tuple(b"\n</think>\n\n"))
+    events = answer(form, "ab</think>cd")
+    assert told(events) == "abcd"
+    assert end(events).reason is FinishReason.STOP
+
+
+def test_an_answer_that_calls_tools_says_so_at_its_end() -> None:
+    form = AnswerFormat(calls=HERMES, tools=(Tool("add"),))
+    assert end(answer(form, CALL)).reason is FinishReason.TOOL_CALLS
+    assert end(answer(form, "no call")).reason is FinishReason.STOP
+
+
+def test_where_one_call_is_wanted_the_answer_is_over_with_it() -> None:
+    for single, n_calls in ((True, 1), (False, 2)):
+        form = AnswerFormat(calls=HERMES, tools=(Tool("add"),), single=single)
+        events = answer(form, CALL + CALL)
+        assert told(events) == "add{}" * n_calls
+        assert end(events).reason is FinishReason.TOOL_CALLS
+
+
+def test_a_stop_string_after_a_call_ends_the_answer_with_the_call() -> None:
+    events = answer(AnswerFormat(calls=HERMES, tools=(Tool("add"),)), CALL + "and so on", "so")
+    assert told(events) == "add{}and "
+    assert (end(events).reason, end(events).stop_reason) == (FinishReason.TOOL_CALLS, "so")

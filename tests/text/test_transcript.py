@@ -1,0 +1,86 @@
+"""What tokens say: text, parts, and the ends that lie in them."""
+
+from __future__ import annotations
+
+from cllm.testing.fake import END_OF_TURN, FakeVocabulary
+from cllm.text.answers import AnswerFormat
+from cllm.text.call_formats import HERMES
+from cllm.text.detokenizer import TokenTexts
+from cllm.text.parts import Arguments, CallBegun, Part, Reasoning
+from cllm.text.reasoning import TAGS
+from cllm.text.tools import Tool
+from cllm.text.transcript import Transcript
+
+FORM = AnswerFormat(tags=TAGS[0], calls=HERMES, tools=(Tool("add"),))
+
+
+def transcript(form: AnswerFormat | None = None, *stop: str, shown: frozenset[int] = frozenset()) -> Transcript:
+    return Transcript(TokenTexts(FakeVocabulary(), shown=shown), stop=stop, form=form)
+
+
+def say(made: Transcript, text: str) -> tuple[str, list[Part], str | None]:
+    """All that it tells of a text that comes byte by byte."""
+    told, parts = "", list[Part]()
+    for token in text.encode():
+        piece, more, match = made.push(token, can_stop=True)
+        told += piece
+        parts += more or []
+        if match is not None:
+            return told, parts, match
+    return told, parts, None
+
+
+def test_plain_text_comes_as_text_and_what_a_stop_string_might_begin_with_at_the_end() -> None:
+    made = transcript(None, "stop")
+    assert say(made, "hé st") == ("hé ", [], None)
+    assert made.finish() == ("st", None)
+
+
+def test_nothing_comes_after_a_stop_string() -> None:
+    for form in (None, AnswerFormat(tags=TAGS[0]), FORM):
+        made = transcript(form, "st")
+        assert say(made, "a stop")[::2] == ("a ", "st")
+        assert made.finish() == ("", None)
+
+
+def test_content_of_an_answer_that_is_read_comes_as_text() -> None:
+    made = transcript(FORM)
+    told, parts, _ = say(made, "hello <tool")
+    assert (told, parts) == ("hello", [])
+    assert made.finish() == (" <tool", None)
+
+
+def test_reasoning_and_calls_come_as_parts_and_are_counted() -> None:
+    made = transcript(FORM)
+    told, parts, _ = say(made, '<think>hm</think>so<tool_call>{"name": "add"}</tool_call>')
+    assert told == "so"
+    assert [part for part in parts if not isinstance(part, Reasoning)] == [CallBegun(0, "add"), Arguments(0, "{}")]
+    assert made.n_calls == 1
+    assert made.n_reasoning == len("hm</think>")
+
+
+def test_a_byte_of_a_character_at_the_end_is_not_lost() -> None:
+    made = transcript(FORM)
+    made.push(0xC3, can_stop=True)
+    assert made.finish() == ("\ufffd", None)
+    made = transcript(AnswerFormat(tags=TAGS[0], opened=True))
+    made.push(0xC3, can_stop=True)
+    assert made.finish() == ("", [Reasoning("\ufffd")])
+
+
+def test_a_budget_counts_the_tokens_of_reasoning_that_goes_on() -> None:
+    form = AnswerFormat(tags=TAGS[0], n_reasoning_max=3, closing=(1, 2))
+    made = transcript(form)
+    say(made, "<think>ab")
+    assert made.due() == ()
+    say(made, "c")
+    assert made.due() == (1, 2)
+    assert made.due() == ()
+    made = transcript(form)
+    say(made, "<think>ab</think>xyz")
+    assert made.due() == ()
+
+
+def test_control_tokens_are_shown_where_asked_for() -> None:
+    assert transcript(FORM, shown=frozenset({END_OF_TURN})).push(END_OF_TURN, can_stop=True) == ("<end>", None, None)
+    assert transcript(FORM).push(END_OF_TURN, can_stop=True) == ("", None, None)
