@@ -11,13 +11,15 @@ from typing import Any, Final
 
 import attrs
 
-from cllm.backend import CONTRACT_VERSION, ModelSpec, OnProgress, Probe, StepModel
-from cllm.errors import BackendError, BackendUnavailable, LoadAborted, LoadFailed
+from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, StepModel
+from cllm.errors import BackendError, BackendUnavailable, DoesNotGenerate, LoadAborted, LoadFailed
 from cllm_llamacpp import devices, machine, settings
-from cllm_llamacpp.facts import Facts, facts_of
+from cllm_llamacpp.embedder import LlamaEmbedder, make_embedder
+from cllm_llamacpp.facts import EMBEDDERS, Facts, facts_of
 from cllm_llamacpp.library import LOG, open_library
 from cllm_llamacpp.model import LlamaModel
 from cllm_llamacpp.native import AbortFlag, Native
+from cllm_llamacpp.vocabulary import LlamaVocabulary
 
 _PREFERENCE_CPU: Final = 10
 _PREFERENCE_GPU: Final = 20
@@ -47,14 +49,23 @@ class LlamaBackend:
             return Probe(available=False, reason=f"llama.cpp does not work here: {type(error).__name__}: {error}")
 
     def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        lib = self._checked(spec)
+        with _load_lock, LOG.loading():
+            return _load(lib, spec, on_progress, gpu=self.gpu)
+
+    def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:
+        lib = self._checked(spec)
+        with _load_lock:
+            return _load_embedder(lib, spec, on_progress, gpu=self.gpu)
+
+    def _checked(self, spec: ModelSpec) -> Any:
         lib = open_library()
         if self.gpu and not (probe := self._probe_gpu(lib)).available:
             raise BackendUnavailable(probe.reason)
         settings.check(spec)
         if not Path(spec.path).is_file():
             raise LoadFailed(f"{spec.path}: no such file")
-        with _load_lock, LOG.loading():
-            return _load(lib, spec, on_progress, gpu=self.gpu)
+        return lib
 
     def _probe_gpu(self, lib: Any) -> Probe:
         if not lib.llama_supports_gpu_offload():
@@ -89,6 +100,20 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
         _warm_up(loaded, spec)
         native.parts = parts.pop_all()
         return loaded
+
+
+def _load_embedder(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> LlamaEmbedder:
+    with ExitStack() as parts:
+        with LOG.loading():
+            model_params = settings.model_params(lib, spec, n_gpu_layers=_n_gpu_layers(lib, spec) if gpu else 0)
+            model = _load_model(lib, spec, on_progress, model_params)
+        parts.callback(lib.llama_model_free, model)
+        facts = facts_of(lib, model, spec.path)
+        vocabulary = LlamaVocabulary(lib, model, facts.info.metadata.get("tokenizer.ggml.pre", ""))
+        parts.callback(vocabulary.close)
+        embedder = make_embedder(lib, model, facts, spec, vocabulary, parts, gpu=gpu)
+        embedder.own(parts.pop_all(), model_params)
+        return embedder
 
 
 def _warm_up(model: LlamaModel, spec: ModelSpec) -> None:
@@ -169,7 +194,10 @@ def _add_loras(lib: Any, spec: ModelSpec, model: Any, context: Any, parts: ExitS
 
 
 def _does_not_generate(spec: ModelSpec, facts: Facts) -> LoadFailed:
-    return LoadFailed(f"{spec.path}: a {facts.info.architecture} model does not generate text token by token")
+    text = f"{spec.path}: a {facts.info.architecture} model does not generate text token by token"
+    if facts.pooling is None and facts.info.architecture not in EMBEDDERS:  # diffusion models and encoders before decoders
+        return LoadFailed(text)
+    return DoesNotGenerate(text)
 
 
 def _load_failed(path: str, otherwise: str = "llama.cpp gave no reason") -> LoadFailed:

@@ -8,9 +8,16 @@ from typing import Any, Final
 
 import attrs
 
-from cllm.backend import ModelInfo
+from cllm.backend import ModelInfo, Pooling
 
 _N_VALUE_BYTES_MAX: Final = 1 << 16  # longer values (a chat template) are the vocabulary's; nobody reads them here
+
+
+_POOLINGS: Final = {"1": Pooling.MEAN, "2": Pooling.CLS, "3": Pooling.LAST, "4": Pooling.RANK}  # llama_pooling_type
+EMBEDDERS: Final = frozenset(
+    {"bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "eurobert", "gemma-embedding"}
+)
+"""Architectures of encoders without a decoder; their files need not say so."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,13 +31,19 @@ class Facts:
     n_head_v: int
     has_recurrent_state: bool  # recurrent or hybrid
     has_window: bool  # some layers forget what slides out of their window
-    generates: bool  # has a decoder and no encoder before it
+    has_encoder: bool  # before its decoder, or instead of one
+    generates: bool  # a token after the other; some embedding models could, but were trained for their vectors
+    sees_ahead: bool  # a row attends to those after it too
+    pooling: Pooling | None  # how the model's vectors are meant to be made
 
 
 def facts_of(lib: Any, model: Any, path: str) -> Facts:
     metadata = _metadata(lib, model)
     architecture = metadata.get("general.architecture", "")
     n_embd = lib.llama_model_n_embd(model)
+    has_encoder = bool(lib.llama_model_has_encoder(model))
+    pooling = _POOLINGS.get(metadata.get(f"{architecture}.pooling_type", ""))
+    sees_ahead = architecture in EMBEDDERS or metadata.get(f"{architecture}.attention.causal") == "false"
     n_head = max(1, lib.llama_model_n_head(model))
 
     def number(key: str, default: int) -> int:
@@ -54,7 +67,10 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
         n_head_v=number("attention.value_length", n_embd // n_head),
         has_recurrent_state=bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)),
         has_window=lib.llama_model_n_swa(model) > 0,
-        generates=bool(lib.llama_model_has_decoder(model)) and not lib.llama_model_has_encoder(model),
+        has_encoder=has_encoder,
+        generates=bool(lib.llama_model_has_decoder(model)) and not has_encoder and not sees_ahead and pooling is None,
+        sees_ahead=sees_ahead,
+        pooling=pooling,
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Final, NoReturn
 
 import attrs
 import numpy as np
 
-from cllm.backend import Batch, Capabilities, Int32s, KvLayout, Logits, ModelSpec, Vocabulary
+from cllm.backend import Batch, Capabilities, Embedder, Int32s, KvLayout, Logits, ModelSpec, Vocabulary
 from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed
 from cllm_llamacpp import settings
 from cllm_llamacpp.batch import BatchPointers
+from cllm_llamacpp.embedder import make_embedder
 from cllm_llamacpp.facts import Facts
 from cllm_llamacpp.fingerprint import fingerprint
 from cllm_llamacpp.native import Native
@@ -39,6 +41,8 @@ class LlamaModel:
         lib = native.lib
         layout = settings.layout_of(spec)
         self._native: Native | None = native
+        self._facts = facts
+        self._gpu = gpu
         self._lib = lib
         self._context = native.context
         self._memory = native.memory
@@ -184,6 +188,16 @@ class LlamaModel:
         if not self._lib.llama_memory_seq_rm(self._memory, slot, n_keep or -1, -1):
             raise StepFailed(f"llama.cpp did not trim slot {slot} to {n_keep} cells")
         self._lengths[slot] = n_keep
+
+    # --- beside it ---
+
+    def make_embedder(self, spec: ModelSpec) -> Embedder:
+        self._check_open()
+        assert self._native is not None
+        with ExitStack() as parts:
+            embedder = make_embedder(self._lib, self._native.model, self._facts, spec, self._vocabulary, parts, gpu=self._gpu)
+            embedder.own(parts.pop_all())
+            return embedder
 
     # --- its end ---
 

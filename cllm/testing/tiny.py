@@ -47,11 +47,11 @@ _Array = npt.NDArray[np.float32]
 _Put = Callable[[str, _Array], None]
 
 
-def make_tiny_gguf(path: str | Path, architecture: str, *, seed: int = 0, pre: str = "qwen2") -> None:
+def make_tiny_gguf(path: str | Path, architecture: str, *, seed: int = 0, pre: str = "qwen2", pooling: str | None = None) -> None:
     """Write a model of `architecture` (one of ARCHITECTURES) with random F32 weights; the same seed gives the same file.
 
-    `pre` names the pre-tokeniser (llama.cpp's ``tokenizer.ggml.pre``). Logits are spread widely, so that greedy choices stand well
-    above rounding.
+    `pre` names the pre-tokeniser (llama.cpp's ``tokenizer.ggml.pre``); `pooling`, as ``LAST``, makes it an embedding model. Logits
+    are spread widely, so that greedy choices stand well above rounding.
     """
     import gguf
 
@@ -59,6 +59,8 @@ def make_tiny_gguf(path: str | Path, architecture: str, *, seed: int = 0, pre: s
         raise ValueError(f"unknown architecture {architecture!r}, choose from {', '.join(ARCHITECTURES)}")
     writer = gguf.GGUFWriter(str(path), architecture)
     _write_shape(writer, architecture)
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType[pooling])
     n_vocab = _write_vocabulary(writer, pre)
     _write_weights(lambda name, array: writer.add_tensor(name, array), architecture, n_vocab, np.random.default_rng(seed))
     writer.write_header_to_file()

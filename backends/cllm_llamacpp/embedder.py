@@ -1,0 +1,223 @@
+"""Vectors from llama.cpp: a context of its own, on a model of its own or on a served one's weights."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from contextlib import ExitStack
+from typing import Any, Final
+
+import attrs
+import numpy as np
+
+from cllm.backend import Batch, ModelSpec, Pooling, Vectors, Vocabulary
+from cllm.errors import LoadFailed, ModelDied, StepFailed
+from cllm_llamacpp import machine, settings
+from cllm_llamacpp.batch import BatchPointers
+from cllm_llamacpp.facts import Facts
+from cllm_llamacpp.library import LOG
+from cllm_llamacpp.vocabulary import LlamaVocabulary
+
+_POOLING_NONE: Final = 0
+_POOLING_RANK: Final = 4
+
+_N_SLOTS: Final = 64  # inputs of one step at most
+_N_SLOTS_WITH_STATE: Final = 8  # where each slot costs a state or a window of its own
+_N_TOKENS_MAX: Final = 8192  # of one input, if memory allows; OpenAI's limit
+_N_TOKENS_LEAST: Final = 512
+_SHARE_OF_MEMORY: Final = 8  # the cells take one part in so many of what is free
+_N_BYTES_OF_LOGITS: Final = 128 << 20  # llama.cpp keeps logits of every row, though nobody asks for them
+_N_ROWS: Final = (32, 512)  # of one step, where an input may be cut
+
+
+@attrs.frozen(kw_only=True)
+class Sizes:
+    """What a context for vectors is made for."""
+
+    n_tokens_max: int
+    n_rows_max: int
+    n_slots: int
+    can_split: bool
+
+
+def sizes_of(spec: ModelSpec, facts: Facts, n_vocab: int, free_bytes: int) -> Sizes:
+    """Return how large to make it: an input that must be computed whole sets the rows of a step, else memory does."""
+    n_slots = _N_SLOTS_WITH_STATE if facts.has_recurrent_state or facts.has_window else _N_SLOTS
+    if facts.sees_ahead:
+        n = max(1, min(facts.info.n_ctx_train, spec.n_rows_max))
+        return Sizes(n_tokens_max=n, n_rows_max=n, n_slots=_N_SLOTS, can_split=False)
+    fitting = int(free_bytes / _SHARE_OF_MEMORY / settings.bytes_per_cell(spec, facts))
+    n_tokens = min(facts.info.n_ctx_train, max(_N_TOKENS_LEAST, min(_N_TOKENS_MAX, fitting)))
+    least, most = _N_ROWS
+    n_rows = min(max(_N_BYTES_OF_LOGITS // (4 * n_vocab) // least * least, least), most, spec.n_rows_max, n_tokens)
+    return Sizes(n_tokens_max=n_tokens, n_rows_max=n_rows, n_slots=n_slots, can_split=True)
+
+
+def make_embedder(
+    lib: Any, model: Any, facts: Facts, spec: ModelSpec, vocabulary: LlamaVocabulary, parts: ExitStack, *, gpu: bool
+) -> LlamaEmbedder:
+    """Make a context for vectors, which `parts` frees until the embedder owns them, and try it. Raises: LoadFailed."""
+    if facts.has_encoder:
+        raise LoadFailed(f"{spec.path}: models with an encoder and a decoder give no vectors here")
+    pooling = _pooling(spec, facts)
+    sizes = sizes_of(spec, facts, vocabulary.n_tokens, machine.free_memory_bytes())
+    LOG.forget_errors()
+    context = lib.llama_init_from_model(model, _context_params(lib, spec, facts, sizes, pooling, gpu=gpu))
+    if not context:
+        errors = LOG.last_errors()
+        raise LoadFailed(f"{spec.path}: no context for vectors: {errors[0] if errors else 'no memory'}")
+    parts.callback(lib.llama_free, context)
+    embedder = LlamaEmbedder(lib, model, context, facts, sizes, pooling, vocabulary)
+    try:
+        embedder.warm_up()
+    except StepFailed as error:
+        raise LoadFailed(f"{spec.path}: {error}") from error
+    return embedder
+
+
+def _pooling(spec: ModelSpec, facts: Facts) -> Pooling:
+    wanted = spec.pooling or facts.pooling or Pooling.MEAN
+    if wanted is Pooling.RANK and facts.pooling is not Pooling.RANK:
+        raise LoadFailed(f"{spec.path}: the model was not made to rank, and --pooling is rank")
+    return wanted
+
+
+def _context_params(lib: Any, spec: ModelSpec, facts: Facts, sizes: Sizes, pooling: Pooling, *, gpu: bool) -> Any:
+    cells = attrs.evolve(spec, n_cells=sizes.n_tokens_max, n_rows_max=sizes.n_rows_max, n_rows_physical=sizes.n_rows_max)
+    params = settings.context_params(lib, cells, facts, free_bytes=0, gpu=gpu)
+    params.n_seq_max = sizes.n_slots
+    params.n_outputs_max = max(sizes.n_rows_max, sizes.n_slots)
+    params.kv_unified = True
+    params.embeddings = True
+    # Rows are pooled above the seam, where an input's parts come together; only a ranking head is llama.cpp's.
+    params.pooling_type = _POOLING_RANK if pooling is Pooling.RANK else _POOLING_NONE
+    return params
+
+
+class LlamaEmbedder:
+    """See `cllm.backend.Embedder`."""
+
+    def __init__(
+        self, lib: Any, model: Any, context: Any, facts: Facts, sizes: Sizes, pooling: Pooling, vocabulary: LlamaVocabulary
+    ) -> None:
+        self._lib = lib
+        self._context = context
+        self._memory = lib.llama_get_memory(context)  # none where rows see all others: nothing is kept between steps
+        self._parts: ExitStack | None = ExitStack()
+        self._kept: tuple[object, ...] = ()
+        self._vocabulary = vocabulary
+        self._pairs = Pairs(lib, model, vocabulary)
+        self._gives_shares = facts.info.architecture.startswith("qwen3")  # its ranking head ends with a softmax, others with a logit
+        self.vocabulary: Vocabulary = vocabulary
+        self.info = facts.info
+        self.pooling = pooling
+        self.n_embd: int = 1 if pooling is Pooling.RANK else lib.llama_model_n_embd_out(model)
+        self.n_tokens_max = sizes.n_tokens_max
+        self.n_cells: int = sizes.n_tokens_max
+        self.n_slots = sizes.n_slots
+        self.n_rows_max = sizes.n_rows_max
+        self.can_split = sizes.can_split and bool(self._memory) and bool(lib.llama_get_causal_attn(context))
+        self._pointers = BatchPointers(lib)
+
+    def own(self, parts: ExitStack, *kept: object) -> None:
+        """Free `parts` when it is closed; `kept` is what they go on reading."""
+        self._parts, self._kept = parts, kept
+
+    def step(self, batch: Batch) -> Vectors:
+        self._check(batch)
+        code = self._lib.llama_decode(self._context, self._pointers.of(batch).first(batch.n_rows))
+        if code != 0:
+            raise StepFailed(f"llama.cpp failed with code {code}")
+        return self._scores(batch) if self.pooling is Pooling.RANK else self._rows(batch.n_rows)
+
+    def drop(self, slot: int) -> None:
+        self._check_open()
+        if self._memory:
+            self._lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def pair(self, query: str, document: str) -> list[int]:
+        return self._pairs.tokens(query, document)
+
+    def close(self) -> None:
+        if self._parts is not None:
+            parts, self._parts = self._parts, None
+            parts.close()
+
+    def warm_up(self) -> None:
+        """Compute two rows. Raises: StepFailed."""
+        batch = Batch(min(2, self.n_rows_max))
+        batch.n_rows = batch.n_outputs = len(batch.tokens)
+        batch.positions[:] = range(batch.n_rows)
+        batch.outputs[:] = 1
+        self.step(batch)
+        self.drop(0)
+
+    def _rows(self, n_rows: int) -> Vectors:
+        address = ctypes.cast(self._lib.llama_get_embeddings(self._context), ctypes.c_void_p).value
+        if address is None:
+            raise StepFailed("llama.cpp gave no vectors")
+        floats = (ctypes.c_float * (n_rows * self.n_embd)).from_address(address)
+        rows: Vectors = np.ctypeslib.as_array(floats).reshape(n_rows, self.n_embd)
+        return rows
+
+    def _scores(self, batch: Batch) -> Vectors:
+        slots = batch.slots[: batch.n_rows].tolist()
+        scores = {slot: self._score(slot) for slot in set(slots)}
+        return np.array([[scores[slot]] for slot in slots], np.float32)
+
+    def _score(self, slot: int) -> float:
+        outputs = self._lib.llama_get_embeddings_seq(self._context, slot)
+        if not outputs:
+            raise StepFailed("llama.cpp gave no score")
+        first = float(outputs[0])  # of a softmax over "yes" and "no", or the only one
+        return first if self._gives_shares else 1.0 / (1.0 + math.exp(-max(first, -700.0)))
+
+    def _check(self, batch: Batch) -> None:
+        """What llama.cpp answers with an assertion is a StepFailed here. Raises: StepFailed · ModelDied."""
+        self._check_open()
+        n = batch.n_rows
+        if not 0 < n <= self.n_rows_max:
+            raise StepFailed(f"a step takes 1 to {self.n_rows_max} rows, not {n}")
+        limits = ((batch.slots, self.n_slots), (batch.tokens, self.vocabulary.n_tokens), (batch.positions, self.n_tokens_max))
+        for column, n_values in limits:
+            if column[:n].view(np.uint32).max() >= n_values:  # seen as unsigned, a negative number is a large one
+                raise StepFailed(f"a slot, token or position is not below {n_values}")
+
+    def _check_open(self) -> None:
+        if self._parts is None:
+            raise ModelDied("the model is closed")
+
+
+class Pairs:
+    """Writes a query and a document as a ranking model was trained on them."""
+
+    def __init__(self, lib: Any, model: Any, vocabulary: LlamaVocabulary) -> None:
+        vocab = lib.llama_model_get_vocab(model)
+        template = lib.llama_model_chat_template(model, b"rerank")
+        self._template = None if template is None else template.decode("utf-8", "replace")
+        self._vocabulary = vocabulary
+        separator = _known(_token(lib.llama_vocab_sep(vocab))) if lib.llama_vocab_get_add_sep(vocab) else []
+        ends = bool(lib.llama_vocab_get_add_eos(vocab))
+        end = _known(vocabulary.eos if vocabulary.eos is not None else _token(lib.llama_vocab_sep(vocab))) if ends else []
+        self._start = _known(vocabulary.bos) if vocabulary.adds_bos else []
+        self._between = [*end, *separator]
+        self._end = end or separator  # BERT's own way has a separator at the end, too
+
+    def tokens(self, query: str, document: str) -> list[int]:
+        """By the model's own template for it, else BOS query EOS SEP document EOS, as far as its tokeniser adds them."""
+        if self._template is not None:
+            before, _, after = self._template.partition("{query}")  # one after the other: a query may contain "{document}"
+            text = f"{before.replace('{document}', document)}{query}{after.replace('{document}', document)}"
+            return self._vocabulary.tokenize(text, add_special=False, parse_special=True)
+        return [*self._start, *self._plain(query), *self._between, *self._plain(document), *self._end]
+
+    def _plain(self, text: str) -> list[int]:
+        return self._vocabulary.tokenize(text, add_special=False, parse_special=False)
+
+
+def _token(token: int) -> int | None:
+    return None if token < 0 else token
+
+
+def _known(token: int | None) -> list[int]:
+    return [] if token is None else [token]

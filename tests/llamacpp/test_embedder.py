@@ -1,0 +1,227 @@
+"""Vectors from llama.cpp are the same alone, in company and in pieces, from a model of their own or from a served one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cllm.backend import Batch, Embeds, FlashAttention, LoadsEmbedders, ModelSpec, Pooling, Vectors
+from cllm.config import Settings
+from cllm.engine.embedding import EmbedScheduler, InputTooLong, compute
+from cllm.errors import DoesNotGenerate, LoadFailed, ModelDied, StepFailed
+from cllm.serve.embedders import LoadedEmbedder
+from cllm.serve.loading import load as load_served
+from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
+from cllm.testing.tiny_bert import N_CTX, N_EMBD, make_tiny_bert
+from cllm_llamacpp import make_cpu_backend
+from cllm_llamacpp.embedder import LlamaEmbedder, sizes_of
+
+EXACT = {"n_threads": 1, "cache_type_k": "f32", "cache_type_v": "f32", "flash_attention": FlashAttention.OFF}
+
+Embedders = Callable[..., LlamaEmbedder]
+
+
+@pytest.fixture(scope="session")
+def bert_files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("bert")
+    files = {pooling: folder / f"{pooling}.gguf" for pooling in ("MEAN", "CLS", "LAST", "RANK", "NONE")}
+    for pooling, path in files.items():
+        make_tiny_bert(path, pooling=pooling)
+    return files
+
+
+@pytest.fixture
+def embedder() -> Iterator[Embedders]:
+    """Load a file as an embedder; it is closed after the test."""
+    loaded: list[LlamaEmbedder] = []
+
+    def load_one(path: Path, **settings: Any) -> LlamaEmbedder:
+        spec = ModelSpec(path=str(path), **{**EXACT, **settings})
+        one = make_cpu_backend().load_embedder(spec, lambda _share: True)
+        assert isinstance(one, LlamaEmbedder)
+        loaded.append(one)
+        return one
+
+    yield load_one
+    for one in loaded:
+        one.close()
+
+
+def vectors(embedder: LlamaEmbedder, *requests: Sequence[Sequence[int]], n_rows: int = 512) -> list[Vectors]:
+    scheduler = EmbedScheduler(embedder)
+    jobs = [scheduler.submit(inputs) for inputs in requests]
+    while (plan := scheduler.plan(n_rows)) is not None:
+        scheduler.apply(plan, compute(embedder, plan))
+    for slot in range(embedder.n_slots):  # another scheduler comes
+        embedder.drop(slot)
+    return [job.vectors for job in jobs]
+
+
+INPUTS = [[3, 1, 4, 1, 5, 9, 2, 6], [10] * 30, [7], [20, 21, 22]]
+
+
+@pytest.mark.parametrize("pooling", ["MEAN", "CLS", "LAST", "RANK"])
+def test_an_encoders_input_has_the_same_vector_alone_and_in_any_company(
+    bert_files: Mapping[str, Path], embedder: Embedders, pooling: str
+) -> None:
+    bert = embedder(bert_files[pooling])
+    assert (bert.pooling, bert.can_split, bert.n_tokens_max) == (Pooling[pooling], False, N_CTX)
+    assert bert.n_embd == (1 if pooling == "RANK" else N_EMBD)
+    alone = [vectors(bert, [one])[0][0] for one in INPUTS]
+    (together,) = vectors(bert, INPUTS, n_rows=64)
+    assert together == pytest.approx(np.array(alone), abs=1e-3)  # ggml's GELU is a table of half precision
+    assert len({vector.tobytes() for vector in together}) == len(INPUTS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.CLS, Pooling.LAST])
+def test_a_decoders_input_has_the_same_vector_whole_and_in_pieces(
+    tiny_files: Mapping[str, Path], embedder: Embedders, architecture: str, pooling: Pooling
+) -> None:
+    model = embedder(tiny_files[architecture], pooling=pooling)
+    assert model.can_split
+    (whole,) = vectors(model, INPUTS)
+    (pieces,) = vectors(model, INPUTS, n_rows=5)
+    scale = np.abs(whole).max()
+    assert pieces / scale == pytest.approx(whole / scale, abs=1e-4)
+
+
+def test_pooling_is_the_files_unless_another_is_asked_for_and_the_mean_where_it_says_nothing(
+    bert_files: Mapping[str, Path], embedder: Embedders
+) -> None:
+    assert embedder(bert_files["CLS"]).pooling is Pooling.CLS
+    assert embedder(bert_files["NONE"]).pooling is Pooling.MEAN
+    assert embedder(bert_files["CLS"], pooling=Pooling.LAST).pooling is Pooling.LAST
+    with pytest.raises(LoadFailed, match="not made to rank"):
+        embedder(bert_files["CLS"], pooling=Pooling.RANK)
+
+
+def test_a_ranking_model_judges_pairs_from_0_to_1(bert_files: Mapping[str, Path], embedder: Embedders) -> None:
+    bert = embedder(bert_files["RANK"])
+    tokens = [bert.pair("once", document) for document in ("upon a time", "model", "")]
+    cls, sep = 2, 3
+    once = bert.vocabulary.tokenize("once", add_special=False, parse_special=False)
+    model = bert.vocabulary.tokenize("model", add_special=False, parse_special=False)
+    assert tokens[1] == [cls, *once, sep, *model, sep]
+    (scores,) = vectors(bert, tokens)
+    assert scores.shape == (3, 1)
+    assert ((scores > 0) & (scores < 1)).all()
+    assert len(set(scores[:, 0].tolist())) == 3
+
+
+def test_what_an_encoder_cannot_take_in_one_step_is_refused_and_nothing_else_is(
+    bert_files: Mapping[str, Path], embedder: Embedders
+) -> None:
+    bert = embedder(bert_files["MEAN"], n_rows_max=40)
+    vectors(bert, [[5] * 40])
+    with pytest.raises(InputTooLong):
+        vectors(bert, [[5] * 41])
+
+
+def test_what_llama_cpp_would_answer_with_an_assertion_is_a_failed_step(bert_files: Mapping[str, Path], embedder: Embedders) -> None:
+    bert = embedder(bert_files["MEAN"])
+    for column, value in (("tokens", 10_000), ("tokens", -1), ("slots", 64), ("positions", N_CTX)):
+        batch = Batch(2)
+        batch.n_rows = batch.n_outputs = 1
+        batch.outputs[0] = 1
+        getattr(batch, column)[0] = value
+        with pytest.raises(StepFailed):
+            bert.step(batch)
+    batch = Batch(N_CTX + 1)
+    batch.n_rows = N_CTX + 1
+    with pytest.raises(StepFailed):
+        bert.step(batch)
+    vectors(bert, INPUTS)
+
+
+def test_a_served_model_gives_vectors_beside_its_text(load: Any, drive: Any, embedder: Embedders, tiny_files: Mapping[str, Path]) -> None:
+    model = load("qwen3")
+    undisturbed = drive(load("qwen3")).greedy({0: [1, 2, 3]}, 8)
+    assert isinstance(model, Embeds)
+    own = model.make_embedder(ModelSpec(path="ignored", **EXACT))
+    driver = drive(model)
+    found = []
+    new = {0: [1, 2, 3]}
+    for _ in range(8):
+        found.append(int(driver.feed(new)[0].argmax()))
+        new = {0: found[-1:]}
+        beside = vectors(own, INPUTS)[0]
+    assert found == undisturbed[0]
+    assert beside == pytest.approx(vectors(embedder(tiny_files["qwen3"]), INPUTS)[0], abs=1e-4)
+    own.close()
+    own.close()
+    with pytest.raises(ModelDied):
+        own.drop(0)
+    driver.feed({0: [4]})  # the model does not need it
+
+
+def test_a_file_that_gives_vectors_says_so_when_text_is_asked_of_it(bert_files: Mapping[str, Path], tmp_path: Path) -> None:
+    backend = make_cpu_backend()
+    assert isinstance(backend, LoadsEmbedders)
+    make_tiny_gguf(tmp_path / "embedding.gguf", "qwen3", pooling="LAST")
+    for path in (bert_files["MEAN"], bert_files["NONE"], tmp_path / "embedding.gguf"):
+        with pytest.raises(DoesNotGenerate, match="does not generate"):
+            backend.load(ModelSpec(path=str(path), n_threads=1), lambda _share: True)
+
+
+@pytest.mark.parametrize("name", ["bert", "embedding"])
+def test_an_embedding_model_can_be_the_served_one(bert_files: Mapping[str, Path], tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.gguf"
+    if name == "bert":
+        path.write_bytes(bert_files["MEAN"].read_bytes())
+    else:
+        make_tiny_gguf(path, "qwen3", pooling="LAST")
+    loaded = load_served(Settings(str(path), backend="llama-cpu", threads=1), lambda _share: True)
+    assert isinstance(loaded.embedder, LoadedEmbedder)
+    assert (loaded.served.generates, loaded.embedder.served.name) == (False, name)
+    assert vectors(loaded.embedder.embedder, [[1, 2]])[0].shape == (1, loaded.embedder.served.n_embd)  # type: ignore[arg-type]
+    loaded.step_model.close()
+
+
+def test_settings_choose_what_gives_vectors(bert_files: Mapping[str, Path], tiny_files: Mapping[str, Path]) -> None:
+    chat = {"model": str(tiny_files["qwen3"]), "backend": "llama-cpu", "threads": 1, "ctx_size": 256}
+    off = load_served(Settings(**chat), lambda _share: True)  # type: ignore[arg-type]
+    assert isinstance(off.embedder, str)
+    assert "--embeddings" in off.embedder
+    off.step_model.close()
+    for given, name in (({"embeddings": True}, "qwen3"), ({"embedding_model": str(bert_files["CLS"])}, "CLS")):
+        loaded = load_served(Settings(**chat, **given), lambda _share: True)  # type: ignore[arg-type]
+        assert isinstance(loaded.embedder, LoadedEmbedder)
+        assert (loaded.served.generates, loaded.embedder.served.name) == (True, name)
+        loaded.embedder.embedder.close()
+        loaded.step_model.close()
+
+
+def test_without_memory_for_vectors_the_model_is_served_all_the_same(
+    tiny_files: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_context(*_: object, **__: object) -> None:
+        raise LoadFailed("no memory")
+
+    monkeypatch.setattr("cllm_llamacpp.model.make_embedder", no_context)
+    settings = Settings(str(tiny_files["qwen3"]), backend="llama-cpu", threads=1, ctx_size=256, embeddings=True)
+    loaded = load_served(settings, lambda _share: True)
+    assert isinstance(loaded.embedder, str)
+    assert "no memory" in loaded.embedder
+    loaded.step_model.close()
+
+
+def test_what_is_no_model_is_refused_with_a_reason(embedder: Embedders, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"not a model")
+    with pytest.raises(LoadFailed, match=r"x\.gguf"):
+        embedder(tmp_path / "x.gguf")
+    with pytest.raises(LoadFailed, match="no such file"):
+        embedder(tmp_path / "y.gguf")
+
+
+def test_a_large_vocabulary_makes_steps_small_and_little_memory_contexts(load: Any) -> None:
+    facts = load("qwen3")._facts
+    spec = ModelSpec(path="x")
+    assert sizes_of(spec, facts, 152_000, 1 << 34).n_rows_max == 192
+    assert sizes_of(spec, facts, 1_000_000, 1 << 34).n_rows_max == 32
+    assert sizes_of(spec, facts, 300, 1 << 34).n_tokens_max == facts.info.n_ctx_train
+    assert sizes_of(spec, facts, 300, 0).n_tokens_max == 512
