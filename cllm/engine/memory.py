@@ -241,6 +241,7 @@ class Memory:
         victim = self._live.get(failed.slot)
         if victim is not None:
             victim.may_share = False
+            victim.n_cached, victim.miss = 0, Miss.OFF
         elif failed.slot in self.tree:
             self._evict_slot(failed.slot, save=False)
         return victim

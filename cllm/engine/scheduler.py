@@ -79,7 +79,7 @@ class SequenceView:
     n_held: int
     n_shared: int  # of these, cells that others computed
     n_cached: int  # tokens of its prompt that were known when it was first admitted: where the match ended, for which `miss` is the reason
-    miss: Miss
+    miss: Miss | None  # None: it has not been admitted yet
     n_preempted: int
     priority: int
 

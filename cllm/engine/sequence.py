@@ -92,7 +92,7 @@ class Sequence:
     n_computed: int = 0
     n_cached: int = 0  # of the prompt's tokens, those that were not computed for it
     n_shared: int = 0  # cells that it did not compute when it was admitted last
-    miss: Miss = Miss.OFF  # why not all of its prompt was known when it was first admitted; from position `n_cached` on
+    miss: Miss | None = None  # why not all of its prompt was known when it was first admitted; from position `n_cached` on
     may_share: bool = True
     is_restoring: bool = False  # cells of its are on their way from the host: its rows wait for them
     n_followed: int = 0  # times that it waited for another to compute the beginning of its tokens

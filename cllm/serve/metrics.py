@@ -112,6 +112,7 @@ class _SchedulerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         scheduler, cells, totals = self._scheduler, self._scheduler.cells, self._scheduler.totals
+        cache = scheduler.memory.totals
         by_state = GaugeMetricFamily("cllm_cells", "Cells of the KV cache", labels=["state"])
         by_state.add_metric(["free"], cells.n_free)
         by_state.add_metric(["held"], cells.n_held)
@@ -127,6 +128,9 @@ class _SchedulerCollector(Collector):
             ("cllm_prompt_tokens", "Tokens of admitted prompts", totals.n_prompt_tokens),
             ("cllm_prefill_rows", "Prompt rows computed, again after a preemption included", totals.n_prefill_rows),
             ("cllm_generated_tokens", "Tokens drawn", totals.n_generated),
+            ("cllm_prefix_hits", "Admissions that found cells of their first tokens", cache.n_hits),
+            ("cllm_prefix_tokens", "Tokens that were not computed for that", cache.n_tokens_saved),
+            ("cllm_evicted_cells", "Cached cells that made room", cache.n_evicted_cells),
         ):
             yield _counter(name, help_text, value)
 

@@ -7,11 +7,16 @@ reviewer to read in the diff. Commands:
     weights KEY=N ...           a new scheduler with the same limits, whose keys count so much
     submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [key=KEY] [scored]
            [regex=TEXT]
+                                       [salt=SALT] [private]
+                                       a prompt is a number of tokens, or beginnings of texts one after another: `a40b3` is 40 tokens
+                                       of text a, then 3 of text b; `=2` stands for all tokens of sequence 2
     cancel ID
     now SECONDS
     step [at=SECONDS] [ID=TOKEN ...]   plan, compute, apply, at the end of which it is SECONDS; every output draws "a" unless told
                                        otherwise (`end` ends the turn, `nan` is no number)
-    fail ERROR [with ID]        plan, and the step raises; `with`: only if ID has rows, else the step goes well
+    fail ERROR [with ID] [moves=N]   plan, and the step raises, after N of its moves if not all; `with`: only if ID has rows, else
+                                       the step goes well
+    evict                       forget what is cached
     state                       who is where, and the cells
 
 A row is written SEQUENCE:POSITION, with `!` where its logits are wanted; runs of rows as 1:0-4, with `?0-2` after them where rows are
@@ -21,6 +26,7 @@ scored.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import attrs
@@ -29,7 +35,7 @@ import pytest
 from cllm import errors
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.plan import Plan, StepOutput
+from cllm.engine.plan import Drop, Move, Plan, Share, StepOutput, Trim
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import Sequence, SequenceSpec
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
@@ -51,6 +57,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.tokens: dict[int, list[int]] = {}  # of each sequence, those of its prompt first
         self.scheduler = self.new_scheduler({})
 
     def new_scheduler(self, changes: dict[str, int]) -> Scheduler:
@@ -84,7 +91,7 @@ class Conversation:
             stop_token_ids=frozenset({int(fields["stop_token"])}) if "stop_token" in fields else frozenset(),
         )
         spec = SequenceSpec(
-            prompt=[98] * int(fields["prompt"]),
+            prompt=self._prompt(fields["prompt"]),
             sampling=SamplingParams(temperature=0),
             stopping=stopping,
             priority=int(fields.get("priority", 0)),
@@ -92,13 +99,24 @@ class Conversation:
             timeout_s=float(fields["timeout_s"]) if "timeout_s" in fields else None,
             n_prompt_logprobs=0 if "scored" in fields else None,
             grammar=GRAMMARS.compile(GrammarSource(Kind.REGEX, fields["regex"])) if "regex" in fields else None,
+            cache_salt=fields.get("salt", ""),
+            cache_prompt="private" not in fields,
         )
         try:
             seq_id = self.scheduler.submit(spec, self.now)
         except errors.RequestError as error:
             return [f"{type(error).__name__}: {error}"]
         assert seq_id == int(words[0]), "sequences are numbered in the order of their submission"
+        self.tokens[seq_id] = list(spec.prompt)
         return []
+
+    def _prompt(self, text: str) -> list[int]:
+        if text.isdigit():
+            return [98] * int(text)
+        tokens: list[int] = []
+        for name, n in re.findall(r"([a-z=])(\d+)", text):
+            tokens += self.tokens[int(n)] if name == "=" else [33 + (ord(name) * 7 + i * i) % 90 for i in range(int(n))]
+        return tokens
 
     def do_cancel(self, words: list[str]) -> list[str]:
         self.scheduler.cancel(int(words[0]))
@@ -115,18 +133,29 @@ class Conversation:
     def do_fail(self, words: list[str]) -> list[str]:
         plan = self.scheduler.plan(self.now)
         assert plan is not None
-        culprit = int(words[2]) if len(words) > 1 else None
+        culprit = int(words[2]) if words[1:2] == ["with"] else None
+        plan.n_moves_done = next((int(word[6:]) for word in words if word.startswith("moves=")), len(plan.moves))
         if culprit is not None and culprit not in {sequence.seq_id for sequence in plan.members()}:
             return [*_plan_lines(plan), *self._apply(plan, {})]
         lines = _plan_lines(plan)
         events = self.scheduler.apply_failure(plan, FAILURES[words[0]], self.now)
         return [*lines, f"raises {words[0]}", *_event_lines(events)]
 
+    def do_evict(self, _: list[str]) -> list[str]:
+        self.scheduler.evict_cached()
+        return []
+
     def do_state(self, _: list[str]) -> list[str]:
         cells = self.scheduler.cells
         lines = [f"cells free={cells.n_free} held={cells.n_held} cached={cells.n_cached}"]
         for view in self.scheduler.views():
-            lines.append(f"{view.seq_id} {view.phase.value} tokens={view.n_prompt}+{view.n_generated} computed={view.n_computed}")
+            line = f"{view.seq_id} {view.phase.value} tokens={view.n_prompt}+{view.n_generated} computed={view.n_computed}"
+            shared = (
+                f" shared={view.n_shared} miss={view.miss.value}@{view.n_cached}"
+                if view.miss and self.scheduler.limits.keeps_prefixes
+                else ""
+            )
+            lines.append(line + shared)
         return lines
 
     def _apply(self, plan: Plan, draws: dict[str, str]) -> list[str]:
@@ -134,7 +163,9 @@ class Conversation:
         invalid = [i for i, token in enumerate(tokens) if token is None]
         scores = [[TokenLogprob(target, -1.0, []) for target in one.targets] for one in plan.scorings]
         output = StepOutput([token or 0 for token in tokens], invalid, None, list(scores))
-        return _event_lines(self.scheduler.apply(plan, output, self.now))
+        events = self.scheduler.apply(plan, output, self.now)
+        self.tokens.update((sequence.seq_id, list(sequence.tokens)) for sequence in plan.outputs)
+        return _event_lines(events)
 
 
 def _pair(word: str) -> tuple[str, str]:
@@ -147,7 +178,7 @@ def _token(word: str) -> int | None:
 
 
 def _plan_lines(plan: Plan) -> list[str]:
-    lines = [f"drop slot {move.slot}" for move in plan.moves]
+    lines = [_move_line(move) for move in plan.moves]
     batch, pos = plan.batch, 0
     rows = []
     owners = [(sequence, 1) for sequence in plan.decoding] + plan.prefilling
@@ -190,6 +221,16 @@ def _first_row(plan: Plan, sequence: Sequence) -> int:
     raise AssertionError("only a prompt is scored")
 
 
+def _move_line(move: Move) -> str:
+    match move:
+        case Drop(slot):
+            return f"drop slot {slot}"
+        case Trim(slot, n_keep):
+            return f"trim slot {slot} to {n_keep}"
+        case Share(slot, source, n_tokens):
+            return f"slot {slot} shares {n_tokens} of slot {source}"
+
+
 def _event_lines(events: list[Event]) -> list[str]:
     return [_event_line(event) for event in events]
 
@@ -201,8 +242,9 @@ def _event_line(event: Event) -> str:
         case Delta(seq_id=seq_id, text=text, tokens=tokens):
             return f"{seq_id} token {tokens[0]} {text!r}"
         case Finished(seq_id=seq_id, reason=reason, stop_reason=stop_reason, text=text, usage=usage):
+            cached = f" cached={usage.n_cached}" if usage.n_cached else ""
             held = f" text={text!r}" if text else ""
-            return f"{seq_id} finished {reason.value} stop_reason={stop_reason!r} generated={usage.n_generated}{held}"
+            return f"{seq_id} finished {reason.value} stop_reason={stop_reason!r} generated={usage.n_generated}{cached}{held}"
         case Failed(seq_id=seq_id, error=error):
             return f"{seq_id} failed {error.status} {type(error).__name__}: {error}"
 

@@ -1,0 +1,137 @@
+"""The prefix tree: what it finds, what it keeps, and what it counts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cllm.engine.cells import Cells
+from cllm.engine.prefix import PrefixTree, n_common
+
+KEY = ("", "")
+
+
+class Garden:
+    """A tree whose slots are filled from texts."""
+
+    def __init__(self) -> None:
+        self.cells = Cells(1000, 16)
+        self.tree = PrefixTree(self.cells)
+
+    def grow(self, slot: int, text: str, *, rests: bool = False) -> None:
+        """A slot with all of `text`, of which it shares what is known."""
+        tokens = list(text.encode())
+        match = self.tree.match(KEY, tokens, len(tokens))
+        if match is None:
+            self.tree.enter(slot, KEY)
+        else:
+            self.tree.share(slot, match)
+        n_known = self.tree.n_tokens(slot)
+        self.cells.hold(len(tokens) - n_known)
+        self.tree.extend(slot, tokens[n_known:])
+        if rests:
+            self.tree.rest(slot)
+
+    def known(self, text: str, *, whole: bool = False) -> int:
+        tokens = list(text.encode())
+        match = self.tree.match(KEY, tokens, len(tokens), whole=whole)
+        return 0 if match is None else match.n_tokens
+
+    def check(self) -> None:
+        assert self.tree.check() == (self.cells.n_held, self.cells.n_cached)
+
+
+def test_the_longest_known_beginning_is_found() -> None:
+    garden = Garden()
+    garden.grow(0, "once upon a time")
+    garden.grow(1, "once more")
+    assert [garden.known(text) for text in ("once upon", "once upon us", "once mo!", "two", "once ")] == [9, 10, 7, 0, 5]
+    garden.check()
+
+
+def test_shared_cells_count_once_and_stay_as_long_as_one_slot_has_them() -> None:
+    garden = Garden()
+    garden.grow(0, "once upon a time")
+    garden.grow(1, "once more")
+    assert garden.cells.n_held == len("once upon a time") + len("more")
+    garden.tree.leave(0)
+    assert garden.cells.n_held == len("once more")
+    assert garden.known("once upon") == 5
+
+
+def test_equal_tokens_in_other_cells_stand_beside_each_other_and_the_longer_one_is_found() -> None:
+    garden = Garden()
+    tree = garden.tree
+    for slot in (0, 1):
+        tree.enter(slot, KEY)
+        garden.cells.hold(3)
+        tree.extend(slot, list(b"abc"))
+    garden.cells.hold(2)
+    tree.extend(1, list(b"de"))
+    assert garden.known("abcdef") == 5
+    assert garden.cells.n_held == 8
+    garden.check()
+
+
+def test_what_was_computed_twice_is_kept_once() -> None:
+    garden = Garden()
+    tree = garden.tree
+    for slot in (0, 1):
+        tree.enter(slot, KEY)
+        garden.cells.hold(3)
+        tree.extend(slot, list(b"abc"))
+    assert not tree.rest(0)
+    assert tree.rest(1)
+    assert garden.cells.n_cached == 3
+    garden.check()
+
+
+def test_what_others_have_all_of_is_not_worth_a_slot() -> None:
+    garden = Garden()
+    garden.grow(0, "once")
+    garden.grow(1, "once more")
+    assert not garden.tree.rest(0)
+    assert garden.known("once") == 4
+    garden.check()
+
+
+def test_the_longest_unused_goes_first_and_use_makes_young() -> None:
+    garden = Garden()
+    tree = garden.tree
+    garden.grow(0, "abc", rests=True)
+    garden.grow(1, "xyz", rests=True)
+    assert tree.oldest() == 0
+    tree.wake(0)
+    assert tree.oldest() == 1
+    tree.rest(0)
+    assert (tree.oldest(), tree.oldest(but=1)) == (1, 0)
+    garden.check()
+
+
+def test_a_branch_is_trimmed_from_its_end_and_leaves_where_others_have_the_rest() -> None:
+    garden = Garden()
+    garden.grow(0, "once upon", rests=True)
+    garden.grow(1, "once more", rests=True)
+    assert garden.tree.trim(0, 7)
+    assert garden.known("once upon") == 7
+    assert not garden.tree.trim(0, 5)
+    assert 0 not in garden.tree
+    assert garden.known("once upon") == 5
+    garden.check()
+
+
+def test_only_whole_slots_are_found_where_nothing_can_be_trimmed() -> None:
+    garden = Garden()
+    garden.grow(0, "once", rests=True)
+    assert [garden.known(text, whole=True) for text in ("once more", "once", "onc")] == [4, 4, 0]
+
+
+@given(st.text("ab", max_size=12), st.text("ab", max_size=12), st.integers(0, 3), st.integers(0, 12))
+def test_the_common_part_is_as_long_as_it_looks(known: str, rest: str, start: int, n_max: int) -> None:
+    tokens = list(b"x" * start + rest.encode())
+    expected = 0
+    for a, b in zip(known.encode(), tokens[start : max(start, n_max)], strict=False):
+        if a != b:
+            break
+        expected += 1
+    assert n_common(list(known.encode()), tokens, start, max(start, n_max)) == expected
