@@ -13,6 +13,7 @@ from cllm.api.connection import Connection
 from cllm.api.context import Context, route_path
 from cllm.api.errors import ErrorShape, InternalError, anthropic_shape, from_http, ollama_shape, openai_shape, response_of
 from cllm.api.metrics import HttpMetrics
+from cllm.api.ollama import embed as ollama_embed
 from cllm.api.ollama import generate as ollama
 from cllm.api.ollama import models as ollama_models
 from cllm.api.openai import chat, completions, embeddings, models
@@ -25,7 +26,7 @@ from cllm.serve.engine import Engine
 log = structlog.get_logger("cllm.api")
 
 SURFACES = (
-    *(chat, completions, responses, embeddings, rerank, models, messages, ollama, ollama_models),
+    *(chat, completions, responses, embeddings, rerank, models, messages, ollama, ollama_embed, ollama_models),
     *(native, tokens, status, openapi),
 )
 OPERATIONS: tuple[Operation, ...] = tuple(one for surface in SURFACES for one in surface.OPERATIONS)

@@ -40,13 +40,20 @@ def embedder(context: Context, name: str | None) -> Embeddings:
     return embeddings
 
 
-async def embed(context: Context, name: str | None, inputs: Sequence[str | Sequence[int]], param: str = "input") -> Embedded:
-    """The vectors of texts or token ids. Raises: RequestError."""
+async def embed(
+    context: Context, name: str | None, inputs: Sequence[str | Sequence[int]], param: str = "input", *, truncates: bool = False
+) -> Embedded:
+    """The vectors of texts or token ids, maybe of no more of each than the model takes. Raises: RequestError."""
     embeddings = embedder(context, name)
     if embeddings.model.pooling is Pooling.RANK:
         raise NotSupported(f"{embeddings.model.name} judges documents and gives no vectors: it serves /v1/rerank", param="model")
     check_number(len(inputs), param)
+    n_max = embeddings.model.n_tokens_max
+    if truncates:
+        inputs = [one[: n_max * N_TOKEN_BYTES_MAX] for one in inputs]
     tokens = await _tokens(context, embeddings.model, inputs, param)
+    if truncates:
+        tokens = [one[:n_max] for one in tokens]
     return await _computed(context, embeddings, tokens)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cllm.testing.fake import FakeModel, FakeVocabulary
+from cllm.testing.fake_embedder import FakeEmbedder
 from cllm.testing.scripted import ScriptedModel
 
 
@@ -145,6 +146,31 @@ async def test_what_is_wrong_is_named_and_nothing_is_queued(serve: Any, path: st
     assert answer.status == status
     assert set(answer.json) == {"error"}
     assert place in answer.error
+
+
+async def test_texts_have_vectors_as_the_embedder_gives_them(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        both = (await api.post("/api/embed", {"model": "fake-embedder:latest", "input": ["one", "two"]})).json
+        one = (await api.post("/api/embed", {"model": "fake-embedder", "input": "one", "dimensions": 4})).json
+        openai = (await api.post("/v1/embeddings", {"input": ["one", "two"]})).json
+        older = (await api.post("/api/embeddings", {"model": "fake-embedder", "prompt": "one"})).json
+        names = {model["name"] for model in (await api.get("/api/tags")).json["models"]}
+        shown = (await api.post("/api/show", {"model": "fake-embedder:latest"})).json
+    assert both["embeddings"] == [item["embedding"] for item in openai["data"]]
+    assert both["prompt_eval_count"] == openai["usage"]["prompt_tokens"]
+    assert len(one["embeddings"][0]) == 4
+    length = sum(x * x for x in older["embedding"]) ** 0.5
+    assert [x / length for x in older["embedding"]] == pytest.approx(both["embeddings"][0], abs=1e-6)
+    assert "fake-embedder:latest" in names
+    assert shown["capabilities"] == ["embedding"]
+
+
+async def test_inputs_that_are_too_long_are_cut_unless_that_is_not_wanted(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder(n_tokens_max=8)) as api:
+        cut = await api.post("/api/embed", {"input": "x" * 5_000})
+        whole = await api.post("/api/embed", {"input": "x" * 5_000, "truncate": False})
+    assert (cut.status, cut.json["prompt_eval_count"]) == (200, 8)
+    assert (whole.status, set(whole.json)) == (400, {"error"})
 
 
 async def test_a_stream_that_fails_ends_with_a_line_that_says_so(serve: Any) -> None:

@@ -13,10 +13,12 @@ from cllm.api import wire
 from cllm.api.context import Context
 from cllm.api.errors import ollama_shape
 from cllm.api.ollama.requests import LATEST, ShowRequest, served
+from cllm.api.openai.models import all_served
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.backend import ModelInfo, infill_of
 from cllm.errors import InvalidRequest
+from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel
 
 API_VERSION = "0.12.0"  # of Ollama: the one whose API this is. Clients refuse servers that are too old for them
@@ -43,14 +45,12 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.get("/api/tags")
     async def tags() -> Response:
-        model = context.engine.model
-        return json_response({"models": [_listed(model, name) for name in model.aliases]})
+        return json_response({"models": [_listed(model, name) for name, model in all_served(context).items()]})
 
     @routes.get("/api/ps")
     async def ps() -> Response:
-        model = context.engine.model
-        running = {"expires_at": NEVER, "size_vram": 0, "context_length": model.n_ctx}
-        return json_response({"models": [{**_listed(model, model.name), **running}]})
+        models = {model.name: model for model in all_served(context).values()}
+        return json_response({"models": [{**_listed(model, name), **_running(model)} for name, model in models.items()]})
 
     @routes.post("/api/show")
     async def show() -> Response:
@@ -58,7 +58,8 @@ def blueprint(context: Context) -> Blueprint:
         name = body.model or body.name
         if not name:
             raise InvalidRequest("model: it is missing", param="model")
-        return json_response(_shown(served(context, name)))
+        known = all_served(context)
+        return json_response(_shown(known.get(name) or known.get(name.removesuffix(LATEST)) or served(context, name)))
 
     @routes.get("/api/version")
     async def version() -> Response:
@@ -67,7 +68,12 @@ def blueprint(context: Context) -> Blueprint:
     return routes
 
 
-def _listed(model: ServedModel, name: str) -> dict[str, Any]:
+def _running(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
+    n_ctx = model.n_ctx if isinstance(model, ServedModel) else model.n_tokens_max
+    return {"expires_at": NEVER, "size_vram": 0, "context_length": n_ctx}
+
+
+def _listed(model: ServedModel | ServedEmbedder, name: str) -> dict[str, Any]:
     tagged = name if ":" in name else name + LATEST
     return {
         "name": tagged,
@@ -95,7 +101,7 @@ def _size(n_params: int) -> str:
     return f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.0f}M"
 
 
-def _shown(model: ServedModel) -> dict[str, Any]:
+def _shown(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
     info = model.info
     facts = {name: value for name, value in info.metadata.items() if not name.startswith("tokenizer.")}
     sizes = {
@@ -107,12 +113,18 @@ def _shown(model: ServedModel) -> dict[str, Any]:
     return {
         "modelfile": "",
         "parameters": "",
-        "template": model.template.source,
+        "template": model.template.source if isinstance(model, ServedModel) else "",
         "details": _details(info),
         "model_info": {**facts, **sizes},
-        "capabilities": ["completion", *(["insert"] if infill_of(model.vocabulary) is not None else [])],
+        "capabilities": _capabilities(model),
         "modified_at": _at(model.loaded_at),
     }
+
+
+def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:
+    if isinstance(model, ServedEmbedder):
+        return ["embedding"]
+    return ["completion", *(["insert"] if infill_of(model.vocabulary) is not None else [])]
 
 
 def _at(seconds: float) -> str:

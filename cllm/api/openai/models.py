@@ -30,17 +30,17 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get("/v1/models")
     @routes.get("/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(model, name) for name, model in _served(context).items()]})
+        return json_response({"object": "list", "data": [_model(model, name) for name, model in all_served(context).items()]})
 
     @routes.get("/v1/models/<path:model>")
     @routes.get("/models/<path:model>")
     async def one_model(model: str) -> Response:
-        return json_response(_model(_served(context).get(model) or context.served(model), model))
+        return json_response(_model(all_served(context).get(model) or context.served(model), model))
 
     return routes
 
 
-def _served(context: Context) -> dict[str, ServedModel | ServedEmbedder]:
+def all_served(context: Context) -> dict[str, ServedModel | ServedEmbedder]:
     """Everything that a request may name. Raises: Unavailable while it is being loaded."""
     model, embedder = context.engine.model, context.engine.embedder
     names: dict[str, ServedModel | ServedEmbedder] = dict.fromkeys(model.aliases, model)

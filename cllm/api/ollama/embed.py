@@ -1,0 +1,96 @@
+"""POST /api/embed and /api/embeddings."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from quart import Blueprint, Response, g
+
+from cllm.api import vectors, wire
+from cllm.api.context import Context
+from cllm.api.errors import ollama_shape
+from cllm.api.ollama.answers import NS_PER_S
+from cllm.api.ollama.requests import LATEST
+from cllm.api.openai.shapes import json_response
+from cllm.api.operations import Operation
+from cllm.api.prompts import by_length
+from cllm.api.vectors import Embedded
+from cllm.backend import Vectors
+from cllm.errors import InvalidRequest
+
+
+class EmbedRequest(msgspec.Struct, kw_only=True):
+    """The body of POST /api/embed."""
+
+    input: str | list[str]
+    model: str | None = None
+    truncate: bool | None = None  # inputs that are too long; unless it is false
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
+    keep_alive: str | float | None = None
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """The body of POST /api/embeddings, the older way."""
+
+    prompt: str
+    model: str | None = None
+    keep_alive: str | float | None = None
+
+
+def _operation(path: str, about: str, body: type) -> Operation:
+    return Operation(method="POST", path=path, about=about, body=body, generates=True, errors=ollama_shape)
+
+
+OPERATIONS = (
+    _operation("/api/embed", "vectors of texts, in Ollama's way", EmbedRequest),
+    _operation("/api/embeddings", "the vector of a text, in Ollama's older way", EmbeddingsRequest),
+)
+
+embed_decoder = msgspec.json.Decoder(EmbedRequest)
+embeddings_decoder = msgspec.json.Decoder(EmbeddingsRequest)
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("ollama_embed", __name__)
+
+    @routes.post("/api/embed")
+    async def embed() -> Response:
+        body = await wire.read(embed_decoder)
+        inputs = [body.input] if isinstance(body.input, str) else body.input
+        embedded = await _embedded(context, body.model, inputs, "input", truncates=body.truncate is not False)
+        n_embd = embedded.model.n_embd
+        if body.dimensions is not None and body.dimensions > n_embd:
+            raise InvalidRequest(f"dimensions: {body.dimensions} asked for, and the model has {n_embd}", param="dimensions")
+        unit = vectors.normalised(embedded.vectors, body.dimensions)
+        return await by_length(unit.size, functools.partial(_response, embedded, unit, time.perf_counter() - g.started_at))
+
+    @routes.post("/api/embeddings")
+    async def embeddings() -> Response:
+        body = await wire.read(embeddings_decoder)
+        embedded = await _embedded(context, body.model, [body.prompt], "prompt", truncates=True)
+        return json_response({"embedding": embedded.vectors[0].tolist()})  # as it comes: this way does not normalise
+
+    return routes
+
+
+async def _embedded(context: Context, name: str | None, inputs: list[str], param: str, *, truncates: bool) -> Embedded:
+    known = context.engine.embeddings.model.aliases
+    if name and name not in known:
+        name = name.removesuffix(LATEST) or None
+    return await vectors.embed(context, name, inputs, param, truncates=truncates)
+
+
+def _response(embedded: Embedded, unit: Vectors, total_s: float) -> Response:
+    body: dict[str, Any] = {
+        "model": embedded.model.name,
+        "embeddings": unit.tolist(),
+        "total_duration": round(total_s * NS_PER_S),
+        "load_duration": 0,
+        "prompt_eval_count": embedded.n_tokens,
+    }
+    return json_response(body)
