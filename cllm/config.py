@@ -201,8 +201,11 @@ class Settings:
     )
     batch_size: Annotated[int, SPEED, _short("-b")] = _setting(2048, "rows (tokens to compute) of one step at most", _between(1, 65536))
     ubatch_size: Annotated[int, SPEED, _short("-ub")] = _setting(512, "rows computed at a time within a step", _between(1, 65536))
-    row_budget: Annotated[int, SPEED] = _setting(
-        512, "rows that a step aims at; longer prompts are computed in pieces beside running answers", _between(1, 65536)
+    row_budget: Annotated[int | None, SPEED] = _setting(
+        None, "rows of a step, beyond which prompts are computed in pieces (default: as the cost model says)", _between(1, 65536)
+    )
+    itl_target_ms: Annotated[float | None, SPEED] = _setting(
+        None, "time that a step beside running answers may take (default: two to three times what it takes without prompts)", _positive
     )
 
     embedding_slice_ms: Annotated[int, SPEED] = _setting(

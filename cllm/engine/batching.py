@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cllm.backend import Batch
+from cllm.engine.budget import RowBudget
 from cllm.engine.events import Event
 from cllm.engine.plan import Move, Plan
 from cllm.engine.scoring import ScoringRows
@@ -12,13 +13,13 @@ from cllm.engine.sequence import Phase, Sequence
 class BatchFormer:
     """Fills the columns of one batch anew for every step."""
 
-    def __init__(self, *, n_rows_max: int, row_budget: int, rows_by_slot: bool) -> None:
+    def __init__(self, budget: RowBudget, *, n_rows_max: int, rows_by_slot: bool) -> None:
         self._batch = Batch(n_rows_max)
-        self._n_rows_aim = min(row_budget, n_rows_max)
+        self._budget = budget
         self._rows_by_slot = rows_by_slot
 
-    def form(self, running: list[Sequence], moves: list[Move], events: list[Event]) -> Plan:
-        """Return the step of `running`, who stand in order of service and hold the cells of their rows, after `moves`."""
+    def form(self, running: list[Sequence], moves: list[Move], events: list[Event], n_cells: int) -> Plan:
+        """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use."""
         decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
         if self._rows_by_slot:
             decoding.sort(key=_slot)
@@ -28,9 +29,13 @@ class BatchFormer:
         outputs = decoding
         if len(running) > len(decoding):
             outputs = decoding.copy()
-            self._add_prefill(running, prefilling, outputs, scoring)
+            prompts = [sequence for sequence in running if sequence.phase is Phase.PREFILL]
+            n_room = max(self._budget.n_rows(len(decoding), len(running), n_cells) - len(decoding), 1)
+            if sum(map(_n_owed, prompts)) > n_room:
+                prompts.sort(key=_prefill_rank)
+            self._add_prefill(prompts, n_room, prefilling, outputs, scoring)
         samplers = [sequence.sampler for sequence in outputs]
-        return Plan(moves, self._batch, decoding, prefilling, outputs, samplers, events, scoring.scorings)
+        return Plan(moves, self._batch, decoding, prefilling, outputs, samplers, events, scoring.scorings, n_cells=n_cells)
 
     def _add_decoding(self, decoding: list[Sequence]) -> None:
         batch = self._batch
@@ -42,14 +47,16 @@ class BatchFormer:
             batch.outputs[:n_rows] = 1
 
     def _add_prefill(
-        self, running: list[Sequence], prefilling: list[tuple[Sequence, int]], outputs: list[Sequence], scoring: ScoringRows
+        self,
+        prompts: list[Sequence],
+        n_room: int,
+        prefilling: list[tuple[Sequence, int]],
+        outputs: list[Sequence],
+        scoring: ScoringRows,
     ) -> None:
-        """Fill the batch up to the row budget with prompts' rows; one row proceeds even when decoding uses the whole budget."""
-        n_room = max(self._n_rows_aim - self._batch.n_rows, 1)
-        for sequence in running:
-            if sequence.phase is not Phase.PREFILL:
-                continue
-            n_owed = len(sequence.tokens) - sequence.n_computed
+        """Add `n_room` rows of prompts, as far as there are so many."""
+        for sequence in prompts:
+            n_owed = _n_owed(sequence)
             n_rows = scoring.cut(sequence, min(n_owed, n_room))
             if not n_rows:
                 continue
@@ -85,3 +92,16 @@ class BatchFormer:
 
 def _slot(sequence: Sequence) -> int:
     return sequence.slot
+
+
+def _prefill_rank(sequence: Sequence) -> tuple[int, int]:
+    """Within a priority the prompt with the fewest rows left goes first: taken together, all wait least.
+
+    Each prompt row that is computed, of whichever prompt, makes those admitted before it older by one. So a prompt is overtaken only by
+    ones that were admitted before as many rows were computed as it had left when it came: a long one waits, but not for ever.
+    """
+    return sequence.order[0], sequence.prefill_from + _n_owed(sequence)
+
+
+def _n_owed(sequence: Sequence) -> int:
+    return len(sequence.tokens) - sequence.n_computed

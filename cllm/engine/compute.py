@@ -18,20 +18,23 @@ def compute(model: StepModel, plan: Plan, clock: Callable[[], float]) -> StepOut
 
     Raises: what the model's calls raise (cllm/backend.py). When `NoRoom` comes, the moves are done and the rows are not.
     """
-    started_at = clock()
+    began_at = clock()
     for move in plan.moves:
         do_move(model, plan, move, clock)
         plan.n_moves_done += 1
+    moved_at = clock()
+    moves_s = moved_at - began_at
     if not plan.n_rows:
-        return StepOutput([], [], None, model_s=clock() - started_at)
+        return StepOutput([], [], None, moves_s=moves_s)
     logits = model.step(plan.batch)
     computed_at = clock()
-    model_s = computed_at - started_at
+    model_s = computed_at - moved_at
     scores = [score(logits[one.rows], one.targets, one.sequence.spec.n_prompt_logprobs or 0) for one in plan.scorings]
     if not plan.outputs:
-        return StepOutput([], [], None, scores, model_s=model_s, sample_s=clock() - computed_at)
+        return StepOutput([], [], None, scores, model_s=model_s, moves_s=moves_s, sample_s=clock() - computed_at)
     sampled = sample(_drawn(logits, plan) if plan.scorings else logits, plan.samplers)
-    return StepOutput(sampled.tokens, sampled.invalid, sampled.logprobs, scores, model_s=model_s, sample_s=clock() - computed_at)
+    sample_s = clock() - computed_at
+    return StepOutput(sampled.tokens, sampled.invalid, sampled.logprobs, scores, model_s=model_s, moves_s=moves_s, sample_s=sample_s)
 
 
 def _drawn(logits: Logits, plan: Plan) -> Logits:

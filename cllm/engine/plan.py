@@ -98,6 +98,7 @@ class Plan:
     n_moves_done: int = 0  # counted by `compute`, so that a failure does not leave it open what was done
     saved: list[tuple[Save, bytes | None, float]] = attrs.field(factory=list)  # the states, None where it failed, and the seconds
     restored: list[Restored] = attrs.field(factory=list)
+    n_cells: int = 0  # cells in use, which the step's attention walks
 
     @property
     def n_rows(self) -> int:
@@ -122,5 +123,6 @@ class StepOutput:
     invalid: list[int]  # outputs whose logits were not numbers
     logprobs: list[TokenLogprob | None] | None
     scores: list[list[TokenLogprob] | None] = attrs.field(factory=list)  # one for each of `scorings`; None: they were not numbers
-    model_s: float = 0.0
+    model_s: float = 0.0  # the rows alone
+    moves_s: float = 0.0
     sample_s: float = 0.0

@@ -14,6 +14,9 @@ import attrs
 
 from cllm.backend import Vocabulary
 from cllm.engine.batching import BatchFormer
+from cllm.engine.budget import RowBudget
+from cllm.engine.cost import CostModel
+from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
 from cllm.engine.following import Followers
@@ -43,7 +46,7 @@ class Limits:
     n_slots: int
     n_ctx: int  # tokens of one sequence at most
     n_rows_max: int  # rows of one step at most
-    row_budget: int  # rows of one step, as far as prefill can be cut
+    row_budget: int | None  # rows of one step, as far as prefill can be cut; None: as the cost model says
     n_live_max: int  # sequences that hold cells at once
     n_waiting_max: int
     patience_s: float | None = None  # of a waiting sequence, before fresher ones go first; None: order of arrival
@@ -58,10 +61,12 @@ class Limits:
     can_save: bool = False
     can_save_part: bool = False
     host_pool_n_bytes: int = 0  # of states in the process's memory; 0: none
+    itl_target_s: float | None = None  # how long a step with running answers may take; None: about twice as long as without prompts
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
 
     def __attrs_post_init__(self) -> None:
-        assert min(self.n_cells, self.n_slots, self.n_rows_max, self.row_budget, self.n_live_max, self.n_waiting_max) >= 1
+        assert min(self.n_cells, self.n_slots, self.n_rows_max, self.n_live_max, self.n_waiting_max) >= 1
+        assert self.row_budget is None or self.row_budget >= 1
         assert 2 <= self.n_ctx <= self.n_cells, "a sequence alone must always fit"
 
 
@@ -101,7 +106,7 @@ class Totals:
 class Scheduler:
     """The batch re-former. One caller; every method returns at once."""
 
-    def __init__(self, limits: Limits, vocabulary: Vocabulary) -> None:
+    def __init__(self, limits: Limits, vocabulary: Vocabulary, cost: CostModel | None = None) -> None:
         self.limits = limits
         self.memory = Memory(_memory_limits(limits), _offload(limits))
         self.cells = self.memory.cells
@@ -109,7 +114,9 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._texts: dict[frozenset[int], TokenTexts] = {}  # by the control tokens that they show
         self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
-        self._former = BatchFormer(n_rows_max=limits.n_rows_max, row_budget=limits.row_budget, rows_by_slot=limits.rows_by_slot)
+        self.cost = cost if cost is not None else CostModel(DEFAULT_CURVE, n_rows_max=limits.n_rows_max, measured=False)
+        budget = RowBudget(self.cost, n_rows_max=limits.n_rows_max, n_rows_fixed=limits.row_budget, itl_target_s=limits.itl_target_s)
+        self._former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot)
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
         self._shares = Shares(limits.key_weights)
         self._queue = Queue(self._shares, limits.patience_s)
@@ -178,7 +185,7 @@ class Scheduler:
         running = self._trials.members_of(self._running) if self._trials else self._running
         if self.memory.n_restoring:
             running = [sequence for sequence in running if not sequence.is_restoring]
-        plan = self._former.form(running, self.memory.take_moves(), events)
+        plan = self._former.form(running, self.memory.take_moves(), events, self.cells.n_total - self.cells.n_free)
         return plan if plan.is_step or events else None
 
     def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
@@ -186,6 +193,8 @@ class Scheduler:
         events: list[Event] = []
         self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
         self.memory.settle(plan)
+        if plan.n_rows and output.model_s > 0:
+            self.cost.observe(plan.n_rows, plan.batch.n_outputs, plan.n_cells, output.model_s)
         for sequence in plan.decoding:
             sequence.share.charge(GENERATED_TOKEN)
             self.memory.decoded(sequence)
@@ -371,6 +380,7 @@ class Scheduler:
         self._queue.admit(sequence, now)
         sequence.move(Phase.PREFILL)
         self.memory.take(sequence)
+        sequence.prefill_from = self.totals.n_prefill_rows
         if sequence.admitted_at is None:
             sequence.admitted_at = now
             # Charged at once: otherwise the same key would be given the next place too.

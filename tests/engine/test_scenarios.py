@@ -4,6 +4,8 @@ A block is commands, a line `----`, and what they gave. `CLLM_REWRITE=1 pytest t
 reviewer to read in the diff. Commands:
 
     limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max patience_s)
+                                (row_budget=auto leaves it to the costs, itl_target_ms=N to them and a target)
+    costs ROWS:MS ...           what steps of so many rows take, for the next `limits`; outputs and cells cost nothing
     weights KEY=N ...           a new scheduler with the same limits, whose keys count so much
     submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [key=KEY] [scored]
            [regex=TEXT]
@@ -33,6 +35,8 @@ import attrs
 import pytest
 
 from cllm import errors
+from cllm.engine.cost import CostModel
+from cllm.engine.curve import DEFAULT_CURVE, Curve
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.plan import Drop, Move, Plan, Share, StepOutput, Trim
@@ -58,10 +62,15 @@ class Conversation:
     def __init__(self) -> None:
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}  # of each sequence, those of its prompt first
-        self.scheduler = self.new_scheduler({})
+        self.curve = DEFAULT_CURVE
+        self.scheduler = self.new_scheduler([])
 
-    def new_scheduler(self, changes: dict[str, int]) -> Scheduler:
-        return Scheduler(Limits(**{**LIMITS, **changes}), FakeVocabulary())
+    def new_scheduler(self, words: list[str]) -> Scheduler:
+        changes: dict[str, str] = dict(map(_pair, words))
+        itl_target_ms = changes.pop("itl_target_ms", None)
+        numbers = {name: None if value == "auto" else int(value) for name, value in changes.items()}
+        limits = Limits(**{**LIMITS, **numbers}, itl_target_s=int(itl_target_ms) / 1000 if itl_target_ms else None)  # type: ignore[arg-type]
+        return Scheduler(limits, FakeVocabulary(), CostModel(self.curve, n_rows_max=limits.n_rows_max))
 
     def tell(self, command: str) -> list[str]:
         word, *rest = command.split()
@@ -70,7 +79,12 @@ class Conversation:
         return lines
 
     def do_limits(self, words: list[str]) -> list[str]:
-        self.scheduler = self.new_scheduler({name: int(value) for name, value in map(_pair, words)})
+        self.scheduler = self.new_scheduler(words)
+        return []
+
+    def do_costs(self, words: list[str]) -> list[str]:
+        rows = [(int(n), int(ms) / 1000) for n, _, ms in (word.partition(":") for word in words)]
+        self.curve = Curve(rows=rows, outputs=[(1, 0.0)])
         return []
 
     def do_weights(self, words: list[str]) -> list[str]:

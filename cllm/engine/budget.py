@@ -1,0 +1,49 @@
+"""How many rows a step may have: what makes prompts fast against what makes running answers wait."""
+
+from __future__ import annotations
+
+from cllm.engine.cost import CostModel
+
+PACE = (
+    2.0  # how many times as long as a step of all that run, if they all generated, one with prompts may take when one of many is a prompt
+)
+PACE_MAX = 3.0  # and when most of them are, which would otherwise wait for each other. Found by `python -m benchmarks simulate`
+PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
+ALONE_S = 0.5  # when nobody generates, only a newcomer waits for a step's end
+
+
+class RowBudget:
+    """Rows of a step, decode rows included. A decode row always goes, and a row of a prompt too: the budget is what is aimed at."""
+
+    def __init__(self, cost: CostModel, *, n_rows_max: int, n_rows_fixed: int | None, itl_target_s: float | None) -> None:
+        self._cost = cost
+        self._n_rows_max = n_rows_max
+        self._n_rows_fixed = n_rows_fixed
+        self._itl_target_s = itl_target_s
+
+    def n_rows(self, n_decoding: int, n_running: int, n_cells: int) -> int:
+        """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
+
+        At least one of its rows is a prompt's.
+        """
+        if self._n_rows_fixed is not None:
+            n_rows = self._n_rows_fixed
+        elif not n_decoding:
+            n_rows = self._cost.n_rows_fastest(max(ALONE_S, self._efficient_s(0, n_cells)))
+        else:
+            target_s = self._itl_target_s if self._itl_target_s is not None else self._adaptive_s(n_decoding, n_running, n_cells)
+            n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells)
+        return min(max(n_rows, n_decoding + 1), self._n_rows_max)
+
+    def _adaptive_s(self, n_decoding: int, n_running: int, n_cells: int) -> float:
+        """Time for a step that slows running answers down to a half or a third, as there are few or many prompts beside them.
+
+        It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
+        time for many prompts, and so stay few.
+        """
+        pace = min(PACE * (2.0 - n_decoding / n_running), PACE_MAX)
+        decode_s = self._cost.step_s(n_running, n_running, n_cells)
+        return max(pace * decode_s, self._efficient_s(n_decoding, n_cells))
+
+    def _efficient_s(self, n_outputs: int, n_cells: int) -> float:
+        return self._cost.step_s(self._cost.n_rows_efficient(PRICE), n_outputs, n_cells)

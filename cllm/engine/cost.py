@@ -1,0 +1,223 @@
+"""What a step will cost: a measured curve of the machine and the model, corrected by every step that was really made.
+
+Step time is not linear in rows, and not even monotonic (kernels work in tiles: 16 rows may cost less than 15), so the curve is a table.
+What a step costs is the sum of three parts, each of which can be measured alone:
+
+    rows      the layers, over the rows of the step
+    outputs   the head, over the rows whose logits are wanted
+    cells     attention, which walks the cells in use: some of it once a step, some of it for each row
+
+Real steps correct the parts and a factor common to all of them (the machine is busy, or hot) by a Kalman filter on the logarithm of
+the step's time. It keeps for each number how uncertain it is, so that a guess gives way at once, a measured number slowly, and the
+common factor takes what concerns all.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from operator import truediv
+from statistics import median
+
+from cllm.engine.curve import Curve, Points
+
+N_EXACT_MAX = 64  # counts up to here are corrected one by one, larger ones in groups
+N_GROUPS_OCTAVE = 8  # of those, for each doubling
+NOISE = 0.05**2  # variance of a step's log time around what is expected of it
+MEASURED = 0.05**2  # variance of a number that was measured once
+GUESSED = 0.15**2  # of one that lies between measured ones
+KNOWN = 0.10**2  # a number with less was measured or met
+DRIFT = 0.01**2  # that the common factor gains with every step
+DRIFT_ENTRY = 0.001**2  # that a part gains whenever it is seen, so that none is believed for ever
+UNKNOWN = 1.5**2  # of the common factor when nothing was measured
+N_SIGMAS_MAX = 3.0  # a step further off counts as this far off: one that was held up must not bend the curve
+N_ERRORS_KEPT = 256
+N_STEPS_TO_REFRESH = 64  # steps after which the sizes worth having are worked out anew
+OPTIMISM = 0.95  # of the price that is known, for sizes of step that were never met
+ROUNDING = 0.6  # a count is rounded down to more than this share of itself
+
+
+class _Part:
+    """One part of a step's time over a count: what was measured, what lies between, and a correction for each."""
+
+    def __init__(self, points: Points, n_max: int, *, measured: bool) -> None:
+        self.seconds = _table(points, n_max)
+        self._factors = [1.0] * (_group(n_max) + 1)
+        variances = {_group(n): MEASURED for n, _ in points if n <= n_max} if measured else {}
+        self.variances = [variances.get(group, GUESSED) for group in range(len(self._factors))]
+        self.groups = [_group(n) for n in range(n_max + 1)]
+
+    def of(self, n: int) -> float:
+        return self.seconds[n] * self._factors[self.groups[n]]
+
+    def is_known(self, n: int) -> bool:
+        return self.variances[self.groups[n]] < KNOWN
+
+    def correct(self, n: int, shift: float, remaining: float) -> None:
+        group = self.groups[n]
+        self._factors[group] *= math.exp(shift)
+        self.variances[group] = self.variances[group] * remaining + DRIFT_ENTRY
+
+
+class CostModel:
+    """Predicts steps of up to `n_rows_max` rows and learns from those that were made. A prediction takes about a microsecond."""
+
+    def __init__(self, curve: Curve, *, n_rows_max: int, measured: bool = True) -> None:
+        self.curve = curve
+        self._rows = _Part(curve.rows, n_rows_max, measured=measured)
+        self._outputs = _Part(curve.outputs, n_rows_max, measured=measured)
+        self._cells = _Part(((1, 1.0),), 1, measured=False)  # a factor of what the cells cost
+        self._measured = measured
+        self._scale = 1.0
+        self._scale_variance = NOISE if measured else UNKNOWN
+        self._counts = _counts(curve.rows, n_rows_max)
+        self._errors: deque[float] = deque(maxlen=N_ERRORS_KEPT)
+        self._n_steps = 0
+        self._refresh()
+
+    # --- what will be -------------------------------------------------------------------------------------------------
+
+    def step_s(self, n_rows: int, n_outputs: int, n_cells: int) -> float:
+        """Seconds of a step of `n_rows` rows, `n_outputs` of them outputs, while `n_cells` cells are in use."""
+        return self._scale * (self._rows.of(n_rows) + self._outputs.of(n_outputs) + self._cells_s(n_rows, n_cells))
+
+    def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
+        """Seconds to compute `n_rows` rows of prompts by themselves, in steps of the size that is cheapest for each row."""
+        size = max(self.n_rows_fastest(math.inf), 1)
+        n_full, n_rest = divmod(n_rows, size)
+        return n_full * self.step_s(size, 0, n_cells) + (self.step_s(n_rest, 0, n_cells) if n_rest else 0.0)
+
+    def carry_s(self, n_cells: int, n_rows: int) -> float:
+        """Seconds that `n_cells` cells which nobody reads add to a step of `n_rows` rows, because attention walks them too."""
+        return self._scale * self._cells_s(n_rows, n_cells)
+
+    def save_s(self, n_cells: int) -> float | None:
+        """Seconds to save the content of `n_cells` cells; None when it was not measured."""
+        return None if self.curve.save_cell_s is None else self.curve.save_cell_s * n_cells
+
+    def restore_s(self, n_cells: int) -> float | None:
+        """Seconds to restore `n_cells` cells; None when it was not measured."""
+        return None if self.curve.restore_cell_s is None else self.curve.restore_cell_s * n_cells
+
+    def n_rows_within(self, seconds: float, n_least: int, n_cells: int) -> int:
+        """The rows of the largest step that takes at most `seconds`, when `n_least` of them are outputs that go in any case.
+
+        It is rounded down to where a row beside those is cheap. `n_least` when nothing more fits.
+        """
+        room = seconds / self._scale - self._outputs.of(n_least) - self._cells_s(0, n_cells)
+        row_s = self.curve.row_cell_s * self._cells.of(1) * n_cells
+        sizes, sizes_s = self._sizes, self._sizes_s
+        end = bisect_right(range(len(sizes)), room, key=lambda i: sizes_s[i] + sizes[i] * row_s)
+        if not end or sizes[end - 1] <= n_least:
+            return n_least
+        base_s = self._rows.of(n_least)
+        begin = bisect_right(sizes, max(ROUNDING * sizes[end - 1], n_least), hi=end - 1)
+        return sizes[min(range(end - 1, begin - 1, -1), key=lambda i: (sizes_s[i] - base_s) / (sizes[i] - n_least))]
+
+    def n_rows_fastest(self, seconds: float) -> int:
+        """The size of step that computes prompts fastest, for each row, among those that take at most `seconds`; 0 when there is none."""
+        end = bisect_right(self._sizes_s, seconds / self._scale)
+        return min(zip(map(truediv, self._sizes_s, self._sizes[:end]), self._sizes, strict=False), default=(0.0, 0))[1]
+
+    def n_rows_efficient(self, price: float) -> int:
+        """The smallest step in which a row costs at most `price` times what it costs in the best one."""
+        limit = price * self._least_row_s
+        return next(n for n, seconds in zip(self._sizes, self._sizes_s, strict=True) if seconds <= limit * n)
+
+    # --- what was -----------------------------------------------------------------------------------------------------
+
+    def observe(self, n_rows: int, n_outputs: int, n_cells: int, seconds: float) -> float:
+        """Learn from a step that took `seconds`; return how far off the prediction was, as a share of the time taken."""
+        rows_s, outputs_s, cells_s = self._rows.of(n_rows), self._outputs.of(n_outputs), self._cells_s(n_rows, n_cells)
+        total_s = rows_s + outputs_s + cells_s
+        was_known = self._rows.is_known(n_rows)
+        off = math.log(seconds / (self._scale * total_s))
+        self._correct(
+            off,
+            ((self._rows, n_rows, rows_s / total_s), (self._outputs, n_outputs, outputs_s / total_s), (self._cells, 1, cells_s / total_s)),
+        )
+        error = abs(math.expm1(-off))
+        self._errors.append(error)
+        self._n_steps += 1
+        if self._n_steps % N_STEPS_TO_REFRESH == 0 or self._rows.is_known(n_rows) != was_known:
+            self._refresh()
+        return error
+
+    def error(self) -> float | None:
+        """The median error of the last predictions, as a share of the time taken; None before the first step."""
+        return median(self._errors) if self._errors else None
+
+    def _correct(self, off: float, parts: Sequence[tuple[_Part, int, float]]) -> None:
+        """Spread what a step was off over the numbers that it was made of, by how uncertain each is and how much it weighs."""
+        scale_variance = self._scale_variance + DRIFT
+        variance = scale_variance + NOISE
+        for part, n, share in parts:
+            variance += share * share * part.variances[part.groups[n]]
+        bound = N_SIGMAS_MAX * math.sqrt(variance)
+        step = min(max(off, -bound), bound) / variance
+        for part, n, share in parts:
+            if share:
+                weight = share * part.variances[part.groups[n]]
+                part.correct(n, weight * step, 1.0 - share * weight / variance)
+        self._scale *= math.exp(scale_variance * step)
+        self._scale_variance = scale_variance * (1.0 - scale_variance / variance)
+
+    # --- how it is kept -----------------------------------------------------------------------------------------------
+
+    def _cells_s(self, n_rows: int, n_cells: int) -> float:
+        return n_cells * (self.curve.cell_s + n_rows * self.curve.row_cell_s) * self._cells.of(1)
+
+    def _refresh(self) -> None:
+        """Work out the sizes of step that no larger one undercuts.
+
+        Where nothing was measured, a size that was not met either is believed to cost a little less for each row than smaller ones. It is
+        so mostly, and if not, it is met and known then. Otherwise what was learned of small steps, and of them alone, would make them
+        look cheap, and larger ones would never come.
+        """
+        seconds = self._believed()
+        self._sizes: list[int] = []
+        self._sizes_s: list[float] = []
+        for n in reversed(self._counts):
+            if not self._sizes or seconds[n] < self._sizes_s[-1]:
+                self._sizes.append(n)
+                self._sizes_s.append(seconds[n])
+        self._sizes.reverse()
+        self._sizes_s.reverse()
+        self._least_row_s = min(map(truediv, self._sizes_s, self._sizes))
+
+    def _believed(self) -> dict[int, float]:
+        believed = {}
+        least_row_s = math.inf
+        for n in self._counts:
+            seconds = self._rows.of(n)
+            if self._rows.is_known(n):
+                least_row_s = min(least_row_s, seconds / n)
+            elif not self._measured:
+                seconds = min(seconds, OPTIMISM * least_row_s * n)
+            believed[n] = seconds
+        return believed
+
+
+def _table(points: Points, n_max: int) -> list[float]:
+    """Seconds for 0 to `n_max`: straight lines from nothing at 0 through the points, and on."""
+    counts, seconds = [0, *(n for n, _ in points)], [0.0, *(s for _, s in points)]
+    table = []
+    for n in range(n_max + 1):
+        i = min(max(bisect_right(counts, n), 1), len(counts) - 1)
+        slope = (seconds[i] - seconds[i - 1]) / (counts[i] - counts[i - 1])
+        if n > counts[-1]:  # beyond the last point a row costs no less than on average before: a large step is computed in passes
+            slope = max(slope, seconds[-1] / counts[-1])
+        table.append(seconds[i] + slope * (n - counts[i]))
+    return table
+
+
+def _group(n: int) -> int:
+    return n if n <= N_EXACT_MAX else N_EXACT_MAX + 1 + int(N_GROUPS_OCTAVE * math.log2(n / N_EXACT_MAX))
+
+
+def _counts(points: Points, n_max: int) -> list[int]:
+    """The counts that a budget may be: those that were measured, and multiples of what kernels work in."""
+    counts = {n for n, _ in points} | {*range(8, 256, 8), *range(256, 1024, 32), *range(1024, n_max, 128)}
+    return [*sorted(n for n in counts if n < n_max), n_max]

@@ -1,0 +1,156 @@
+import math
+import random
+
+import pytest
+
+from cllm.engine.cost import CostModel
+from cllm.engine.curve import DEFAULT_CURVE, Curve
+
+# Two cores, a model of 0.6 billion parameters: seconds of steps without outputs, and what as many outputs add.
+ROWS = {1: 8, 2: 18, 3: 29, 4: 41, 6: 50, 8: 60, 12: 73, 15: 88, 16: 71, 24: 94, 32: 120, 48: 179, 64: 225, 128: 435, 256: 850, 512: 1725}
+OUTPUTS = {1: 7, 4: 10, 8: 22, 16: 28, 32: 45, 64: 75}
+TWO_CORES = Curve(
+    rows=[(n, ms / 1e3) for n, ms in ROWS.items()],
+    outputs=[(n, ms / 1e3) for n, ms in OUTPUTS.items()],
+    cell_s=6e-7,
+    row_cell_s=1e-7,
+)
+GPU = Curve(
+    rows=[(1, 0.0070), (8, 0.0072), (64, 0.0075), (128, 0.0080), (256, 0.0100), (512, 0.0180)],
+    outputs=[(1, 0.0002), (64, 0.0006), (256, 0.002)],
+)
+
+
+def model(curve: Curve = TWO_CORES, *, n_rows_max: int = 2048, measured: bool = True) -> CostModel:
+    return CostModel(curve, n_rows_max=n_rows_max, measured=measured)
+
+
+def test_a_step_costs_its_rows_its_outputs_and_the_cells_that_attention_walks() -> None:
+    assert model().step_s(8, 8, 1000) == pytest.approx(0.060 + 0.022 + 1000 * (6e-7 + 8 * 1e-7))
+    assert model().step_s(8, 0, 0) == pytest.approx(0.060)
+
+
+def test_between_measured_counts_lies_a_straight_line_and_beyond_the_last_it_goes_on() -> None:
+    assert model().step_s(40, 0, 0) == pytest.approx((0.120 + 0.179) / 2)
+    assert model().step_s(1024, 0, 0) == pytest.approx(1.725 * 2, rel=0.02)
+
+
+def test_a_curve_that_ends_while_falling_does_not_go_on_falling() -> None:
+    curve = Curve(rows=[(15, 0.090), (16, 0.071)], outputs=[(1, 0.0)])
+    assert model(curve).step_s(512, 0, 0) > 0.071 * 8
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [(1, math.nan)], [(1, -0.1)], [(1, 0.0)], [(2, 0.1), (1, 0.1)], [(1, 0.1), (1, 0.1)], [(0, 0.1)], [(1, math.inf)]]
+)
+def test_numbers_that_cannot_be_a_curve_are_refused(rows: list[tuple[int, float]]) -> None:
+    with pytest.raises(ValueError, match=r"ascending|takes time"):
+        Curve(rows=rows, outputs=[(1, 0.0)])
+
+
+def test_a_budget_takes_sixteen_rows_rather_than_fifteen() -> None:
+    """15 rows cost more than 16, so 15 are never what fits."""
+    assert {model().n_rows_within(ms / 1e3, 0, 0) for ms in range(60, 100)} == {8, 16, 24}
+    assert {model().n_rows_within(ms / 1e3, 12, 0) for ms in range(60, 200)} == {12, 16, 24, 32}
+
+
+def test_a_budget_is_rounded_down_to_where_a_row_is_cheap() -> None:
+    curve = Curve(rows=[(1, 0.02), (16, 0.07), (18, 0.10), (32, 0.12)], outputs=[(1, 0.0)])
+    assert model(curve).n_rows_within(0.105, 1, 0) == 16
+
+
+def test_when_nothing_more_fits_the_answers_go_alone() -> None:
+    assert model().n_rows_within(0.01, 8, 0) == 8
+    assert model().n_rows_within(0.0, 0, 0) == 0
+
+
+def test_cells_in_use_and_outputs_leave_less_room_for_rows() -> None:
+    assert model().n_rows_within(0.25, 0, 0) > model().n_rows_within(0.25, 16, 0) > model().n_rows_within(0.25, 16, 60_000)
+
+
+def test_on_a_gpu_many_rows_cost_as_much_as_one() -> None:
+    assert model(GPU).n_rows_within(0.008, 0, 0) == 128
+    assert model(GPU).n_rows_efficient(1.5) == 168
+
+
+def test_prompts_alone_are_computed_in_steps_of_the_cheapest_size() -> None:
+    assert model(GPU).n_rows_fastest(1.0) == 512
+    assert model(GPU).n_rows_fastest(0.009) == 184
+    assert model().prefill_s(1000) == pytest.approx(1000 * 0.00337, rel=0.05)
+
+
+def run_steps(
+    cost: CostModel, true: CostModel, *, n_steps: int, slowdown: float = 1.0, noise: float = 0.04, rng: random.Random
+) -> list[float]:
+    errors = []
+    for _ in range(n_steps):
+        n_outputs = rng.randint(1, 16)
+        n_rows = n_outputs + rng.choice([0, 0, 0, rng.randint(1, 32)])
+        seconds = true.step_s(n_rows, n_outputs, 500) * slowdown * math.exp(rng.gauss(0.0, noise))
+        errors.append(cost.observe(n_rows, n_outputs, 500, seconds))
+    return sorted(errors)
+
+
+def test_a_machine_that_becomes_slower_is_followed_within_some_steps() -> None:
+    rng, cost, true = random.Random(1), model(), model()
+    run_steps(cost, true, n_steps=200, rng=rng)
+    run_steps(cost, true, n_steps=20, slowdown=1.3, rng=rng)
+    assert run_steps(cost, true, n_steps=100, slowdown=1.3, rng=rng)[50] < 0.06
+
+
+def test_when_it_is_fast_again_what_was_measured_still_holds() -> None:
+    rng, cost, true = random.Random(2), model(), model()
+    run_steps(cost, true, n_steps=500, slowdown=1.3, rng=rng)
+    run_steps(cost, true, n_steps=50, rng=rng)
+    for n_rows, n_outputs in ((1, 1), (16, 16), (40, 8), (64, 1)):
+        assert cost.step_s(n_rows, n_outputs, 500) == pytest.approx(true.step_s(n_rows, n_outputs, 500), rel=0.15)
+
+
+def test_one_step_that_was_held_up_bends_nothing() -> None:
+    cost = model()
+    before_s = cost.step_s(8, 8, 0)
+    assert cost.observe(8, 8, 0, 60.0) == pytest.approx(1.0, abs=0.01)
+    assert cost.step_s(8, 8, 0) < 1.2 * before_s
+
+
+def test_a_guessed_count_gives_way_sooner_than_a_measured_one() -> None:
+    guessed, measured = model(), model()
+    for _ in range(3):
+        guessed.observe(20, 1, 0, 2 * guessed.step_s(20, 1, 0))
+        measured.observe(16, 1, 0, 2 * measured.step_s(16, 1, 0))
+    assert guessed.step_s(20, 1, 0) / model().step_s(20, 1, 0) > measured.step_s(16, 1, 0) / model().step_s(16, 1, 0)
+
+
+def test_without_calibration_the_default_curve_is_good_after_some_hundred_steps() -> None:
+    rng, cost, true = random.Random(3), model(DEFAULT_CURVE, measured=False), model(GPU)
+    run_steps(cost, true, n_steps=400, rng=rng)
+    assert run_steps(cost, true, n_steps=200, rng=rng)[100] < 0.10
+
+
+def test_what_is_learned_of_small_steps_alone_does_not_keep_prompts_from_large_ones() -> None:
+    """Answers of one sequence have taught that one row takes a hundredth of what was assumed; larger steps may be as quick."""
+    cost, true = model(DEFAULT_CURVE, measured=False), model(GPU)
+    for _ in range(50):
+        cost.observe(1, 1, 0, true.step_s(1, 1, 0))
+    sizes = []
+    for _ in range(10):
+        sizes.append(cost.n_rows_fastest(0.5))
+        cost.observe(sizes[-1], 0, 0, true.step_s(sizes[-1], 0, 0))
+    assert sizes[-1] >= 128
+
+
+def test_the_error_is_the_median_of_the_last_steps() -> None:
+    cost = model()
+    assert cost.error() is None
+    for share in (1.0, 1.0, 9.0):
+        cost.observe(8, 8, 0, share * cost.step_s(8, 8, 0))
+    assert cost.error() == pytest.approx(0.0, abs=1e-9)
+
+
+def test_any_steps_leave_sound_numbers() -> None:
+    rng, cost = random.Random(4), model(n_rows_max=64)
+    for _ in range(3000):
+        n_outputs = rng.randint(0, 64)
+        cost.observe(rng.randint(max(n_outputs, 1), 64), n_outputs, rng.randint(0, 10**6), 10 ** rng.uniform(-6, 3))
+        assert 0 < cost.step_s(64, 1, 100) < math.inf
+        assert 0 <= cost.n_rows_within(0.1, 1, 100) <= 64
