@@ -1,0 +1,279 @@
+"""Every kind of error on every surface, in the surface's own shape, with a true status, before anything is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from cllm.testing.fake import FakeModel
+from cllm.testing.fake_embedder import FakeEmbedder
+
+
+def openai_words(answer: Any) -> tuple[str, str]:
+    """An error's type and message, where the shape is OpenAI's."""
+    assert set(answer.json) == {"error"}
+    assert {"message", "type", "param", "code"} <= set(answer.error)
+    return answer.error["type"], answer.error["message"]
+
+
+def anthropic_words(answer: Any) -> tuple[str, str]:
+    """The same, where it is Anthropic's."""
+    assert set(answer.json) == {"type", "error", "request_id"}
+    assert answer.json["type"] == "error"
+    assert set(answer.error) == {"type", "message"}
+    return answer.error["type"], answer.error["message"]
+
+
+def ollama_words(answer: Any) -> tuple[str, str]:
+    """The same, where it is Ollama's, which has no types."""
+    assert set(answer.json) == {"error"}
+    return "", answer.error
+
+
+def native_words(answer: Any) -> tuple[str, str]:
+    """The same, where it is the first cLLM's, which has none either."""
+    assert answer.json["success"] is False
+    assert set(answer.json) <= {"success", "error", "retry_after"}
+    return "", answer.json["error"]
+
+
+@attrs.frozen
+class Surface:
+    """How to ask a surface for an answer to a text, and how it words an error."""
+
+    path: str
+    body: Callable[[str], dict[str, Any]]
+    words: Callable[[Any], tuple[str, str]] = openai_words
+    timeout: Callable[[float], dict[str, Any]] = lambda seconds: {"timeout_s": seconds}
+    names_models: bool = True
+
+
+def messages(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def in_options(seconds: float) -> dict[str, Any]:
+    return {"options": {"timeout_s": seconds}}
+
+
+GENERATING = [
+    Surface("/v1/chat/completions", messages),
+    Surface("/v1/completions", lambda text: {"prompt": text}),
+    Surface("/v1/responses", lambda text: {"input": text}),
+    Surface("/v1/messages", lambda text: {"max_tokens": 20, **messages(text)}, anthropic_words),
+    Surface("/api/chat", lambda text: {"stream": False, **messages(text)}, ollama_words, in_options),
+    Surface("/api/generate", lambda text: {"stream": False, "prompt": text}, ollama_words, in_options),
+    Surface("/generate", lambda text: {"prompt": text}, native_words, names_models=False),
+]
+OTHERS = [
+    Surface("/v1/embeddings", lambda text: {"input": text}),
+    Surface("/v1/rerank", lambda text: {"query": text, "documents": ["x"]}),
+    Surface("/v1/messages/count_tokens", messages, anthropic_words),
+    Surface("/api/embed", lambda text: {"input": text, "truncate": False}, ollama_words),
+    Surface("/tokenize", lambda text: {"content": text}, names_models=False),
+]
+of_every_surface = pytest.mark.parametrize("surface", [*GENERATING, *OTHERS], ids=lambda surface: surface.path)
+of_generating_surfaces = pytest.mark.parametrize("surface", GENERATING, ids=lambda surface: surface.path)
+
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    501: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "quota_exceeded_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+def check(surface: Surface, answer: Any, status: int, says: str = "", kind: str = "") -> None:
+    """Hold an answer to the surface's shape and words."""
+    assert answer.status == status, answer.body
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"]
+    told, message = surface.words(answer)
+    expected = {openai_words: kind or OPENAI_TYPES[status], anthropic_words: ANTHROPIC_TYPES[status]}.get(surface.words, "")
+    assert told == expected
+    assert says in message
+    assert message
+    assert "Traceback" not in message
+
+
+@of_every_surface
+@pytest.mark.parametrize(
+    "body", [b"", b"nonsense", b"[]", b'{"model": "\xff"}', b'{"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", b'{"a": NaN}']
+)
+async def test_400_of_what_is_no_json_of_ours(serve: Any, surface: Surface, body: bytes) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        check(surface, await api.post(surface.path, body), 400)
+        assert api.scheduler.totals.n_submitted == 0
+
+
+@of_every_surface
+async def test_400_of_a_field_names_it(serve: Any, surface: Surface) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        body = surface.body("x")
+        name = next(name for name in ("messages", "prompt", "input", "query", "content") if name in body)
+        answer = await api.post(surface.path, {**body, name: 5})
+        check(surface, answer, 400, name)
+        assert api.scheduler.totals.n_submitted == 0
+
+
+@of_every_surface
+async def test_400_of_what_does_not_fit_the_context(serve: Any, surface: Surface) -> None:
+    if surface.path in ("/tokenize", "/v1/messages/count_tokens"):
+        pytest.skip("it only counts")
+    async with serve(FakeModel(n_ctx_train=64), FakeEmbedder(n_tokens_max=64)) as api:
+        answer = await api.post(surface.path, surface.body("x" * 200))
+        check(surface, answer, 400, "64", kind="exceed_context_size_error")
+        if surface.words is openai_words:
+            assert answer.error["n_ctx"] == 64
+            assert answer.error["n_prompt_tokens"] > 64
+
+
+@of_every_surface
+async def test_401_without_a_key(serve: Any, surface: Surface) -> None:
+    async with serve(embedder=FakeEmbedder(), api_key=("k",)) as api:
+        answer = await api.post(surface.path, surface.body("x"))
+        check(surface, answer, 401, "key")
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        for key in ({"Authorization": "Bearer k"}, {"X_Api_Key": "k"}):
+            assert (await api.post(surface.path, surface.body("x"), **key)).status == 200
+
+
+@of_every_surface
+async def test_404_of_a_model_that_is_not_there(serve: Any, surface: Surface) -> None:
+    if not surface.names_models:
+        pytest.skip("it names no model")
+    async with serve(embedder=FakeEmbedder()) as api:
+        answer = await api.post(surface.path, {**surface.body("x"), "model": "another"})
+        check(surface, answer, 404, "another")
+        assert "fake" in answer.body.decode()  # it names what there is
+
+
+async def test_403_of_what_the_operator_has_not_enabled(serve: Any) -> None:
+    surface = Surface("/benchmark", lambda text: {}, native_words)
+    async with serve() as api:
+        check(surface, await api.post(surface.path, {}), 403, "--enable-benchmark")
+
+
+@pytest.mark.parametrize("surface", [s for s in GENERATING if s.path != "/generate"], ids=lambda surface: surface.path)
+async def test_404_of_a_path_below_a_surface_is_in_its_shape(serve: Any, surface: Surface) -> None:
+    below = {anthropic_words: "/v1/messages/batches", ollama_words: "/api/pull"}.get(surface.words, "/v1/files")
+    async with serve() as api:
+        check(surface, await api.post(below, {}), 404, below)
+
+
+@of_every_surface
+async def test_405_says_which_methods_are_taken(serve: Any, surface: Surface) -> None:
+    async with serve() as api:
+        answer = await api.ask("PUT", surface.path, {})
+        check(surface, answer, 405)
+        assert "POST" in answer.headers["Allow"]
+
+
+@of_every_surface
+async def test_408_of_a_body_that_does_not_come(serve: Any, surface: Surface) -> None:
+    async with (
+        serve(embedder=FakeEmbedder(), body_timeout_s=0.02) as api,
+        api.asking(surface.path, b'{"model": ', complete=False) as exchange,
+    ):
+        check(surface, await exchange.answer(), 408)
+
+
+@of_every_surface
+async def test_413_of_a_body_over_the_limit(serve: Any, surface: Surface) -> None:
+    async with serve(embedder=FakeEmbedder(), max_body_mb=0.001) as api:
+        check(surface, await api.post(surface.path, surface.body("x" * 2000)), 413)
+
+
+@of_generating_surfaces
+async def test_429_of_a_key_that_has_as_much_under_way_as_it_may(serve: Any, surface: Surface) -> None:
+    async with serve(FakeModel(step_s=lambda batch: 0.005), api_key=("k",), key_cap=1) as api:
+        body = b'{"prompt": "x", "max_tokens": 4000, "stream": true}'
+        async with api.asking("/v1/completions", body, X_Api_Key="k") as exchange:
+            await exchange.receive()
+            answer = await api.post(surface.path, surface.body("x"), X_Api_Key="k")
+            exchange.leave()
+        check(surface, answer, 429)
+        assert int(answer.headers["Retry-After"]) >= 1
+
+
+@of_generating_surfaces
+async def test_500_of_a_model_that_fails_on_it_tells_nothing_of_the_inside(serve: Any, surface: Surface) -> None:
+    def fail(batch: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    async with serve(FakeModel(before_step=fail)) as api:
+        answer = await api.post(surface.path, surface.body("x"))
+    check(surface, answer, 500)
+    assert b"purpose" not in answer.body
+
+
+@of_every_surface
+async def test_500_of_a_mistake_of_ours_tells_nothing_of_the_inside(serve: Any, surface: Surface) -> None:
+    model, embedder = FakeModel(), FakeEmbedder()
+    async with serve(model, embedder) as api:
+        for one in (model.vocabulary, embedder.vocabulary):
+            one.tokenize = lambda *a, **k: 1 / 0  # type: ignore[method-assign,assignment]
+        answer = await api.post(surface.path, surface.body("x"))
+    check(surface, answer, 500)
+    assert b"division" not in answer.body
+
+
+@pytest.mark.parametrize("surface", [s for s in OTHERS if "emb" in s.path or "rerank" in s.path], ids=lambda surface: surface.path)
+async def test_501_of_what_is_not_served(serve: Any, surface: Surface) -> None:
+    async with serve() as api:
+        check(surface, await api.post(surface.path, surface.body("x")), 501, "--embedding")
+
+
+@of_every_surface
+async def test_503_while_the_model_is_being_loaded(loading: Any, surface: Surface) -> None:
+    answer = await loading.post(surface.path, surface.body("x"))
+    check(surface, answer, 503, "loaded")
+    assert int(answer.headers["Retry-After"]) >= 1
+
+
+@of_generating_surfaces
+async def test_503_while_draining_and_when_the_queue_is_full(serve: Any, surface: Surface) -> None:
+    async with serve(FakeModel(step_s=lambda batch: 0.005), queue_size=1, parallel=1) as api:
+        body = b'{"prompt": "x", "max_tokens": 4000, "stream": true}'
+        async with api.asking("/v1/completions", body) as running:
+            await running.receive()
+            async with api.asking("/v1/completions", body) as waiting:
+                await api.until(lambda: api.scheduler.n_waiting == 1)
+                full = await api.post(surface.path, surface.body("x"))
+                waiting.leave()
+            running.leave()
+        check(surface, full, 503, "queue")
+        assert int(full.headers["Retry-After"]) >= 1
+        api.running.engine.drain()
+        draining = await api.post(surface.path, surface.body("x"))
+        check(surface, draining, 503, "draining")
+        assert int(draining.headers["Retry-After"]) >= 1
+
+
+@of_generating_surfaces
+async def test_504_when_its_time_is_over_before_the_first_token(serve: Any, surface: Surface) -> None:
+    async with serve(FakeModel(step_s=lambda batch: 0.05)) as api:
+        check(surface, await api.post(surface.path, {**surface.body("x"), **surface.timeout(0.01)}), 504)
