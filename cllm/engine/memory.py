@@ -98,6 +98,7 @@ class Memory:
         self.tree = PrefixTree(self.cells)
         self.totals = MemoryTotals()
         self._live: dict[int, Sequence] = {}  # by slot
+        self._left: dict[int, int] = {}  # slots that waiting sequences have left, by sequence
         self._moves: list[Move] = []  # owed to the model before anyone's rows
         self.offload = offload
         self._restoring: dict[int, Restore] = {}  # by slot: planned, and not settled yet
@@ -131,6 +132,7 @@ class Memory:
     def take(self, sequence: Sequence) -> None:
         """Give a waiting sequence that fits a slot, the cells that others have computed for it, and room for the rest."""
         known = self._with_a_slot(sequence)
+        self.ends_waiting(sequence)
         reuse = known.reuse
         if reuse is None:
             sequence.slot = self._take_slot()
@@ -172,8 +174,11 @@ class Memory:
 
     # --- who goes -----------------------------------------------------------------------------------------------------
 
-    def keep(self, sequence: Sequence) -> None:
-        """Take back what a sequence holds, and keep its cells for whoever begins with the same tokens, until they are wanted."""
+    def keep(self, sequence: Sequence, *, comes_back: bool) -> None:
+        """Take back what a sequence holds, and keep its cells for whoever begins with the same tokens, until they are wanted.
+
+        Those of a sequence that comes back are kept the longest.
+        """
         slot, tree = sequence.slot, self.tree
         if slot not in tree:
             self.forget(sequence)
@@ -181,10 +186,19 @@ class Memory:
         tree.extend(slot, sequence.tokens[tree.n_tokens(slot) : sequence.n_computed])
         self.cells.release(sequence.n_held - sequence.n_computed)
         self._let_go(sequence)
-        if not tree.rest(slot):
+        if not tree.rest(slot, awaited=comes_back):
             self._drop(slot)
-        elif self.offload is not None:
+            return
+        if comes_back:
+            self._left[sequence.seq_id] = slot
+        if self.offload is not None:
             self.offload.rests(slot)
+
+    def ends_waiting(self, sequence: Sequence) -> None:
+        """Note that a sequence does not wait any longer: what it once left is like everybody's."""
+        slot = self._left.pop(sequence.seq_id, None)
+        if slot is not None:
+            self.tree.await_no_more(slot)
 
     def forget(self, sequence: Sequence) -> None:
         """Take back what a sequence holds, of which nothing may be used again."""

@@ -8,6 +8,8 @@ import attrs
 
 from cllm.engine.cells import Cells
 
+N_PIECE_FIRST = 16  # tokens compared at once, four times as many each time: most prompts part early, and slices are copies
+
 Key = tuple[str, str]  # (cache_salt, adapter): cells of different keys are never shared
 
 
@@ -59,6 +61,7 @@ class PrefixTree:
         self._keys: dict[Node, Key] = {}
         self._tips: dict[int, Node] = {}
         self._resting: dict[int, None] = {}  # slots, the longest unused first
+        self._awaited: set[int] = set()  # of these, such as a waiting sequence has left and comes back for
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -79,8 +82,9 @@ class PrefixTree:
         return len(self._resting)
 
     def oldest(self, *, but: int | None = None) -> int | None:
-        """The resting slot that was unused for longest, leaving out `but`."""
-        return next((slot for slot in self._resting if slot != but), None)
+        """The resting slot that was unused for longest, leaving out `but`; an awaited one only where there is no other."""
+        slots = [slot for slot in self._resting if slot != but]
+        return next((slot for slot in slots if slot not in self._awaited), slots[0] if slots else None)
 
     def n_alone(self, slot: int) -> int:
         """How many cells at its end a resting slot has to itself, at least."""
@@ -148,19 +152,26 @@ class PrefixTree:
         tip.tips.discard(slot)
         self._tips[slot] = node
 
-    def rest(self, slot: int) -> bool:
-        """The live slot's sequence has ended. False when nothing is worth keeping: the slot has left the tree."""
+    def rest(self, slot: int, *, awaited: bool = False) -> bool:
+        """The live slot's sequence has ended, or comes back later. False when nothing is worth keeping: the slot has left the tree."""
         tip = self._tips[slot]
         if tip.parent is None or tip.children or len(tip.tips) > 1 or self._is_known_elsewhere(tip):
             self.leave(slot)
             return False
         self._count_down(tip)
         self._resting[slot] = None
+        if awaited:
+            self._awaited.add(slot)
         return True
+
+    def await_no_more(self, slot: int) -> None:
+        """Whoever left the slot has come back, or has ended."""
+        self._awaited.discard(slot)
 
     def wake(self, slot: int) -> None:
         """A resting slot is a live sequence's again."""
         del self._resting[slot]
+        self._awaited.discard(slot)
         self._count_up(self._tips[slot])
 
     def trim(self, slot: int, n_keep: int) -> bool:
@@ -182,6 +193,7 @@ class PrefixTree:
         self.version += 1
         is_live = slot not in self._resting
         self._resting.pop(slot, None)
+        self._awaited.discard(slot)
         tip = self._tips.pop(slot)
         tip.tips.discard(slot)
         if is_live:
@@ -295,6 +307,7 @@ class PrefixTree:
                 assert node.tips or node.children, "a node that no slot has"
                 assert all(self._tips[slot] is node for slot in node.tips)
                 assert all(child.parent is node and child.start == node.end for nodes in node.children.values() for child in nodes)
+                assert self._awaited <= self._resting.keys()
                 assert not (node.tips & self._resting.keys()) or (len(node.tips) == 1 and not node.children)
                 n_nodes_of_tips += len(node.tips)
                 if node.n_live:
@@ -306,11 +319,19 @@ class PrefixTree:
 
 
 def n_common(known: list[int], tokens: Sequence[int], start: int, n_max: int) -> int:
-    """How many of `known` ``tokens[start:n_max]`` begins with."""
-    low, high = 0, min(len(known), n_max - start)
-    if known[:high] == tokens[start : start + high]:
-        return high
-    while high - low > 1:  # known[:low] is equal, known[:high] is not
+    """How many of `known` ``tokens[start:n_max]`` begins with. Takes time in proportion to that."""
+    low, n_most, n_piece = 0, min(len(known), n_max - start), N_PIECE_FIRST
+    while low < n_most:
+        high = min(low + n_piece, n_most)
+        if known[low:high] != tokens[start + low : start + high]:
+            return _parting(known, tokens, start, low, high)
+        low, n_piece = high, n_piece * 4
+    return low
+
+
+def _parting(known: list[int], tokens: Sequence[int], start: int, low: int, high: int) -> int:
+    """Where two texts part: ``known[:low]`` is equal, ``known[:high]`` is not."""
+    while high - low > 1:
         middle = (low + high) // 2
         if known[low:middle] == tokens[start + low : start + middle]:
             low = middle

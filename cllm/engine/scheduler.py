@@ -500,7 +500,7 @@ class Scheduler:
 
         What it has computed is cached until the cells are wanted; without `keep`, or then, it is computed again.
         """
-        self._free(sequence, keep=keep)
+        self._free(sequence, keep=keep, comes_back=True)
         sequence.order = sequence.own_order
         sequence.move(Phase.WAITING)
         sequence.n_preempted += 1
@@ -511,8 +511,10 @@ class Scheduler:
         if sequence in self._followers:
             self._followers.remove(sequence)
             self._queue.remove_aside(sequence)
+            self.memory.ends_waiting(sequence)
         elif sequence.phase is Phase.WAITING:
             self._queue.remove(sequence)
+            self.memory.ends_waiting(sequence)
         else:
             self._free(sequence, keep=keep)
         self._n_live_max = self._n_live_max_usual
@@ -521,10 +523,10 @@ class Scheduler:
         if self._trials:
             self._trials.acquit(sequence)
 
-    def _free(self, sequence: Sequence, *, keep: bool) -> None:
+    def _free(self, sequence: Sequence, *, keep: bool, comes_back: bool = False) -> None:
         self._running.remove(sequence)
         if keep:
-            self.memory.keep(sequence)
+            self.memory.keep(sequence, comes_back=comes_back)
         else:
             self.memory.forget(sequence)
 
