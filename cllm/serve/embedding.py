@@ -62,6 +62,7 @@ class EmbedLoop:
         self._waiters: dict[Job, trio.Event] = {}
         self._work = trio.Event()
         self._stopping = False
+        self._progress_at = 0.0  # when a step last began or ended
 
     async def vectors(self, inputs: Sequence[Sequence[int]]) -> Vectors:
         """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.
@@ -74,13 +75,16 @@ class EmbedLoop:
             raise Unavailable("the queue is full", retry_after_s=2.0, code="queue_full")
         job = self.scheduler.submit(inputs)
         done = self._waiters[job] = trio.Event()
-        self._work.set()
+        if not self._work.is_set():
+            self._progress_at = trio.current_time()
+            self._work.set()
         try:
             await done.wait()
         finally:
-            del self._waiters[job]
-            if not job.is_over:
+            if self._waiters.pop(job, None) is not None:  # it leaves before it was told anything
                 self.scheduler.cancel(job)
+                done.set()
+                self._work.set()
         if job.error is not None:
             raise job.error
         return job.vectors
@@ -98,6 +102,10 @@ class EmbedLoop:
         finally:
             self.end_all(Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped"))
 
+    def stalled_s(self, now: float) -> float:
+        """Seconds since a step last began or ended while somebody waits for vectors; 0 when nobody does."""
+        return now - self._progress_at if self._waiters else 0.0
+
     def stop(self) -> None:
         """Take nothing more, and let `run` return once everything is answered."""
         self._stopping = True
@@ -112,21 +120,23 @@ class EmbedLoop:
         """Wait until nobody waits for vectors."""
         while self._waiters:
             await next(iter(self._waiters.values())).wait()
-            await trio.lowlevel.checkpoint()  # for the waiter to leave
 
     def _n_rows(self) -> int:
         return self._pace.n_rows(self._slice_s * (1 if self._is_busy() else N_SLICES_IDLE))
 
     async def _step(self, plan: EmbedPlan) -> None:
+        self._progress_at = trio.current_time()
         try:
             pooled, seconds = await trio.to_thread.run_sync(self._compute, plan, limiter=self._limiter)
         except ModelDied:
             raise
         except Exception as error:
+            self._progress_at = trio.current_time()
             self._metrics.step_failed(error)
             log.error("embedding.failed", why=f"{type(error).__name__}: {error}", n_inputs=len(plan.parts))
             self._tell(self.scheduler.apply_failure(plan, error))
             return
+        self._progress_at = trio.current_time()
         self._pace.took(plan.batch.n_rows, seconds)
         self._metrics.embedded(plan.batch.n_rows, seconds)
         self._tell(self.scheduler.apply(plan, pooled))
@@ -138,6 +148,6 @@ class EmbedLoop:
 
     def _tell(self, jobs: list[Job]) -> None:
         for job in jobs:
-            waiter = self._waiters.get(job)
+            waiter = self._waiters.pop(job, None)
             if waiter is not None:
                 waiter.set()

@@ -170,10 +170,15 @@ class Engine:
         """Whether work is being done while there is work: a step that runs longer than the watchdog allows is not."""
         if self.phase is EnginePhase.STOPPED:
             return Health(ok=False, reason="the engine has stopped")
-        stalled_s = 0.0 if self._loop is None else self._loop.stalled_s(trio.current_time())
+        stalled_s = self._stalled_s(trio.current_time())
         if stalled_s > self._watchdog_s:
             return Health(ok=False, reason=f"no step has ended for {math.floor(stalled_s)} s")
         return Health(ok=True)
+
+    def _stalled_s(self, now: float) -> float:
+        loop, embeddings = self._loop, self._embeddings
+        stalled_s = 0.0 if loop is None else loop.stalled_s(now)
+        return stalled_s if isinstance(embeddings, str) else max(stalled_s, embeddings.loop.stalled_s(now))
 
     # --- what the lifecycle tells -------------------------------------------------------------------------------------
 

@@ -18,12 +18,14 @@ from cllm.backend import (
     CONTRACT_VERSION,
     Batch,
     Capabilities,
+    Embedder,
     InfillTokens,
     KvLayout,
     Logits,
     ModelInfo,
     ModelSpec,
     OnProgress,
+    Pooling,
     Probe,
     StepModel,
     Vocabulary,
@@ -236,6 +238,12 @@ class FakeModel:
         """See `StepModel.close`."""
         self._slots.clear()
 
+    def make_embedder(self, spec: ModelSpec) -> Embedder:
+        """See `Embeds.make_embedder`."""
+        from cllm.testing.fake_embedder import FakeEmbedder
+
+        return FakeEmbedder(pooling=spec.pooling or Pooling.MEAN)
+
     # --- for tests ----------------------------------------------------------------------------------------------------
 
     @property
@@ -326,6 +334,14 @@ class FakeBackend:
         if layout is KvLayout.STREAMS:
             chosen.setdefault("n_slots", spec.n_live or N_STREAMS)
         return FakeModel(n_rows_max=spec.n_rows_max, kv_layout=layout, **chosen)  # type: ignore[arg-type]
+
+    def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:
+        """Give a `FakeEmbedder`. See `LoadsEmbedders.load_embedder`."""
+        from cllm.testing.fake_embedder import FakeEmbedder
+
+        if not on_progress(1.0):
+            raise LoadAborted("the load was asked to stop")
+        return FakeEmbedder(pooling=spec.pooling or Pooling.MEAN)
 
 
 def make_backend() -> FakeBackend:

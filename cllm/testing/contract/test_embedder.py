@@ -1,0 +1,92 @@
+"""Vectors beside logits, for a model that gives them: one for each row, the same in any company and in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from cllm.backend import Batch, Embedder, Embeds, ModelSpec, Pooling, StepModel, Vectors
+from cllm.engine.embedding import EmbedScheduler, compute
+from cllm.errors import StepFailed
+from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens
+
+
+@pytest.fixture
+def embedder(model: StepModel, spec: ModelSpec) -> Iterator[Embedder]:
+    if not isinstance(model, Embeds):
+        pytest.skip("this model gives no vectors")
+    embedder = model.make_embedder(spec)
+    yield embedder
+    embedder.close()
+
+
+def vectors(embedder: Embedder, inputs: Sequence[Sequence[int]], n_rows: int) -> Vectors:
+    scheduler = EmbedScheduler(embedder)
+    job = scheduler.submit(inputs)
+    while (plan := scheduler.plan(n_rows)) is not None:
+        scheduler.apply(plan, compute(embedder, plan))
+    assert job.error is None
+    for slot in range(embedder.n_slots):
+        embedder.drop(slot)
+    return job.vectors
+
+
+def likeness(one: Vectors, other: Vectors) -> float:
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+
+
+def test_it_says_what_it_can_take(embedder: Embedder) -> None:
+    assert min(embedder.n_embd, embedder.n_tokens_max, embedder.n_cells, embedder.n_slots, embedder.n_rows_max) >= 1
+    assert isinstance(embedder.pooling, Pooling)
+    assert embedder.can_split or embedder.n_rows_max >= embedder.n_tokens_max
+
+
+def test_each_row_has_a_vector_whatever_the_outputs_say(embedder: Embedder, plain: PlainTokens) -> None:
+    batch = Batch(3)
+    batch.n_rows = 3
+    batch.tokens[:] = plain.draw(3, seed=1)
+    batch.positions[:] = range(3)
+    batch.outputs[:] = 1
+    batch.n_outputs = 3
+    rows = embedder.step(batch)
+    assert rows.shape == (3, embedder.n_embd)
+    assert rows.dtype == np.float32
+    assert np.isfinite(rows).all()
+
+
+def test_an_input_has_the_same_vector_alone_in_company_and_in_pieces(embedder: Embedder, plain: PlainTokens) -> None:
+    inputs = [plain.draw(n, seed=seed) for seed, n in ((1, 9), (2, 20), (3, 1), (4, 5))]
+    alone = [vectors(embedder, [one], embedder.n_rows_max)[0] for one in inputs]
+    for n_rows in (embedder.n_rows_max, 7):
+        for one, other in zip(alone, vectors(embedder, inputs, n_rows), strict=True):
+            assert likeness(one, other) > 0.999
+
+
+def test_other_tokens_have_another_vector(embedder: Embedder, plain: PlainTokens) -> None:
+    one, other = vectors(embedder, [plain.draw(12, seed=5), plain.draw(12, seed=6)], embedder.n_rows_max)
+    assert not np.array_equal(one, other)
+
+
+def test_too_many_rows_fail_and_change_nothing(embedder: Embedder, plain: PlainTokens) -> None:
+    before = vectors(embedder, [plain.draw(5, seed=7)], embedder.n_rows_max)[0]
+    batch = Batch(embedder.n_rows_max + 1)
+    batch.n_rows = batch.n_outputs = embedder.n_rows_max + 1
+    with pytest.raises(StepFailed):
+        embedder.step(batch)
+    assert likeness(before, vectors(embedder, [plain.draw(5, seed=7)], embedder.n_rows_max)[0]) > 0.999
+
+
+def test_text_is_not_disturbed_by_vectors(embedder: Embedder, hand: Hand, plain: PlainTokens, near: Near) -> None:
+    prompt = plain.draw(10, seed=8)
+    expected = hand.alone(prompt, Outputs.LAST)
+    hand.put(0, prompt[:5])
+    vectors(embedder, [plain.draw(20, seed=9)], embedder.n_rows_max)
+    near.check(hand.put(0, prompt[5:]), expected)
+
+
+def test_the_model_does_not_need_it_and_closing_it_twice_is_harmless(embedder: Embedder, hand: Hand, plain: PlainTokens) -> None:
+    embedder.close()
+    embedder.close()
+    hand.put(0, plain.draw(4, seed=10))
