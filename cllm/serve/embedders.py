@@ -136,7 +136,7 @@ def embeddings_of(loaded: LoadedEmbedder | str, loop: StepLoop, metrics: Metrics
         return loaded
     embed_loop = EmbedLoop(
         loaded.embedder,
-        loop.limiter,
+        loop.thread,
         metrics,
         slice_s=settings.embedding_slice_ms / 1000.0,
         n_jobs_max=settings.queue_size,

@@ -14,6 +14,7 @@ from cllm.engine.embedding import EmbedPlan, EmbedScheduler, Job, Sums, compute
 from cllm.engine.pace import Pace
 from cllm.errors import ModelDied, RequestError, Unavailable
 from cllm.serve.metrics import Metrics
+from cllm.serve.modelthread import ModelThread
 
 log = structlog.get_logger("cllm.embedding")
 
@@ -38,13 +39,13 @@ class ServedEmbedder:
 class EmbedLoop:
     """Steps one embedder. All methods belong to the Trio thread; only `compute` runs elsewhere.
 
-    `limiter` is the step loop's own: who waits for it first gets it next, so the two alternate. `is_busy` tells whether it has work.
+    `thread` is the step loop's own: who asks first is next, so the two alternate. `is_busy` tells whether it has work.
     """
 
     def __init__(
         self,
         embedder: Embedder,
-        limiter: trio.CapacityLimiter,
+        thread: ModelThread,
         metrics: Metrics,
         *,
         slice_s: float,
@@ -53,7 +54,7 @@ class EmbedLoop:
     ) -> None:
         self.scheduler = EmbedScheduler(embedder)
         self._embedder = embedder
-        self._limiter = limiter
+        self._thread = thread
         self._metrics = metrics
         self._slice_s = slice_s
         self._n_jobs_max = n_jobs_max
@@ -127,7 +128,7 @@ class EmbedLoop:
     async def _step(self, plan: EmbedPlan) -> None:
         self._progress_at = trio.current_time()
         try:
-            pooled, seconds = await trio.to_thread.run_sync(self._compute, plan, limiter=self._limiter)
+            pooled, seconds = await self._thread.run(self._compute, plan)
         except ModelDied:
             raise
         except Exception as error:

@@ -16,6 +16,7 @@ from cllm.serve.engine import Engine
 from cllm.serve.loading import Loaded, load
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
+from cllm.serve.modelthread import ModelThread, open_model_thread
 from cllm.serve.progress import Progress
 
 log = structlog.get_logger("cllm.engine")
@@ -40,13 +41,14 @@ class EngineLife:
         Raises: what loading raises (LoadAborted after `drain`), ModelDied, or what is our own mistake. The model is closed in every case.
         """
         try:
-            loaded = await trio.to_thread.run_sync(load, self._settings, self._on_progress)
-            try:
-                await self._work(loaded)
-            finally:
-                if not isinstance(loaded.embedder, str):  # first: it may stand on the model's weights
-                    loaded.embedder.embedder.close()
-                loaded.step_model.close()
+            async with open_model_thread() as thread:
+                loaded = await thread.run(load, self._settings, self._on_progress)
+                try:
+                    await self._work(loaded, thread)
+                finally:
+                    if not isinstance(loaded.embedder, str):  # first: it may stand on the model's weights
+                        loaded.embedder.embedder.close()
+                    loaded.step_model.close()
         finally:
             self.engine.stopped()
 
@@ -76,9 +78,9 @@ class EngineLife:
         if self._embed_loop is not None:
             self._embed_loop.end_all(error)
 
-    async def _work(self, loaded: Loaded) -> None:
+    async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
         scheduler = Scheduler(loaded.limits, loaded.served.vocabulary)
-        loop = StepLoop(loaded.step_model, scheduler, self.engine.metrics)
+        loop = StepLoop(loaded.step_model, scheduler, self.engine.metrics, thread)
         if self._draining:
             return
         self._loop = loop

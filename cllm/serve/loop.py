@@ -1,4 +1,4 @@
-"""The step loop: plan, compute in a worker thread, apply, deliver. One task touches the model."""
+"""The step loop: plan, compute in the models' thread, apply, deliver. One task touches the model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import Aborted, ModelDied, NoRoom, RequestError, Unavailable
 from cllm.serve.metrics import Metrics
+from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
 
 log = structlog.get_logger("cllm.loop")
@@ -26,14 +27,14 @@ N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs fr
 class StepLoop:
     """Runs one model for one scheduler. All methods belong to the Trio thread; only `compute` runs elsewhere."""
 
-    def __init__(self, model: StepModel, scheduler: Scheduler, metrics: Metrics) -> None:
+    def __init__(self, model: StepModel, scheduler: Scheduler, metrics: Metrics, thread: ModelThread) -> None:
         self.scheduler = scheduler
+        self.thread = thread
         self._model = model
         self._metrics = metrics
         self._streams: dict[int, EventStream] = {}
         self._owed: list[Event] = []  # to be delivered, in this order
         self._failure: Exception | None = None  # of a delivery
-        self.limiter = trio.CapacityLimiter(1)  # of steps: contexts that computed at once would starve each other of cores
         self._work = trio.Event()  # set when an idle loop has something to look at
         self._idle_event = trio.Event()  # set while nothing is under way
         self._stopping = False
@@ -108,9 +109,9 @@ class StepLoop:
         self._progress_at = trio.current_time()
         try:
             token = trio.lowlevel.current_trio_token()
-            if not self.limiter.available_tokens:  # an embedder's step runs: what is owed need not wait for its end
+            if self.thread.is_busy:  # an embedder's step runs: what is owed need not wait for its end
                 self._deliver_owed()
-            output = await trio.to_thread.run_sync(self._compute, plan, token, limiter=self.limiter)
+            output = await self.thread.run(self._compute, plan, token)
         except ModelDied:
             raise
         except Exception as error:
@@ -123,7 +124,7 @@ class StepLoop:
         self._owed += self.scheduler.apply(plan, output, now)
 
     def _compute(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
-        """In the worker thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
+        """In the models' thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
         if self._owed:
             token.run_sync_soon(self._deliver_soon)
         return compute(self._model, plan, time.perf_counter)

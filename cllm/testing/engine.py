@@ -16,6 +16,7 @@ from cllm.serve.engine import Embeddings, Engine
 from cllm.serve.loading import limits_of, served_model
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
+from cllm.serve.modelthread import open_model_thread
 
 
 @attrs.define(eq=False)
@@ -41,17 +42,18 @@ async def running_engine(
     engine = Engine(metrics=metrics, stream_n_bytes_max=settings.stream_buffer_kb * 1024, watchdog_s=watchdog_s)
     scheduler = Scheduler(limits, model.vocabulary)
     metrics.watch(scheduler)
-    loop = StepLoop(model, scheduler, metrics)
-    served = served_model(model, limits, settings, backend="fake", name="fake")
-    loaded = OFF if embedder is None else loaded_embedder(embedder, settings.embedding_alias or ("fake-embedder",))
-    embeddings = embeddings_of(loaded, loop, metrics, settings)
-    engine.ready(served, loop, embeddings)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(loop.run)
-        if isinstance(embeddings, Embeddings):
-            nursery.start_soon(embeddings.loop.run)
-        try:
-            yield RunningEngine(engine, loop, scheduler)
-        finally:
-            nursery.cancel_scope.cancel()
+    async with open_model_thread() as thread:
+        loop = StepLoop(model, scheduler, metrics, thread)
+        served = served_model(model, limits, settings, backend="fake", name="fake")
+        loaded = OFF if embedder is None else loaded_embedder(embedder, settings.embedding_alias or ("fake-embedder",))
+        embeddings = embeddings_of(loaded, loop, metrics, settings)
+        engine.ready(served, loop, embeddings)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(loop.run)
+            if isinstance(embeddings, Embeddings):
+                nursery.start_soon(embeddings.loop.run)
+            try:
+                yield RunningEngine(engine, loop, scheduler)
+            finally:
+                nursery.cancel_scope.cancel()
     scheduler.check()

@@ -17,6 +17,7 @@ from benchmarks.layers import GATES, LAYERS, Bypassed, Counter, Gate, check, key
 from benchmarks.stages import Bench, Ran, Work, layers_up_to, run_checked
 from benchmarks.workload import GREEDY, PLAIN, Ask
 from cllm.config import Settings
+from cllm.serve.modelthread import ModelThread
 
 ENGINE, LOOP = ceiling.ENGINE, ceiling.LOOP
 NEEDED = {"step": 5, "request": 3, "token": 12}
@@ -90,11 +91,11 @@ def test_a_stream_that_is_answered_in_one_piece_is_found_out(bench: Bench) -> No
 
 
 def test_steps_computed_in_the_trio_thread_are_no_hop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run_here(function: Any, *arguments: Any, **_options: Any) -> Any:
+    async def run_here(_thread: ModelThread, function: Any, *arguments: Any) -> Any:
         await trio.lowlevel.checkpoint()
         return function(*arguments)
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+    monkeypatch.setattr(ModelThread, "run", run_here)
     with pytest.raises(Bypassed, match=r"0 calls of cllm\.serve\.loop\.compute"):
         run_checked(stages.LoopStage(bench), small_work(), LOOP)
 

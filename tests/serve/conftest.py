@@ -19,6 +19,7 @@ from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
@@ -126,7 +127,7 @@ class Steps:
         """Let calls end."""
         self._go.set()
 
-    async def run_sync(self, function: Callable[..., T], *args: Any, **_options: Any) -> T:
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         self.n_begun += 1
         with trio.CancelScope(shield=True):
@@ -140,7 +141,15 @@ class Steps:
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """No threads; the test may hold a step."""
     steps = Steps()
-    monkeypatch.setattr(trio.to_thread, "run_sync", steps.run_sync)
+
+    async def run(_thread: ModelThread, function: Callable[..., T], *args: Any) -> T:
+        return await steps.run(function, *args)
+
+    async def serve(thread: ModelThread) -> None:
+        thread._ended.set()
+
+    monkeypatch.setattr(ModelThread, "run", run)
+    monkeypatch.setattr(ModelThread, "_serve", serve)
     return steps
 
 

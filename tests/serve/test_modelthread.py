@@ -1,0 +1,68 @@
+"""The thread in which models compute."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from cllm.serve.modelthread import open_model_thread
+
+
+async def test_all_calls_run_in_one_thread_that_is_not_trios() -> None:
+    async with open_model_thread() as thread:
+        threads = {await thread.run(threading.get_ident) for _ in range(5)}
+    assert len(threads) == 1
+    assert threads != {threading.get_ident()}
+
+
+async def test_what_a_call_gives_or_raises_is_its_callers() -> None:
+    async with open_model_thread() as thread:
+        assert await thread.run(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            await thread.run(divmod, 7, 0)
+        assert await thread.run(int) == 0
+
+
+async def test_calls_are_done_one_at_a_time_in_the_order_they_come() -> None:
+    done: list[int] = []
+    async with open_model_thread() as thread, trio.open_nursery() as nursery:
+        blocked = threading.Event()
+        nursery.start_soon(thread.run, blocked.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(3):
+            nursery.start_soon(thread.run, done.append, number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert done == []
+        blocked.set()
+    assert done == [0, 1, 2]
+
+
+async def test_a_cancelled_caller_waits_for_its_call_and_gets_its_result() -> None:
+    release = threading.Event()
+    results = []
+
+    async def call() -> None:
+        results.append(await thread.run(release.wait))
+
+    async with open_model_thread() as thread:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            assert results == []
+            release.set()
+        assert results == [True]
+
+
+async def test_leaving_by_a_cancellation_does_the_calls_that_came_before() -> None:
+    done: list[int] = []
+    with trio.CancelScope() as scope:
+        async with open_model_thread() as thread, trio.open_nursery() as nursery:
+            nursery.start_soon(thread.run, done.append, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    assert done == [1]
