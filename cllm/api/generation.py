@@ -186,7 +186,7 @@ def open_generation(context: Context, specs: list[SequenceSpec], endpoint: str) 
     if context.settings.log_prompts:
         for spec in specs:
             log.info("prompt", request_id=g.request_id, text=text_of(context.engine.model.vocabulary, spec.prompt))
-    stream = context.engine.open(specs)
+    stream = context.engine.open(specs, since_s=time.perf_counter() - g.started_at)
     generation = Generation(context, stream, len(specs), endpoint, g.started_at)
     cleanup().callback(generation.close)
     return generation

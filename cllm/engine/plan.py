@@ -110,6 +110,12 @@ class Plan:
         """Whether the model has anything to do."""
         return bool(self.moves) or self.batch.n_rows > 0
 
+    def is_futile(self) -> bool:
+        """Whether nobody waits for any of its rows."""
+        if not all(sequence.cancelled for sequence in self.decoding):
+            return False
+        return self.n_rows > 0 and all(sequence.cancelled for sequence, _ in self.prefilling)
+
     def members(self) -> list[Sequence]:
         """The sequences that have rows in this step."""
         return [*self.decoding, *(sequence for sequence, _ in self.prefilling)]

@@ -20,7 +20,7 @@ from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
 from cllm.engine.following import Followers
-from cllm.engine.gate import Demand, Gate, Service
+from cllm.engine.gate import CERTAINTY, Demand, Gate, Service
 from cllm.engine.hostpool import HostPool
 from cllm.engine.memory import Memory, MemoryLimits
 from cllm.engine.offload import Offload
@@ -29,6 +29,7 @@ from cllm.engine.prices import Prices
 from cllm.engine.queue import Queue, gives_way, order, who_yields
 from cllm.engine.sampling import Sampler, dry_breaker_tokens
 from cllm.engine.sequence import Miss, Phase, Sequence, SequenceSpec
+from cllm.engine.timeline import Timeline
 from cllm.engine.trials import Trials
 from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, NoRoom, RequestError
 from cllm.text.detokenizer import TokenTexts
@@ -134,7 +135,7 @@ class Scheduler:
         self._marked: list[Sequence] = []  # cancelled, not yet freed
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, seq_id), ended sequences included until due
         self._trials = Trials()
-        self._planned_at = 0.0
+        self._planned_at = self._now = 0.0
         self._n_arrived = 0
 
     # --- what the shell says ------------------------------------------------------------------------------------------
@@ -158,6 +159,7 @@ class Scheduler:
         self._n_arrived += 1
         sequence = self._sequence(spec, self._n_arrived, now)
         self._sequences[sequence.seq_id] = sequence
+        sequence.timeline.note(now, "queued", n_prompt=sequence.n_prompt, n_before=len(self._queue))
         self._queue.add(sequence)
         if sequence.deadline is not None:
             self._remember_deadline(sequence.deadline, sequence.seq_id)
@@ -171,16 +173,20 @@ class Scheduler:
             sequence.cancelled = True
             self._marked.append(sequence)
 
+    def timeline(self, seq_id: int) -> Timeline:
+        """Return what happens to a sequence that has not ended; it is kept up to date."""
+        return self._sequences[seq_id].timeline
+
     def plan(self, now: float) -> Plan | None:
         """Re-form the batch. None when nothing is owed: no rows, no memory moves, no events."""
+        self._planned_at = self._now = now
         events: list[Event] = []
         if self._marked or self._deadlines:
             self._sweep(now, events)
         if self._trials:
             self._trials.advance()
-        self._planned_at = now
         self.memory.retire_idle()
-        self._admit(now)
+        self._admit(now, events)
         self._reserve_decode_cells()
         running = self._trials.members_of(self._running) if self._trials else self._running
         if self.memory.n_restoring:
@@ -190,6 +196,7 @@ class Scheduler:
 
     def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
         """Settle a step that went well: every row has its cell, every output its token."""
+        self._now = now
         events: list[Event] = []
         self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
         self.memory.settle(plan)
@@ -200,6 +207,7 @@ class Scheduler:
             self.memory.decoded(sequence)
         for sequence, n_rows in plan.prefilling:
             self.memory.prefilled(sequence, n_rows)
+            sequence.timeline.prefill(now, n_rows)
             self.totals.n_prefill_rows += n_rows
         if plan.scorings:
             self._tell_scores(plan.scorings, output.scores, events)
@@ -228,6 +236,7 @@ class Scheduler:
         After `NoRoom` everything is as it was, so the sequence that ranks last gives way. After anything else the content of the
         batch's slots is undefined, so its members start over; halves of them are tried until the one that fails is alone.
         """
+        self._now = now
         events: list[Event] = []
         members = [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
         self.memory.settle(plan)
@@ -317,7 +326,7 @@ class Scheduler:
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (deadline, seq_id))
 
-    def _admit(self, now: float) -> None:
+    def _admit(self, now: float, events: list[Event]) -> None:
         """Let waiting sequences in, strictly in order: one that does not fit yet is not overtaken, or it would starve."""
         if self._followers:
             self._release_followers()
@@ -327,6 +336,15 @@ class Scheduler:
             if not self._fits(sequence) and not self._make_way(sequence):
                 return
             self._start(sequence, now)
+            if sequence.deadline is not None and self._is_hopeless(sequence, now):
+                self._fail(sequence, _too_late(), events)
+
+    def _is_hopeless(self, sequence: Sequence, now: float) -> bool:
+        """Say whether the rest of its prompt alone would take it beyond its deadline, at twice the measured rate too."""
+        if sequence.first_token_at is not None or sequence.deadline is None or (rate := self._service.rate) is None:
+            return False
+        n_owed = len(sequence.tokens) - sequence.n_computed
+        return PROMPT_TOKEN * n_owed > CERTAINTY * rate * (sequence.deadline - now)
 
     def _release_followers(self) -> None:
         for sequence in self._followers.take_released():
@@ -340,6 +358,7 @@ class Scheduler:
         if leader is None:
             return False
         self._queue.set_aside(sequence)
+        sequence.timeline.note(self._now, "following")
         if sequence.order < leader.order:
             self._rank(leader, sequence.order)
         return True
@@ -387,6 +406,7 @@ class Scheduler:
             sequence.share.charge(PROMPT_TOKEN * (sequence.n_prompt - sequence.n_computed))
             self.totals.n_prompt_tokens += sequence.n_prompt
         bisect.insort(self._running, sequence, key=order)
+        _note_admission(sequence, now)
 
     def _reserve_decode_cells(self) -> None:
         """Hold a cell for the next row of each decoding sequence; those that rank last give way when cells run out."""
@@ -414,6 +434,7 @@ class Scheduler:
                 self._fail(sequence, _too_late(), events)
                 return
             sequence.first_token_at = now
+            sequence.timeline.note(now, "first_token")
             if len(sequence.tokens) >= sequence.n_max:  # only the prompt was wanted
                 self._finish(sequence, FinishReason.LENGTH, None, now, events)
                 return
@@ -450,6 +471,7 @@ class Scheduler:
         text, parts = sequence.transcript.finish()
         if reason is FinishReason.STOP and sequence.transcript.n_calls:
             reason = FinishReason.TOOL_CALLS
+        sequence.timeline.end(now, "finished", reason=reason.value, n_generated=sequence.n_generated)
         if reason is FinishReason.CANCELLED:
             self.totals.n_cancelled += 1
         else:
@@ -459,6 +481,7 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence, error: RequestError, events: list[Event], *, keep: bool = True) -> None:
         self._end(sequence, keep=keep)
+        sequence.timeline.end(self._now, "failed", error=str(error.code or error.type))
         self.totals.n_failed += 1
         events.append(Failed(sequence.seq_id, error))
 
@@ -504,6 +527,7 @@ class Scheduler:
         sequence.order = sequence.own_order
         sequence.move(Phase.WAITING)
         sequence.n_preempted += 1
+        sequence.timeline.note(self._now, "preempted", n_generated=sequence.n_generated)
         self.totals.n_preempted += 1
         self._queue.add(sequence)
 
@@ -591,6 +615,17 @@ def _offload(limits: Limits) -> Offload | None:
         return None
     pool = HostPool(limits.host_pool_n_bytes, can_cut=limits.can_trim)
     return Offload(pool, Prices(), can_save_part=limits.can_save_part)
+
+
+def _note_admission(sequence: Sequence, now: float) -> None:
+    """Tell how much was cached, and for the first admission from which position on it was not, and why."""
+    miss = sequence.miss if sequence.n_preempted == 0 else None
+    if miss in (None, Miss.NONE):
+        sequence.timeline.note(now, "admitted", slot=sequence.slot, n_cached=sequence.n_computed)
+    else:
+        sequence.timeline.note(
+            now, "admitted", slot=sequence.slot, n_cached=sequence.n_computed, miss_from=sequence.n_computed, miss=miss.value
+        )
 
 
 def _too_late() -> DeadlineExceeded:

@@ -10,6 +10,7 @@ import attrs
 from cllm.engine.fairness import Share
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sampling import Sampler
+from cllm.engine.timeline import Timeline
 from cllm.text.answers import AnswerFormat
 from cllm.text.grammar import Grammar
 from cllm.text.transcript import Transcript
@@ -87,6 +88,7 @@ class Sequence:
     arrived_at: float
     deadline: float | None
     order: tuple[int, int]  # rank of service: (priority, arrival); lower first
+    timeline: Timeline = attrs.field(factory=Timeline)
     phase: Phase = Phase.WAITING
     slot: int = 0  # meaningful only while cells are held (PREFILL, DECODE)
     n_computed: int = 0

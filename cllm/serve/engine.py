@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from enum import Enum
@@ -20,6 +21,7 @@ from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.grammars import GrammarDesk
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
+from cllm.serve.records import Record, Records
 from cllm.serve.streams import EventStream
 from cllm.text.grammar import Grammar, Grammars, GrammarSource
 from cllm.text.prompt import prompt_tokens
@@ -87,6 +89,7 @@ class Engine:
         self.phase = EnginePhase.LOADING
         self.progress = 0.0
         self.metrics = metrics
+        self.records = Records()
         self._stream_n_bytes_max = stream_n_bytes_max
         self._watchdog_s = watchdog_s
         self._model: ServedModel | None = None
@@ -134,14 +137,19 @@ class Engine:
             raise NotSupported(self._embeddings)
         return self._embeddings
 
-    def open(self, specs: Seq[SequenceSpec]) -> EventStream:
-        """Submit the sequences of one request, all or none; return the stream of their events.
+    def open(self, specs: Seq[SequenceSpec], *, since_s: float = 0.0) -> EventStream:
+        """Submit the sequences of one request, which was received `since_s` ago, all or none; return the stream of their events.
 
         Raises: as `check_accepting` · ContextExceeded.
         """
-        first = specs[0]
+        first, loop = specs[0], self._ready_loop()
         self.check_accepting(len(specs), key=first.key, priority=first.priority, timeout_s=first.timeout_s)
-        return self._ready_loop().open(specs, n_bytes_max=self._stream_n_bytes_max)
+        stream = loop.open(specs, n_bytes_max=self._stream_n_bytes_max)
+        if first.request_id:
+            timelines = tuple(loop.scheduler.timeline(seq_id) for seq_id in stream.seq_ids)
+            received_at = trio.current_time() - since_s
+            self.records.add(Record(first.request_id, first.key, created=int(time.time()), received_at=received_at, timelines=timelines))
+        return stream
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of `text` without holding up other requests. Raises: Unavailable · TokenizeFailed."""

@@ -38,6 +38,7 @@ class StepLoop:
         self._work = trio.Event()  # set when an idle loop has something to look at
         self._idle_event = trio.Event()  # set while nothing is under way
         self._stopping = False
+        self._plan: Plan | None = None  # of the step that runs
         self._progress_at = 0.0  # when a step last began or ended
 
     # --- from the API's side ------------------------------------------------------------------------------------------
@@ -59,8 +60,10 @@ class StepLoop:
         return stream
 
     def cancel(self, seq_id: int) -> None:
-        """Mark a sequence; an idle loop is woken to free it."""
+        """Mark a sequence; an idle loop is woken to free it, and a step that nobody waits for any more is ended if that can be."""
         self.scheduler.cancel(seq_id)
+        if self._plan is not None and self._model.capabilities.can_abort and self._plan.is_futile():
+            self._model.abort()
         self._wake(self._progress_at)
 
     def stalled_s(self, now: float) -> float:
@@ -107,6 +110,7 @@ class StepLoop:
 
     async def _step(self, plan: Plan) -> None:
         self._progress_at = trio.current_time()
+        self._plan = plan
         try:
             token = trio.lowlevel.current_trio_token()
             if self.thread.is_busy:  # an embedder's step runs: what is owed need not wait for its end
@@ -119,6 +123,8 @@ class StepLoop:
             self._report(plan, error)
             self._owed += self.scheduler.apply_failure(plan, error, self._progress_at)
             return
+        finally:
+            self._plan = None
         self._progress_at = now = trio.current_time()
         self._metrics.step(plan, output)
         self._owed += self.scheduler.apply(plan, output, now)
@@ -127,6 +133,8 @@ class StepLoop:
         """In the models' thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
         if self._owed:
             token.run_sync_soon(self._deliver_soon)
+        if plan.is_futile():  # an abort that came while the call was on its way here is lost
+            raise Aborted("nobody waits for this step")
         return compute(self._model, plan, time.perf_counter)
 
     def _deliver_soon(self) -> None:
@@ -151,7 +159,9 @@ class StepLoop:
 
     def _report(self, plan: Plan, error: Exception) -> None:
         self._metrics.step_failed(error)
-        if isinstance(error, NoRoom | Aborted):
+        if isinstance(error, Aborted) and plan.is_futile():
+            log.debug("step.aborted", n_rows=plan.n_rows)
+        elif isinstance(error, NoRoom | Aborted):
             log.info("step.retried", why=str(error) or type(error).__name__, n_rows=plan.n_rows)
         else:
             log.error("step.failed", why=f"{type(error).__name__}: {error}", n_rows=plan.n_rows, n_sequences=len(plan.members()))

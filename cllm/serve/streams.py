@@ -33,6 +33,7 @@ class EventStream:
     """
 
     def __init__(self, seq_ids: list[int], cancel: Callable[[int], None], *, n_bytes_max: int) -> None:
+        self.seq_ids = tuple(seq_ids)
         self._index = {seq_id: i for i, seq_id in enumerate(seq_ids)}
         self._cancel = cancel
         self._events: list[tuple[int, Event]] = []

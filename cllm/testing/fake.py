@@ -7,6 +7,7 @@ text, and it refuses what the contract forbids.
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -30,7 +31,7 @@ from cllm.backend import (
     StepModel,
     Vocabulary,
 )
-from cllm.errors import LoadAborted, NoRoom, StepFailed
+from cllm.errors import Aborted, LoadAborted, NoRoom, StepFailed
 
 BOS, END_OF_TURN, TURN = 256, 257, 258  # after the 256 bytes
 INFILL = InfillTokens(prefix=259, suffix=260, middle=261)  # where asked for
@@ -108,9 +109,9 @@ def _hash(slot: _Slot, token: int) -> int:
 class FakeModel:
     """A `StepModel` whose next token is a function of the whole sequence.
 
-    `step_s(batch)` gives the seconds that a step pretends to take; `before_step` may raise, to make a step fail. It never draws a token
-    that ends the turn unless `n_tokens_to_end` is given: then about one in so many does. Without `can_trim`, its memory is like a recurrent
-    one: slots are shared whole and dropped whole.
+    `step_s(batch)` gives the seconds that a step pretends to take, unless it is aborted where `can_abort`; `before_step` may raise, to
+    make a step fail. It never draws a token that ends the turn unless `n_tokens_to_end` is given: then about one in so many does.
+    Without `can_trim`, its memory is like a recurrent one: slots are shared whole and dropped whole.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class FakeModel:
         n_ctx_train: int = 4096,
         kv_layout: KvLayout = KvLayout.UNIFIED,
         can_trim: bool = True,
+        can_abort: bool = False,
         step_s: Callable[[Batch], float] | None = None,
         before_step: Callable[[Batch], None] | None = None,
     ) -> None:
@@ -143,7 +145,7 @@ class FakeModel:
             can_trim=can_trim,
             can_save=True,
             can_save_part=pooled and can_trim,
-            can_abort=False,
+            can_abort=can_abort,
             kv_layout=kv_layout,
         )
         self.n_cells = n_cells
@@ -151,6 +153,8 @@ class FakeModel:
         self.n_cells_slot = n_cells if pooled else n_cells // n_slots
         self.n_rows_max = n_rows_max
         self.n_steps = 0
+        self.n_aborts = 0
+        self._aborted = threading.Event()
         self.before_step = before_step
         self._step_s = step_s
         self._pooled = pooled
@@ -164,6 +168,7 @@ class FakeModel:
 
     def step(self, batch: Batch) -> Logits:
         """See `StepModel.step`."""
+        self._aborted.clear()
         if self.before_step is not None:
             self.before_step(batch)
         n = batch.n_rows
@@ -178,7 +183,7 @@ class FakeModel:
                 self._write(out[i], cell.hash)
                 i += 1
         if self._step_s is not None:
-            time.sleep(self._step_s(batch))
+            self._pretend(self._step_s(batch))
         return out
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
@@ -232,7 +237,9 @@ class FakeModel:
         self._n_cells_used += len(saved)
 
     def abort(self) -> None:
-        """See `StepModel.abort`; steps are over too soon for it."""
+        """See `StepModel.abort`; only the time that a step pretends to take can be cut short."""
+        self.n_aborts += 1
+        self._aborted.set()
 
     def close(self) -> None:
         """See `StepModel.close`."""
@@ -267,6 +274,12 @@ class FakeModel:
         slot.append(cell)
         self._n_cells_used += 1
         return cell
+
+    def _pretend(self, seconds: float) -> None:
+        if not self.capabilities.can_abort:
+            time.sleep(seconds)
+        elif self._aborted.wait(seconds):
+            raise Aborted("the step was aborted")
 
     def _check(self, batch: Batch) -> None:
         n = batch.n_rows

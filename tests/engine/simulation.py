@@ -59,6 +59,8 @@ def ask(at: float, n_prompt: int, n_tokens: int, key: str = "", **fields: object
 def step_s(plan: Plan) -> float:
     """Return the seconds of a step."""
     n_rows, sizes = plan.n_rows, list(STEP_MS)
+    if not n_rows:
+        return 0.0
     i = min(max(bisect.bisect_left(sizes, n_rows), 1), len(sizes) - 1)
     low, high = sizes[i - 1], sizes[i]
     all_outputs_ms = STEP_MS[low] + (STEP_MS[high] - STEP_MS[low]) * (n_rows - low) / (high - low)
@@ -89,6 +91,10 @@ class Simulation:
         for request in requests:
             self._n_asked += 1
             heapq.heappush(self._due, (request.at, self._n_asked, request))
+
+    def follow(self, seq_id: int, request: Asked) -> None:
+        """Watch a sequence that was submitted from elsewhere."""
+        self._asked[seq_id] = request
 
     def run(self, until_s: float = float("inf")) -> list[Asked]:
         """Run until nothing is left, or until it is so late; return all requests that have arrived."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from cllm.errors import Aborted, ContextExceeded, GenerationFailed, ModelDied, N
 from cllm.serve.streams import N_BYTES_DELTA, EventStream
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
-from tests.serve.conftest import Answer, Steps, make_spec, read_all, serving, text_alone, until
+from tests.serve.conftest import TEST_S, Answer, Steps, make_spec, read_all, serving, text_alone, until
 
 PROMPTS = ["once upon a time", "the sea", "a", "seven long winters and seven short summers went by", "lorem ipsum dolor"]
 
@@ -244,6 +245,39 @@ async def test_who_leaves_while_waiting_in_the_queue_is_never_computed(steps: St
         await all_given_back(running, model)
         totals = running.scheduler.totals
         assert (totals.n_cancelled, totals.n_prompt_tokens) == (1, len("first"))
+
+
+async def test_a_step_that_nobody_waits_for_any_more_is_aborted_where_the_model_can() -> None:
+    begun = threading.Event()
+    model = FakeModel(can_abort=True, step_s=lambda _: 10 * TEST_S, before_step=lambda _: begun.set())
+    async with serving(model) as running:
+        with running.engine.open([make_spec("a prompt as long as a book", None), make_spec("and another", None)]):
+            await trio.to_thread.run_sync(begun.wait)
+        await all_given_back(running, model)
+        assert (running.scheduler.totals.n_cancelled, model.n_steps) == (2, 1)
+
+
+async def test_a_step_that_somebody_else_waits_for_is_not_aborted(steps: Steps) -> None:
+    model = FakeModel(can_abort=True)
+    async with serving(model) as running:
+        steps.hold()
+        with running.engine.open([make_spec("one who stays", 3)]) as stays:
+            with running.engine.open([make_spec("one who leaves", 3)]):
+                await trio.testing.wait_all_tasks_blocked()
+            steps.go_on()
+            assert (await read_all(stays))[0].text == text_alone("one who stays", 3)
+        assert model.n_aborts == 0
+
+
+async def test_a_step_that_nobody_waits_for_when_its_thread_begins_is_not_computed(steps: Steps) -> None:
+    model = FakeModel()
+    async with serving(model) as running:
+        steps.hold()
+        with running.engine.open([make_spec()]):
+            await trio.testing.wait_all_tasks_blocked()
+        steps.go_on()
+        await all_given_back(running, model)
+        assert model.n_steps == 0
 
 
 async def test_who_leaves_during_a_step_frees_its_cells_before_the_next(steps: Steps) -> None:

@@ -1,0 +1,57 @@
+"""What is noted of a sequence's life, and how much of it."""
+
+from __future__ import annotations
+
+from cllm.engine.timeline import N_MOMENTS_MAX, Timeline
+from tests.engine.simulation import Simulation, ask
+from tests.engine.test_scenarios import Conversation
+
+
+def told(timeline: Timeline) -> list[str]:
+    return [moment.what for moment in timeline.moments]
+
+
+def test_a_sequence_is_queued_admitted_prefilled_piece_by_piece_and_ended() -> None:
+    scheduler = Conversation().scheduler
+    simulation = Simulation(scheduler)
+    seq_id = scheduler.submit(ask(0.0, n_prompt=20, n_tokens=3).spec, 0.0)
+    timeline = scheduler.timeline(seq_id)
+    simulation.follow(seq_id, ask(0.0, n_prompt=20, n_tokens=3))
+    simulation.run()
+    assert told(timeline) == ["queued", "admitted", "prefill", "prefill", "first_token", "finished"]
+    assert [moment.facts["n_rows"] for moment in timeline.moments if moment.what == "prefill"] == [16, 4]
+    assert timeline.ended
+    assert timeline.moments[-1].facts == {"reason": "length", "n_generated": 3}
+
+
+def test_times_do_not_go_back() -> None:
+    scheduler = Conversation().scheduler
+    request = ask(0.0, n_prompt=50, n_tokens=9)
+    seq_id = scheduler.submit(request.spec, 0.0)
+    timeline = scheduler.timeline(seq_id)
+    simulation = Simulation(scheduler)
+    simulation.follow(seq_id, request)
+    simulation.run()
+    times = [moment.at for moment in timeline.moments]
+    assert times == sorted(times)
+    assert times[-1] == simulation.now
+
+
+def test_a_prompt_in_a_thousand_pieces_takes_no_more_room_than_the_bound() -> None:
+    timeline = Timeline()
+    timeline.note(0.0, "queued")
+    for i in range(1000):
+        timeline.prefill(float(i), 8)
+    timeline.end(1000.0, "finished")
+    assert len(timeline.moments) <= N_MOMENTS_MAX // 2 + 1
+    assert sum(int(str(moment.facts["n_rows"])) for moment in timeline.moments if moment.what == "prefill") == 8000
+    assert told(timeline)[-1] == "finished"
+
+
+def test_the_end_is_noted_however_often_it_was_preempted() -> None:
+    timeline = Timeline()
+    for i in range(1000):
+        timeline.note(float(i), "preempted")
+    timeline.end(1000.0, "failed")
+    assert len(timeline.moments) == N_MOMENTS_MAX + 1
+    assert told(timeline)[-1] == "failed"
