@@ -129,7 +129,7 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
 
 def _template(model: StepModel) -> ChatTemplate:
     vocabulary = model.vocabulary
-    if not vocabulary.chat_template:
+    if not vocabulary.chat_template and not isinstance(model, EmbeddingsOnly):
         log.warning("chat_template.fallback", used="ChatML", why="the model brings none")
     bos_token, eos_token = _text(model, vocabulary.bos), _text(model, vocabulary.eos)
     return ChatTemplate(vocabulary.chat_template or CHATML, bos_token=bos_token, eos_token=eos_token)

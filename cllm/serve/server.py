@@ -113,7 +113,8 @@ class Server:
         await self._life.ready.wait()
         await self._listening.wait()
         model = self._life.engine.model
-        _tell(f"cLLM {cllm.__version__} serves {model.name} at {self._url}\n\nTry:  {_curl(self._url, self._settings)}\n")
+        example = _curl(self._url, self._settings, generates=model.generates)
+        _tell(f"cLLM {cllm.__version__} serves {model.name} at {self._url}\n\nTry:  {example}\n")
 
     async def _heed_signals(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -150,7 +151,9 @@ def _tell(text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _curl(url: str, settings: Settings) -> str:
+def _curl(url: str, settings: Settings, *, generates: bool) -> str:
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.api_key_file else ""
-    body = '{"messages": [{"role": "user", "content": "What is cLLM?"}]}'
-    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    path, body = "chat/completions", '{"messages": [{"role": "user", "content": "What is cLLM?"}]}'
+    if not generates:
+        path, body = "embeddings", '{"input": "What is cLLM?"}'
+    return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"

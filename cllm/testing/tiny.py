@@ -28,6 +28,7 @@ _WORDS: Final = (
     " had", " word", " but", " not", " what", " all", "ing", "tion", "Hello", " world", "user", "assistant", "system",
 )  # fmt: skip
 _CONTROL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_INFILL: Final = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 _USER_DEFINED: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 _N_EMBD: Final = 64
@@ -47,11 +48,13 @@ _Array = npt.NDArray[np.float32]
 _Put = Callable[[str, _Array], None]
 
 
-def make_tiny_gguf(path: str | Path, architecture: str, *, seed: int = 0, pre: str = "qwen2", pooling: str | None = None) -> None:
+def make_tiny_gguf(
+    path: str | Path, architecture: str, *, seed: int = 0, pre: str = "qwen2", pooling: str | None = None, infills: bool = False
+) -> None:
     """Write a model of `architecture` (one of ARCHITECTURES) with random F32 weights; the same seed gives the same file.
 
-    `pre` names the pre-tokeniser (llama.cpp's ``tokenizer.ggml.pre``); `pooling`, as ``LAST``, makes it an embedding model. Logits
-    are spread widely, so that greedy choices stand well above rounding.
+    `pre` names the pre-tokeniser (llama.cpp's ``tokenizer.ggml.pre``); `pooling`, as ``LAST``, makes it an embedding model;
+    with `infills` the vocabulary has fill-in-the-middle tokens. Logits are spread widely, so that greedy choices stand well above rounding.
     """
     import gguf
 
@@ -61,7 +64,7 @@ def make_tiny_gguf(path: str | Path, architecture: str, *, seed: int = 0, pre: s
     _write_shape(writer, architecture)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType[pooling])
-    n_vocab = _write_vocabulary(writer, pre)
+    n_vocab = _write_vocabulary(writer, pre, _INFILL if infills else ())
     _write_weights(lambda name, array: writer.add_tensor(name, array), architecture, n_vocab, np.random.default_rng(seed))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -136,7 +139,7 @@ def _write_shape(writer: Any, architecture: str) -> None:
         writer.add_ssm_group_count(_N_SSM_KEY_HEADS)
 
 
-def _write_vocabulary(writer: Any, pre: str) -> int:
+def _write_vocabulary(writer: Any, pre: str, infill: tuple[str, ...]) -> int:
     """Write a byte-level BPE vocabulary: every byte, the words above with the merges that lead to them, special tokens."""
     tokens, merges = _byte_tokens(), []
     for word in _WORDS:
@@ -147,8 +150,8 @@ def _write_vocabulary(writer: Any, pre: str) -> int:
             pieces[:2] = [pieces[0] + pieces[1]]
             if pieces[0] not in tokens:
                 tokens.append(pieces[0])
-    types = [1] * len(tokens) + [3] * len(_CONTROL) + [4] * len(_USER_DEFINED)  # normal, control, user-defined
-    tokens += [*_CONTROL, *_USER_DEFINED]
+    types = [1] * len(tokens) + [3] * len(_CONTROL) + [4] * len(_USER_DEFINED) + [3] * len(infill)  # normal, control, user-defined
+    tokens += [*_CONTROL, *_USER_DEFINED, *infill]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)

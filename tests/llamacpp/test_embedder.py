@@ -90,6 +90,23 @@ def test_a_decoders_input_has_the_same_vector_whole_and_in_pieces(
     assert pieces / scale == pytest.approx(whole / scale, abs=1e-4)
 
 
+@pytest.mark.parametrize("pooling", ["MEAN", "CLS", "LAST"])
+def test_what_is_pooled_above_the_seam_is_what_llama_cpp_pools(bert_files: Mapping[str, Path], embedder: Embedders, pooling: str) -> None:
+    bert = embedder(bert_files[pooling])
+    lib, tokens = bert._lib, INPUTS[0]
+    model = lib.llama_model_load_from_file(str(bert_files[pooling]).encode(), lib.llama_model_default_params())
+    params = lib.llama_context_default_params()  # whose pooling is the file's own
+    params.embeddings = True
+    params.flash_attn_type = 0
+    context = lib.llama_init_from_model(model, params)
+    column = (lib.llama_token * len(tokens))(*tokens)  # the batch only points at it
+    assert lib.llama_encode(context, lib.llama_batch_get_one(column, len(tokens))) == 0
+    theirs = np.ctypeslib.as_array(lib.llama_get_embeddings_seq(context, 0), (N_EMBD,)).copy()
+    lib.llama_free(context)
+    lib.llama_model_free(model)
+    assert vectors(bert, [tokens])[0][0] == pytest.approx(theirs, abs=1e-3)
+
+
 def test_pooling_is_the_files_unless_another_is_asked_for_and_the_mean_where_it_says_nothing(
     bert_files: Mapping[str, Path], embedder: Embedders
 ) -> None:

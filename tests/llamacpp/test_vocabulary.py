@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cllm import bigstack
+from cllm.backend import ModelSpec
 from cllm.errors import TokenizeFailed
-from cllm.testing.tiny import CHAT_TEMPLATE
+from cllm.testing.tiny import CHAT_TEMPLATE, make_tiny_gguf
+from cllm_llamacpp import make_cpu_backend
 from cllm_llamacpp import vocabulary as module
 
 
@@ -38,6 +40,19 @@ def test_a_vocabulary_knows_its_special_tokens(vocabulary):
     assert not vocabulary.adds_bos
     assert vocabulary.chat_template == CHAT_TEMPLATE
     assert 300 <= vocabulary.n_tokens <= 400
+
+
+def test_it_knows_the_fill_in_the_middle_tokens_where_there_are_any(vocabulary, tmp_path):
+    assert vocabulary.infill is None
+    make_tiny_gguf(tmp_path / "infill.gguf", "qwen3", infills=True)
+    model = make_cpu_backend().load(ModelSpec(path=str(tmp_path / "infill.gguf"), n_cells=256, n_threads=1), lambda _share: True)
+    infill = model.vocabulary.infill
+    assert [model.vocabulary.token_bytes(token, special=True) for token in (infill.prefix, infill.suffix, infill.middle)] == [
+        b"<|fim_prefix|>",
+        b"<|fim_suffix|>",
+        b"<|fim_middle|>",
+    ]
+    model.close()
 
 
 def test_words_are_single_tokens_and_other_text_is_bytes(vocabulary):
