@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +44,7 @@ REASONS: Final = {
     "client": "the client's own parsing of each event, on the cores that compute",
 }
 N_WARM_UP: Final = 4  # tokens of each answer in the turn that does not count
-FIRST_TOKEN: Final = 40  # of each prompt, plus the stage's number: so no cache of prefixes takes one stage's prompts for another's
+FIRST_TOKEN: Final = 40  # of the first prompt; each has another, so that no prompt is the beginning of one that was computed before
 
 
 @attrs.define(kw_only=True)
@@ -98,7 +99,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 @contextmanager
 def open_stages(model: Path, options: list[str], settings: Settings, names: Sequence[str]) -> Iterator[tuple[int, list[Stage]]]:
     """Load the model here, start a server on it, and give the vocabulary's size and the stages by number; names say which."""
-    loaded = load(settings, lambda _share: True)
+    with ThreadPoolExecutor(1) as thread:  # which ends before a stage's own computes: see `Bench.timed`
+        loaded = thread.submit(load, settings, lambda _share: True).result()
     try:
         bench = stages.Bench(loaded.step_model, settings, Counter())
         n_vocab = loaded.served.vocabulary.n_tokens
@@ -127,8 +129,9 @@ def found(names: Sequence[str]) -> list[str]:
 
 
 def work_of(asks: Sequence[Ask], number: int, **fields: Any) -> Work:
-    """The requests of a turn for one stage."""
-    return Work(asks=[attrs.evolve(ask, prompt=(FIRST_TOKEN + number, *ask.prompt[1:])) for ask in asks], **fields)
+    """The requests of a turn for one stage; `number` tells them from others'."""
+    firsts = range(FIRST_TOKEN + number, FIRST_TOKEN + number + len(STAGES) * len(asks), len(STAGES))
+    return Work(asks=[attrs.evolve(ask, prompt=(first, *ask.prompt[1:])) for first, ask in zip(firsts, asks, strict=True)], **fields)
 
 
 # --- a run -------------------------------------------------------------------------------------------------------------
@@ -162,7 +165,8 @@ def _turn(arguments: argparse.Namespace, measured: list[Measured], n_vocab: int,
     n_requests, n_generated = (arguments.requests, arguments.generated) if turn >= 0 else (concurrency, N_WARM_UP)
     asks = seed_workload(n_requests, n_prompt=arguments.prompt, n_generated=n_generated, n_vocab=n_vocab, seed=seed)
     for one in measured:
-        ran = run_checked(one.stage, work_of(asks, one.number, concurrency=concurrency, sampling=sampling, seed=seed))
+        number = one.number + len(STAGES) * len(asks) * (turn + 1)
+        ran = run_checked(one.stage, work_of(asks, number, concurrency=concurrency, sampling=sampling, seed=seed))
         if turn >= 0:
             one.passes.append(ran)
             tell(f"concurrency {concurrency:3} {sampling.name:16} turn {turn} {one.stage.name:9} {one.tokens_per_s[-1]:9.1f} tokens/s")

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 import llama_cpp
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from benchmarks.workload import Ask
 from cllm.engine.params import StopParams
-from cllm.engine.plan import StepOutput
+from cllm.engine.plan import Drop, Move, Share, StepOutput, Trim
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.testing.fake import FakeVocabulary
@@ -28,9 +29,9 @@ Ints = npt.NDArray[np.int32]
 
 @attrs.frozen(eq=False)
 class FixedBatch:
-    """The columns of one step, and the slots to drop before it."""
+    """The columns of one step, and the memory moves before it."""
 
-    drops: tuple[int, ...]
+    moves: tuple[Move, ...]
     tokens: Ints
     positions: Ints
     slots: Ints
@@ -54,7 +55,7 @@ def _steps(scheduler: Scheduler, specs: Iterator[SequenceSpec]) -> Iterator[Fixe
         batch, n = plan.batch, plan.n_rows
         if n:
             columns = (batch.tokens[:n].copy(), batch.positions[:n].copy(), batch.slots[:n].copy(), batch.outputs[:n].copy())
-            yield FixedBatch(tuple(move.slot for move in plan.moves), *columns)
+            yield FixedBatch(tuple(plan.moves), *columns)
         events = scheduler.apply(plan, StepOutput([1000 + i for i in range(len(plan.outputs))], [], None), 0.0)
         for event in events:
             if hasattr(event, "reason") and (spec := next(specs, None)) is not None:
@@ -83,23 +84,37 @@ class BareLoop:
         llama_cpp.llama_memory_clear(memory, True)
         began = time.perf_counter()
         for fixed in batches:
-            for slot in fixed.drops:
-                llama_cpp.llama_memory_seq_rm(memory, slot, -1, -1)
-            self._fill(fixed)
+            for move in fixed.moves:
+                do_move(memory, move)
+            fill(self._batch, fixed)
             code = llama_cpp.llama_decode(self._context, self._batch)
             if code:
                 raise RuntimeError(f"llama_decode gave {code}")
         return time.perf_counter() - began
 
-    def _fill(self, fixed: FixedBatch) -> None:
-        batch, n = self._batch, len(fixed.tokens)
-        batch.n_tokens = n
-        ctypes.memmove(batch.token, fixed.tokens.ctypes.data, 4 * n)
-        ctypes.memmove(batch.pos, fixed.positions.ctypes.data, 4 * n)
-        ctypes.memmove(batch.logits, fixed.outputs.ctypes.data, n)
-        for i, slot in enumerate(fixed.slots.tolist()):
-            batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = slot
+
+def do_move(memory: Any, move: Move) -> None:
+    """A memory move in llama.cpp's own terms."""
+    match move:
+        case Drop(slot):
+            llama_cpp.llama_memory_seq_rm(memory, slot, -1, -1)
+        case Trim(slot, n_keep):
+            llama_cpp.llama_memory_seq_rm(memory, slot, n_keep, -1)
+        case Share(slot, source, n_tokens):
+            llama_cpp.llama_memory_seq_cp(memory, source, slot, 0, n_tokens)
+        case _:
+            raise RuntimeError(f"{type(move).__name__} is no move of a floor: its requests fit the cells, and nothing is kept elsewhere")
+
+
+def fill(batch: Any, fixed: FixedBatch) -> None:
+    """Write the columns into a llama_batch."""
+    n = batch.n_tokens = len(fixed.tokens)
+    ctypes.memmove(batch.token, fixed.tokens.ctypes.data, 4 * n)
+    ctypes.memmove(batch.pos, fixed.positions.ctypes.data, 4 * n)
+    ctypes.memmove(batch.logits, fixed.outputs.ctypes.data, n)
+    for i, slot in enumerate(fixed.slots.tolist()):
+        batch.n_seq_id[i] = 1
+        batch.seq_id[i][0] = slot
 
 
 def main() -> None:

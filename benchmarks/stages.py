@@ -10,11 +10,11 @@ as many of them.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 import attrs
@@ -29,10 +29,10 @@ from benchmarks.workload import Ask, Sampling
 from cllm.api.app import create_app
 from cllm.backend import Batch, StepModel
 from cllm.config import Settings
-from cllm.engine.compute import compute
+from cllm.engine.compute import compute, do_move
 from cllm.engine.events import Delta, Event, Finished
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.plan import Drop, Plan, StepOutput
+from cllm.engine.plan import Move, Plan, StepOutput
 from cllm.engine.sampling import Sampler
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
@@ -140,9 +140,9 @@ def run_checked(stage: Stage, work: Work, layers: tuple[str, ...] | None = None)
 
 @attrs.frozen(eq=False)
 class FixedBatch:
-    """The columns of one step, the slots to drop before it, and whose each output is."""
+    """The columns of one step, the memory moves before it, and whose each output is."""
 
-    drops: tuple[int, ...]
+    moves: tuple[Move, ...]
     tokens: Ints
     positions: Ints
     slots: Ints
@@ -166,7 +166,7 @@ def fixed_batches(model: StepModel, settings: Settings, work: Work, generated: S
         batch, n = plan.batch, plan.n_rows
         if n:
             columns = (batch.tokens[:n].copy(), batch.positions[:n].copy(), batch.slots[:n].copy(), batch.outputs[:n].copy())
-            batches.append(FixedBatch(tuple(move.slot for move in plan.moves), *columns, owners))
+            batches.append(FixedBatch(tuple(plan.moves), *columns, owners))
         return StepOutput(drawn, [], None)
 
     _closed_loop(Scheduler(limits_of(model, settings), model.vocabulary), work, output_of)
@@ -220,7 +220,15 @@ class Bench:
         return fixed_batches(self.model, self.settings, work, drawn_in_advance(work, self.model.vocabulary.n_tokens))
 
     def timed(self, work: Work, run: Callable[[], int]) -> Ran:
-        """Run a pass that returns its number of tokens."""
+        """Run a pass that returns its number of tokens, in a thread that ends with it.
+
+        The served stages compute in a thread of their own. Had this one computed before and lived on, llama.cpp's OpenMP runtime would
+        count its threads too, find more than there are cores, and sleep at every barrier: a step would take a fifth longer.
+        """
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self._timed, run).result()
+
+    def _timed(self, run: Callable[[], int]) -> Ran:
         self.clear()
         with self.counter.counting():
             before = dict(self.counter.counts)
@@ -250,6 +258,8 @@ class NativeStage:
         """Run a pass."""
         import llama_cpp
 
+        from benchmarks import native
+
         batches = self.bench.fixed(work)
         context: Any = self.bench.model._context
         memory = llama_cpp.llama_get_memory(context)
@@ -257,9 +267,9 @@ class NativeStage:
 
         def decode_all() -> int:
             for fixed in batches:
-                for slot in fixed.drops:
-                    llama_cpp.llama_memory_seq_rm(memory, slot, -1, -1)
-                _fill_native(batch, fixed)
+                for move in fixed.moves:
+                    native.do_move(memory, move)
+                native.fill(batch, fixed)
                 if code := llama_cpp.llama_decode(context, batch):
                     raise RuntimeError(f"llama_decode gave {code}")
                 llama_cpp.llama_synchronize(context)
@@ -270,16 +280,6 @@ class NativeStage:
         finally:
             llama_cpp.llama_memory_clear(memory, True)
             llama_cpp.llama_batch_free(batch)
-
-
-def _fill_native(batch: Any, fixed: FixedBatch) -> None:
-    n = batch.n_tokens = len(fixed.tokens)
-    ctypes.memmove(batch.token, fixed.tokens.ctypes.data, 4 * n)
-    ctypes.memmove(batch.pos, fixed.positions.ctypes.data, 4 * n)
-    ctypes.memmove(batch.logits, fixed.outputs.ctypes.data, n)
-    for i, slot in enumerate(fixed.slots.tolist()):
-        batch.n_seq_id[i] = 1
-        batch.seq_id[i][0] = slot
 
 
 @attrs.define(eq=False)
@@ -294,16 +294,22 @@ class BackendStage:
         """Run a pass."""
         batches, model = self.bench.fixed(work), self.bench.model
         batch = Batch(model.n_rows_max)
+        idle = _plan((), batch, (), [])
 
         def step_all() -> int:
             for fixed in batches:
-                for slot in fixed.drops:
-                    model.drop(slot)
+                for move in fixed.moves:
+                    do_move(model, idle, move, time.perf_counter)
                 fixed.fill(batch)
                 model.step(batch)
             return sum(len(fixed.owners) for fixed in batches)
 
         return self.bench.timed(work, step_all)
+
+
+def _plan(moves: Sequence[Move], batch: Batch, owners: Sequence[int], samplers: list[Sampler]) -> Plan:
+    """A plan without sequences, for `compute`, which asks nothing of them but their number."""
+    return Plan(list(moves), batch, [], [], list(owners), samplers, [])  # type: ignore[arg-type]
 
 
 @attrs.define(eq=False)
@@ -327,8 +333,7 @@ class SamplingStage:
             n_tokens = 0
             for fixed in batches:
                 fixed.fill(batch)
-                moves = [Drop(slot) for slot in fixed.drops]
-                plan = Plan(moves, batch, [], [], list(fixed.owners), [samplers[owner] for owner in fixed.owners], [])  # type: ignore[arg-type]
+                plan = _plan(fixed.moves, batch, fixed.owners, [samplers[owner] for owner in fixed.owners])
                 n_tokens += len(compute(model, plan, time.perf_counter).tokens)
                 for owner in fixed.owners:
                     samplers[owner].tokens.append(next(drawn[owner]))

@@ -31,7 +31,7 @@ def bench() -> Bench:
 
 
 def small_work(**fields: Any) -> Work:
-    asks = [Ask(prompt=(40, 50 + i, 60), n_generated=4 + i) for i in range(3)]
+    asks = [Ask(prompt=(40 + i, 50, 60), n_generated=4 + i) for i in range(3)]
     return Work(**{"asks": asks, "concurrency": 2, "sampling": GREEDY, "seed": 7, **fields})
 
 
