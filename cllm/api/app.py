@@ -7,7 +7,7 @@ from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from cllm.api import guards, native, openapi, requests, rerank, status, tokens
+from cllm.api import guards, infill, native, openapi, requests, rerank, status, tokens
 from cllm.api.anthropic import messages
 from cllm.api.connection import Connection
 from cllm.api.context import Context, route_path
@@ -26,7 +26,7 @@ from cllm.serve.engine import Engine
 log = structlog.get_logger("cllm.api")
 
 SURFACES = (
-    *(chat, completions, responses, embeddings, rerank, models, messages, ollama, ollama_embed, ollama_models),
+    *(chat, completions, responses, infill, embeddings, rerank, models, messages, ollama, ollama_embed, ollama_models),
     *(native, tokens, status, requests, openapi),
 )
 OPERATIONS: tuple[Operation, ...] = tuple(one for surface in SURFACES for one in surface.OPERATIONS)

@@ -108,11 +108,12 @@ async def infill_prompt(context: Context, model: ServedModel, prefix: str | Sequ
     """
     infill = check_infills(model, "suffix")
     check_fits(model, suffix)
-    before = await _plain(context, prefix, "prompt") if isinstance(prefix, str) else await token_prompt(model, prefix)
-    return infill_tokens(model.vocabulary, infill, before, await _plain(context, suffix, "suffix"))
+    before = await plain_tokens(context, prefix, "prompt") if isinstance(prefix, str) else await token_prompt(model, prefix)
+    return infill_tokens(model.vocabulary, infill, before, await plain_tokens(context, suffix, "suffix"))
 
 
-async def _plain(context: Context, text: str, param: str) -> list[int]:
+async def plain_tokens(context: Context, text: str, param: str) -> list[int]:
+    """The token ids of a text that is no prompt by itself: nothing added, no special tokens read. Raises: InvalidRequest."""
     try:
         return await context.engine.tokenize(text, add_special=False, parse_special=False)
     except TokenizeFailed as error:

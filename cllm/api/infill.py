@@ -1,0 +1,148 @@
+"""POST /infill: the text between a prefix and a suffix, by llama-server's names, for the editors that speak to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from quart import Blueprint, Response, g
+
+from cllm.api import prompts, wire
+from cllm.api.context import Context
+from cllm.api.errors import openai_shape
+from cllm.api.generation import check_room, open_generation
+from cllm.api.openai.shapes import Account, json_response
+from cllm.api.operations import JSON, SSE, Operation
+from cllm.api.sampling_fields import SamplingFields, wanted
+from cllm.api.sse import SseBody, TextFrame, data, sse_response
+from cllm.engine.events import Delta, Finished
+from cllm.errors import InvalidRequest
+from cllm.serve.engine import ServedModel
+
+ENDPOINT = "/infill"
+SNIPPET = "\n\n--- snippet ---\n\n"  # between pieces of other files, as llama-server writes it where the vocabulary has no token for it
+EXTRA_SHARE = 2  # other files take one part in so many of the context at most
+
+
+class Extra(msgspec.Struct):
+    """A piece of another file."""
+
+    text: str
+    filename: str | None = None
+
+
+class InfillRequest(SamplingFields, kw_only=True):
+    """The body. `prompt` is the beginning of what stands between; `n_predict` -1 is no limit, 0 only computes the prompt."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[Extra], Meta(max_length=1024)] | None = None
+    prompt: str | None = None
+    n_predict: Annotated[int, Meta(ge=-1, le=1 << 53)] | None = None
+    stream: bool | None = None
+
+
+decoder = msgspec.json.Decoder(InfillRequest)
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path=ENDPOINT,
+        about="what stands between a prefix and a suffix",
+        body=InfillRequest,
+        gives=(JSON, SSE),
+        generates=True,
+    ),
+)
+
+
+def blueprint(context: Context) -> Blueprint:
+    """The routes."""
+    routes = Blueprint("infill", __name__)
+
+    @routes.post(ENDPOINT)
+    async def infill() -> Response:
+        return await answer(context, await wire.read(decoder))
+
+    return routes
+
+
+async def answer(context: Context, body: InfillRequest) -> Response:
+    """Fill in. Raises: RequestError."""
+    model = context.engine.model
+    prompts.check_infills(model, "input_suffix")
+    if body.n_predict == -1:
+        body.n_predict = None
+    asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
+    if asked.n != 1:
+        raise InvalidRequest("n: this endpoint gives one answer; /v1/completions gives several", param="n")
+    check_room(context, asked, "n")
+    tokens = await _tokens(context, model, body)
+    specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
+    generation = open_generation(context, specs, ENDPOINT)
+    if body.stream:
+        return sse_response(SseBody(generation, await generation.first_events(), InfillStream(model.name), openai_shape))
+    (completion,) = await generation.complete()
+    account = Account([completion.finished])
+    return json_response(_end(model.name, completion.text, completion.finished), account.headers())
+
+
+async def _tokens(context: Context, model: ServedModel, body: InfillRequest) -> Sequence[int]:
+    prompts.check_fits(model, body.input_prefix + body.input_suffix + (body.prompt or ""))
+    between = await prompts.infill_prompt(context, model, body.input_prefix, body.input_suffix)
+    begun = await prompts.plain_tokens(context, body.prompt or "", "prompt")
+    extra = await _extra(context, model, body.input_extra or [], model.n_ctx - len(between) - len(begun) - 1)
+    n_bos = 1 if model.vocabulary.adds_bos else 0
+    return [*between[:n_bos], *extra, *between[n_bos:], *begun]
+
+
+async def _extra(context: Context, model: ServedModel, pieces: Sequence[Extra], n_room: int) -> Sequence[int]:
+    """The end of the other files' pieces, as much as there is room for."""
+    n_max = min(n_room // EXTRA_SHARE, model.n_ctx // EXTRA_SHARE)
+    if not pieces or n_max <= 0:
+        return []
+    text = "".join([SNIPPET + piece.text for piece in pieces])[-n_max * prompts.N_TOKEN_BYTES_MAX :]
+    return (await prompts.plain_tokens(context, text, "input_extra"))[-n_max:]
+
+
+class InfillStream:
+    """See `cllm.api.sse.Shape`."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._frame = TextFrame({"index": 0, "content": TextFrame.MARK, "stop": False})
+
+    def first(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def delta(self, index: int, event: Delta) -> bytes:
+        """New text, if there is any."""
+        return self._frame(event.text) if event.text else b""
+
+    def finished(self, index: int, event: Finished) -> bytes:
+        """The rest of the text, then the end."""
+        return (self._frame(event.text) if event.text else b"") + data(_end(self._model, "", event))
+
+    def last(self) -> bytes:
+        """Nothing: the end said it all."""
+        return b""
+
+
+def _end(model: str, content: str, finished: Finished) -> dict[str, Any]:
+    usage, word = finished.usage, finished.stop_reason
+    by_word = isinstance(word, str) and word != "timeout"
+    return {
+        "index": 0,
+        "content": content,
+        "stop": True,
+        "model": model,
+        "tokens_predicted": usage.n_generated,
+        "tokens_evaluated": usage.n_prompt,
+        "tokens_cached": usage.n_cached,
+        "truncated": False,
+        "stop_type": "word" if by_word else "limit" if finished.reason.value == "length" else "eos",
+        "stopping_word": word if by_word else "",
+        "timings": Account([finished]).timings(),
+    }
