@@ -204,6 +204,9 @@ class Settings:
     row_budget: Annotated[int | None, SPEED] = _setting(
         None, "rows of a step, beyond which prompts are computed in pieces (default: as the cost model says)", _between(1, 65536)
     )
+    itl_max_ms: Annotated[float, SPEED] = _setting(
+        250.0, "time between tokens that no more sequences run at once than keep, unless --parallel says how many", _positive
+    )
     itl_target_ms: Annotated[float | None, SPEED] = _setting(
         None, "time that a step beside running answers may take (default: two to three times what it takes without prompts)", _positive
     )

@@ -94,13 +94,13 @@ def _slot(sequence: Sequence) -> int:
     return sequence.slot
 
 
-def _prefill_rank(sequence: Sequence) -> tuple[int, int]:
-    """Within a priority the prompt with the fewest rows left goes first: taken together, all wait least.
+def _prefill_rank(sequence: Sequence) -> tuple[int, float, int]:
+    """Within a priority a key with fewer places for its weight goes first, then the prompt with the fewest rows left: all wait least.
 
     Each prompt row that is computed, of whichever prompt, makes those admitted before it older by one. So a prompt is overtaken only by
     ones that were admitted before as many rows were computed as it had left when it came: a long one waits, but not for ever.
     """
-    return sequence.order[0], sequence.prefill_from + _n_owed(sequence)
+    return sequence.order[0], sequence.share.load, sequence.prefill_from + _n_owed(sequence)
 
 
 def _n_owed(sequence: Sequence) -> int:

@@ -145,6 +145,11 @@ class CostModel:
             self._refresh()
         return error
 
+    @property
+    def is_grounded(self) -> bool:
+        """Whether it rests on anything that was measured: a curve of this machine, or a step."""
+        return self._measured or bool(self._errors)
+
     def error(self) -> float | None:
         """The median error of the last predictions, as a share of the time taken; None before the first step."""
         return median(self._errors) if self._errors else None

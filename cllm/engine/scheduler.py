@@ -24,6 +24,7 @@ from cllm.engine.gate import CERTAINTY, Demand, Gate, Service
 from cllm.engine.hostpool import HostPool
 from cllm.engine.memory import Memory, MemoryLimits
 from cllm.engine.offload import Offload
+from cllm.engine.places import Places
 from cllm.engine.plan import Plan, Scoring, StepOutput
 from cllm.engine.prices import Prices
 from cllm.engine.queue import Queue, gives_way, order, who_yields
@@ -62,6 +63,7 @@ class Limits:
     can_save: bool = False
     can_save_part: bool = False
     host_pool_n_bytes: int = 0  # of states in the process's memory; 0: none
+    itl_max_s: float | None = None  # time between tokens that so many sequences may run as keep; None: as many as there is room for
     itl_target_s: float | None = None  # how long a step with running answers may take; None: about twice as long as without prompts
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
 
@@ -118,6 +120,7 @@ class Scheduler:
         self.cost = cost if cost is not None else CostModel(DEFAULT_CURVE, n_rows_max=limits.n_rows_max, measured=False)
         budget = RowBudget(self.cost, n_rows_max=limits.n_rows_max, n_rows_fixed=limits.row_budget, itl_target_s=limits.itl_target_s)
         self._former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot)
+        self._places = Places(self.cost, n_max=self._n_live_max, itl_max_s=limits.itl_max_s)
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
         self._shares = Shares(limits.key_weights)
         self._queue = Queue(self._shares, limits.patience_s)
@@ -352,7 +355,7 @@ class Scheduler:
 
     def _follows(self, sequence: Sequence) -> bool:
         """Set a sequence aside that has only to wait for what another computes already; those behind it are not held up."""
-        if not self.memory.limits.shares_live or not sequence.may_share or self._trials or len(self._running) >= self._n_live_max:
+        if not self.memory.limits.shares_live or not sequence.may_share or self._trials or len(self._running) >= self._n_places():
             return False
         leader = self._followers.leader_for(sequence, self._running, self.memory.n_known(sequence))
         if leader is None:
@@ -372,14 +375,17 @@ class Scheduler:
     def _fits(self, sequence: Sequence) -> bool:
         # One spare cell for each running sequence, so that a newcomer is not the reason for a preemption at the very next step.
         n_spare = len(self._running) + 1 if self._running else 0
-        return len(self._running) < self._n_live_max and self.memory.fits(sequence, n_spare)
+        return len(self._running) < self._n_places() and self.memory.fits(sequence, n_spare)
+
+    def _n_places(self) -> int:
+        return min(self._n_live_max, self._places.n(self.cells.n_total - self.cells.n_free))
 
     def _make_way(self, sequence: Sequence) -> bool:
         return self._make_way_for_trial(sequence) if self._trials else self._make_way_for_justice(sequence)
 
     def _make_way_for_justice(self, sequence: Sequence) -> bool:
         """Preempt sequences that must yield to `sequence`, if it then fits."""
-        n_places = len(self._running) + 1 - self._n_live_max
+        n_places = len(self._running) + 1 - self._n_places()
         n_cells = self.memory.n_missing(sequence, len(self._running) + 1)
         yielding = who_yields(self._running, sequence, n_places, n_cells)
         for running in yielding:

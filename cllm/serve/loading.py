@@ -87,6 +87,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         n_ctx=min(model.info.n_ctx_train, model.n_cells_slot),
         n_rows_max=model.n_rows_max,
         row_budget=settings.row_budget,
+        itl_max_s=None if settings.parallel is not None else settings.itl_max_ms / 1000,
         itl_target_s=None if settings.itl_target_ms is None else settings.itl_target_ms / 1000,
         n_live_max=settings.parallel if settings.parallel is not None else min(model.n_slots, N_LIVE_DEFAULT_MAX),
         n_waiting_max=settings.queue_size,

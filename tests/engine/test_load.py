@@ -1,0 +1,156 @@
+"""What becomes of requests when more come than can be served, in simulated time on measured step times."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from cllm.engine.cost import CostModel
+from cllm.engine.curve import Curve
+from cllm.engine.places import N_LEAST, Places
+from cllm.engine.scheduler import Limits, Scheduler
+from cllm.testing.fake import FakeVocabulary
+from tests.engine.simulation import NO_OUTPUT_MS, STEP_MS, Asked, Simulation, ask
+
+CURVE = Curve(
+    rows=tuple((n, (ms - NO_OUTPUT_MS * n) / 1000) for n, ms in STEP_MS.items()),
+    outputs=tuple((n, NO_OUTPUT_MS * n / 1000) for n in STEP_MS),
+)
+LONGEST_S = 240.0
+SETTLED_S = 40.0  # how long a load has to show what it does
+
+
+def make_scheduler(**changes: Any) -> Scheduler:
+    """One with the server's defaults."""
+    fields: dict[str, Any] = {"n_cells": 40_000, "n_slots": 256, "n_ctx": 2_000, "n_rows_max": 512, "row_budget": None, "n_live_max": 64}
+    fields |= {"n_waiting_max": 1024, "patience_s": 2.5, "wait_max_s": 300.0, "itl_max_s": 0.25, **changes}
+    return Scheduler(Limits(**fields), FakeVocabulary(), CostModel(CURVE, n_rows_max=512))
+
+
+def some_request(at: float, random: random.Random, key: str = "") -> Asked:
+    return ask(at, random.randint(16, 64), random.randint(20, 80), key)
+
+
+def goodput(rate: float, **changes: Any) -> float:
+    """Requests served well, in a second, while `rate` come in a second."""
+    dice, scheduler = random.Random(1), make_scheduler(**changes)
+    simulation = Simulation(scheduler, refuse=lambda spec, now: scheduler.check_room(now, key=spec.key))
+    at, requests = 0.0, []
+    while at < LONGEST_S:
+        at += dice.expovariate(rate)
+        requests.append(some_request(at, dice))
+    simulation.ask(requests)
+    simulation.run(until_s=LONGEST_S)
+    scheduler.check()
+    return sum(request.is_good() for request in requests if request.at >= SETTLED_S) / (LONGEST_S - SETTLED_S)
+
+
+# --- overload ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def best() -> float:
+    """The goodput of loads up to what can just be served, which is about two requests in a second."""
+    return max(goodput(rate) for rate in (1.5, 2.0, 2.5))
+
+
+def test_at_four_times_what_can_be_served_as_many_are_served_well_as_at_any_load(best: float) -> None:
+    assert goodput(8.0) >= 0.9 * best
+
+
+def test_in_order_of_arrival_everybody_would_wait_too_long(best: float) -> None:
+    assert goodput(8.0, patience_s=None) < 0.1 * best
+
+
+def test_without_a_limit_of_places_everybody_would_be_too_slow(best: float) -> None:
+    assert goodput(8.0, itl_max_s=None) < 0.5 * best
+
+
+def test_a_burst_is_served_to_the_last_request() -> None:
+    scheduler = make_scheduler()
+    simulation = Simulation(scheduler, refuse=lambda spec, now: scheduler.check_room(now))
+    simulation.ask(ask(0.0, 32, 50) for _ in range(64))
+    done = simulation.run()
+    assert all(request.ended_at is not None for request in done)
+    assert max(request.itl_s for request in done) <= 0.25
+
+
+def test_a_deadline_that_the_queue_makes_impossible_ends_before_anything_is_computed_for_it() -> None:
+    scheduler = make_scheduler(n_live_max=4)
+    simulation = Simulation(scheduler)
+    simulation.ask(ask(0.0, 32, 50) for _ in range(4))
+    simulation.run()
+    n_rows = scheduler.totals.n_prefill_rows
+    late = ask(simulation.now, 1900, 10, timeout_s=0.5)
+    simulation.ask([late])
+    simulation.run()
+    assert late.first_at is None
+    assert scheduler.totals.n_prefill_rows == n_rows
+
+
+# --- two keys ---------------------------------------------------------------------------------------------------------
+
+
+def quiet_beside(n_flooding: int, **changes: Any) -> tuple[list[Asked], Simulation]:
+    """One key asks now and then, while another has `n_flooding` requests under way at any time."""
+    dice, scheduler = random.Random(2), make_scheduler(**changes)
+
+    def again(request: Asked, now: float) -> Asked | None:
+        return some_request(now, dice, "flood") if request.spec.key == "flood" and now < LONGEST_S else None
+
+    simulation = Simulation(scheduler, again=again)
+    quiet = [ask(20 + 3.77 * i, 32, 50, "quiet") for i in range(50)]
+    simulation.ask(some_request(0.0, dice, "flood") for _ in range(n_flooding))
+    simulation.ask(quiet)
+    simulation.run()
+    return quiet, simulation
+
+
+def worst_of_hundred(requests: list[Asked]) -> float:
+    return sorted(request.ttft_s for request in requests)[round(0.99 * (len(requests) - 1))]
+
+
+@pytest.mark.parametrize("n_flooding", [8, 32, 100])
+def test_beside_a_key_that_floods_the_other_waits_two_steps_longer_than_alone(n_flooding: int) -> None:
+    alone, _ = quiet_beside(0)
+    beside, simulation = quiet_beside(n_flooding)
+    assert worst_of_hundred(beside) <= worst_of_hundred(alone) + 2 * simulation.longest_step_s
+
+
+def test_yielding_is_no_thrashing_each_request_of_the_quiet_key_costs_one_preemption_at_most() -> None:
+    quiet, simulation = quiet_beside(100)
+    assert 0 < simulation.scheduler.totals.n_preempted <= len(quiet)
+
+
+def test_keys_that_both_flood_are_served_by_their_weights() -> None:
+    dice, scheduler = random.Random(3), make_scheduler(key_weights={"double": 2.0})
+
+    def again(request: Asked, now: float) -> Asked:
+        return some_request(now, dice, request.spec.key)
+
+    simulation = Simulation(scheduler, again=again)
+    simulation.ask(some_request(0.0, dice, key) for key in ("double", "single") for _ in range(50))
+    simulation.run(until_s=LONGEST_S)
+    n_tokens = {key: sum(request.n_tokens for request in simulation.done if request.spec.key == key) for key in ("double", "single")}
+    assert n_tokens["double"] / n_tokens["single"] == pytest.approx(2.0, rel=0.1)
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_model_has_a_few_places_nevertheless() -> None:
+    slow = CostModel(Curve(rows=((1, 2.0), (64, 60.0)), outputs=((1, 0.1),)), n_rows_max=64)
+    assert Places(slow, n_max=64, itl_max_s=0.25).n(0) == N_LEAST
+
+
+def test_a_fast_model_has_all_places() -> None:
+    fast = CostModel(Curve(rows=((1, 0.005), (64, 0.008)), outputs=((1, 0.0001),)), n_rows_max=64)
+    assert Places(fast, n_max=64, itl_max_s=0.25).n(0) == 64
+
+
+def test_as_long_as_nothing_was_measured_all_places_are_open() -> None:
+    guessed = CostModel(CURVE, n_rows_max=512, measured=False)
+    places = Places(guessed, n_max=64, itl_max_s=0.001)
+    assert places.n(0) == 64
