@@ -36,8 +36,9 @@ def check(run: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str) -> None:
-    check(run_contract("--backend", FAKE, "--kv", layout, folder=tmp_path))
+@pytest.mark.parametrize("can_trim", [1, 0])
+def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str, can_trim: int) -> None:
+    check(run_contract("--backend", FAKE, "--kv", layout, "--backend-option", f"can_trim={can_trim}", folder=tmp_path))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

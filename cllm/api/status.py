@@ -81,6 +81,7 @@ def _slot(view: SequenceView, n_ctx: int) -> dict[str, Any]:
         "n_generated": view.n_generated,
         "n_computed": view.n_computed,
         "n_cells": view.n_held,
+        "n_shared": view.n_shared,
         "n_preempted": view.n_preempted,
         "priority": view.priority,
     }

@@ -10,6 +10,7 @@ from cllm.engine.prefix import n_common
 from cllm.engine.sequence import Phase, Sequence
 
 N_COMMON_LEAST = 32  # tokens: waiting costs at least a step, and fewer rows than this hardly make one longer
+N_SAME_LEAST = 8  # the same where nothing but the last token is left to compute: several answers to one prompt come in dozens
 N_FOLLOWED_MAX = 4  # leaders of one sequence; then it computes what is left by itself, so that nobody waits for ever
 
 
@@ -44,10 +45,10 @@ class Followers:
         if sequence.n_followed >= N_FOLLOWED_MAX:
             return None
         best: _Lead | None = None
-        least = n_known + N_COMMON_LEAST
         for leader in running:
             if leader.phase is Phase.PREFILL and _could_share(leader, sequence):
                 n = n_common(leader.tokens, sequence.tokens, 0, sequence.n_shareable)
+                least = n_known + (N_COMMON_LEAST if n < sequence.n_shareable else N_SAME_LEAST)
                 if n >= max(least, leader.n_computed + 1) and (best is None or n > best.n_common):
                     best = _Lead(leader, n)
         if best is None:

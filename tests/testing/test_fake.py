@@ -129,6 +129,19 @@ def test_in_streams_a_slot_has_an_equal_part_and_a_copy_takes_cells() -> None:
         model.share(0, 2, 5)
 
 
+def test_without_trimming_a_slot_is_kept_whole_or_dropped() -> None:
+    model = FakeModel(can_trim=False)
+    put(model, 0, [65, 66, 67])
+    assert not model.capabilities.can_share
+    assert not model.capabilities.can_trim
+    with pytest.raises(StepFailed, match="cannot be trimmed"):
+        model.trim(0, 2)
+    assert model.slot_tokens(0) == [65, 66, 67]
+    model.trim(0, 3)
+    model.drop(0)
+    assert model.slot_tokens(0) == []
+
+
 def test_a_saved_slot_gives_back_its_tokens() -> None:
     model = FakeModel()
     put(model, 0, [5, 6, 7])
