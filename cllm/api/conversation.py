@@ -187,7 +187,7 @@ async def open_chat(
     grammar = await compiled(context, model, conversation.form)
     tokens = await prompt_of(context, model, conversation)
     specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, grammar=grammar)
-    return Chat(open_generation(context, specs, endpoint), len(tokens))
+    return Chat(await open_generation(context, specs, endpoint), len(tokens))
 
 
 async def prompt_of(context: Context, model: ServedModel, conversation: Conversation) -> list[int]:

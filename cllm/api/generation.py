@@ -178,7 +178,7 @@ def check_room(context: Context, asked: Wanted, param: str, n_sequences: int | N
         raise
 
 
-def open_generation(context: Context, specs: list[SequenceSpec], endpoint: str) -> Generation:
+async def open_generation(context: Context, specs: list[SequenceSpec], endpoint: str) -> Generation:
     """Submit a request's sequences; they are cancelled when the exchange ends before they do.
 
     Raises: Unavailable · ContextExceeded.
@@ -186,6 +186,7 @@ def open_generation(context: Context, specs: list[SequenceSpec], endpoint: str) 
     if context.settings.log_prompts:
         for spec in specs:
             log.info("prompt", request_id=g.request_id, text=text_of(context.engine.model.vocabulary, spec.prompt))
+    await context.engine.recall(specs)
     stream = context.engine.open(specs, since_s=time.perf_counter() - g.started_at)
     generation = Generation(context, stream, len(specs), endpoint, g.started_at)
     cleanup().callback(generation.close)

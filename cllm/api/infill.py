@@ -80,7 +80,7 @@ async def answer(context: Context, body: InfillRequest) -> Response:
     check_room(context, asked, "n")
     tokens = await _tokens(context, model, body)
     specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
-    generation = open_generation(context, specs, ENDPOINT)
+    generation = await open_generation(context, specs, ENDPOINT)
     if body.stream:
         return sse_response(SseBody(generation, await generation.first_events(), InfillStream(model.name), openai_shape))
     (completion,) = await generation.complete()

@@ -122,7 +122,7 @@ async def answer(context: Context, body: GenerateRequest, *, stream: bool, endpo
     prompts.check_fits(model, body.prompt)
     tokens = await prompts.text_prompt(context, body.prompt)
     specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
-    generation = open_generation(context, specs, endpoint)
+    generation = await open_generation(context, specs, endpoint)
     answer_id = uuid.uuid4().hex
     if stream:
         return sse_response(SseBody(generation, await generation.first_events(), NativeStream(answer_id), native_shape))

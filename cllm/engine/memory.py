@@ -115,6 +115,13 @@ class Memory:
         """How many tokens of a waiting sequence need not be computed if it comes now."""
         return self._find(sequence).n_tokens
 
+    def n_kept(self, key: Key, tokens: list[int]) -> int:
+        """How many of `tokens`, the last one apart, are in the model's memory or on the host."""
+        match = self.tree.match(key, tokens, len(tokens) - 1, whole=not self.limits.can_trim)
+        n_have = 0 if match is None else match.n_tokens
+        chain = None if self.offload is None else self.offload.pool.find(key, tokens[:-1], n_have)
+        return n_have if chain is None else chain.end
+
     def fits(self, sequence: Sequence, n_spare: int) -> bool:
         """Say whether a waiting sequence's tokens and `n_spare` cells for others find room now, cached branches making way."""
         return self.n_missing(sequence, n_spare) <= 0
@@ -230,9 +237,16 @@ class Memory:
             return
         slot = self.tree.oldest()
         assert slot is not None
-        if self.offload.is_carried_too_long(slot):
+        if self.offload.is_carried_too_long(slot, self.tree.n_alone(slot)):
             self.totals.n_retired_slots += 1
             self._evict_slot(slot)
+
+    def retire_oldest(self) -> bool:
+        """Move the branch that was unused for longest to the host; False when there is none."""
+        slot = self.tree.oldest()
+        if slot is not None:
+            self._evict_slot(slot)
+        return slot is not None
 
     # --- what the model is owed ---------------------------------------------------------------------------------------
 

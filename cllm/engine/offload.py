@@ -66,9 +66,9 @@ class Offload:
         """The slot's branch is cached from now on, or has been of use just now."""
         self._carried_s_at[slot] = self._carried_s
 
-    def is_carried_too_long(self, slot: int) -> bool:
-        """Say whether carrying a cached branch has cost more than moving it to the host and back."""
-        return self.prices.is_worth_a_move(self._carried_s - self._carried_s_at.get(slot, self._carried_s))
+    def is_carried_too_long(self, slot: int, n_alone: int) -> bool:
+        """Say whether carrying a cached branch's own cells has cost more than moving them to the host and back."""
+        return self.prices.is_worth_a_move(n_alone, self._carried_s - self._carried_s_at.get(slot, self._carried_s))
 
     # --- cells that come ----------------------------------------------------------------------------------------------
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-SAVE_CELL_S = 20e-6  # measured on two cores with a model of 112 KiB a cell, until something better is known
-RESTORE_CELL_S = 33e-6
-PREFILL_ROW_S = 3.5e-3
-MOVE_S = 2e-4  # for the calls of one move, however few its cells
+SAVE_CELL_S = 2e-6  # until the first save has been measured: a hopeful guess, or there might never be one
+RESTORE_CELL_S = 3e-6
+PREFILL_ROW_S = 3.5e-3  # measured on two cores with a model of 0.6 billion parameters, for who has no cost model
+MOVE_S = 5e-5  # for the calls of one move, however few its cells
 REUSE = 0.2  # share of evicted branches that are asked for again: a guess on the side of not saving
 WEIGHT = 0.2  # of the newest move in what is known of the moves
 N_CELLS_TO_LEARN = 16  # of a smaller move the calls are the larger part
@@ -30,16 +30,16 @@ class Prices:
 
     def __init__(self, costs: Costs | None = None) -> None:
         self._costs = costs
-        self._save_cell_s = (costs.save_s(1) if costs else None) or SAVE_CELL_S
-        self._restore_cell_s = (costs.restore_s(1) if costs else None) or RESTORE_CELL_S
+        self._save_cell_s = costs.save_s(1) if costs else None
+        self._restore_cell_s = costs.restore_s(1) if costs else None
 
     def save_s(self, n_cells: int) -> float:
         """Seconds to save so many cells."""
-        return MOVE_S + n_cells * self._save_cell_s
+        return MOVE_S + n_cells * (self._save_cell_s or SAVE_CELL_S)
 
     def restore_s(self, n_cells: int) -> float:
         """Seconds to restore so many cells."""
-        return MOVE_S + n_cells * self._restore_cell_s
+        return MOVE_S + n_cells * (self._restore_cell_s or RESTORE_CELL_S)
 
     def prefill_s(self, n_rows: int) -> float:
         """Seconds to compute so many cells."""
@@ -57,19 +57,23 @@ class Prices:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""
         return self.restore_s(n_cells) < self.prefill_s(n_gained)
 
-    def is_worth_a_move(self, carried_cell_s: float) -> bool:
-        """Say whether a cell that cost `carried_cell_s` to carry should have gone to the host.
+    def is_worth_a_move(self, n_cells: int, carried_cell_s: float) -> bool:
+        """Say whether `n_cells` cells, each of which cost `carried_cell_s` to carry, should go to the host.
 
         Who changes over as soon as carrying has cost as much as a move pays at most twice what would have been best, whatever comes.
         """
-        return carried_cell_s > self._save_cell_s + self._restore_cell_s
+        return n_cells * carried_cell_s > self.save_s(n_cells) + self.restore_s(n_cells)
 
     def saved(self, n_cells: int, seconds: float) -> None:
         """Learn what a save took."""
         if n_cells >= N_CELLS_TO_LEARN:
-            self._save_cell_s += WEIGHT * (seconds / n_cells - self._save_cell_s)
+            self._save_cell_s = _learned(self._save_cell_s, seconds / n_cells)
 
     def restored(self, n_cells: int, seconds: float) -> None:
         """Learn what a restore took."""
         if n_cells >= N_CELLS_TO_LEARN:
-            self._restore_cell_s += WEIGHT * (seconds / n_cells - self._restore_cell_s)
+            self._restore_cell_s = _learned(self._restore_cell_s, seconds / n_cells)
+
+
+def _learned(known: float | None, newest: float) -> float:
+    return newest if known is None else known + WEIGHT * (newest - known)

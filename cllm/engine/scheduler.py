@@ -111,13 +111,13 @@ class Scheduler:
 
     def __init__(self, limits: Limits, vocabulary: Vocabulary, cost: CostModel | None = None) -> None:
         self.limits = limits
-        self.memory = Memory(_memory_limits(limits), _offload(limits))
+        self.cost = cost if cost is not None else CostModel(DEFAULT_CURVE, n_rows_max=limits.n_rows_max, measured=False)
+        self.memory = Memory(_memory_limits(limits), _offload(limits, self.cost))
         self.cells = self.memory.cells
         self.totals = Totals()
         self._vocabulary = vocabulary
         self._texts: dict[frozenset[int], TokenTexts] = {}  # by the control tokens that they show
         self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
-        self.cost = cost if cost is not None else CostModel(DEFAULT_CURVE, n_rows_max=limits.n_rows_max, measured=False)
         budget = RowBudget(self.cost, n_rows_max=limits.n_rows_max, n_rows_fixed=limits.row_budget, itl_target_s=limits.itl_target_s)
         self._former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot)
         self._places = Places(self.cost, n_max=self._n_live_max, itl_max_s=limits.itl_max_s)
@@ -256,6 +256,11 @@ class Scheduler:
         if not isinstance(error, Aborted):
             self._accuse(members, error, events)
         return events
+
+    def plan_retirement(self) -> Plan | None:
+        """The step that moves one cached branch to the host, the oldest first; None when none is left. Only while nothing is under way."""
+        assert not self._sequences
+        return self._former.form([], self.memory.take_moves(), [], 0) if self.memory.retire_oldest() else None
 
     def evict_cached(self) -> None:
         """Forget what is kept of ended sequences; the next plan frees it."""
@@ -616,11 +621,11 @@ def _memory_limits(limits: Limits) -> MemoryLimits:
     )
 
 
-def _offload(limits: Limits) -> Offload | None:
+def _offload(limits: Limits, cost: CostModel) -> Offload | None:
     if not (limits.keeps_prefixes and limits.can_save and limits.host_pool_n_bytes):
         return None
     pool = HostPool(limits.host_pool_n_bytes, can_cut=limits.can_trim)
-    return Offload(pool, Prices(), can_save_part=limits.can_save_part)
+    return Offload(pool, Prices(cost), can_save_part=limits.can_save_part)
 
 
 def _note_admission(sequence: Sequence, now: float) -> None:

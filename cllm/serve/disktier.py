@@ -6,7 +6,7 @@ Nothing here runs in a step: files are read and written in threads, one of each 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import attrs
@@ -14,7 +14,8 @@ import structlog
 import trio
 
 from cllm.engine.hostpool import Piece
-from cllm.engine.pieces import PieceTree
+from cllm.engine.memory import Memory
+from cllm.engine.pieces import Chain, PieceTree
 from cllm.engine.prefix import Key
 from cllm.serve.statefiles import StateFiles, StoredPiece, Unfit, touch
 
@@ -50,6 +51,7 @@ class DiskTier:
         self._work = trio.Event()
         self._writing = trio.CapacityLimiter(1)
         self._reading = trio.CapacityLimiter(1)
+        self._recalling = trio.Lock()
 
     @classmethod
     def open(cls, folder: str, fingerprint: str, n_bytes_max: int) -> DiskTier:
@@ -73,10 +75,24 @@ class DiskTier:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
+    async def recall(self, memory: Memory, key: Key, tokens: list[int]) -> None:
+        """Bring what leads further into `tokens` than `memory` and its host pool do into the pool. Returns at once if nothing does."""
+        offload = memory.offload
+        if offload is None or not self._leads(key, tokens, 0, can_cut=offload.pool.can_cut):
+            return
+        async with self._recalling:  # who comes with the same tokens finds them in the pool
+            for piece in await self.fetch(key, tokens, memory.n_kept(key, tokens), can_cut=offload.pool.can_cut):
+                offload.pool.put(piece)
+        self.offer(offload.pool.take_evicted())
+
+    def _leads(self, key: Key, tokens: list[int], n_have: int, *, can_cut: bool) -> Chain[StoredPiece] | None:
+        chain = self._tree.find(self._files.hidden(key), tokens, n_have, can_cut=can_cut) if self._stored else None
+        return None if chain is None or chain.end - n_have < N_CELLS_LEAST else chain
+
     async def fetch(self, key: Key, tokens: list[int], n_have: int, *, can_cut: bool) -> list[Piece]:
         """Return the pieces that lead further into `tokens` than the `n_have` cells that are known; none if that is not worth a file."""
-        chain = self._tree.find(self._files.hidden(key), tokens, n_have, can_cut=can_cut)
-        if chain is None or chain.end - n_have < N_CELLS_LEAST:
+        chain = self._leads(key, tokens, n_have, can_cut=can_cut)
+        if chain is None:
             return []
         found: list[Piece] = []
         for stored in chain.pieces:
@@ -108,13 +124,27 @@ class DiskTier:
         for piece in pieces:
             self._owed.append(piece)
             self._n_bytes_owed += piece.n_bytes
+        if not self._owed:
+            return
         while self._n_bytes_owed > N_BYTES_OWED_MAX and len(self._owed) > 1:
             self._n_bytes_owed -= self._owed.popleft().n_bytes
             self.totals.n_lost += 1
         self._work.set()
 
-    async def run(self) -> None:
-        """Write what is offered, until cancelled."""
+    async def beside(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Write what is offered while `work` runs. Raises: what `work` raises."""
+        failure: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write_on)
+            try:
+                await work()
+            except Exception as error:  # as it would come without a nursery
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _write_on(self) -> None:
         while True:
             await self._work.wait()
             self._work = trio.Event()
@@ -126,6 +156,16 @@ class DiskTier:
             piece = self._owed.popleft()
             self._n_bytes_owed -= piece.n_bytes
             await self.write(piece)
+
+    async def keep(self, pieces: list[Piece]) -> None:
+        """Write `pieces`, the longest unused of which come first, as the server goes down: the last ones first, for time may be short."""
+        n_bytes = 0
+        for piece in reversed(pieces):
+            n_bytes += piece.n_bytes
+            if n_bytes > self.n_bytes_max:
+                break
+            await self.write(piece)
+        await self.write_owed()
 
     async def write(self, piece: Piece) -> None:
         """Write one piece, unless its cells are on disk already or it is too large; the longest unused files make room."""

@@ -137,6 +137,10 @@ class Engine:
             raise NotSupported(self._embeddings)
         return self._embeddings
 
+    async def recall(self, specs: Seq[SequenceSpec]) -> None:
+        """Bring what the disk has of the sequences' beginnings into memory before they are queued. Raises: Unavailable."""
+        await self._ready_loop().recall(specs)
+
     def open(self, specs: Seq[SequenceSpec], *, since_s: float = 0.0) -> EventStream:
         """Submit the sequences of one request, which was received `since_s` ago, all or none; return the stream of their events.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import structlog
 import trio
@@ -12,14 +13,17 @@ from cllm.engine.scheduler import Scheduler
 from cllm.errors import Unavailable
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
-from cllm.serve.engine import Engine
-from cllm.serve.loading import Loaded, load
+from cllm.serve.engine import Embeddings, Engine
+from cllm.serve.loading import Loaded, load, open_disk
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, open_model_thread
 from cllm.serve.progress import Progress
 
 log = structlog.get_logger("cllm.engine")
+
+
+KEEP_S = 10.0  # at the end, for what is cached to be written to disk
 
 
 class EngineLife:
@@ -34,6 +38,7 @@ class EngineLife:
         self._loop: StepLoop | None = None
         self._embed_loop: EmbedLoop | None = None
         self._draining = False
+        self._ended = trio.Event()
 
     async def run(self) -> None:
         """Load, then work until drained.
@@ -51,6 +56,13 @@ class EngineLife:
                     loaded.step_model.close()
         finally:
             self.engine.stopped()
+            self._ended.set()
+
+    async def wait_kept(self) -> None:
+        """After `drain`, wait until what is cached is on disk, or the time for that is over; without a disk tier returns at once."""
+        if self._loop is not None and self._loop.disk is not None:
+            with trio.move_on_after(KEEP_S):
+                await self._ended.wait()
 
     def drain(self) -> None:
         """Accept nothing more; `run` returns when the running sequences have ended. A load under way is given up."""
@@ -80,15 +92,24 @@ class EngineLife:
 
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
         scheduler = Scheduler(loaded.limits, loaded.served.vocabulary)
-        loop = StepLoop(loaded.step_model, scheduler, self.engine.metrics, thread)
+        disk = await trio.to_thread.run_sync(open_disk, loaded.step_model, self._settings)
+        loop = StepLoop(loaded.step_model, scheduler, self.engine.metrics, thread, disk)
         if self._draining:
             return
         self._loop = loop
-        self.engine.metrics.watch(scheduler)
+        self.engine.metrics.watch(scheduler, disk)
         embeddings = embeddings_of(loaded.embedder, loop, self.engine.metrics, self._settings)
         self.engine.ready(loaded.served, loop, embeddings)
         self._progress.done(loaded.served)
         self.ready.set()
+        if disk is None:
+            await self._run(loop, embeddings)
+        else:
+            await disk.beside(partial(self._run, loop, embeddings))
+            with trio.move_on_after(KEEP_S):
+                await loop.keep_prefixes()
+
+    async def _run(self, loop: StepLoop, embeddings: Embeddings | str) -> None:
         if isinstance(embeddings, str):
             await loop.run()
         else:

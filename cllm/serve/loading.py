@@ -12,7 +12,9 @@ from cllm import hub
 from cllm.backend import KvLayout, OnProgress, StepModel
 from cllm.config import Settings, api_keys
 from cllm.engine.scheduler import Limits
+from cllm.errors import LoadFailed
 from cllm.registry import choose_backend
+from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embedder, load_main
 from cllm.serve.engine import ServedModel
 from cllm.serve.spec import embedder_spec, model_spec
@@ -105,6 +107,28 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         host_pool_n_bytes=settings.host_cache_mb << 20,
         rows_by_slot=layout is KvLayout.STREAMS,
     )
+
+
+def open_disk(model: StepModel, settings: Settings) -> DiskTier | None:
+    """Open the folder that the settings name, if any; blocks. Raises: LoadFailed when it cannot be used."""
+    if settings.cache_dir is None:
+        return None
+    what_is_missing = _why_no_disk(model, settings)
+    if what_is_missing:
+        log.warning("disk.off", why=what_is_missing)
+        return None
+    try:
+        return DiskTier.open(settings.cache_dir, model.info.fingerprint, settings.cache_dir_mb << 20)
+    except OSError as error:
+        raise LoadFailed(f"--cache-dir {settings.cache_dir}: {error.strerror or error}") from error
+
+
+def _why_no_disk(model: StepModel, settings: Settings) -> str:
+    if not settings.prefix_cache or not settings.host_cache_mb:
+        return "--cache-dir needs the prefix cache and --host-cache-mb"
+    if not model.capabilities.can_save or not model.info.fingerprint:
+        return "this backend cannot save what it has computed"
+    return ""
 
 
 def served_model(model: StepModel, limits: Limits, settings: Settings, *, backend: str, name: str) -> ServedModel:

@@ -15,6 +15,7 @@ from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import Aborted, ModelDied, NoRoom, RequestError, Unavailable
+from cllm.serve.disktier import DiskTier
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
@@ -27,9 +28,12 @@ N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs fr
 class StepLoop:
     """Runs one model for one scheduler. All methods belong to the Trio thread; only `compute` runs elsewhere."""
 
-    def __init__(self, model: StepModel, scheduler: Scheduler, metrics: Metrics, thread: ModelThread) -> None:
+    def __init__(self, model: StepModel, scheduler: Scheduler, metrics: Metrics, thread: ModelThread, disk: DiskTier | None = None) -> None:
         self.scheduler = scheduler
         self.thread = thread
+        self.disk = disk  # takes what the host pool gives up
+        if disk is not None and scheduler.memory.offload is not None:
+            scheduler.memory.offload.pool.keep_evicted()
         self._model = model
         self._metrics = metrics
         self._streams: dict[int, EventStream] = {}
@@ -89,6 +93,22 @@ class StepLoop:
         finally:
             self.end_all(Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped"))
 
+    async def keep_prefixes(self) -> None:
+        """After `run`, write what is cached in the model's memory and on the host to disk, if there is a disk tier."""
+        offload = self.scheduler.memory.offload
+        if self.disk is None or offload is None:
+            return
+        while (plan := self.scheduler.plan_retirement()) is not None:
+            await self._step(plan)
+        await self.disk.keep(offload.pool.pieces())
+
+    async def recall(self, specs: Seq[SequenceSpec]) -> None:
+        """Before sequences are submitted, bring what the disk has of their beginnings into memory; returns at once if it has nothing."""
+        if self.disk is None:
+            return
+        for spec in {(spec.cache_salt, spec.adapter, tuple(spec.prompt)): spec for spec in specs if spec.cache_prompt}.values():
+            await self.disk.recall(self.scheduler.memory, (spec.cache_salt, spec.adapter), list(spec.prompt))
+
     def stop(self) -> None:
         """Let `run` return once every sequence has ended."""
         self._stopping = True
@@ -128,6 +148,12 @@ class StepLoop:
         self._progress_at = now = trio.current_time()
         self._metrics.step(plan, output)
         self._owed += self.scheduler.apply(plan, output, now)
+        self._hand_down()
+
+    def _hand_down(self) -> None:
+        """Let the disk tier have what the host pool had to give up."""
+        if self.disk is not None and self.scheduler.memory.offload is not None:
+            self.disk.offer(self.scheduler.memory.offload.pool.take_evicted())
 
     def _compute(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
         """In the models' thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""

@@ -9,9 +9,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cllm.engine.events import Failed, Finished
+from cllm.engine.hostpool import HostPool
 from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Scheduler
 from cllm.errors import RequestError
+from cllm.serve.disktier import DiskTier
 
 N_STEPS_PENDING_MAX = 512  # an observation costs 2 us, an append 0.05: steps are counted in heaps
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -37,9 +39,11 @@ class Metrics:
         self._embedded = Counter("cllm_embedding_tokens", "Tokens computed for embeddings", registry=registry)
         self._embedding_s = Histogram("cllm_embedding_step_seconds", "Time of an embedder's step", buckets=SECONDS, registry=registry)
 
-    def watch(self, scheduler: Scheduler) -> None:
-        """Show the scheduler's own counters too."""
+    def watch(self, scheduler: Scheduler, disk: DiskTier | None = None) -> None:
+        """Show the scheduler's own counters too, and the disk tier's."""
         self.registry.register(_SchedulerCollector(scheduler))
+        if disk is not None:
+            self.registry.register(_DiskCollector(disk))
 
     def step(self, plan: Plan, output: StepOutput) -> None:
         """Count a step that went well."""
@@ -133,6 +137,39 @@ class _SchedulerCollector(Collector):
             ("cllm_evicted_cells", "Cached cells that made room", cache.n_evicted_cells),
         ):
             yield _counter(name, help_text, value)
+        if scheduler.memory.offload is not None:
+            yield from _of_pool(scheduler.memory.offload.pool)
+
+
+class _DiskCollector(Collector):
+    def __init__(self, disk: DiskTier) -> None:
+        self._disk = disk
+
+    def collect(self) -> Iterator[Metric]:
+        disk, totals = self._disk, self._disk.totals
+        yield GaugeMetricFamily("cllm_disk_cache_bytes", "Size of this model's files in --cache-dir", disk.n_bytes)
+        for name, help_text, value in (
+            ("cllm_disk_cache_hits", "Requests for which something was read", totals.n_hits),
+            ("cllm_disk_cache_reads", "Files read", totals.n_reads),
+            ("cllm_disk_cache_writes", "Files written", totals.n_writes),
+            ("cllm_disk_cache_failures", "Files that could not be read or written", totals.n_failures),
+            ("cllm_disk_cache_lost", "States that came faster than they could be written", totals.n_lost),
+        ):
+            yield _counter(name, help_text, value)
+
+
+def _of_pool(pool: HostPool) -> Iterator[Metric]:
+    totals = pool.totals
+    yield GaugeMetricFamily("cllm_host_cache_bytes", "Saved states in the host's memory", pool.n_bytes)
+    for name, help_text, value in (
+        ("cllm_host_cache_saves", "States saved to the host's memory", totals.n_saves),
+        ("cllm_host_cache_saved_cells", "Cells of these", totals.n_cells_saved),
+        ("cllm_host_cache_hits", "Sequences that began with restored cells", totals.n_restores),
+        ("cllm_host_cache_restored_cells", "Cells of these", totals.n_cells_restored),
+        ("cllm_host_cache_evictions", "States that made room for others", totals.n_evictions),
+        ("cllm_host_cache_failures", "States that could not be saved or restored", totals.n_failures),
+    ):
+        yield _counter(name, help_text, value)
 
 
 def _counter(name: str, help_text: str, value: int) -> Metric:

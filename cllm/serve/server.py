@@ -62,6 +62,8 @@ class Server:
             except* OperatorError as group:  # the port is taken, the certificate unreadable
                 self._complain(leaves(group)[0])
             self._life.drain()
+            if self._code == EXIT_DRAINED:
+                await self._life.wait_kept()
             self._exit_in(STEP_S)
             nursery.cancel_scope.cancel()
         self._progress.stop()

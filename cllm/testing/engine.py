@@ -11,6 +11,7 @@ import trio
 from cllm.backend import Embedder, StepModel
 from cllm.config import Settings
 from cllm.engine.scheduler import Scheduler
+from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, embeddings_of, loaded_embedder
 from cllm.serve.engine import Embeddings, Engine
 from cllm.serve.loading import limits_of, served_model
@@ -30,7 +31,12 @@ class RunningEngine:
 
 @asynccontextmanager
 async def running_engine(
-    model: StepModel, settings: Settings | None = None, *, watchdog_s: float = 60.0, embedder: Embedder | None = None
+    model: StepModel,
+    settings: Settings | None = None,
+    *,
+    watchdog_s: float = 60.0,
+    embedder: Embedder | None = None,
+    disk: DiskTier | None = None,
 ) -> AsyncIterator[RunningEngine]:
     """Run `model` as `cllm serve` would, beside `embedder`; on leaving, all sequences are ended and the invariants are checked.
 
@@ -43,7 +49,7 @@ async def running_engine(
     scheduler = Scheduler(limits, model.vocabulary)
     metrics.watch(scheduler)
     async with open_model_thread() as thread:
-        loop = StepLoop(model, scheduler, metrics, thread)
+        loop = StepLoop(model, scheduler, metrics, thread, disk)
         served = served_model(model, limits, settings, backend="fake", name="fake")
         loaded = OFF if embedder is None else loaded_embedder(embedder, settings.embedding_alias or ("fake-embedder",))
         embeddings = embeddings_of(loaded, loop, metrics, settings)

@@ -347,3 +347,27 @@ def test_backends_lists_both_built_in_ones() -> None:
     names = {backend["name"]: backend["available"] for backend in json.loads(process.output)}
     assert names["llama-cpu"] is True
     assert "llama-gpu" in names
+
+
+def test_a_server_finds_again_what_the_one_before_it_computed(tmp_path: Path) -> None:
+    question = chat("What is continuous batching? " * 12, max_tokens=20)
+    answers = []
+    for _ in range(2):
+        server = serve("--cache-dir", str(tmp_path / "cache"))
+        server.wait_ready()
+        answers.append(server.post("/v1/chat/completions", question))
+        n_read = metric(server, "cllm_disk_cache_reads_total()")[0][1]
+        assert server.end(signal.SIGTERM) == 0, server.output
+    first, again = (answer["usage"] for answer in answers)
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert again["prompt_tokens_details"]["cached_tokens"] == again["prompt_tokens"] - 1
+    assert n_read == 1
+    assert answers[0]["choices"][0]["message"] == answers[1]["choices"][0]["message"]
+
+
+def test_a_cache_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    process = serve("--cache-dir", str(tmp_path / "file"))
+    assert process.end() == 1
+    assert f"cllm: --cache-dir {tmp_path / 'file'}: " in process.output
+    assert "Traceback" not in process.output

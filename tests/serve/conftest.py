@@ -19,6 +19,7 @@ from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.serve.disktier import DiskTier
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
 from cllm.testing.engine import RunningEngine, running_engine
@@ -94,10 +95,10 @@ async def read_all(stream: EventStream) -> list[Answer]:
 
 
 @asynccontextmanager
-async def serving(model: FakeModel, settings: Settings | None = None) -> AsyncIterator[RunningEngine]:
+async def serving(model: FakeModel, settings: Settings | None = None, disk: DiskTier | None = None) -> AsyncIterator[RunningEngine]:
     """Run an engine, and end a test that hangs."""
     with trio.fail_after(TEST_S):
-        async with running_engine(model, settings) as running:
+        async with running_engine(model, settings, disk=disk) as running:
             yield running
 
 

@@ -7,10 +7,16 @@ import stat
 from pathlib import Path
 
 import pytest
+import trio
 
+from cllm.config import Settings
 from cllm.engine.hostpool import Piece
+from cllm.engine.prices import Prices
 from cllm.serve.disktier import DiskTier
 from cllm.serve.statefiles import SECRET_NAME, SUFFIX, StateFiles
+from cllm.testing.engine import RunningEngine
+from cllm.testing.fake import FakeModel
+from tests.serve.conftest import Answer, make_spec, read_all, serving, text_alone
 
 KEY, OTHER_KEY = ("", ""), ("salt of somebody", "")
 TEXT = list(range(1000, 1500))
@@ -228,3 +234,80 @@ async def test_pieces_that_come_faster_than_the_disk_takes_them_are_let_go_oldes
     await tier.write_owed()
     assert tier.totals.n_lost == 7
     assert [len(await fetched(tier, [i] * 200)) for i in range(10)] == [0] * 7 + [1] * 3
+
+
+# --- with an engine ---------------------------------------------------------------------------------------------------
+
+PROMPT = "a long beginning that many requests have in common, " * 4
+
+
+async def answer(running: RunningEngine, prompt: str) -> Answer:
+    assert running.scheduler.memory.offload is not None
+    running.scheduler.memory.offload.prices = Prices()  # of a model for which a restore is always worth it
+    spec = make_spec(prompt)
+    await running.engine.recall([spec])
+    (given,) = await read_all(running.engine.open([spec]))
+    return given
+
+
+async def test_an_engine_finds_again_what_the_one_before_it_computed(tmp_path: Path) -> None:
+    async with serving(FakeModel(), disk=open_tier(tmp_path)) as running:
+        first = await answer(running, PROMPT)
+        await running.loop.keep_prefixes()
+    model = FakeModel()
+    async with serving(model, disk=open_tier(tmp_path)) as running:
+        again = await answer(running, PROMPT)
+        other = await answer(running, PROMPT + "and then they part")
+        assert running.scheduler.memory.offload is not None
+        assert running.scheduler.memory.offload.pool.totals.n_restores == 1
+    assert first.text == again.text == text_alone(PROMPT, 8)
+    assert other.text == text_alone(PROMPT + "and then they part", 8)
+    assert first.finished.usage.n_cached == 0
+    assert again.finished.usage.n_cached == len(PROMPT) - 1
+    assert other.finished.usage.n_cached == len(PROMPT)
+
+
+async def test_requests_that_come_together_read_a_file_once(tmp_path: Path) -> None:
+    async with serving(FakeModel(), disk=open_tier(tmp_path)) as running:
+        await answer(running, PROMPT)
+        await running.loop.keep_prefixes()
+    tier = open_tier(tmp_path)
+    async with serving(FakeModel(), disk=tier) as running, trio.open_nursery() as nursery:
+        for end in "abcd":
+            nursery.start_soon(answer, running, PROMPT + end)
+    assert tier.totals.n_reads == 1
+
+
+async def test_a_state_that_fits_no_more_costs_nothing_but_its_use(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    await tier.write(piece(list(PROMPT.encode()), n_bytes=5000))
+    async with serving(FakeModel(), disk=tier) as running:
+        given = await answer(running, PROMPT)
+        assert running.scheduler.memory.offload is not None
+        assert running.scheduler.memory.offload.pool.totals.n_failures == 1
+        assert len(running.scheduler.memory.offload.pool) == 0
+    assert given.text == text_alone(PROMPT, 8)
+    assert given.finished.usage.n_cached == 0
+
+
+async def test_what_the_host_pool_gives_up_is_written(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    model = FakeModel(n_cells=1024, n_ctx_train=1024)
+    async with serving(model, Settings(host_cache_mb=1), disk=tier) as running:
+        assert running.scheduler.memory.offload is not None
+        running.scheduler.memory.offload.pool.n_bytes_max = 20_000  # as if a cell were large
+        for letter in "abcdefgh":
+            await answer(running, letter * 400)
+        await tier.write_owed()
+    assert tier.totals.n_writes > 0
+    assert len(open_tier(tmp_path)) == tier.totals.n_writes
+
+
+async def test_a_request_that_shares_nothing_reads_nothing(tmp_path: Path) -> None:
+    async with serving(FakeModel(), disk=open_tier(tmp_path)) as running:
+        await answer(running, PROMPT)
+        await running.loop.keep_prefixes()
+    tier = open_tier(tmp_path)
+    async with serving(FakeModel(), disk=tier) as running:
+        await running.engine.recall([make_spec(PROMPT, cache_prompt=False), make_spec(PROMPT, cache_salt="mine")])
+    assert tier.totals.n_reads == 0

@@ -96,7 +96,7 @@ async def _open_text(context: Context, model: ServedModel, body: GenerateRequest
         tokens = await prompts.text_prompt(context, body.prompt)
     grammar = await compiled(context, model, requests.form_of(body))
     specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id, grammar=grammar)
-    return Chat(open_generation(context, specs, GENERATE), len(tokens))
+    return Chat(await open_generation(context, specs, GENERATE), len(tokens))
 
 
 async def _told(chat: Chat, model: ServedModel, body: CommonFields, shape: Body) -> Response:

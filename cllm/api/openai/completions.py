@@ -100,7 +100,7 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
     given = [await _prompt(context, model, body, text) for text in texts]
     asked = attrs.evolve(asked, n=body.n_each)
     specs = asked.specs([one.tokens for one in given], n_logprobs=_n_logprobs(body), key=g.key, request_id=g.request_id, grammar=grammar)
-    generation = open_generation(context, _scored(specs, body), ENDPOINT)
+    generation = await open_generation(context, _scored(specs, body), ENDPOINT)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     head = envelope("cmpl", "text_completion", model.name)
     if body.stream:
