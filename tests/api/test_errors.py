@@ -81,6 +81,7 @@ of_generating_surfaces = pytest.mark.parametrize("surface", GENERATING, ids=lamb
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
@@ -94,6 +95,7 @@ ANTHROPIC_TYPES = {
 OPENAI_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",

@@ -45,7 +45,7 @@ def all_served(context: Context) -> dict[str, ServedModel | ServedEmbedder]:
     model, embedder = context.engine.model, context.engine.embedder
     names: dict[str, ServedModel | ServedEmbedder] = dict.fromkeys(model.aliases, model)
     if embedder is not None:
-        names = {**dict.fromkeys(embedder.aliases, embedder), **names}
+        names.update({name: embedder for name in embedder.aliases if name not in names})
     return names
 
 
