@@ -11,6 +11,7 @@ from cllm.errors import GrammarInvalid
 # Escapes by code point, which the converter would shorten into something that the compiler does not read. A backslash takes the
 # character after it along, so that the second of two begins nothing.
 _ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+N_RULES_MAX = 1000  # the converter takes the square of their number, half a second for so many
 _FIRST_PRINTABLE_BEYOND_ASCII = 0xA0
 
 
@@ -18,6 +19,8 @@ def to_lark(text: str) -> str:
     """Return `text` as Lark; what is Lark already, as it is. Raises: GrammarInvalid."""
     if is_lark_syntax(text):
         return text
+    if (n_rules := text.count("::=")) > N_RULES_MAX:
+        raise GrammarInvalid(f"the grammar has {n_rules} rules, and {N_RULES_MAX} are the most that is compiled")
     try:
         return _converted(_ESCAPES.sub(_plain_escape, text))
     except RecursionError:

@@ -40,6 +40,7 @@ _LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
     step_max_items=20_000,
+    max_items_in_row=10_000,
     max_lexer_states=20_000,
     max_grammar_size=100_000,
     verbose_errors=False,
@@ -278,6 +279,8 @@ N_CHARS_COMPLAINT: Final = 300
 
 def _complaint(error: str) -> str:
     """The compiler's error in one line."""
+    if error.startswith("panic"):
+        return "it is more than the compiler can take"
     error = _EXCERPT.sub("", error)
     error = _ONE_OF.sub("oneOf is supported where its schemas exclude one another", error)
     while error != (shorter := _PLACES.sub("", error)):

@@ -16,6 +16,12 @@ from cllm.errors import GrammarInvalid
 
 Schema: TypeAlias = dict[str, Any]
 
+# What a schema may cost: beyond these, compiling takes seconds for what nobody writes. With the first three together it is about two.
+N_PARTS_MAX: Final = 4096
+N_PROPERTIES_MAX: Final = 1024  # of one object; compiling takes the square of their number
+N_PATTERN_PROPERTIES_MAX: Final = 50  # of one object; each pair is looked at
+N_PATTERNS_MAX: Final = 8  # that one string must match at once
+N_SOME_PROPERTIES_MAX: Final = 32  # of an object of which it takes any one; each is written out before each other
 N_LEVELS_MAX: Final = 60  # of schemas in one another; the compiler's own reader gives up at 128 levels of JSON, two to a schema
 # One blank, or a line break with its indentation: whatever a model may do between two values, it is never long.
 WHITESPACE: Final = r" |\r?\n[ \t]{0,32}"
@@ -55,8 +61,11 @@ def prepared(text: str) -> Schema:
         schema = {}
     if not isinstance(schema, dict):
         raise GrammarInvalid(f"a schema is an object, not {_shown(schema)}")
-    for node, pointer in _reachable(schema):
+    for n_parts, (node, pointer) in enumerate(_reachable(schema)):
+        if n_parts >= N_PARTS_MAX:
+            raise GrammarInvalid(f"the schema has more than {N_PARTS_MAX} parts", pointer)
         _prepare(node, pointer)
+    _check_n_patterns(schema)
     if (endless := first_endless(schema)) is not None:
         raise GrammarInvalid("no finite answer fits", endless)
     schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
@@ -192,15 +201,56 @@ def _prepare(node: Schema, pointer: str) -> None:
         node["pattern"] = _pattern(node["pattern"])
     if isinstance(node.get("patternProperties"), dict):
         node["patternProperties"] = {_pattern(pattern): part for pattern, part in node["patternProperties"].items()}
-    _check_n_properties(node, pointer)
+    for name, n_max in (
+        ("properties", N_PROPERTIES_MAX),
+        ("required", N_PROPERTIES_MAX),
+        ("patternProperties", N_PATTERN_PROPERTIES_MAX),
+    ):
+        if len(node.get(name, ())) > n_max:
+            raise GrammarInvalid(f"{name}: {n_max} are the most that is compiled", pointer, name)
+    _prepare_n_properties(node, pointer)
 
 
-def _check_n_properties(node: Schema, pointer: str) -> None:
-    """A grammar cannot see that a further member's name came before, and a reader takes two of a name for one: they may be too few."""
-    if node.get("minProperties", 0) <= max(1, len(set(node.get("required", ())))):
+def _prepare_n_properties(node: Schema, pointer: str) -> None:
+    """Leave of `minProperties` what a grammar can hold.
+
+    It cannot see that a further member's name came before, and a reader takes two of a name for one: there may be too few of them.
+    """
+    n_min = node.pop("minProperties", 0)
+    if n_min <= len(set(node.get("required", ()))):
         return
-    if node.get("additionalProperties", True) is not False or node.get("patternProperties"):
+    is_open = node.get("additionalProperties", True) is not False or bool(node.get("patternProperties"))
+    if n_min > 1 and is_open:
         raise GrammarInvalid("minProperties is supported up to the number of required properties", pointer, "minProperties")
+    if len(node.get("properties", ())) > N_SOME_PROPERTIES_MAX:
+        complaint = f"minProperties: beside {N_SOME_PROPERTIES_MAX} properties at most, of which none is required"
+        raise GrammarInvalid(complaint, pointer, "minProperties")
+    node["minProperties"] = n_min
+
+
+def _check_n_patterns(schema: Schema) -> None:
+    """Patterns that meet on one string are multiplied by one another."""
+    counts: dict[int, int] = {}
+
+    def n_patterns(node: Any, pointer: str) -> int:
+        if isinstance(node, bool):
+            return 0
+        if id(node) not in counts:
+            counts[id(node)] = 0  # for one that refers to itself
+            n = int("pattern" in node)
+            n += sum(n_patterns(part, pointer) for part in node.get("allOf", ()))
+            n += n_patterns(*_target(schema, node["$ref"], pointer)) if "$ref" in node else 0
+            n += max((n_patterns(part, pointer) for name in ("anyOf", "oneOf") for part in node.get(name, ())), default=0)
+            if n > N_PATTERNS_MAX:
+                raise GrammarInvalid(f"pattern: {N_PATTERNS_MAX} are the most that one string can be held to", pointer, "pattern")
+            counts[id(node)] = n
+        return counts[id(node)]
+
+    try:
+        for node, pointer in _reachable(schema):
+            n_patterns(node, pointer)
+    except RecursionError:
+        raise GrammarInvalid("$ref: the references go on too far") from None
 
 
 def _pattern(pattern: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import attrs
 import numpy as np
@@ -16,6 +17,8 @@ from cllm.engine.dry import Dry
 from cllm.engine.params import SamplingParams, SamplingProfile
 from cllm.engine.penalties import TokenCounts
 from cllm.engine.sampling import Sampler, dry_breaker_tokens, sample
+from cllm.testing.fake import END_OF_TURN, FakeVocabulary
+from cllm.text.grammar import Grammars, GrammarSource, Kind
 
 N_VOCAB = 12
 tokens_lists = st.lists(st.integers(0, N_VOCAB - 1), max_size=60)
@@ -276,3 +279,43 @@ def test_a_row_with_nothing_allowed_or_with_nan_under_the_mask_is_invalid() -> N
     sampled = sample(logits, samplers)
     assert sampled.invalid == [0, 1]
     assert sampled.tokens[2] == 5
+
+
+GRAMMARS = Grammars(FakeVocabulary())
+
+
+def held_to(regex: str, **fields: Any) -> Sampler:
+    """A sampler whose grammar takes what matches."""
+    grammar = GRAMMARS.compile(GrammarSource(Kind.REGEX, regex)).start()
+    return Sampler(SamplingParams(temperature=0), seed=0, tokens=[], n_prompt=0, grammar=grammar, **fields)
+
+
+def draw(sampler: Sampler, favourite: int) -> int:
+    logits = np.zeros((1, FakeVocabulary().n_tokens), np.float32)
+    logits[0, favourite] = 5
+    (token,) = sample(logits, [sampler]).tokens
+    sampler.tokens.append(token)
+    sampler.observe(token)
+    return token
+
+
+def test_a_grammar_moves_on_with_what_is_drawn() -> None:
+    sampler = held_to("a[bc]")
+    assert draw(sampler, ord("c")) == ord("a")
+    assert draw(sampler, ord("c")) == ord("c")
+
+
+@pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"min_tokens": 9}])
+def test_end_tokens_are_barred_where_the_grammar_allows_others_and_only_there(fields: dict[str, Any]) -> None:
+    sampler = held_to("ab?", end_tokens=frozenset({END_OF_TURN}), **fields)
+    assert draw(sampler, END_OF_TURN) == ord("a")
+    assert draw(sampler, END_OF_TURN) == ord("b")
+    assert draw(sampler, ord("x")) == END_OF_TURN
+
+
+def test_where_a_grammar_allows_nothing_the_row_is_invalid_and_the_grammar_says_why() -> None:
+    sampler = held_to("ab")
+    assert sampler.grammar is not None
+    sampler.grammar.accept(ord("x"))
+    assert sample(np.zeros((1, 300), np.float32), [sampler]).invalid == [0]
+    assert sampler.grammar.failure is not None
