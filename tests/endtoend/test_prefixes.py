@@ -14,6 +14,7 @@ from cllm.engine.compute import compute
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
 from tests.endtoend.conftest import LoadModel, load_exact_model
 from tests.endtoend.running import Text, alone, make_scheduler, run, take
 
@@ -151,6 +152,27 @@ def test_whatever_is_preempted_cancelled_and_evicted_in_between(
     for seq_id, each in enumerate(specs, start=1):
         whole = expected(each)
         assert texts[seq_id].tokens == (whole[: len(texts[seq_id].tokens)] if seq_id in cancelled else whole)
+
+
+@pytest.mark.parametrize("layout", [KvLayout.UNIFIED, KvLayout.STREAMS])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_in_every_kind_of_memory_the_next_turn_computes_only_what_is_new(
+    load_exact: LoadModel, tmp_path: Path, architecture: str, layout: KvLayout
+) -> None:
+    path = tmp_path / f"{architecture}.gguf"
+    make_tiny_gguf(path, architecture)
+    model, other = (load_exact(2048, path=path, layout=layout, n_live=8) for _ in range(2))
+    scheduler = make_scheduler(model, row_budget=24, n_live_max=8)
+    rng = random.Random(3)
+    conversations = [[rng.randrange(40, 250) for _ in range(rng.randrange(5, 40))] for _ in range(6)]
+    n_new = sum(map(len, conversations))
+    for turn in range(3):
+        specs = [spec(prompt, turn, n_max=9) for prompt in conversations]
+        texts = run_on(model, scheduler, specs)
+        assert [text.tokens for text in texts] == [alone(other, each).tokens for each in specs]
+        conversations = [prompt + text.tokens + [60 + turn, 61] for prompt, text in zip(conversations, texts, strict=True)]
+        n_new += 3 * len(conversations) if turn < 2 else 0  # two new tokens, and the answer's last one
+    assert scheduler.totals.n_prefill_rows <= n_new
 
 
 def run_on(model: StepModel, scheduler: Scheduler, specs: list[SequenceSpec]) -> list[Text]:
