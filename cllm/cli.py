@@ -71,6 +71,21 @@ def _generate(
     return run(settings, text, system=system, max_tokens=max_tokens, temperature=temperature, seed=seed, raw=raw)
 
 
+def _calibrate(
+    settings: Settings = DEFAULT_SETTINGS,
+    *,
+    plot: Annotated[str | None, Parameter(group=Group("Answer", sort_key=0), help="also draw the curve into this SVG file")] = None,
+) -> int:
+    """Measure what a model's steps cost on this machine, show it, and keep it for the server.
+
+    `cllm serve` measures by itself when it finds nothing that was kept. What it will find has to be measured with the settings that it will
+    have.
+    """
+    from cllm.serve.curveshow import run
+
+    return run(settings, plot_path=plot)
+
+
 def _backends(*, json: Annotated[bool, Parameter(help="print JSON", negative="")] = False) -> int:
     """List the backends: what computes models here, what could, and what it lacks."""
     from cllm.registry import probe_backends
@@ -224,6 +239,7 @@ def make_app(sources: Sources) -> App:
     )
     app.command(_serve, name="serve", help_epilogue=EPILOGUE)
     app.command(_generate, name="generate", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
+    app.command(_calibrate, name="calibrate", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
     app.command(_bench, name="bench", help_epilogue="")
     app.command(_backends, name="backends", help_epilogue="")
     app.command(_pull, name="pull", help_epilogue="")

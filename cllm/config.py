@@ -30,6 +30,7 @@ KvLayout: TypeAlias = Literal["auto", "unified", "streams"]
 FlashAttention: TypeAlias = Literal["auto", "on", "off"]
 SplitMode: TypeAlias = Literal["none", "layer", "row"]
 Profile: TypeAlias = Literal["openai", "llama", "model"]
+Calibrate: TypeAlias = Literal["auto", "off", "again"]
 LogFormat: TypeAlias = Literal["console", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 Pooling: TypeAlias = Literal["auto", "mean", "cls", "last", "rank"]
@@ -201,6 +202,12 @@ class Settings:
     )
     batch_size: Annotated[int, SPEED, _short("-b")] = _setting(2048, "rows (tokens to compute) of one step at most", _between(1, 65536))
     ubatch_size: Annotated[int, SPEED, _short("-ub")] = _setting(512, "rows computed at a time within a step", _between(1, 65536))
+    calibrate: Annotated[Calibrate, SPEED] = _setting(
+        "auto", "measure what steps cost: once for each model and machine, never (it is learned while serving), or now again"
+    )
+    calibration_dir: Annotated[str | None, SPEED] = _setting(
+        None, "folder for what was measured (default: cllm/calibration in the user's cache)", _not_empty
+    )
     row_budget: Annotated[int | None, SPEED] = _setting(
         None, "rows of a step, beyond which prompts are computed in pieces (default: as the cost model says)", _between(1, 65536)
     )

@@ -99,6 +99,7 @@ class Plan:
     saved: list[tuple[Save, bytes | None, float]] = attrs.field(factory=list)  # the states, None where it failed, and the seconds
     restored: list[Restored] = attrs.field(factory=list)
     n_cells: int = 0  # cells in use, which the step's attention walks
+    expected_s: float = 0.0  # what the rows will probably take
 
     @property
     def n_rows(self) -> int:

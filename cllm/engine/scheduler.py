@@ -195,6 +195,8 @@ class Scheduler:
         if self.memory.n_restoring:
             running = [sequence for sequence in running if not sequence.is_restoring]
         plan = self._former.form(running, self.memory.take_moves(), events, self.cells.n_total - self.cells.n_free)
+        if plan.n_rows:
+            plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells)
         return plan if plan.is_step or events else None
 
     def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:

@@ -91,7 +91,7 @@ class EngineLife:
             self._embed_loop.end_all(error)
 
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
-        scheduler = Scheduler(loaded.limits, loaded.served.vocabulary)
+        scheduler = Scheduler(loaded.limits, loaded.served.vocabulary, loaded.cost)
         disk = await trio.to_thread.run_sync(open_disk, loaded.step_model, self._settings)
         loop = StepLoop(loaded.step_model, scheduler, self.engine.metrics, thread, disk)
         if self._draining:

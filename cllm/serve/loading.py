@@ -11,9 +11,13 @@ import structlog
 from cllm import hub
 from cllm.backend import KvLayout, OnProgress, StepModel
 from cllm.config import Settings, api_keys
+from cllm.engine.cost import CostModel
+from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.scheduler import Limits
 from cllm.errors import LoadFailed
 from cllm.registry import choose_backend
+from cllm.serve import curves
+from cllm.serve.calibration import measure
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embedder, load_main
 from cllm.serve.engine import ServedModel
@@ -25,6 +29,7 @@ from cllm.text.template import ChatTemplate
 log = structlog.get_logger("cllm.load")
 
 N_LIVE_DEFAULT_MAX = 64
+SHARE_LOADING = 0.8  # of the progress that is shown; the rest is measuring
 DEMO_NAME = "cllm-demo"
 
 
@@ -35,6 +40,7 @@ class Loaded:
     step_model: StepModel
     served: ServedModel
     limits: Limits
+    cost: CostModel
     embedder: LoadedEmbedder | str = OFF  # or why there is none
 
 
@@ -45,20 +51,45 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     """
     name, backend = choose_backend(settings.backend)
     spec = model_spec(settings)
+    on_loading, on_measuring = _in_turn(on_progress)
     other = settings.embedding_model
     if not getattr(backend, "knows_models", False):
-        spec = attrs.evolve(spec, path=_local_path(spec.path, on_progress))
-        other = None if other is None else _local_path(other, on_progress)
+        spec = attrs.evolve(spec, path=_local_path(spec.path, on_loading))
+        other = None if other is None else _local_path(other, on_loading)
     vectors = embedder_spec(settings, other or spec.path)
-    model = load_main(backend, spec, vectors, on_progress)
+    model = load_main(backend, spec, vectors, on_loading)
     try:
         limits = limits_of(model, settings)
         served = served_model(model, limits, settings, backend=name, name=_name_of(settings.model))
-        embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_progress)
-        return Loaded(step_model=model, served=served, limits=limits, embedder=embedder)
+        embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_loading)
+        cost = cost_of(model, curves.key_of(model, spec, name), settings, on_measuring)
+        return Loaded(step_model=model, served=served, limits=limits, cost=cost, embedder=embedder)
     except BaseException:
         model.close()
         raise
+
+
+def _in_turn(on_progress: OnProgress) -> tuple[OnProgress, OnProgress]:
+    """Two that share a bar: one for what is loaded, one for what is measured then."""
+    return lambda share: on_progress(SHARE_LOADING * share), lambda share: on_progress(SHARE_LOADING + (1 - SHARE_LOADING) * share)
+
+
+def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: OnProgress) -> CostModel:
+    """Return what is known of the cost of `model`'s steps: measured now, or before, or not at all.
+
+    Raises: LoadAborted · what the model's calls raise.
+    """
+    folder = Path(settings.calibration_dir) if settings.calibration_dir else curves.default_folder()
+    curve = curves.read(folder, key) if settings.calibrate == "auto" else None
+    if settings.calibrate == "off" or isinstance(model, EmbeddingsOnly):
+        return CostModel(DEFAULT_CURVE, n_rows_max=model.n_rows_max, measured=False)
+    if curve is None:
+        log.info("calibration.start", why="it is asked for" if settings.calibrate == "again" else "nothing is kept for this model here")
+        began_at = time.perf_counter()
+        curve = measure(model, on_progress, time.perf_counter)
+        log.info("calibration.done", seconds=round(time.perf_counter() - began_at, 1), n_sizes=len(curve.rows))
+        curves.write(folder, key, curve)
+    return CostModel(curve, n_rows_max=model.n_rows_max)
 
 
 def _local_path(model: str, on_progress: OnProgress) -> str:

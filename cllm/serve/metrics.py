@@ -17,6 +17,7 @@ from cllm.serve.disktier import DiskTier
 
 N_STEPS_PENDING_MAX = 512  # an observation costs 2 us, an append 0.05: steps are counted in heaps
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -82,32 +83,40 @@ class _Steps(Collector):
     """The histograms of steps, brought up to date when they are read: by whichever way, so they are in no registry of their own."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[int, int, int, float, float]] = []
+        self._pending: list[tuple[int, int, int, float, float, float]] = []
         self._rows = Histogram("cllm_step_rows", "Rows of a step", buckets=COUNTS, registry=None)
         self._outputs = Histogram("cllm_step_outputs", "Rows of a step whose logits were wanted", buckets=COUNTS, registry=None)
         self._members = Histogram("cllm_step_sequences", "Sequences in a step", buckets=COUNTS, registry=None)
         self._seconds = Histogram("cllm_step_seconds", "Time of a step by phase", ["phase"], buckets=SECONDS, registry=None)
+        self._off = Histogram(
+            "cllm_step_prediction_error",
+            "How far a step's time was from what was expected, as a share of it",
+            buckets=SHARES,
+            registry=None,
+        )
 
     def add(self, plan: Plan, output: StepOutput) -> None:
         n_members = len(plan.decoding) + len(plan.prefilling)
-        self._pending.append((plan.n_rows, len(plan.outputs), n_members, output.model_s, output.sample_s))
+        self._pending.append((plan.n_rows, len(plan.outputs), n_members, output.model_s, output.sample_s, plan.expected_s))
         if len(self._pending) >= N_STEPS_PENDING_MAX:
             self._flush()
 
     def collect(self) -> Iterator[Metric]:
         self._flush()
-        for histogram in (self._rows, self._outputs, self._members, self._seconds):
+        for histogram in (self._rows, self._outputs, self._members, self._seconds, self._off):
             yield from histogram.collect()
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
         model_s, sample_s = self._seconds.labels("model"), self._seconds.labels("sample")
-        for n_rows, n_outputs, n_members, step_model_s, step_sample_s in pending:
+        for n_rows, n_outputs, n_members, step_model_s, step_sample_s, expected_s in pending:
             self._rows.observe(n_rows)
             self._outputs.observe(n_outputs)
             self._members.observe(n_members)
             model_s.observe(step_model_s)
             sample_s.observe(step_sample_s)
+            if n_rows and step_model_s > 0:
+                self._off.observe(abs(expected_s - step_model_s) / step_model_s)
 
 
 class _SchedulerCollector(Collector):
@@ -117,6 +126,9 @@ class _SchedulerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         scheduler, cells, totals = self._scheduler, self._scheduler.cells, self._scheduler.totals
         cache = scheduler.memory.totals
+        error = scheduler.cost.error()
+        if error is not None:
+            yield GaugeMetricFamily("cllm_step_prediction_error_median", "Median of that over the last steps", value=error)
         by_state = GaugeMetricFamily("cllm_cells", "Cells of the KV cache", labels=["state"])
         by_state.add_metric(["free"], cells.n_free)
         by_state.add_metric(["held"], cells.n_held)

@@ -30,6 +30,7 @@ def run(
     """Answer `prompt` on standard output as it is generated; return the process's exit code. Raises: SettingsError."""
     if settings.log_level == "info":  # that is for servers; here the answer is all that was asked for
         settings = attrs.evolve(settings, log_level="warning")
+    settings = attrs.evolve(settings, calibrate="off")  # one answer is there before its steps were measured
     configure_logging(settings)
     progress = make_progress(settings.model or "the demo model")
 

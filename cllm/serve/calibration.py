@@ -1,0 +1,168 @@
+"""Measures what a model's steps cost on this machine: some steps of chosen sizes, within bounded time, after which all slots are empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from cllm.backend import Batch, OnProgress, StepModel
+from cllm.engine.curve import Curve, Points
+from cllm.errors import LoadAborted
+
+SECONDS_MAX: Final = 4.0  # after which no measurement begins, but for the two sizes that every curve needs
+SHARE_ROWS, SHARE_OUTPUTS = 0.55, 0.85  # of that time, when each part is over
+ROWS: Final = (1, 16, 8, 64, 4, 2, 32, 12, 24, 128, 6, 3, 48, 256, 15, 512, 20, 40, 96)  # the most telling first
+OUTPUTS: Final = (1, 16, 8, 4, 64, 32, 2, 12, 24, 48, 128)
+N_ROWS_NEEDED: Final = 2  # sizes that are measured however long it takes
+N_REPEATS, REPEATS_S = 7, 0.05  # a size is measured so often, or as often as goes into this time, but twice at least
+N_CELLS_SAVED: Final = 256  # of the slot whose copies fill the cells
+N_CELLS_FULL: Final = 4096  # in use when their cost is measured, if there are twice as many
+N_COPIES_LEAST: Final = 4
+Clock = Callable[[], float]
+
+
+def measure(model: StepModel, on_progress: OnProgress, clock: Clock) -> Curve:
+    """Measure `model`, all of whose slots are empty; blocks.
+
+    Raises: LoadAborted when `on_progress` says so · what the model's calls raise. The slots are empty then too, unless it died.
+    """
+    return _Measurement(model, on_progress, clock).curve()
+
+
+class _Measurement:
+    def __init__(self, model: StepModel, on_progress: OnProgress, clock: Clock) -> None:
+        self._model = model
+        self._on_progress = on_progress
+        self._clock = clock
+        self._batch = Batch(model.n_rows_max)
+        self._began_at = clock()
+        self._used: set[int] = set()  # slots that are not empty
+        self._rows_s: dict[int, float] = {}
+
+    def curve(self) -> Curve:
+        try:
+            self._step(1, 1)  # the first one finds everything cold
+            self._measure_rows()
+            outputs = self._measure_outputs()
+            cell_s, row_cell_s, save_cell_s, restore_cell_s = self._measure_cells()
+        finally:
+            self._empty()
+        return Curve(
+            rows=sorted(self._rows_s.items()),
+            outputs=outputs,
+            cell_s=cell_s,
+            row_cell_s=row_cell_s,
+            save_cell_s=save_cell_s,
+            restore_cell_s=restore_cell_s,
+        )
+
+    # --- the parts ----------------------------------------------------------------------------------------------------
+
+    def _measure_rows(self) -> None:
+        n_max = min(self._model.n_rows_max, self._model.n_cells_slot, self._model.n_cells)
+        for i, n in enumerate(n for n in ROWS if n <= n_max):
+            if i < N_ROWS_NEEDED or self._has_time(SHARE_ROWS, self._expected_s(n)):
+                self._rows_s[n] = self._least_s(n, 0)
+
+    def _measure_outputs(self) -> Points:
+        """What outputs add: the same step with and without them, one after the other."""
+        added: dict[int, float] = {}
+        for n in OUTPUTS:
+            if n > min(self._model.n_slots, self._model.n_rows_max, self._model.n_cells):
+                continue
+            if not added or self._has_time(SHARE_OUTPUTS, 2 * self._expected_s(n)):
+                bare_s = self._rows_s[n] if n in self._rows_s else self._least_s(n, 0)
+                added[n] = max(self._least_s(n, n) - bare_s, 0.0)
+        return tuple(sorted(added.items()))
+
+    def _measure_cells(self) -> tuple[float, float, float | None, float | None]:
+        """What cells cost that are only there, by filling them with copies of one slot; and what copies cost.
+
+        Returns seconds for each cell: in a step, in a step for each row, to save, to restore.
+        """
+        model = self._model
+        n_cells = min(N_CELLS_SAVED, model.n_cells_slot // 2, model.n_rows_max)
+        n_copies = min(N_CELLS_FULL, model.n_cells // 2) // max(n_cells, 1)
+        n_copies = min(n_copies, model.n_slots - 2)
+        if not model.capabilities.can_save or n_copies < N_COPIES_LEAST or not self._has_time(1.0, self._expected_s(n_cells)):
+            return 0.0, 0.0, None, None
+        self._fill(0, n_cells)
+        began_at = self._clock()
+        state = model.save(0)
+        save_s = self._clock() - began_at
+        restores_s = [self._restore(slot, state) for slot in range(1, n_copies) if self._has_time(1.0, 0.0)]
+        n_full = n_cells * (len(restores_s) + 1)
+        free = len(restores_s) + 1
+        full_s = [self._least_s(n, 0, first_slot=free) for n in (1, 16)]
+        self._empty()
+        bare_s = [self._least_s(n, 0, first_slot=free) for n in (1, 16)]
+        row_cell_s = max((full_s[1] - bare_s[1]) - (full_s[0] - bare_s[0]), 0.0) / 15 / n_full
+        cell_s = max((full_s[0] - bare_s[0]) / n_full - row_cell_s, 0.0)
+        restore_cell_s = median(restores_s) / n_cells if restores_s else None
+        return cell_s, row_cell_s, save_s / n_cells, restore_cell_s
+
+    # --- one size -----------------------------------------------------------------------------------------------------
+
+    def _least_s(self, n_rows: int, n_outputs: int, *, first_slot: int = 0) -> float:
+        """Seconds of a step; all outputs in slots of their own, all other rows in one."""
+        seconds: list[float] = []
+        while len(seconds) < 2 or (len(seconds) < N_REPEATS and sum(seconds) < REPEATS_S):
+            seconds.append(self._step(n_rows, n_outputs, first_slot=first_slot))
+        self._tell()
+        return min(seconds)  # what disturbs a step makes it longer, never shorter
+
+    def _step(self, n_rows: int, n_outputs: int, *, first_slot: int = 0) -> float:
+        """Make a step in empty slots and empty them again; return its seconds."""
+        batch = self._batch
+        batch.n_rows, batch.n_outputs = n_rows, n_outputs
+        batch.tokens[:n_rows] = np.arange(n_rows) % self._model.vocabulary.n_tokens
+        batch.outputs[:n_rows] = n_outputs > 0
+        batch.positions[:n_rows] = 0 if n_outputs else np.arange(n_rows)
+        batch.slots[:n_rows] = first_slot + np.arange(n_rows) if n_outputs else first_slot
+        slots = range(first_slot, first_slot + max(n_outputs, 1))
+        self._used.update(slots)
+        began_at = self._clock()
+        self._model.step(batch)
+        seconds = self._clock() - began_at
+        for slot in slots:
+            self._model.drop(slot)
+        self._used.difference_update(slots)
+        return max(seconds, 1e-9)
+
+    def _fill(self, slot: int, n_cells: int) -> None:
+        batch = self._batch
+        batch.n_rows, batch.n_outputs = n_cells, 0
+        batch.tokens[:n_cells] = np.arange(n_cells) % self._model.vocabulary.n_tokens
+        batch.positions[:n_cells], batch.slots[:n_cells], batch.outputs[:n_cells] = np.arange(n_cells), slot, 0
+        self._used.add(slot)
+        self._model.step(batch)
+
+    def _restore(self, slot: int, state: bytes) -> float:
+        self._used.add(slot)
+        began_at = self._clock()
+        self._model.restore(slot, state)
+        return self._clock() - began_at
+
+    def _empty(self) -> None:
+        for slot in self._used:
+            self._model.drop(slot)
+        self._used.clear()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _expected_s(self, n_rows: int) -> float:
+        """Seconds to measure a size, if a row costs what it cost in the nearest size so far."""
+        if not self._rows_s:
+            return 0.0
+        nearest = min(self._rows_s, key=lambda n: abs(n - n_rows))
+        return 2 * self._rows_s[nearest] * max(n_rows / nearest, 1.0)
+
+    def _has_time(self, share: float, seconds: float) -> bool:
+        return self._clock() - self._began_at + seconds <= share * SECONDS_MAX
+
+    def _tell(self) -> None:
+        if not self._on_progress(min((self._clock() - self._began_at) / SECONDS_MAX, 1.0)):
+            raise LoadAborted("the load was asked to stop")

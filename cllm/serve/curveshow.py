@@ -1,0 +1,78 @@
+"""`cllm calibrate`: measures what a model's steps cost, keeps it for the server, and shows it to a person."""
+
+from __future__ import annotations
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+
+from cllm.bench import plot
+from cllm.config import Settings
+from cllm.engine.cost import CostModel
+from cllm.engine.curve import Curve
+from cllm.serve.loading import load
+from cllm.serve.logs import configure_logging
+from cllm.serve.progress import make_progress
+
+
+def run(settings: Settings, *, plot_path: str | None) -> int:
+    """Measure, keep and show; return the process's exit code. Raises: BackendUnavailable · LoadFailed · BenchFailed."""
+    if plot_path is not None:
+        plot.pyplot()  # what is missing is told before anything is loaded
+    if settings.log_level == "info":
+        settings = attrs.evolve(settings, log_level="warning")
+    configure_logging(settings)
+    progress = make_progress(settings.model or "the demo model")
+
+    def on_progress(share: float) -> bool:
+        progress.update(share)
+        return True
+
+    try:
+        loaded = load(attrs.evolve(settings, calibrate="again"), on_progress)
+    finally:
+        progress.stop()
+    cost = loaded.cost
+    if not isinstance(loaded.embedder, str):
+        loaded.embedder.embedder.close()
+    loaded.step_model.close()
+    show(cost, title=f"{loaded.served.name} on {loaded.served.backend}")
+    if plot_path is not None:
+        draw(cost.curve, plot_path, title=loaded.served.name)
+    return 0
+
+
+def show(cost: CostModel, *, title: str) -> None:
+    """Print the curve: what was measured, and what follows for a cell."""
+    curve, outputs_s = cost.curve, dict(cost.curve.outputs)
+    table = Table(title=title, title_justify="left")
+    for name in ("rows of a step", "ms", "ms for each row", "ms when all are outputs"):
+        table.add_column(name, justify="right")
+    for n, seconds in curve.rows:
+        all_ms = f"{1000 * (seconds + outputs_s[n]):.3g}" if n in outputs_s else ""
+        table.add_row(str(n), f"{1000 * seconds:.3g}", f"{1000 * seconds / n:.3g}", all_ms)
+    console = Console()
+    console.print(table)
+    console.print(f"a cell in use adds {1e6 * curve.cell_s:.2g} us to a step and {1e6 * curve.row_cell_s:.2g} us for each row")
+    if curve.save_cell_s is not None and curve.restore_cell_s is not None:
+        console.print(f"a cell is saved in {1e6 * curve.save_cell_s:.2g} us and restored in {1e6 * curve.restore_cell_s:.2g} us")
+
+
+def draw(curve: Curve, path: str, *, title: str) -> None:
+    """Draw the curve as SVG. Raises: BenchFailed."""
+    figure, axes = plot.pyplot().subplots(1, 2, figsize=(9, 3))
+    outputs_s = dict(curve.outputs)
+    both = [(n, seconds + outputs_s[n]) for n, seconds in curve.rows if n in outputs_s]
+    for name, points in (("no outputs", curve.rows), ("all outputs", both)):
+        counts = [n for n, _ in points]
+        axes[0].plot(counts, [1000 * seconds for _, seconds in points], marker=".", label=name)
+        axes[1].plot(counts, [1000 * seconds / n for n, seconds in points], marker=".", label=name)
+    for axis, label in zip(axes, ("a step, ms", "each row, ms"), strict=True):
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("rows of a step")
+        axis.set_ylabel(label)
+        axis.set_ylim(bottom=0)
+        axis.grid(visible=True, alpha=0.3)
+    axes[1].legend(frameon=False)
+    figure.suptitle(title)
+    plot.save(figure, path)
