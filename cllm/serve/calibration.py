@@ -21,6 +21,7 @@ N_REPEATS, REPEATS_S = 7, 0.05  # a size is measured so often, or as often as go
 N_CELLS_SAVED: Final = 256  # of the slot whose copies fill the cells
 N_CELLS_FULL: Final = 4096  # in use when their cost is measured, if there are twice as many
 N_COPIES_LEAST: Final = 4
+N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
 Clock = Callable[[], float]
 
 
@@ -87,7 +88,8 @@ class _Measurement:
         n_cells = min(N_CELLS_SAVED, model.n_cells_slot // 2, model.n_rows_max)
         n_copies = min(N_CELLS_FULL, model.n_cells // 2) // max(n_cells, 1)
         n_copies = min(n_copies, model.n_slots - 2)
-        if not model.capabilities.can_save or n_copies < N_COPIES_LEAST or not self._has_time(1.0, self._expected_s(n_cells)):
+        is_large = n_cells >= N_ROWS_MANY and n_copies >= N_COPIES_LEAST
+        if not model.capabilities.can_save or not is_large or not self._has_time(1.0, self._expected_s(n_cells)):
             return 0.0, 0.0, None, None
         self._fill(0, n_cells)
         began_at = self._clock()
@@ -96,10 +98,10 @@ class _Measurement:
         restores_s = [self._restore(slot, state) for slot in range(1, n_copies) if self._has_time(1.0, 0.0)]
         n_full = n_cells * (len(restores_s) + 1)
         free = len(restores_s) + 1
-        full_s = [self._least_s(n, 0, first_slot=free) for n in (1, 16)]
+        full_s = [self._least_s(n, 0, first_slot=free) for n in (1, N_ROWS_MANY)]
         self._empty()
-        bare_s = [self._least_s(n, 0, first_slot=free) for n in (1, 16)]
-        row_cell_s = max((full_s[1] - bare_s[1]) - (full_s[0] - bare_s[0]), 0.0) / 15 / n_full
+        bare_s = [self._least_s(n, 0, first_slot=free) for n in (1, N_ROWS_MANY)]
+        row_cell_s = max((full_s[1] - bare_s[1]) - (full_s[0] - bare_s[0]), 0.0) / (N_ROWS_MANY - 1) / n_full
         cell_s = max((full_s[0] - bare_s[0]) / n_full - row_cell_s, 0.0)
         restore_cell_s = median(restores_s) / n_cells if restores_s else None
         return cell_s, row_cell_s, save_s / n_cells, restore_cell_s

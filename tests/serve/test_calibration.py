@@ -1,0 +1,181 @@
+"""What is measured of a model at load, on a fake whose steps take the time that a clock is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cllm.backend import Batch, KvLayout, ModelSpec
+from cllm.config import Settings
+from cllm.engine.curve import Curve
+from cllm.errors import LoadAborted, StepFailed
+from cllm.serve import curves
+from cllm.serve.calibration import SECONDS_MAX, measure
+from cllm.serve.loading import cost_of, load
+from cllm.testing.fake import FakeBackend, FakeModel
+
+
+class TimedModel(FakeModel):
+    """Moves a clock of its own: each step by `row_s` for each row, `output_s` for each output, `cell_s` for each cell in use."""
+
+    def __init__(self, *, first_s: float = 0.005, row_s: float = 0.0, output_s: float = 0.0, cell_s: float = 0.0, **fields: object) -> None:
+        super().__init__(before_step=self._take, **fields)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.sizes: list[int] = []
+        self._costs = first_s, row_s, output_s, cell_s
+
+    def clock(self) -> float:
+        return self.now
+
+    def _take(self, batch: Batch) -> None:
+        first_s, row_s, output_s, cell_s = self._costs
+        self.sizes.append(batch.n_rows)
+        self.now += first_s + batch.n_rows * row_s + batch.n_outputs * output_s + self.n_cells_used * cell_s
+
+    def restore(self, slot: int, state: bytes) -> None:
+        super().restore(slot, state)
+        self.now += 0.01
+
+
+def measured(model: TimedModel) -> Curve:
+    return measure(model, lambda _share: True, model.clock)
+
+
+def test_the_curve_says_what_rows_outputs_and_cells_take() -> None:
+    curve = measured(TimedModel(row_s=0.001, output_s=0.0005, cell_s=1e-6, n_cells=16384))
+    assert {n: dict(curve.rows)[n] for n in (1, 15, 16, 64)} == pytest.approx({1: 0.006, 15: 0.020, 16: 0.021, 64: 0.069})
+    assert dict(curve.outputs)[8] == pytest.approx(0.004)
+    assert curve.cell_s == pytest.approx(1e-6)
+    assert curve.row_cell_s == pytest.approx(0.0, abs=1e-12)
+    assert curve.restore_cell_s == pytest.approx(0.01 / 256)
+
+
+@pytest.mark.parametrize("layout", list(KvLayout)[1:])
+def test_afterwards_all_slots_are_empty(layout: KvLayout) -> None:
+    model = TimedModel(kv_layout=layout, n_slots=8)
+    measured(model)
+    assert model.n_cells_used == 0
+
+
+def test_a_model_that_is_flat_in_rows_is_seen_as_such() -> None:
+    rows = dict(measured(TimedModel(first_s=0.008, row_s=1e-6)).rows)
+    assert rows[128] == pytest.approx(rows[1], rel=0.02)
+
+
+@pytest.mark.parametrize("row_s", [1e-6, 0.003, 0.02])
+def test_it_takes_bounded_time(row_s: float) -> None:
+    model = TimedModel(row_s=row_s, output_s=row_s / 4)
+    measured(model)
+    assert model.now < 1.2 * SECONDS_MAX
+
+
+def test_of_a_slow_model_the_two_most_telling_sizes_are_known() -> None:
+    model = TimedModel(first_s=5.0, row_s=0.2)
+    assert [n for n, _ in measured(model).rows] == [1, 16]
+
+
+@pytest.mark.parametrize("small", [{"n_rows_max": 4}, {"n_cells": 20, "n_slots": 2}, {"n_slots": 1}, {"n_cells": 2, "n_slots": 1}])
+def test_a_small_model_is_measured_as_far_as_it_goes(small: dict[str, int]) -> None:
+    assert measured(TimedModel(row_s=0.001, **small)).rows[0][0] == 1
+
+
+def test_who_stops_the_load_stops_measuring() -> None:
+    model = TimedModel()
+    with pytest.raises(LoadAborted):
+        measure(model, lambda _share: False, model.clock)
+    assert model.n_cells_used == 0
+
+
+def test_a_step_that_fails_leaves_empty_slots() -> None:
+    model = TimedModel()
+
+    def fail(batch: Batch) -> None:
+        if batch.n_rows == 64:
+            raise StepFailed("no")
+
+    model.before_step = fail
+    with pytest.raises(StepFailed):
+        measured(model)
+    assert model.n_cells_used == 0
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+CURVE = Curve(rows=[(1, 0.01), (16, 0.1)], outputs=[(1, 0.001)], cell_s=1e-6, save_cell_s=2e-5, restore_cell_s=3e-5)
+
+
+def key(**fields: object) -> curves.Key:
+    return curves.key_of(FakeModel(), ModelSpec(path="somewhere.gguf", **fields), "fake")  # type: ignore[arg-type]
+
+
+def test_a_curve_that_is_kept_is_found_again(tmp_path: Path) -> None:
+    curves.write(tmp_path / "new", key(), CURVE)
+    assert curves.read(tmp_path / "new", key()) == CURVE
+
+
+def test_other_settings_have_another_curve(tmp_path: Path) -> None:
+    curves.write(tmp_path, key(n_threads=2), CURVE)
+    assert curves.read(tmp_path, key(n_threads=4)) is None
+    assert curves.read(tmp_path, key(n_threads=2)) == CURVE
+
+
+def test_the_same_model_in_another_place_has_the_same_curve() -> None:
+    assert key() == curves.key_of(FakeModel(), ModelSpec(path="elsewhere.gguf"), "fake")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"key": {}, "curve": {}}', b"\xff\xfe", b'{"key": 1}', b"x" * (2 << 20)], ids=lambda c: str(c[:12])
+)
+def test_a_file_that_is_not_ours_is_ignored(tmp_path: Path, content: bytes) -> None:
+    curves.write(tmp_path, key(), CURVE)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(content)
+    assert curves.read(tmp_path, key()) is None
+
+
+@pytest.mark.parametrize("damage", [(b"0.01", b"-0.01"), (b"0.01", b'"x"'), (b"cell_s", b"cell_x")])
+def test_a_damaged_curve_is_ignored(tmp_path: Path, damage: tuple[bytes, bytes]) -> None:
+    curves.write(tmp_path, key(), CURVE)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes().replace(*damage, 1))
+    assert curves.read(tmp_path, key()) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    curves.write(tmp_path / "file", key(), CURVE)
+    assert curves.read(tmp_path / "file", key()) is None
+
+
+def n_steps_of(settings: Settings) -> int:
+    model = FakeModel()
+    cost_of(model, key(), settings, lambda _share: True)
+    return model.n_steps
+
+
+def test_a_model_is_measured_once(tmp_path: Path) -> None:
+    settings = Settings(calibration_dir=str(tmp_path))
+    assert n_steps_of(settings) > 0
+    assert n_steps_of(settings) == 0
+
+
+def test_again_measures_in_any_case_and_off_never(tmp_path: Path) -> None:
+    n_steps_of(Settings(calibration_dir=str(tmp_path)))
+    assert n_steps_of(Settings(calibration_dir=str(tmp_path), calibrate="again")) > 0
+    assert n_steps_of(Settings(calibration_dir=str(tmp_path / "other"), calibrate="off")) == 0
+    assert not (tmp_path / "other").exists()
+
+
+def test_loading_and_measuring_share_one_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", FakeBackend()))
+    shares: list[float] = []
+
+    def on_progress(share: float) -> bool:
+        shares.append(share)
+        return True
+
+    load(Settings(calibration_dir=str(tmp_path)), on_progress)
+    assert shares == sorted(shares)
+    assert 0.8 in shares
+    assert shares[-1] <= 1.0
