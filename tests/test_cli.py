@@ -66,7 +66,8 @@ def test_version_is_printed() -> None:
         (["serve", "no-such.gguf"], "cllm: MODEL: no such file: no-such.gguf"),
         (
             ["serv"],
-            'cllm: Unknown command "serv". Did you mean "serve"? Available commands: serve, generate, calibrate, bench, backends, pull, models.',
+            'cllm: Unknown command "serv". Did you mean "serve"? Available commands: serve, generate, calibrate, bench, backends, pull, '
+            "models.",
         ),
         (["generate"], 'cllm: Command "generate" parameter PROMPT requires an argument.'),
         (["bench", "--concurrency", "0"], "cllm: --concurrency: must be at least 1, not 0"),
