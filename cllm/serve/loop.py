@@ -70,6 +70,11 @@ class StepLoop:
             self._model.abort()
         self._wake(self._progress_at)
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is under way."""
+        return self._plan is not None
+
     def stalled_s(self, now: float) -> float:
         """Seconds since a step last began or ended while there is work; 0 when there is none."""
         return now - self._progress_at if self.scheduler.n_sequences else 0.0

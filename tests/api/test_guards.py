@@ -236,3 +236,29 @@ async def test_malformed_json_is_400_everywhere(serve: Any, body: bytes) -> None
             answer = await api.post(path, body)
             assert (answer.status, answer.json["success"]) == (400, False), path
         assert (await api.complete("x")).status == 200
+
+
+# --- quotas and the queue ---------------------------------------------------------------------------------------------
+
+
+async def test_a_key_with_as_many_completions_under_way_as_it_may_gets_429_and_another_key_is_served(serve: Any) -> None:
+    async with serve(api_key=("one cap=2", "other")) as api:
+        refused = await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 3}, X_Api_Key="one")
+        assert (refused.status, refused.error["type"], refused.error["code"]) == (429, "quota_exceeded_error", "quota_exceeded")
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2}, X_Api_Key="one")).status == 200
+        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 3}, X_Api_Key="other")).status == 200
+
+
+async def test_the_cap_of_all_keys_holds_only_where_there_are_keys(serve: Any) -> None:
+    async with serve(api_key=("one",), key_cap=1) as api:
+        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2}, X_Api_Key="one")).status == 429
+    async with serve(key_cap=1) as api:
+        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2})).status == 200
+
+
+async def test_refusals_are_counted_by_why(serve: Any) -> None:
+    async with serve(api_key=("one cap=1",)) as api:
+        await api.post("/v1/completions", {"prompt": "x", "n": 2}, X_Api_Key="one")
+        metrics = (await api.get("/metrics", X_Api_Key="one")).body.decode()
+        assert 'cllm_refusals_total{why="quota_exceeded"} 1.0' in metrics

@@ -1,0 +1,43 @@
+"""A client that leaves during a long prompt: llama.cpp's step is aborted, and all that it held is free again."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from cllm.config import Settings
+from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sequence import SequenceSpec
+from cllm.testing.engine import running_engine
+from tests.endtoend.conftest import LoadModel
+
+TEST_S = 60.0
+N_PROMPT = 900  # one step
+
+
+@pytest.mark.parametrize("n_before", [0, 3])
+async def test_leaving_during_a_prompt_ends_its_step_and_others_are_answered_as_ever(load_exact: LoadModel, n_before: int) -> None:
+    model = load_exact(2048)
+    settings = Settings(row_budget=1024, prefix_cache=False)
+    spec = SequenceSpec(prompt=[65 + i % 26 for i in range(N_PROMPT)], sampling=SamplingParams(temperature=0.0))
+    short = SequenceSpec(prompt=[65, 66, 67], sampling=SamplingParams(temperature=0.0), stopping=StopParams(max_tokens=4))
+    with trio.fail_after(TEST_S):
+        async with running_engine(model, settings) as running:
+            before = [await answer(running.engine.open([short])) for _ in range(n_before)]
+            with running.engine.open([spec]) as stream:
+                while not running.loop.is_computing:
+                    await trio.lowlevel.checkpoint()
+                stream.cancel()
+            await running.loop.wait_idle()
+            assert running.scheduler.totals.n_prefill_rows == 3 * n_before, "the step did not go to its end"
+            assert running.scheduler.cells.n_held == 0
+            after = await answer(running.engine.open([short]))
+            assert all(tokens == after for tokens in before)
+
+
+async def answer(stream: object) -> list[int]:
+    tokens: list[int] = []
+    async for events in stream:  # type: ignore[attr-defined]
+        for _, event in events:
+            tokens += getattr(event, "tokens", [])
+    return tokens
