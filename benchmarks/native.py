@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from benchmarks.workload import Ask
 from cllm.engine.params import StopParams
-from cllm.engine.plan import Drop, Move, Share, StepOutput, Trim
+from cllm.engine.plan import Drop, Move, Save, Share, StepOutput, Trim
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.testing.fake import FakeVocabulary
@@ -55,7 +55,7 @@ def _steps(scheduler: Scheduler, specs: Iterator[SequenceSpec]) -> Iterator[Fixe
         batch, n = plan.batch, plan.n_rows
         if n:
             columns = (batch.tokens[:n].copy(), batch.positions[:n].copy(), batch.slots[:n].copy(), batch.outputs[:n].copy())
-            yield FixedBatch(tuple(plan.moves), *columns)
+            yield FixedBatch(tuple(move for move in plan.moves if not isinstance(move, Save)), *columns)
         events = scheduler.apply(plan, StepOutput([1000 + i for i in range(len(plan.outputs))], [], None), 0.0)
         for event in events:
             if hasattr(event, "reason") and (spec := next(specs, None)) is not None:

@@ -32,7 +32,7 @@ from cllm.config import Settings
 from cllm.engine.compute import compute, do_move
 from cllm.engine.events import Delta, Event, Finished
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.plan import Move, Plan, StepOutput
+from cllm.engine.plan import Move, Plan, Save, StepOutput
 from cllm.engine.sampling import Sampler
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
@@ -166,11 +166,16 @@ def fixed_batches(model: StepModel, settings: Settings, work: Work, generated: S
         batch, n = plan.batch, plan.n_rows
         if n:
             columns = (batch.tokens[:n].copy(), batch.positions[:n].copy(), batch.slots[:n].copy(), batch.outputs[:n].copy())
-            batches.append(FixedBatch(tuple(plan.moves), *columns, owners))
+            batches.append(FixedBatch(native_moves(plan.moves), *columns, owners))
         return StepOutput(drawn, [], None)
 
     _closed_loop(Scheduler(limits_of(model, settings), model.vocabulary), work, output_of)
     return batches
+
+
+def native_moves(moves: Sequence[Move]) -> tuple[Move, ...]:
+    """The moves without which the rows could not be computed; what is saved for later is the engine's own cost."""
+    return tuple(move for move in moves if not isinstance(move, Save))
 
 
 def _closed_loop(scheduler: Scheduler, work: Work, output_of: Callable[[Plan], StepOutput]) -> int:
@@ -384,6 +389,7 @@ class LoopStage:
         return trio.run(self._run, work)
 
     async def _run(self, work: Work) -> Ran:
+        self.bench.clear()
         async with running_engine(self.bench.model, self.bench.settings) as running:
             return await timed_in_trio(self.bench, work, lambda: self._read_all(running.engine, work))
 
@@ -454,6 +460,7 @@ class AppStage:
 
     async def _run(self, work: Work) -> Ran:
         bodies, answers = work.bodies(stream=self.stream), [b""] * len(work.asks)
+        self.bench.clear()
         async with running_engine(self.bench.model, self.bench.settings) as running:
             app: Any = create_app(running.engine, self.bench.settings)
             ran = await timed_in_trio(self.bench, work, lambda: self._ask_all(app, bodies, answers, work.concurrency))
