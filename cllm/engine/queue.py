@@ -167,8 +167,10 @@ def who_yields(running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cell
     """Return whom to preempt so that `newcomer` has `n_places` and `n_cells` more; empty when justice does not demand it.
 
     A less urgent sequence yields to a more urgent one. Among equally urgent ones, a key that has been served more and has more places
-    gives them to one that has fewer, as long as that does not turn their roles around.
+    gives them to one that has fewer, as long as that does not turn their roles around. `running` stands in order of service.
     """
+    if not running or not _may_yield(running, newcomer):
+        return []
     yielding: list[Sequence] = []
     n_taken: dict[str, int] = {}
     for sequence in sorted(running, key=_rank, reverse=True):
@@ -181,6 +183,13 @@ def who_yields(running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cell
             n_places -= 1
             n_cells -= sequence.n_held - sequence.n_shared
     return yielding if n_places <= 0 and n_cells <= 0 else []
+
+
+def _may_yield(running: Seq[Sequence], newcomer: Sequence) -> bool:
+    """Whether anybody must yield at all: asked before every step while somebody waits."""
+    if running[-1].order[0] > newcomer.order[0]:
+        return True
+    return any(newcomer.share.may_take_from(share, 0) for share in {sequence.share for sequence in running})
 
 
 def _must_yield(sequence: Sequence, newcomer: Sequence, n_taken: int) -> bool:

@@ -19,7 +19,7 @@ from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, SequenceSpec
-from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom, StepFailed, Unavailable
+from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom, QuotaExceeded, StepFailed, Unavailable
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 
@@ -143,6 +143,18 @@ class Machine(RuleBasedStateMachine):
         seq_id = self.scheduler.submit(spec, self.now)
         self.specs[seq_id], self.texts[seq_id] = spec, ""
         return multiple(seq_id)
+
+    @rule(key=st.sampled_from(["", "one", "other"]), n=st.integers(1, 5), timeout_s=st.sampled_from([None, 1.0]))
+    def ask_for_room(self, key: str, n: int, timeout_s: float | None) -> None:
+        refusal: QuotaExceeded | Unavailable | DeadlineExceeded | None = None
+        try:
+            self.scheduler.check_room(self.now, n_sequences=n, key=key, timeout_s=timeout_s)
+        except (QuotaExceeded, Unavailable, DeadlineExceeded) as error:
+            refusal = error
+        if isinstance(refusal, DeadlineExceeded):
+            assert timeout_s is not None
+        elif refusal is not None:
+            assert 1.0 <= refusal.retry_after_s <= 120.0
 
     @rule(seq_id=sequences)
     def cancel(self, seq_id: int) -> None:

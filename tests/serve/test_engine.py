@@ -42,7 +42,7 @@ async def test_while_loading_everything_is_refused_with_the_progress() -> None:
     assert (engine.phase, engine.sequences()) == (EnginePhase.LOADING, [])
 
 
-def test_while_loading_it_is_well() -> None:
+async def test_while_loading_it_is_well() -> None:
     assert loading_engine().health().ok
 
 
