@@ -40,7 +40,6 @@ _LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
     step_max_items=20_000,
-    max_items_in_row=10_000,
     max_lexer_states=20_000,
     max_grammar_size=100_000,
     verbose_errors=False,
@@ -167,7 +166,8 @@ class Grammars:
         try:
             return self._compiled_lark(_start(prepared))
         except GrammarInvalid as error:
-            raise GrammarInvalid(error.complaint, _place_at_fault(prepared)) from None
+            is_too_much = _TOO_MUCH.search(error.complaint) is not None  # that is the fault of no part, and trying them would take long
+            raise GrammarInvalid(error.complaint, "#" if is_too_much else _place_at_fault(prepared)) from None
 
     def _compiled_lark(self, lark: str) -> Grammar:
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark + _OPTIONS), log_level=0, limits=_LIMITS)
@@ -272,6 +272,7 @@ _NOT_SHARED: Final = "does not exist"  # what a part refers to that is no defini
 # What the compiler says of places is about the source that it sees, which is ours.
 _PLACES: Final = re.compile(r"^at \d+\(\d+\): |^failed to compile JSON schema: | while processing json-schema:\S*|^\d+\(\d+\): ")
 _EXCERPT: Final = re.compile(r"\n +\d+ \| .*", re.DOTALL)
+_TOO_MUCH: Final = re.compile(r"too (large|big|many|complex)|exhausted|more than the compiler", re.IGNORECASE)
 _ONE_OF: Final = re.compile(r"oneOf constraints are not supported.*")
 _ENDINGS: Final = {"NoExtension": "nothing can complete it", "NoExtensionBias": "nothing can complete it"}
 N_CHARS_COMPLAINT: Final = 300

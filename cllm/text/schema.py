@@ -19,6 +19,7 @@ Schema: TypeAlias = dict[str, Any]
 # What a schema may cost: beyond these, compiling takes seconds for what nobody writes. With the first three together it is about two.
 N_PARTS_MAX: Final = 4096
 N_PROPERTIES_MAX: Final = 1024  # of one object; compiling takes the square of their number
+N_OPTIONAL_MAX: Final = 480  # of one object: the parser follows four ways for each, and 2,000 at once
 N_PATTERN_PROPERTIES_MAX: Final = 50  # of one object; each pair is looked at
 N_PATTERNS_MAX: Final = 8  # that one string must match at once
 N_SOME_PROPERTIES_MAX: Final = 32  # of an object of which it takes any one; each is written out before each other
@@ -208,6 +209,8 @@ def _prepare(node: Schema, pointer: str) -> None:
     ):
         if len(node.get(name, ())) > n_max:
             raise GrammarInvalid(f"{name}: {n_max} are the most that is compiled", pointer, name)
+    if len(node.get("properties", {}).keys() - set(node.get("required", ()))) > N_OPTIONAL_MAX:
+        raise GrammarInvalid(f"properties: {N_OPTIONAL_MAX} that are not required are the most", pointer, "properties")
     _prepare_n_properties(node, pointer)
 
 

@@ -116,7 +116,7 @@ def test_what_cannot_be_held_to_is_refused_with_its_place(case: Any) -> None:
         ({"type": "null", "x-guidance": {"lenient": True}, "title": "whatever"}, "null", True),
         ({"type": "object", "minProperties": 1}, "{}", False),
         ({"properties": {"a": {}, "b": {}}, "required": ["a", "b"], "minProperties": 2, "type": "object"}, '{"a":1,"b":2}', True),
-        ({"type": "object", "properties": {f"{i}": {"type": "null"} for i in range(1000)}}, '{"0": null, "999": null, "x": 1}', True),
+        ({"type": "object", "properties": {f"{i}": {"type": "null"} for i in range(480)}}, '{"0": null, "479": null, "x": 1}', True),
     ],
 )
 def test_a_schema_takes_what_fits_it(schema: Any, text: str, fits: bool) -> None:
@@ -193,6 +193,7 @@ def test_a_schema_can_stand_in_a_source_of_our_own() -> None:
         ({"type": "object", "minProperties": 2}, "#", "minProperties"),
         ({"type": "object", "properties": {f"{i}": {} for i in range(33)}, "minProperties": 1}, "#", "minProperties"),
         ({"properties": {"a": {"properties": {f"{i}": {} for i in range(1025)}}}}, "#/properties/a", "1024"),
+        ({"properties": {f"{i}": {} for i in range(500)}, "required": [f"{i}" for i in range(19)]}, "#", "not required"),
         ({"patternProperties": {f"^{i:03}$": {} for i in range(51)}}, "#", "50"),
         ({"allOf": [{"type": "string", "pattern": f"{i}"} for i in range(9)]}, "#", "pattern"),
         ({"$ref": "#"}, "#", "no finite answer"),
