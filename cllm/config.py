@@ -218,6 +218,9 @@ class Settings:
         None, "time that a step beside running answers may take (default: two to three times what it takes without prompts)", _positive
     )
 
+    embedding_ctx_size: Annotated[int | None, MEMORY] = _setting(
+        None, "tokens of an input to embed at most, for which cells are kept (default: 2048, or 8192 for a model of its own)", _at_least(1)
+    )
     embedding_slice_ms: Annotated[int, SPEED] = _setting(
         100, "time that a step of embeddings aims at, since answers wait for its end", _between(1, 60_000)
     )

@@ -14,7 +14,7 @@ import attrs
 from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, StepModel
 from cllm.errors import BackendError, BackendUnavailable, DoesNotGenerate, LoadAborted, LoadFailed
 from cllm_llamacpp import devices, machine, settings
-from cllm_llamacpp.embedder import LlamaEmbedder, make_embedder
+from cllm_llamacpp.embedder import N_TOKENS_OWN, LlamaEmbedder, make_embedder
 from cllm_llamacpp.facts import EMBEDDERS, Facts, facts_of
 from cllm_llamacpp.library import LOG, open_library
 from cllm_llamacpp.model import LlamaModel
@@ -111,7 +111,7 @@ def _load_embedder(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: b
         facts = facts_of(lib, model, spec.path)
         vocabulary = LlamaVocabulary(lib, model, facts.info.metadata.get("tokenizer.ggml.pre", ""))
         parts.callback(vocabulary.close)
-        embedder = make_embedder(lib, model, facts, spec, vocabulary, parts, gpu=gpu)
+        embedder = make_embedder(lib, model, facts, spec, vocabulary, parts, n_usual=N_TOKENS_OWN, gpu=gpu)
         embedder.own(parts.pop_all(), model_params)
         return embedder
 

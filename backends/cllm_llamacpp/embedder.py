@@ -23,7 +23,8 @@ _POOLING_RANK: Final = 4
 
 _N_SLOTS: Final = 64  # inputs of one step at most
 _N_SLOTS_WITH_STATE: Final = 8  # where each slot costs a state or a window of its own
-_N_TOKENS_MAX: Final = 8192  # of one input, if memory allows; OpenAI's limit
+N_TOKENS_OWN: Final = 8192  # of one input, if memory allows, for a model that does nothing else; OpenAI's limit
+N_TOKENS_BESIDE: Final = 2048  # for one that has cells to generate with
 _N_TOKENS_LEAST: Final = 512
 _SHARE_OF_MEMORY: Final = 8  # the cells take one part in so many of what is free
 _N_BYTES_OF_LOGITS: Final = 128 << 20  # llama.cpp keeps logits of every row, though nobody asks for them
@@ -40,27 +41,30 @@ class Sizes:
     can_split: bool
 
 
-def sizes_of(spec: ModelSpec, facts: Facts, n_vocab: int, free_bytes: int) -> Sizes:
-    """Return how large to make it: an input that must be computed whole sets the rows of a step, else memory does."""
+def sizes_of(spec: ModelSpec, facts: Facts, n_vocab: int, *, n_usual: int, free_bytes: int) -> Sizes:
+    """Return how large to make it: an input that must be computed whole sets the rows of a step, else memory does.
+
+    An input has as many tokens as the spec has cells, if it says so, else `n_usual`, as far as memory and the model's training go.
+    """
     n_slots = _N_SLOTS_WITH_STATE if facts.has_recurrent_state or facts.has_window else _N_SLOTS
     if facts.sees_ahead:
-        n = max(1, min(facts.info.n_ctx_train, spec.n_rows_max))
+        n = max(1, min(facts.info.n_ctx_train, spec.n_rows_max, spec.n_cells or facts.info.n_ctx_train))
         return Sizes(n_tokens_max=n, n_rows_max=n, n_slots=_N_SLOTS, can_split=False)
     fitting = int(free_bytes / _SHARE_OF_MEMORY / settings.bytes_per_cell(spec, facts))
-    n_tokens = min(facts.info.n_ctx_train, max(_N_TOKENS_LEAST, min(_N_TOKENS_MAX, fitting)))
+    n_tokens = min(facts.info.n_ctx_train, spec.n_cells or max(_N_TOKENS_LEAST, min(n_usual, fitting)))
     least, most = _N_ROWS
     n_rows = min(max(_N_BYTES_OF_LOGITS // (4 * n_vocab) // least * least, least), most, spec.n_rows_max, n_tokens)
     return Sizes(n_tokens_max=n_tokens, n_rows_max=n_rows, n_slots=n_slots, can_split=True)
 
 
 def make_embedder(
-    lib: Any, model: Any, facts: Facts, spec: ModelSpec, vocabulary: LlamaVocabulary, parts: ExitStack, *, gpu: bool
+    lib: Any, model: Any, facts: Facts, spec: ModelSpec, vocabulary: LlamaVocabulary, parts: ExitStack, *, n_usual: int, gpu: bool
 ) -> LlamaEmbedder:
     """Make a context for vectors, which `parts` frees until the embedder owns them, and try it. Raises: LoadFailed."""
     if facts.has_encoder:
         raise LoadFailed(f"{spec.path}: models with an encoder and a decoder give no vectors here")
     pooling = _pooling(spec, facts)
-    sizes = sizes_of(spec, facts, vocabulary.n_tokens, machine.free_memory_bytes())
+    sizes = sizes_of(spec, facts, vocabulary.n_tokens, n_usual=n_usual, free_bytes=machine.free_memory_bytes())
     LOG.forget_errors()
     context = lib.llama_init_from_model(model, _context_params(lib, spec, facts, sizes, pooling, gpu=gpu))
     if not context:

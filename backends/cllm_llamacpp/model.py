@@ -12,7 +12,7 @@ from cllm.backend import Batch, Capabilities, Embedder, Int32s, KvLayout, Logits
 from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed
 from cllm_llamacpp import settings
 from cllm_llamacpp.batch import BatchPointers
-from cllm_llamacpp.embedder import make_embedder
+from cllm_llamacpp.embedder import N_TOKENS_BESIDE, make_embedder
 from cllm_llamacpp.facts import Facts
 from cllm_llamacpp.fingerprint import fingerprint
 from cllm_llamacpp.native import Native
@@ -195,7 +195,8 @@ class LlamaModel:
         self._check_open()
         assert self._native is not None
         with ExitStack() as parts:
-            embedder = make_embedder(self._lib, self._native.model, self._facts, spec, self._vocabulary, parts, gpu=self._gpu)
+            native, words = self._native, self._vocabulary
+            embedder = make_embedder(self._lib, native.model, self._facts, spec, words, parts, n_usual=N_TOKENS_BESIDE, gpu=self._gpu)
             embedder.own(parts.pop_all())
             return embedder
 

@@ -43,6 +43,6 @@ def _name_value(text: str) -> tuple[str, str]:
 
 
 def embedder_spec(settings: Settings, path: str) -> ModelSpec:
-    """Return what to load for vectors, or, of the same model, how: its cells are the embedder's own business."""
+    """Return what to load for vectors, or, of the same model, how."""
     pooling = None if settings.pooling == "auto" else backend.Pooling(settings.pooling)
-    return attrs.evolve(model_spec(settings), path=path, n_cells=None, loras=(), pooling=pooling)
+    return attrs.evolve(model_spec(settings), path=path, n_cells=settings.embedding_ctx_size, loras=(), pooling=pooling)

@@ -18,7 +18,7 @@ from cllm.serve.loading import load as load_served
 from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
 from cllm.testing.tiny_bert import N_CTX, N_EMBD, make_tiny_bert
 from cllm_llamacpp import make_cpu_backend
-from cllm_llamacpp.embedder import LlamaEmbedder, sizes_of
+from cllm_llamacpp.embedder import LlamaEmbedder, Sizes, sizes_of
 
 EXACT = {"n_threads": 1, "cache_type_k": "f32", "cache_type_v": "f32", "flash_attention": FlashAttention.OFF}
 
@@ -237,8 +237,12 @@ def test_what_is_no_model_is_refused_with_a_reason(embedder: Embedders, tmp_path
 
 def test_a_large_vocabulary_makes_steps_small_and_little_memory_contexts(load: Any) -> None:
     facts = load("qwen3")._facts
-    spec = ModelSpec(path="x")
-    assert sizes_of(spec, facts, 152_000, 1 << 34).n_rows_max == 192
-    assert sizes_of(spec, facts, 1_000_000, 1 << 34).n_rows_max == 32
-    assert sizes_of(spec, facts, 300, 1 << 34).n_tokens_max == facts.info.n_ctx_train
-    assert sizes_of(spec, facts, 300, 0).n_tokens_max == 512
+
+    def sizes(n_vocab: int, free_bytes: int = 1 << 34, **fields: int) -> Sizes:
+        return sizes_of(ModelSpec(path="x", **fields), facts, n_vocab, n_usual=8192, free_bytes=free_bytes)  # type: ignore[arg-type]
+
+    assert sizes(152_000).n_rows_max == 192
+    assert sizes(1_000_000).n_rows_max == 32
+    assert sizes(300).n_tokens_max == facts.info.n_ctx_train
+    assert sizes(300, free_bytes=0).n_tokens_max == 512
+    assert sizes(300, free_bytes=0, n_cells=700).n_tokens_max == 700
