@@ -65,6 +65,8 @@ def main(arguments: list[str]) -> int:
     codes = [tox(["lint", "types", *others], ["-m", "not slow", *arguments], links)]
     if here in names:
         codes.append(tox([here], arguments, links))
+    if not arguments:
+        codes.append(tox(["clients"], [], links))
     return max(codes)
 
 
