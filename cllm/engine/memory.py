@@ -142,7 +142,7 @@ class Memory:
         self.ends_waiting(sequence)
         reuse = known.reuse
         if reuse is None:
-            sequence.slot = self._take_slot()
+            sequence.slot = self.cells.take_slot()
             self._miss(sequence)
         else:
             self._reuse(sequence, reuse)
@@ -354,27 +354,33 @@ class Memory:
         match = self.tree.match(_key(sequence), sequence.tokens, n_max, whole=not self.limits.can_trim)
         if match is None:
             return None
-        way, slot = self._way(match)
+        slot = self.tree.slot_through(match.node)
+        way = self._way(match, slot)
         return None if way is None else Reuse(way, slot, match)
 
-    def _way(self, match: Match) -> tuple[Way | None, int]:
-        tree, limits = self.tree, self.limits
-        n, slot = match.n_tokens, tree.slot_through(match.node)
-        is_resting_here = match.node.tips == {slot} and tree.is_resting(slot)
-        n_tail = match.node.end - n
-        if is_resting_here and n_tail <= (N_TAIL_FORGONE if limits.can_trim else 0):
-            return Way.ADOPT, slot
-        if limits.can_share:
-            has_slot = self.cells.n_free_slots or tree.oldest(but=slot) is not None
-            return (Way.SHARE if has_slot else Way.ADOPT), slot
-        if not limits.can_trim:
-            return None, slot
-        pays = limits.copies_slots and n >= N_COPY_LEAST and n * COPY_GAIN >= self._n_in(slot)
+    def _way(self, match: Match, slot: int) -> Way | None:
+        """How to come by the cells of `match`, which `slot` has; None: not at all."""
+        rests = match.node.tips == {slot} and self.tree.is_resting(slot)
+        n_lost = match.node.end - match.n_tokens  # if a sequence goes on in the slot
+        if rests and n_lost <= (N_TAIL_FORGONE if self.limits.can_trim else 0):
+            return Way.ADOPT
+        if self.limits.can_share:
+            return self._way_of_sharing(slot)
+        return self._way_apart(match.n_tokens, slot, may_adopt=rests and n_lost <= match.n_tokens) if self.limits.can_trim else None
+
+    def _way_of_sharing(self, slot: int) -> Way | None:
+        if self.cells.n_free_slots or self.tree.oldest(but=slot) is not None:
+            return Way.SHARE
+        return Way.ADOPT if self.tree.is_resting(slot) else None
+
+    def _way_apart(self, n_tokens: int, slot: int, *, may_adopt: bool) -> Way | None:
+        """Where each slot has cells of its own: into an empty slot a copy, else on in the slot, else a copy in place of another."""
+        pays = self.limits.copies_slots and n_tokens >= N_COPY_LEAST and n_tokens * COPY_GAIN >= self._n_in(slot)
         if pays and self.cells.n_free_slots:
-            return Way.COPY, slot
-        if is_resting_here and n_tail <= n:
-            return Way.ADOPT, slot
-        return (Way.COPY if pays and tree.oldest(but=slot) is not None else None), slot
+            return Way.COPY
+        if may_adopt:
+            return Way.ADOPT
+        return Way.COPY if pays and self.tree.oldest(but=slot) is not None else None
 
     def _n_in(self, slot: int) -> int:
         """Cells that the model has in a slot."""
@@ -398,16 +404,13 @@ class Memory:
             known = self._find(sequence)
         return known
 
-    def _take_slot(self) -> int:
-        return self.cells.take_slot()
-
     def _reuse(self, sequence: Sequence, reuse: Reuse) -> None:
         n_tokens, source = reuse.n_tokens, reuse.slot
         if reuse.way is Way.ADOPT:
             self._adopt(source, n_tokens)
             sequence.slot = source
         else:
-            slot = sequence.slot = self._take_slot()
+            slot = sequence.slot = self.cells.take_slot()
             if reuse.way is Way.SHARE:
                 self.tree.share(slot, reuse.match)
                 self._moves.append(Share(slot, source, n_tokens))
