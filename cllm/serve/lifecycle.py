@@ -92,7 +92,7 @@ class EngineLife:
 
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
         scheduler = Scheduler(loaded.limits, loaded.served.vocabulary, loaded.cost)
-        disk = await trio.to_thread.run_sync(open_disk, loaded.step_model, self._settings)
+        disk = None if self._settings.cache_dir is None else await thread.run(open_disk, loaded.step_model, self._settings)
         loop = StepLoop(loaded.step_model, scheduler, self.engine.metrics, thread, disk)
         if self._draining:
             return
