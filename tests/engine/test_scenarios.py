@@ -14,8 +14,8 @@ reviewer to read in the diff. Commands:
                                        of text a, then 3 of text b; `=2` stands for all tokens of sequence 2
     cancel ID
     now SECONDS
-    step [at=SECONDS] [ID=TOKEN ...]   plan, compute, apply, at the end of which it is SECONDS; every output draws "a" unless told
-                                       otherwise (`end` ends the turn, `nan` is no number)
+    step [at=SECONDS] [unfit] [ID=TOKEN ...]   plan, compute, apply, at the end of which it is SECONDS; every output draws "a" unless told
+                                       otherwise (`end` ends the turn, `nan` is no number); `unfit`: what is on the host does not fit
     fail ERROR [with ID] [moves=N]   plan, and the step raises, after N of its moves if not all; `with`: only if ID has rows, else
                                        the step goes well
     evict                       forget what is cached
@@ -39,7 +39,8 @@ from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE, Curve
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.plan import Drop, Move, Plan, Share, StepOutput, Trim
+from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, StepOutput, Trim
+from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import Sequence, SequenceSpec
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
@@ -70,7 +71,10 @@ class Conversation:
         itl_target_ms = changes.pop("itl_target_ms", None)
         numbers = {name: None if value == "auto" else int(value) for name, value in changes.items()}
         limits = Limits(**{**LIMITS, **numbers}, itl_target_s=int(itl_target_ms) / 1000 if itl_target_ms else None)  # type: ignore[arg-type]
-        return Scheduler(limits, FakeVocabulary(), CostModel(self.curve, n_rows_max=limits.n_rows_max))
+        scheduler = Scheduler(limits, FakeVocabulary(), CostModel(self.curve, n_rows_max=limits.n_rows_max))
+        if scheduler.memory.offload is not None:
+            scheduler.memory.offload.prices = Prices()
+        return scheduler
 
     def tell(self, command: str) -> list[str]:
         word, *rest = command.split()
@@ -142,6 +146,7 @@ class Conversation:
             return ["nothing to do"]
         draws = dict(map(_pair, words))
         self.now = float(draws.pop("at", self.now))  # when the step ends
+        _move(plan, len(plan.moves), fits="unfit" not in draws)
         return [*_plan_lines(plan), *self._apply(plan, draws)]
 
     def do_fail(self, words: list[str]) -> list[str]:
@@ -151,6 +156,7 @@ class Conversation:
         plan.n_moves_done = next((int(word[6:]) for word in words if word.startswith("moves=")), len(plan.moves))
         if culprit is not None and culprit not in {sequence.seq_id for sequence in plan.members()}:
             return [*_plan_lines(plan), *self._apply(plan, {})]
+        _move(plan, plan.n_moves_done, fits=True)
         lines = _plan_lines(plan)
         events = self.scheduler.apply_failure(plan, FAILURES[words[0]], self.now)
         return [*lines, f"raises {words[0]}", *_event_lines(events)]
@@ -189,6 +195,18 @@ def _pair(word: str) -> tuple[str, str]:
 
 def _token(word: str) -> int | None:
     return {"end": END_OF_TURN, "nan": None}.get(word) if not word.isdigit() else int(word)
+
+
+def _move(plan: Plan, n_moves: int, *, fits: bool) -> None:
+    """Note what is saved and restored, as `compute` does."""
+    for move in plan.moves[:n_moves]:
+        if isinstance(move, Save):
+            plan.saved.append((move, bytes(100 * (len(move.tokens) - move.start)), 1e-6))
+        elif isinstance(move, Restore):
+            chain = move.chain
+            plan.restored.append(
+                Restored(move, chain.end, chain.end - chain.start, 1e-6) if fits else Restored(move, chain.start, 0, 0.0, chain.pieces[0])
+            )
 
 
 def _plan_lines(plan: Plan) -> list[str]:
@@ -243,6 +261,10 @@ def _move_line(move: Move) -> str:
             return f"trim slot {slot} to {n_keep}"
         case Share(slot, source, n_tokens):
             return f"slot {slot} shares {n_tokens} of slot {source}"
+        case Save(slot, start, _, tokens):
+            return f"save slot {slot} {start}-{len(tokens) - 1}"
+        case Restore(slot, chain):
+            return f"restore slot {slot} {chain.start}-{chain.end - 1}"
 
 
 def _event_lines(events: list[Event]) -> list[str]:

@@ -1,0 +1,126 @@
+"""What moves to the host and back: only where that is cheaper than computing, and what nobody comes back for is not carried for ever."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from cllm.config import Settings
+from cllm.engine.offload import Offload
+from cllm.engine.prices import MOVE_S, Prices
+from cllm.engine.scheduler import Scheduler
+from cllm.serve.loading import limits_of
+from cllm.testing.fake import FakeModel
+from tests.engine.test_machine import make_spec, run_step
+
+
+@attrs.define
+class Costs:
+    """Seconds for each cell or row."""
+
+    prefill: float = 1e-3
+    carry: float = 0.0
+    save: float | None = 1e-5
+    restore: float | None = 1e-5
+
+    def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
+        return self.prefill * n_rows
+
+    def carry_s(self, n_cells: int, n_rows: int) -> float:
+        return self.carry * n_cells
+
+    def save_s(self, n_cells: int) -> float | None:
+        return None if self.save is None else self.save * n_cells
+
+    def restore_s(self, n_cells: int) -> float | None:
+        return None if self.restore is None else self.restore * n_cells
+
+
+def make(costs: Costs, n_cells: int = 300) -> tuple[FakeModel, Scheduler, Offload]:
+    model = FakeModel(n_cells=n_cells, n_ctx_train=n_cells)
+    scheduler = Scheduler(limits_of(model, Settings()), model.vocabulary)
+    assert scheduler.memory.offload is not None
+    scheduler.memory.offload.prices = Prices(costs)
+    return model, scheduler, scheduler.memory.offload
+
+
+def answer(model: FakeModel, scheduler: Scheduler, prompt: str, n_tokens: int = 2) -> None:
+    scheduler.submit(make_spec(tuple(prompt.encode()), 0, n_tokens, 0.0), 0.0)
+    while run_step(model, scheduler, 0.0) is not None:
+        pass
+    scheduler.check()
+
+
+def test_what_is_computed_as_fast_as_it_is_moved_is_not_saved() -> None:
+    model, scheduler, offload = make(Costs(prefill=1e-5))
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 200)
+    assert offload.pool.totals.n_saves == 0
+
+
+def test_what_is_slow_to_compute_is_saved_and_restored() -> None:
+    model, scheduler, offload = make(Costs())
+    for letter in "aba":
+        answer(model, scheduler, letter * 200)
+    assert (offload.pool.totals.n_saves, offload.pool.totals.n_restores) == (2, 1)
+
+
+def test_what_became_fast_to_compute_is_not_restored() -> None:
+    model, scheduler, offload = make(Costs())
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 200)
+    offload.prices = Prices(Costs(prefill=1e-7))
+    answer(model, scheduler, "a" * 200)
+    assert offload.pool.totals.n_restores == 0
+
+
+def test_a_branch_goes_to_the_host_when_carrying_it_has_cost_as_much_as_moving_it() -> None:
+    model, scheduler, offload = make(Costs(carry=1e-5), n_cells=1000)
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 100, n_tokens=1)  # one step: 1e-5 s for each cell, and moving one costs 2e-5 and a little
+    assert offload.pool.totals.n_saves == 0
+    answer(model, scheduler, "c" * 100, n_tokens=4)
+    assert offload.pool.totals.n_saves >= 1
+    assert scheduler.memory.totals.n_retired_slots >= 1
+    answer(model, scheduler, "a" * 200)
+    assert offload.pool.totals.n_restores == 1
+
+
+def test_cells_that_cost_nothing_to_carry_stay() -> None:
+    model, scheduler, offload = make(Costs(carry=0.0), n_cells=1000)
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 100, n_tokens=50)
+    assert offload.pool.totals.n_saves == 0
+    assert scheduler.cells.n_cached >= 300
+
+
+def test_a_host_pool_of_no_size_is_none() -> None:
+    model = FakeModel()
+    assert Scheduler(limits_of(model, Settings(host_cache_mb=0)), model.vocabulary).memory.offload is None
+    assert Scheduler(limits_of(model, Settings(prefix_cache=False)), model.vocabulary).memory.offload is None
+
+
+# --- prices -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_moves_set_the_price_and_later_ones_correct_it() -> None:
+    prices = Prices(Costs(save=None, restore=None))
+    prices.saved(100, 1.0)
+    assert prices.save_s(100) == pytest.approx(1.0 + MOVE_S)
+    prices.saved(100, 2.0)
+    assert 1.0 < prices.save_s(100) < 2.0
+    prices.restored(100, 3.0)
+    assert prices.restore_s(100) == pytest.approx(3.0 + MOVE_S)
+
+
+def test_a_move_of_few_cells_says_nothing_about_the_price_of_one() -> None:
+    prices = Prices(Costs(save=None))
+    before = prices.save_s(1000)
+    prices.saved(1, 1.0)
+    assert prices.save_s(1000) == before
+
+
+def test_saving_must_pay_though_few_branches_are_asked_for_again() -> None:
+    assert Prices(Costs(prefill=1e-3)).is_worth_saving(100)
+    assert not Prices(Costs(prefill=3e-5)).is_worth_saving(100)
+    assert Prices(Costs(prefill=3e-5)).is_worth_restoring(100, 100)
