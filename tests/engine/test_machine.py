@@ -81,6 +81,21 @@ def alone(prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: floa
     return text
 
 
+@cache
+def scored_alone(prompt: tuple[int, ...]) -> list[tuple[int, float]]:
+    """A prompt's tokens from the second on, with their logprobs, by a model that does nothing else."""
+    model, scheduler = make_scheduler(row_budget=32)
+    scheduler.submit(make_spec(prompt, 0, 0, 0.0, n_prompt_logprobs=0), 0.0)
+    scores: list[tuple[int, float]] = []
+    while (events := run_step(model, scheduler, 0.0)) is not None:
+        scores += [score for event in events for score in scores_of(event)]
+    return scores
+
+
+def scores_of(event: Event) -> list[tuple[int, float]]:
+    return [(one.token, one.logprob) for one in event.prompt_logprobs or ()] if isinstance(event, Delta) else []
+
+
 def make_spec(prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, **fields: object) -> SequenceSpec:
     return SequenceSpec(
         prompt=prompt,
@@ -102,6 +117,7 @@ class Machine(RuleBasedStateMachine):
         self.now = 0.0
         self.specs: dict[int, SequenceSpec] = {}
         self.texts: dict[int, str] = {}
+        self.scores: dict[int, list[tuple[int, float]]] = {}
         self.ends: dict[int, Finished | Failed] = {}
 
     @rule(
@@ -110,7 +126,8 @@ class Machine(RuleBasedStateMachine):
         n_beginning=st.sampled_from([0, 10, 40, 59, 60]),
         rest=st.lists(st.integers(33, 126), min_size=1, max_size=N_CTX - 61).map(tuple),
         seed=st.integers(0, 3),
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.integers(0, 30),
+        n_prompt_logprobs=st.sampled_from([None, None, None, 0]),
         temperature=st.sampled_from([0.0, 1.0]),
         priority=st.integers(-1, 1),
         timeout_s=st.sampled_from([None, None, None, 5.0]),
@@ -141,7 +158,7 @@ class Machine(RuleBasedStateMachine):
     def submit_prompt(self, prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, **fields: object) -> object:
         spec = make_spec(prompt, seed, max_tokens, temperature, **fields)
         seq_id = self.scheduler.submit(spec, self.now)
-        self.specs[seq_id], self.texts[seq_id] = spec, ""
+        self.specs[seq_id], self.texts[seq_id], self.scores[seq_id] = spec, "", []
         return multiple(seq_id)
 
     @rule(key=st.sampled_from(["", "one", "other"]), n=st.integers(1, 5), timeout_s=st.sampled_from([None, 1.0]))
@@ -224,6 +241,7 @@ class Machine(RuleBasedStateMachine):
             assert event.seq_id not in self.ends, "something came after the terminal event"
             if isinstance(event, Delta):
                 self.texts[event.seq_id] += event.text
+                self.scores[event.seq_id] += scores_of(event)
                 continue
             self.ends[event.seq_id] = event
             if isinstance(event, Finished):
@@ -239,6 +257,7 @@ class Machine(RuleBasedStateMachine):
             assert expected.startswith(self.texts[event.seq_id].rstrip("\N{REPLACEMENT CHARACTER}"))
         else:
             assert self.texts[event.seq_id] == expected
+            assert self.scores[event.seq_id] == ([] if spec.n_prompt_logprobs is None else scored_alone(tuple(spec.prompt)))
 
     @invariant()
     def cells_and_slots_add_up(self) -> None:
