@@ -101,6 +101,7 @@ class Memory:
         self._left: dict[int, int] = {}  # slots that waiting sequences have left, by sequence
         self._moves: list[Move] = []  # owed to the model before anyone's rows
         self.offload = offload
+        self._at_prompts_end: list[Sequence] = []  # where slots cannot be cut back to where the prompt ended
         self._restoring: dict[int, Restore] = {}  # by slot: planned, and not settled yet
         self._found: tuple[Sequence, _Basis, Known] | None = None  # the last answer of `_find`, and what it rests on
 
@@ -178,6 +179,8 @@ class Memory:
         sequence.n_computed += n_rows
         if sequence.slot in self.tree:
             self.tree.extend(sequence.slot, sequence.tokens[start : sequence.n_computed])
+            if self.offload is not None and not self.limits.can_trim and sequence.n_computed == sequence.n_prompt:
+                self._at_prompts_end.append(sequence)
 
     # --- who goes -----------------------------------------------------------------------------------------------------
 
@@ -252,6 +255,8 @@ class Memory:
 
     def take_moves(self) -> list[Move]:
         """Hand over the moves that must be done before the next step's rows."""
+        if self._at_prompts_end:
+            self._save_prompts()
         moves, self._moves = self._moves, []
         return moves
 
@@ -495,6 +500,16 @@ class Memory:
         move = self.offload.save_of(slot, self.tree.key_of(slot), self.tree.tokens_of(slot), self.tree.n_alone(slot))
         if move is not None:
             self._moves.append(move)
+
+    def _save_prompts(self) -> None:
+        """Save slots that cannot be cut as they are at the end of the prompt: another answer than this one may follow in the next turn."""
+        assert self.offload is not None
+        for sequence in self._at_prompts_end:
+            slot, n_prompt = sequence.slot, sequence.n_prompt
+            if self._live.get(slot) is sequence and sequence.n_computed == n_prompt and not sequence.is_restoring:
+                move = self.offload.save_of(slot, _key(sequence), sequence.tokens[:n_prompt], n_prompt)
+                self._moves += [] if move is None else [move]
+        self._at_prompts_end.clear()
 
     def _let_go(self, sequence: Sequence) -> None:
         restore = self._restoring.pop(sequence.slot, None)

@@ -14,7 +14,7 @@ from cllm.errors import Unavailable
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
 from cllm.serve.engine import Embeddings, Engine
-from cllm.serve.loading import Loaded, load, open_disk
+from cllm.serve.loading import Loaded, load, open_disk, what_is_kept
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, open_model_thread
@@ -97,6 +97,7 @@ class EngineLife:
         if self._draining:
             return
         self._loop = loop
+        log.info("prefixes", kept=what_is_kept(loaded.limits))
         self.engine.metrics.watch(scheduler, disk)
         embeddings = embeddings_of(loaded.embedder, loop, self.engine.metrics, self._settings)
         self.engine.ready(loaded.served, loop, embeddings)

@@ -140,6 +140,19 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
     )
 
 
+def what_is_kept(limits: Limits) -> str:
+    """Say which beginnings of prompts this model's memory need not compute twice, for people."""
+    if not limits.keeps_prefixes:
+        return "nothing"
+    if limits.can_share:
+        return "any beginning, shared by whoever has it"
+    if limits.can_trim:
+        return "the beginnings of ended sequences, in one slot at a time or copied"
+    if limits.can_save and limits.host_pool_n_bytes:
+        return "ended sequences and the ends of prompts, whole: this memory cannot be cut"
+    return "ended sequences, whole: this memory cannot be cut"
+
+
 def open_disk(model: StepModel, settings: Settings) -> DiskTier | None:
     """Open the folder that the settings name, if any; blocks. Raises: LoadFailed when it cannot be used."""
     if settings.cache_dir is None:

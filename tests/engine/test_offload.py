@@ -94,6 +94,25 @@ def test_cells_that_cost_nothing_to_carry_stay() -> None:
     assert scheduler.cells.n_cached >= 300
 
 
+def test_memory_that_cannot_be_cut_is_saved_at_the_end_of_the_prompt_for_another_answer_to_follow() -> None:
+    model = FakeModel(can_trim=False)
+    scheduler = Scheduler(limits_of(model, Settings()), model.vocabulary)
+    offload = scheduler.memory.offload
+    assert offload is not None
+    offload.prices = Prices(Costs())
+    answer(model, scheduler, "a" * 200, n_tokens=5)
+    assert offload.pool.totals.n_saves == 1
+    answer(model, scheduler, "a" * 200 + "not what was answered")
+    assert offload.pool.totals.n_restores == 1
+    assert scheduler.memory.totals.n_tokens_saved == 200
+
+
+def test_memory_that_can_be_cut_is_not_saved_before_it_must_go() -> None:
+    model, scheduler, offload = make(Costs(), n_cells=1000)
+    answer(model, scheduler, "a" * 200, n_tokens=5)
+    assert offload.pool.totals.n_saves == 0
+
+
 def test_a_host_pool_of_no_size_is_none() -> None:
     model = FakeModel()
     assert Scheduler(limits_of(model, Settings(host_cache_mb=0)), model.vocabulary).memory.offload is None
