@@ -7,7 +7,7 @@ from typing import Final
 from cllm.engine.cost import CostModel
 
 SHARE_OF_PROMPTS: Final = 2.0  # a step beside waiting prompts takes about so many times one without: the pace of `RowBudget`
-N_LEAST: Final = 4  # a model so slow that fewer would be bearable alone is expected to be slow
+N_LEAST: Final = 16  # rows that fill a CPU's kernels: with fewer places, all are served later and hardly anybody faster
 N_CALLS_TO_REFRESH: Final = 32
 
 
