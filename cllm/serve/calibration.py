@@ -13,12 +13,12 @@ from cllm.engine.curve import Curve, Points
 from cllm.errors import LoadAborted
 
 SECONDS_MAX: Final = 4.0  # after which no measurement begins, but for the two sizes that every curve needs
-SHARE_ROWS, SHARE_OUTPUTS = 0.55, 0.85  # of that time, when each part is over
+SHARE_ROWS, SHARE_OUTPUTS = 0.5, 0.75  # of that time, when each part is over
 ROWS: Final = (1, 16, 8, 64, 4, 2, 32, 12, 24, 128, 6, 3, 48, 256, 15, 512, 20, 40, 96)  # the most telling first
 OUTPUTS: Final = (1, 16, 8, 4, 64, 32, 2, 12, 24, 48, 128)
 N_ROWS_NEEDED: Final = 2  # sizes that are measured however long it takes
 N_REPEATS, REPEATS_S = 7, 0.05  # a size is measured so often, or as often as goes into this time, but twice at least
-N_CELLS_SAVED: Final = 256  # of the slot whose copies fill the cells
+N_CELLS_SAVED: Final = 128  # of the slot whose copies fill the cells
 N_CELLS_FULL: Final = 4096  # in use when their cost is measured, if there are twice as many
 N_COPIES_LEAST: Final = 4
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
@@ -89,7 +89,7 @@ class _Measurement:
         n_copies = min(N_CELLS_FULL, model.n_cells // 2) // max(n_cells, 1)
         n_copies = min(n_copies, model.n_slots - 2)
         is_large = n_cells >= N_ROWS_MANY and n_copies >= N_COPIES_LEAST
-        if not model.capabilities.can_save or not is_large or not self._has_time(1.0, self._expected_s(n_cells)):
+        if not model.capabilities.can_save or not is_large or not self._has_time(1.0, self._expected_s(n_cells) / 2):
             return 0.0, 0.0, None, None
         self._fill(0, n_cells)
         began_at = self._clock()

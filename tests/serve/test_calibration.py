@@ -48,7 +48,7 @@ def test_the_curve_says_what_rows_outputs_and_cells_take() -> None:
     assert dict(curve.outputs)[8] == pytest.approx(0.004)
     assert curve.cell_s == pytest.approx(1e-6)
     assert curve.row_cell_s == pytest.approx(0.0, abs=1e-12)
-    assert curve.restore_cell_s == pytest.approx(0.01 / 256)
+    assert curve.restore_cell_s == pytest.approx(0.01 / 128)
 
 
 @pytest.mark.parametrize("layout", list(KvLayout)[1:])
