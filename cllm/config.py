@@ -31,6 +31,9 @@ FlashAttention: TypeAlias = Literal["auto", "on", "off"]
 SplitMode: TypeAlias = Literal["none", "layer", "row"]
 Profile: TypeAlias = Literal["openai", "llama", "model"]
 Calibrate: TypeAlias = Literal["auto", "off", "again"]
+ToolFormat: TypeAlias = Literal[
+    "auto", "generic", "hermes", "qwen-coder", "llama", "mistral", "mistral-args", "deepseek", "deepseek-json", "phi", "cohere"
+]
 LogFormat: TypeAlias = Literal["console", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 Pooling: TypeAlias = Literal["auto", "mean", "cls", "last", "rank"]
@@ -161,6 +164,9 @@ class Settings:
     lora: Annotated[tuple[str, ...], MODEL] = _setting((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", _lora_file)
     mmap: Annotated[bool, MODEL] = _setting(True, "map the file into memory instead of reading it")
     mlock: Annotated[bool, MODEL] = _setting(False, "keep the model from being swapped out")
+    tool_format: Annotated[ToolFormat, MODEL] = _setting(
+        "auto", "how the model writes tool calls (default: as its chat template says); generic: tell it in a system message"
+    )
     gpu_layers: Annotated[int | None, MODEL, _short("-ngl")] = _setting(
         None, "layers on the GPU (default: all that fit for llama-gpu, none for llama-cpu)", _at_least(0)
     )

@@ -19,28 +19,26 @@ import attrs
 from quart import Response, g
 
 from cllm.api import prompts
+from cllm.api.calling import grammar_of
 from cllm.api.context import Context
 from cllm.api.errors import ErrorShape
 from cllm.api.generation import Completion, Generation, check_room, open_generation
 from cllm.api.sampling_fields import Wanted
 from cllm.api.sse import PLAIN, SseBody, Wire, sse_response
-from cllm.api.structured import Form, compiled
+from cllm.api.structured import Form
+from cllm.api.tool_checks import check_toolbox
 from cllm.engine.events import Delta, Finished, TokenLogprob
-from cllm.errors import NotSupported
 from cllm.serve.engine import ServedModel
+from cllm.text import generic_tools
+from cllm.text.answers import AnswerFormat
+from cllm.text.call_grammar import is_held
+from cllm.text.dialect import Dialect
+from cllm.text.grammar import Grammar
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
+from cllm.text.thinking import Thinking
 from cllm.text.tools import Toolbox
 
 CALL_ID_PREFIX = "call_"
-
-
-@attrs.frozen(kw_only=True)
-class Thinking:
-    """What a request says of reasoning; None leaves it to the model."""
-
-    enabled: bool | None = None
-    effort: str | None = None  # none, minimal, low, medium, high
-    n_tokens_max: int | None = None  # of the reasoning; then it is ended
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +47,7 @@ class Conversation:
 
     messages: Sequence[dict[str, Any]]
     toolbox: Toolbox = attrs.field(factory=Toolbox)
+    tool_fields: tuple[str, str] = ("name", "parameters")  # what the surface calls a tool's name and schema
     thinking: Thinking = attrs.field(factory=Thinking)
     form: Form | None = None  # what the answer's content must look like
     variables: Mapping[str, Any] = attrs.field(factory=dict)  # further ones for the template
@@ -182,35 +181,96 @@ async def open_chat(
     context: Context, model: ServedModel, conversation: Conversation, asked: Wanted, *, endpoint: str, n_logprobs: int | None = None
 ) -> Chat:
     """Submit a conversation. Raises: InvalidRequest · NotSupported · ContextExceeded · Unavailable · TemplateFailed."""
-    _refuse_unserved(conversation)
     check_room(context, asked, "n")
-    grammar = await compiled(context, model, conversation.form)
-    tokens = await prompt_of(context, model, conversation)
-    specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, grammar=grammar)
+    text = await render(model, conversation)
+    form = _form(model, conversation, text)
+    grammar = await _grammar(context, model, conversation, form)
+    tokens = await _tokens(context, model, text)
+    specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, grammar=grammar, answer=form)
     return Chat(await open_generation(context, specs, endpoint), len(tokens))
 
 
 async def prompt_of(context: Context, model: ServedModel, conversation: Conversation) -> list[int]:
     """The tokens of a conversation's prompt. Raises: InvalidRequest · ContextExceeded by far · TemplateFailed."""
-    text = await render(model, conversation)
-    prompts.check_fits(model, text)
-    return await prompts.chat_prompt(context, text, "messages")
+    return await _tokens(context, model, await render(model, conversation))
 
 
 async def render(model: ServedModel, conversation: Conversation) -> str:
     """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed."""
-    return await prompts.render(
+    name, parameters = conversation.tool_fields
+    check_toolbox(conversation.toolbox, name=name, parameters=parameters)
+    known, thinking = model.template.features.variables, conversation.thinking
+    toolbox, dialect = conversation.toolbox, model.dialect
+    offered = toolbox.tools if toolbox.is_open else ()
+    messages: Sequence[Mapping[str, Any]] = with_names(conversation.messages)
+    if not dialect.knows_tools:
+        messages, offered = generic_tools.told(messages, offered), ()
+    text = await prompts.render(
         model,
-        conversation.messages,
-        tools=[tool.for_template() for tool in conversation.toolbox.tools] or None,
+        messages,
+        tools=[tool.for_template() for tool in offered] or None,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
-        variables=conversation.variables,
+        variables=thinking.variables(known, conversation.variables),
+    )
+    return _with_tags(dialect, text, conversation, thinking.budget(known))
+
+
+def _with_tags(dialect: Dialect, text: str, conversation: Conversation, budget: int | None) -> str:
+    """The prompt with the tags of reasoning that a template has left out, or written whatever it was told."""
+    if dialect.tags is None or conversation.continue_final_message or not conversation.add_generation_prompt:
+        return text
+    if budget == 0 and _is_opened(dialect, text):
+        return f"{text.rstrip()}\n\n{dialect.tags.closing}\n\n"
+    # An answer that is held to a form begins with it, unless reasoning has begun.
+    if conversation.form is not None and conversation.thinking.wanted and not _is_opened(dialect, text):
+        return f"{text}{dialect.tags.opening}\n"
+    return text
+
+
+async def _tokens(context: Context, model: ServedModel, text: str) -> list[int]:
+    prompts.check_fits(model, text)
+    return await prompts.chat_prompt(context, text, "messages")
+
+
+def _is_opened(dialect: Dialect, text: str) -> bool:
+    return dialect.tags is not None and text.rstrip().endswith(dialect.tags.opening)
+
+
+async def _grammar(context: Context, model: ServedModel, conversation: Conversation, form: AnswerFormat | None) -> Grammar | None:
+    """What holds the answer, whose reasoning stays free."""
+    opening: str | None = None
+    if form is not None and form.tags is not None:
+        opening = "" if form.opened or form.n_reasoning_max == 0 else form.tags.opening
+    _, parameters = conversation.tool_fields
+    return await grammar_of(context, model, conversation.toolbox, conversation.form, parameters=parameters, opening=opening)
+
+
+def _form(model: ServedModel, conversation: Conversation, text: str) -> AnswerFormat | None:
+    """How the answer to the prompt `text` is to be read; None where it can hold nothing but content."""
+    dialect, toolbox = model.dialect, conversation.toolbox
+    if dialect.tags is None and not toolbox.is_open:
+        return None
+    return AnswerFormat(
+        tags=dialect.tags,
+        opened=_is_opened(dialect, text),
+        n_reasoning_max=conversation.thinking.budget(model.template.features.variables) if dialect.closing else None,
+        closing=dialect.closing,
+        calls=dialect.calls if toolbox.is_open else None,
+        tools=toolbox.callable,
+        assured=is_held(dialect.calls, toolbox) or (toolbox.is_open and conversation.form is not None),
+        single=not toolbox.parallel,
+        shown=dialect.shown,
     )
 
 
-def _refuse_unserved(conversation: Conversation) -> None:
-    if conversation.toolbox.tools:
-        raise NotSupported("tools are not supported", param="tools")
-    if conversation.thinking != Thinking():
-        raise NotSupported("reasoning cannot be set", param="reasoning_effort")
+def with_names(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Results of tools with the names of what was called, which some templates want and few clients send."""
+    names: dict[str, str] = {}
+    named: list[Mapping[str, Any]] = []
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[call.get("id") or ""] = call["function"]["name"]
+        name = names.get(message.get("tool_call_id") or "") if message.get("role") == "tool" else None
+        named.append({"name": name, **message} if name is not None else message)
+    return named

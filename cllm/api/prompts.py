@@ -30,7 +30,7 @@ N_TOKEN_BYTES_MAX = 256
 
 async def render(
     model: ServedModel,
-    messages: Sequence[dict[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool,
     continue_final_message: bool,

@@ -19,6 +19,7 @@ from cllm.engine.params import SamplingParams, SamplingProfile, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
+from cllm.text.answers import AnswerFormat
 from cllm.text.grammar import Grammar
 
 SEED_MASK = (1 << 64) - 1
@@ -101,7 +102,14 @@ class Wanted:
     cache_salt: str
 
     def specs(
-        self, prompts: Sequence[Sequence[int]], *, n_logprobs: int | None, key: str, request_id: str, grammar: Grammar | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n_logprobs: int | None,
+        key: str,
+        request_id: str,
+        grammar: Grammar | None = None,
+        answer: AnswerFormat | None = None,
     ) -> list[SequenceSpec]:
         """The sequences of a request: `n` for each prompt, those of a prompt together.
 
@@ -115,6 +123,7 @@ class Wanted:
                 seed=(self.seed + i * SEED_STRIDE) & SEED_MASK,
                 n_logprobs=n_logprobs,
                 grammar=grammar,
+                answer=answer,
                 priority=self.priority,
                 timeout_s=self.timeout_s,
                 key=key,

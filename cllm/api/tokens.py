@@ -10,7 +10,8 @@ from quart import Blueprint, Response
 
 from cllm.api import prompts, wire
 from cllm.api.context import Context
-from cllm.api.openai.chat import Conversation, Message, render
+from cllm.api.openai.chat import Conversation, render
+from cllm.api.openai.messages import Message
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.backend import Vocabulary

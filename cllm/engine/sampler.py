@@ -45,6 +45,7 @@ class Sampler:
     is_plain: bool  # whether nothing but penalties, bias, mask, temperature, top_n_sigma, top_k, top_p and min_p is on
     grammar: GrammarState | None
     mask: Words | None  # bit i % 32 of word i // 32: whether token i is allowed; None: all are
+    grammar_waits: bool  # the grammar holds what comes later, and knows nothing of what comes now
     _forced: deque[int]
     _generated: TokenCounts | None
     _recent: TokenCounts | None
@@ -78,6 +79,7 @@ class Sampler:
         self.min_tokens = min_tokens
         self.mu = 2 * params.mirostat_tau
         self.grammar = grammar
+        self.grammar_waits = False
         self.mask = None
         self._forced = deque()
         self.temperature = max(params.temperature, TEMPERATURE_MIN)
@@ -109,7 +111,7 @@ class Sampler:
                 self._recent.remove(self.tokens[-self.params.repeat_last_n - 1])
         if self._dry is not None:
             self._dry.observe(token)
-        if self.grammar is not None:
+        if self.grammar is not None and not self.grammar_waits:
             self.grammar.accept(token)
 
     def force(self, tokens: Sequence[int]) -> None:
@@ -128,6 +130,8 @@ class Sampler:
         return self._adjusts_always or masked or bool(self._forced) or len(self._barred()) > 0
 
     def _barred(self) -> npt.NDArray[np.int64]:
+        if self.grammar_waits:
+            return self._not_yet  # an answer that ended now would lack what it is held to
         barred = self._not_yet if len(self.tokens) - self.n_prompt < self.min_tokens else self._never
         if self.mask is not None and len(barred) and not _allows_others(self.mask, barred):
             return barred[:0]  # a grammar that is at its end knows better than a request for more
@@ -140,7 +144,7 @@ class Sampler:
             logits[self._forced[0]] = 0.0
             return
         if self.grammar is not None:
-            self.mask = self.grammar.mask()
+            self.mask = None if self.grammar_waits else self.grammar.mask()
         if self.params.profile is SamplingProfile.OPENAI:
             self._penalise(logits)
             self._bias(logits)

@@ -476,8 +476,11 @@ class Scheduler:
             self._finish(sequence, FinishReason.STOP, None, now, events)
         elif n_tokens >= sequence.n_max:
             self._finish(sequence, FinishReason.LENGTH, None, now, events)
-        elif due := transcript.due():
-            sequence.sampler.force(due)
+        else:
+            if grammar is not None:
+                sequence.sampler.grammar_waits = transcript.is_reasoning
+            if due := transcript.due():
+                sequence.sampler.force(due)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None, now: float, events: list[Event]) -> None:
         self._end(sequence)
@@ -575,7 +578,8 @@ class Scheduler:
         if stopping.max_tokens is not None:
             n_max = min(n_max, n_prompt + stopping.max_tokens)
         end_tokens = vocabulary.end_tokens
-        return Sequence(
+        transcript = self._transcript(spec)
+        sequence = Sequence(
             seq_id=seq_id,
             spec=spec,
             share=self._shares.of(spec.key),
@@ -596,7 +600,7 @@ class Scheduler:
                 dry_breakers=_dry_breakers(spec, vocabulary),
                 grammar=None if spec.grammar is None else spec.grammar.start(),
             ),
-            transcript=self._transcript(spec),
+            transcript=transcript,
             final_tokens=stopping.stop_token_ids if stopping.ignore_eos else stopping.stop_token_ids | end_tokens,
             n_final_from=n_prompt + max(stopping.min_tokens, 1),
             arrived_at=now,
@@ -604,6 +608,8 @@ class Scheduler:
             order=(spec.priority, seq_id),
             may_share=spec.cache_prompt and self.limits.keeps_prefixes,
         )
+        sequence.sampler.grammar_waits = spec.grammar is not None and transcript.is_reasoning
+        return sequence
 
     def _transcript(self, spec: SequenceSpec) -> Transcript:
         shown = frozenset() if spec.answer is None else spec.answer.shown

@@ -23,6 +23,7 @@ from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.records import Record, Records
 from cllm.serve.streams import EventStream
+from cllm.text.dialect import Dialect
 from cllm.text.grammar import Grammar, Grammars, GrammarSource
 from cllm.text.prompt import prompt_tokens
 from cllm.text.template import ChatTemplate
@@ -53,6 +54,7 @@ class ServedModel:
     vocabulary: Vocabulary
     template: ChatTemplate
     grammars: Grammars
+    dialect: Dialect
     capabilities: Capabilities
     n_ctx: int  # tokens of one sequence at most, prompt and generated
     n_cells: int

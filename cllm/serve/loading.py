@@ -23,6 +23,7 @@ from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embed
 from cllm.serve.engine import ServedModel
 from cllm.serve.spec import embedder_spec, model_spec
 from cllm.text.builtin_templates import CHATML
+from cllm.text.dialect import dialect_of
 from cllm.text.grammar import Grammars
 from cllm.text.template import ChatTemplate
 
@@ -178,13 +179,15 @@ def _why_no_disk(model: StepModel, settings: Settings) -> str:
 def served_model(model: StepModel, limits: Limits, settings: Settings, *, backend: str, name: str) -> ServedModel:
     """Return what is told of `model`; `name` is what it is called unless the settings give it another."""
     aliases = settings.alias or (name,)
+    template = _template(model)
     return ServedModel(
         name=aliases[0],
         aliases=aliases,
         backend=backend,
         info=model.info,
         vocabulary=model.vocabulary,
-        template=_template(model),
+        template=template,
+        dialect=dialect_of(template, model.vocabulary, settings.tool_format),
         grammars=Grammars(model.vocabulary),  # now, while nobody waits for a token: it keeps everything else from running
         capabilities=model.capabilities,
         n_ctx=limits.n_ctx,

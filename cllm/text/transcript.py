@@ -32,6 +32,11 @@ class Transcript:
         """Whether the answer is over: it was to hold one tool call and does."""
         return self._reader is not None and self._reader.is_done
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._reader is not None and self._reader.is_reasoning
+
     def due(self) -> tuple[int, ...]:
         """The tokens that must come next, told once: those that end a reasoning that has had its budget. Mostly none."""
         reader, form = self._reader, self._form

@@ -10,7 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cllm.text.answers import AnswerFormat
-from cllm.text.call_formats import COHERE, DEEPSEEK, FORMATS, HERMES, LLAMA, MISTRAL, PHI, QWEN_CODER, CallFormat, format_of
+from cllm.text.call_formats import (
+    COHERE,
+    DEEPSEEK,
+    DEEPSEEK_JSON,
+    FORMATS,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    PHI,
+    QWEN_CODER,
+    CallFormat,
+    format_of,
+)
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import TAGS, tags_in
 from cllm.text.stops import StopStrings
@@ -231,11 +244,13 @@ def test_stop_strings_count_in_content_only() -> None:
 
 def test_templates_tell_their_family() -> None:
     assert format_of("'[TOOL_CALLS]'") is MISTRAL
+    assert format_of("'[TOOL_CALLS]' '[ARGS]'") is MISTRAL_ARGS
     assert format_of("'<tool_call>'") is HERMES
     assert format_of("'<tool_call><function='") is QWEN_CODER
     assert format_of("'<|python_tag|>'") is LLAMA
     assert format_of('\'{"name": "", "parameters": \'') is LLAMA
     assert format_of("'<｜tool▁call▁begin｜>'") is DEEPSEEK
+    assert format_of("'<｜tool▁call▁begin｜>' '```json'") is DEEPSEEK_JSON
     assert format_of("'<|tool|>'") is PHI
     assert format_of("'<|START_ACTION|>'") is COHERE
     assert format_of("") is HERMES

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from cllm.api.conversation import Conversation, Thinking
+from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import Limit, SamplingFields, StopString
 from cllm.api.structured import Form, schema_form
 from cllm.errors import InvalidRequest
+from cllm.text.thinking import Thinking
 from cllm.text.tools import Tool, Toolbox, ToolUse
 
 # --- blocks of content -------------------------------------------------------------------------------------------------

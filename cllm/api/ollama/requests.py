@@ -8,12 +8,13 @@ import msgspec
 from msgspec import Meta
 
 from cllm.api.context import Context
-from cllm.api.conversation import Conversation, Thinking
+from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import INT32_MAX, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.serve.engine import ServedModel
+from cllm.text.thinking import Thinking
 from cllm.text.tools import Tool, Toolbox
 
 LATEST = ":latest"  # the tag that Ollama adds to a name without one

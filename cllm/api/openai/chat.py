@@ -13,35 +13,22 @@ from cllm.api import conversation, wire
 from cllm.api.context import Context
 from cllm.api.conversation import Answer, AnswerShape, open_chat
 from cllm.api.errors import openai_shape
-from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, finite, json_response
+from cllm.api.openai.messages import Message, template_messages
+from cllm.api.openai.shapes import Account, OpenAiStream, TokenNames, envelope, finite, json_response
+from cllm.api.openai.tools import ToolFields, ToolingFields, thinking_of, toolbox_of, tools_of
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import wanted
 from cllm.api.sse import data
 from cllm.api.structured import form_of
-from cllm.api.wire import NULL, is_nothing
+from cllm.api.tool_checks import N_TOOLS_MAX
 from cllm.engine.events import Delta, Finished, TokenLogprob
-from cllm.errors import InvalidRequest, NotSupported
+from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
+from cllm.text.thinking import Thinking
+from cllm.text.tools import Toolbox
 
 ENDPOINT = "/v1/chat/completions"
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}  # developer is OpenAI's newer name
-
-
-class Part(msgspec.Struct):
-    """A part of a message's content."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(msgspec.Struct):
-    """One turn of a conversation."""
-
-    role: str
-    content: str | list[Part] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: msgspec.Raw = NULL
+TOOL_FIELDS = ("function.name", "function.parameters")
 
 
 class Conversation(msgspec.Struct, kw_only=True):
@@ -51,9 +38,10 @@ class Conversation(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | None = None
 
 
-class ChatRequest(CommonFields, kw_only=True):
+class ChatRequest(ToolingFields, kw_only=True):
     """The body; a `Conversation` too, which msgspec cannot inherit beside the other."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -62,11 +50,6 @@ class ChatRequest(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: msgspec.Raw = NULL
-    tool_choice: msgspec.Raw = NULL
-    functions: msgspec.Raw = NULL
-    reasoning_effort: msgspec.Raw = NULL
-    reasoning_budget: msgspec.Raw = NULL
 
 
 decoder = msgspec.json.Decoder(ChatRequest)
@@ -90,11 +73,9 @@ def blueprint(context: Context) -> Blueprint:
 async def answer(context: Context, body: ChatRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
     model = context.served(body.model)
-    _refuse_unserved(body)
     n_logprobs = _n_logprobs(body)
     asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
-    asked_for = attrs.evolve(conversation_of(body), form=form_of(body))
-    chat = await open_chat(context, model, asked_for, asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
+    chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     if body.stream:
         head = envelope("chatcmpl", "chat.completion.chunk", model.name)
@@ -104,12 +85,6 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     choices = [_choice(i, answer, names) for i, answer in enumerate(answers)]
     head = envelope("chatcmpl", "chat.completion", model.name)
     return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
-
-
-def _refuse_unserved(body: ChatRequest) -> None:
-    body.refuse_unserved("tools", "functions", "reasoning_effort", "reasoning_budget")
-    if not is_nothing(body.tool_choice) and bytes(body.tool_choice) not in (b'"none"', b'"auto"'):
-        raise InvalidRequest("tool_choice: there are no tools to choose from", param="tool_choice")
 
 
 def _n_logprobs(body: ChatRequest) -> int | None:
@@ -124,9 +99,13 @@ def _n_logprobs(body: ChatRequest) -> int | None:
 
 
 def conversation_of(body: Conversation | ChatRequest) -> conversation.Conversation:
-    """What is to be answered. Raises: InvalidRequest · NotSupported."""
+    """What is to be answered. Raises: InvalidRequest."""
     return conversation.Conversation(
-        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        messages=template_messages(body.messages),
+        toolbox=toolbox_of(body) if isinstance(body, ChatRequest) else Toolbox(tools=tools_of(body.tools)),
+        tool_fields=TOOL_FIELDS,
+        thinking=thinking_of(body) if isinstance(body, ChatRequest) else Thinking(),
+        form=form_of(body) if isinstance(body, ChatRequest) else None,
         variables=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
@@ -134,39 +113,8 @@ def conversation_of(body: Conversation | ChatRequest) -> conversation.Conversati
 
 
 async def render(model: ServedModel, body: Conversation) -> str:
-    """The conversation as the model's own template writes it. Raises: InvalidRequest · NotSupported · TemplateFailed."""
+    """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed."""
     return await conversation.render(model, conversation_of(body))
-
-
-def _message(message: Message, place: str) -> dict[str, Any]:
-    if message.role in ("tool", "function") or not is_nothing(message.tool_calls):
-        raise NotSupported(f"{place}: tool calls are not supported", param=place)
-    role = ROLES.get(message.role)
-    if role is None:
-        raise InvalidRequest(f"{place}.role: expected one of {', '.join(ROLES)}", param=f"{place}.role")
-    rendered = {"role": role, "content": _content(message, place)}
-    for name in ("name", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            rendered[name] = value
-    return rendered
-
-
-def _content(message: Message, place: str) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    if message.content is None:
-        if message.role == "assistant":  # one that only called tools
-            return ""
-        raise InvalidRequest(f"{place}.content: it is missing", param=f"{place}.content")
-    return "\n".join([_part(part, f"{place}.content[{i}]") for i, part in enumerate(message.content)])  # as llama.cpp joins them
-
-
-def _part(part: Part, place: str) -> str:
-    if part.type not in ("text", "input_text"):
-        raise InvalidRequest(f"{place}: this model takes text, not {part.type[:40]!r}", param=f"{place}.type")
-    if part.text is None:
-        raise InvalidRequest(f"{place}.text: it is missing", param=f"{place}.text")
-    return part.text
 
 
 # --- answers -----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,8 @@ from quart import Response
 import cllm
 from cllm.api import sse
 from cllm.api.structured import FormFields
-from cllm.api.wire import is_nothing
 from cllm.backend import Vocabulary
 from cllm.engine.events import Finished, TokenLogprob
-from cllm.errors import NotSupported
 
 LOGPROB_MIN = -9999.0  # JSON has no infinity; OpenAI's own stand-in for it
 SYSTEM_FINGERPRINT = f"cllm-{cllm.__version__}"
@@ -40,12 +38,6 @@ class CommonFields(FormFields, kw_only=True):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    def refuse_unserved(self, *names: str) -> None:
-        """Say what this server cannot do yet rather than leave it out of the answer. Raises: NotSupported."""
-        for name in names:
-            if not is_nothing(getattr(self, name)):
-                raise NotSupported(f"{name} is not supported", param=name)
 
 
 @attrs.frozen(kw_only=True)

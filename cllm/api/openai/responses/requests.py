@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from cllm.api.conversation import Conversation, Thinking
+from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import Limit, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
+from cllm.text.thinking import Thinking
 from cllm.text.tools import Tool, Toolbox, ToolUse
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

@@ -1,0 +1,69 @@
+"""What holds an answer to its form: the grammar of its tool calls, of its content, or of both."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from cllm.api.context import Context
+from cllm.api.structured import Form, compiled
+from cllm.errors import GrammarInvalid, InvalidRequest
+from cllm.serve.engine import ServedModel
+from cllm.text.call_grammar import call_grammar, content_grammar, is_held
+from cllm.text.grammar import Grammar, GrammarSource, Kind
+from cllm.text.tools import Toolbox, ToolUse
+
+
+async def grammar_of(
+    context: Context, model: ServedModel, toolbox: Toolbox, form: Form | None, *, parameters: str, opening: str | None
+) -> Grammar | None:
+    """The grammar, if there is anything to hold. `parameters` is what the surface calls a tool's schema; `opening` is a tag of
+    reasoning that may come first, None where there is no reasoning. Raises: InvalidRequest · Unavailable.
+    """
+    if not is_held(model.dialect.calls, toolbox) and not (toolbox.is_open and form is not None):
+        return await _of_content(context, model, form, opening)
+    try:
+        return await _compiled(context, model, _source(model, toolbox, form, opening or ""))
+    except GrammarInvalid as error:
+        raise await _complaint(context, model, toolbox, parameters, error) from error
+
+
+async def _of_content(context: Context, model: ServedModel, form: Form | None, opening: str | None) -> Grammar | None:
+    """The grammar of an answer that calls nothing."""
+    if form is not None and form.source.kind is Kind.JSON_SCHEMA and opening is not None:
+        with suppress(GrammarInvalid):  # the schema alone says better what is wrong with it
+            return await _compiled(context, model, content_grammar(form.source.text, model.dialect.control, opening=opening))
+    return await compiled(context, model, form)
+
+
+def _source(model: ServedModel, toolbox: Toolbox, form: Form | None, opening: str) -> GrammarSource:
+    content = None
+    if form is not None and toolbox.use is not ToolUse.REQUIRED:
+        if form.source.kind is not Kind.JSON_SCHEMA:
+            raise InvalidRequest(f"{form.param}: beside tools an answer can be held to a JSON Schema only", param=form.param)
+        content = form.source.text
+    dialect = model.dialect
+    return call_grammar(dialect.calls, toolbox, dialect.control, opening=opening, content=content)
+
+
+async def _compiled(context: Context, model: ServedModel, source: GrammarSource) -> Grammar:
+    return await context.engine.grammar(model, source, timeout_s=context.settings.grammar_timeout_s)
+
+
+async def _complaint(context: Context, model: ServedModel, toolbox: Toolbox, parameters: str, error: GrammarInvalid) -> InvalidRequest:
+    """The same, with the tool's field: it may be known, or else is found by trying each schema alone."""
+    place, hash_sign, pointer = error.pointer.partition("#")
+    if hash_sign and place.isdecimal():
+        return _invalid(f"tools[{place}].{parameters}", error.complaint, hash_sign + pointer)
+    for i, tool in enumerate(toolbox.tools):
+        try:
+            await _compiled(context, model, GrammarSource(Kind.JSON_SCHEMA, json.dumps(tool.parameters)))
+        except GrammarInvalid as own:
+            return _invalid(f"tools[{i}].{parameters}", own.complaint, own.pointer)
+    return _invalid("tools", error.complaint, "")
+
+
+def _invalid(param: str, complaint: str, pointer: str) -> InvalidRequest:
+    if not pointer:
+        return InvalidRequest(f"{param}: {complaint}", param=param)
+    return InvalidRequest(f"{param}: {complaint} (at {pointer})", param=param, code="invalid_schema", pointer=pointer)

@@ -1,0 +1,118 @@
+"""OpenAI's messages: their types, and what templates and the other surfaces' conversations have in their place."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from cllm.errors import InvalidRequest
+
+ROLES = {  # developer is OpenAI's newer name, function its older one
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class Part(msgspec.Struct):
+    """A part of a message's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Called(msgspec.Struct):
+    """The function of a call; arguments are JSON text, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCallFields(msgspec.Struct):
+    """A call that an earlier answer made."""
+
+    function: Called
+    id: str | None = None
+    type: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[ToolCallFields], Meta(max_length=1024)] | None = None
+    tool_call_id: str | None = None
+    function_call: Called | None = None
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as templates expect them. Raises: InvalidRequest, which names the field."""
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Message, place: str) -> dict[str, Any]:
+    role = ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequest(f"{place}.role: expected one of {', '.join(ROLES)}", param=f"{place}.role")
+    calls = _calls(message, place)
+    if calls and role != "assistant":
+        raise InvalidRequest(f"{place}.tool_calls: only the assistant calls tools", param=f"{place}.tool_calls")
+    rendered: dict[str, Any] = {"role": role, "content": _content(message, place)}
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            rendered[name] = value
+    return rendered | ({"tool_calls": calls} if calls else {})
+
+
+def _calls(message: Message, place: str) -> list[dict[str, Any]]:
+    given = message.tool_calls or []
+    calls = [_call(call.function, call.id, f"{place}.tool_calls[{i}].function") for i, call in enumerate(given)]
+    if message.function_call is not None:
+        calls.append(_call(message.function_call, None, f"{place}.function_call"))
+    return calls
+
+
+def _call(called: Called, call_id: str | None, place: str) -> dict[str, Any]:
+    call: dict[str, Any] = {"type": "function", "function": {"name": called.name, "arguments": _arguments(called, place)}}
+    return call if call_id is None else {"id": call_id, **call}
+
+
+def _arguments(called: Called, place: str) -> str:
+    if called.arguments is None or called.arguments == "":
+        return "{}"
+    if isinstance(called.arguments, dict):
+        return msgspec.json.encode(called.arguments).decode()
+    try:
+        msgspec.json.decode(called.arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        raise InvalidRequest(f"{place}.arguments: expected a JSON object as text", param=f"{place}.arguments") from None
+    return called.arguments
+
+
+def _content(message: Message, place: str) -> str | None:
+    if isinstance(message.content, str):
+        return message.content
+    if message.content is None:
+        if message.role == "assistant":  # one that only called tools
+            return message.refusal or ""
+        raise InvalidRequest(f"{place}.content: it is missing", param=f"{place}.content")
+    return "\n".join([_part(part, f"{place}.content[{i}]") for i, part in enumerate(message.content)])  # as llama.cpp joins them
+
+
+def _part(part: Part, place: str) -> str:
+    if part.type not in ("text", "input_text", "refusal"):
+        raise InvalidRequest(f"{place}: this model takes text, not {part.type[:40]!r}", param=f"{place}.type")
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise InvalidRequest(f"{place}.text: it is missing", param=f"{place}.text")
+    return text

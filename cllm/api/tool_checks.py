@@ -1,0 +1,52 @@
+"""What a tool must be like before a model is told of it: every surface's tools are held to it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from cllm.errors import InvalidRequest
+from cllm.text.tools import Tool, Toolbox
+
+N_TOOLS_MAX: Final = 512
+N_MEMBERS_MAX: Final = 10_000  # of one schema, at all levels together
+N_LEVELS_MAX: Final = 64  # of JSON in a schema; the longest in use have some ten
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}}
+
+
+def check_toolbox(toolbox: Toolbox, *, name: str, parameters: str) -> None:
+    """Check what types cannot say. `name` and `parameters` are what the surface calls these fields of a tool. Raises: InvalidRequest."""
+    if len(toolbox.tools) > N_TOOLS_MAX:
+        raise InvalidRequest(f"tools: more than {N_TOOLS_MAX}", param="tools")
+    names: set[str] = set()
+    for i, tool in enumerate(toolbox.tools):
+        _check_name(tool, names, f"tools[{i}].{name}")
+        _check_schema(tool.parameters, f"tools[{i}].{parameters}")
+
+
+def parameters_of(given: dict[str, Any] | None) -> dict[str, Any]:
+    """A function's schema; that of a function without arguments where none is given."""
+    return {"type": "object", **given} if given else dict(_NO_PARAMETERS)
+
+
+def _check_name(tool: Tool, names: set[str], place: str) -> None:
+    if not _NAME.fullmatch(tool.name):
+        raise InvalidRequest(f"{place}: expected 1 to 128 letters, digits or any of _.:/-", param=place)
+    if tool.name in names:
+        raise InvalidRequest(f"{place}: {tool.name!r} comes twice", param=place)
+    names.add(tool.name)
+
+
+def _check_schema(schema: Any, place: str) -> None:
+    if schema.get("type") != "object":
+        raise InvalidRequest(f"{place}.type: arguments are an object", param=f"{place}.type")
+    n_members, owed = 0, [(schema, 1)]
+    while owed:
+        value, level = owed.pop()
+        members = list(value.values()) if isinstance(value, dict) else value
+        n_members += len(members)
+        if level > N_LEVELS_MAX or n_members > N_MEMBERS_MAX:
+            limit = f"{N_LEVELS_MAX} levels" if level > N_LEVELS_MAX else f"{N_MEMBERS_MAX} members"
+            raise InvalidRequest(f"{place}: the schema has more than {limit}", param=place)
+        owed += [(member, level + 1) for member in members if isinstance(member, dict | list)]

@@ -1,0 +1,60 @@
+"""How a model speaks beside content: what its chat template and its vocabulary say of reasoning and of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from cllm.backend import Vocabulary
+from cllm.errors import TokenizeFailed
+from cllm.text.call_formats import FORMATS, HERMES, CallFormat, format_of
+from cllm.text.reasoning import ReasoningTags, tags_in
+from cllm.text.template import ChatTemplate
+
+GENERIC = "generic"  # Hermes' form, told to the model in a system message
+
+
+@attrs.frozen(kw_only=True)
+class Dialect:
+    """Facts about one model."""
+
+    tags: ReasoningTags | None  # None: it does not reason apart
+    closing: tuple[int, ...]  # the tokens that end its reasoning
+    calls: CallFormat
+    knows_tools: bool  # its template tells it of tools
+    control: Mapping[str, int]  # markers that are control tokens, which text does not show by itself
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """The tokens that the text must show where it is read."""
+        return frozenset(self.control.values())
+
+
+def dialect_of(template: ChatTemplate, vocabulary: Vocabulary, tool_format: str = "auto") -> Dialect:
+    """Find out. `tool_format` names a form of tool calls, where what the template says is not to count."""
+    tags = tags_in(template.source)
+    knows_tools = template.features.supports_tools and tool_format != GENERIC
+    calls = FORMATS.get(tool_format) or (format_of(template.source) if knows_tools else HERMES)
+    markers = (*calls.markers, *(() if tags is None else (tags.opening, tags.closing)))
+    return Dialect(
+        tags=tags,
+        closing=() if tags is None else _tokens(vocabulary, f"\n{tags.closing}\n\n"),
+        calls=calls,
+        knows_tools=knows_tools,
+        control={marker: token for marker in markers if (token := _control_token(vocabulary, marker)) is not None},
+    )
+
+
+def _tokens(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(vocabulary.tokenize(text, add_special=False, parse_special=True))
+    except TokenizeFailed:
+        return ()
+
+
+def _control_token(vocabulary: Vocabulary, marker: str) -> int | None:
+    tokens = _tokens(vocabulary, marker)
+    if len(tokens) != 1 or vocabulary.token_bytes(tokens[0]) or tokens[0] in vocabulary.end_tokens:
+        return None
+    return tokens[0]

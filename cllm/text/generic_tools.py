@@ -1,0 +1,62 @@
+"""Tools for models whose chat template knows none: everything about them is said in plain messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cllm.text.tools import Tool
+
+_OFFER = """\
+You may call the functions below. To call one, write
+<tool_call>
+{{"name": <its name>, "arguments": <an object that fits its parameters>}}
+</tool_call>
+and nothing after it; several calls may follow each other. The results come in <tool_response>.
+
+<tools>
+{tools}
+</tools>"""
+
+
+def told(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return `messages` with the tools in the system message, calls as the assistant's text, and results as the user's."""
+    plain: list[dict[str, Any]] = []
+    was_result = False
+    for message in messages:
+        is_result = message.get("role") == "tool"
+        if is_result and was_result:  # several are one message, as many templates want the roles to alternate
+            plain[-1]["content"] += "\n" + _result(message)
+        elif is_result:
+            plain.append({"role": "user", "content": _result(message)})
+        elif message.get("tool_calls"):
+            plain.append(_as_text(message))
+        else:
+            plain.append(dict(message))
+        was_result = is_result
+    return _offered(plain, tools) if tools else plain
+
+
+def _offered(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    offer = _OFFER.format(tools="\n".join([json.dumps(tool.for_template()["function"], ensure_ascii=False) for tool in tools]))
+    if messages and messages[0].get("role") == "system":
+        first = messages[0]
+        return [first | {"content": f"{first.get('content') or ''}\n\n{offer}".lstrip()}, *messages[1:]]
+    return [{"role": "system", "content": offer}, *messages]
+
+
+def _result(message: Mapping[str, Any]) -> str:
+    return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    said = {name: value for name, value in message.items() if name != "tool_calls"}
+    return said | {"content": "\n".join([*([said["content"]] if said.get("content") else []), *map(_written, message["tool_calls"])])}
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {text or "{}"}}}\n</tool_call>'

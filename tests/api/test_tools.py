@@ -1,0 +1,349 @@
+"""Tools in chat completions: offered, called, required, and their results."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from cllm.testing.fake import FakeModel
+from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+CLOCK = {"type": "object", "properties": {"zone": {"enum": ["utc", "local"]}}, "required": ["zone"], "additionalProperties": False}
+
+
+def tool(name: str, parameters: Any = WEATHER, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": f"the {name}", "parameters": parameters, **more}}
+
+
+TOOLS = [tool("weather"), tool("clock", CLOCK)]
+SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+TWO = call("weather", '{"city": "Ulm"}') + "\n" + call("clock", '{"zone": "utc"}')
+
+
+def says(answer: str, template: str = TOOL_TEMPLATE) -> ScriptedModel:
+    return ScriptedModel(answer, template=template)
+
+
+def calls_of(answer: Any, index: int = 0) -> list[Any]:
+    """The calls of one choice, put together where they were streamed; deltas must come as OpenAI's do."""
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return list(answer.json["choices"][index]["message"].get("tool_calls", []))
+    calls: list[Any] = []
+    for chunk in answer.chunks:
+        for choice in chunk["choices"]:
+            for delta in choice["delta"].get("tool_calls", []) if choice["index"] == index else []:
+                if delta["index"] == len(calls):
+                    assert delta["type"] == "function"
+                    assert delta["function"]["arguments"] == ""
+                    calls.append({"id": delta["id"], "type": "function", "function": dict(delta["function"])})
+                else:
+                    assert set(delta) == {"index", "function"}
+                    calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
+
+
+def named(calls: list[Any]) -> list[tuple[str, Any]]:
+    return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in calls]
+
+
+# --- calling ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+async def test_two_calls_of_one_answer_come_with_ids_of_their_own(serve: Any, stream: bool, strict: bool) -> None:
+    tools = [tool("weather", strict=strict), tool("clock", CLOCK, strict=strict)]
+    async with serve(says("I look.\n" + TWO)) as api:
+        answer = await api.chat(tools=tools, stream=stream, max_tokens=500)
+        other = await api.chat(tools=tools, stream=stream, max_tokens=500)
+    calls = calls_of(answer)
+    assert named(calls) == [("weather", {"city": "Ulm"}), ("clock", {"zone": "utc"})]
+    assert answer.finish() == ("tool_calls", None)
+    assert answer.text() == "I look."
+    assert len({each["id"] for each in calls + calls_of(other)}) == 4
+
+
+async def test_an_answer_of_calls_alone_has_no_content(serve: Any) -> None:
+    async with serve(says(TWO)) as api:
+        message = (await api.chat(tools=TOOLS, max_tokens=500)).json["choices"][0]["message"]
+    assert message["content"] is None
+    assert len(message["tool_calls"]) == 2
+
+
+async def test_arguments_that_a_grammar_assures_are_streamed_in_pieces(serve: Any) -> None:
+    async with serve(says(call("weather", '{"city": "Ulm"}'))) as api:
+        answer = await api.chat(tools=[tool("weather", strict=True)], stream=True, max_tokens=500)
+    pieces = [c["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"] for c in answer.chunks[1:-1]]
+    assert len(pieces) > 5
+    assert "".join(pieces) == '{"city": "Ulm"}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", [call("weather", '{"city": '), call("moon", "{}"), call("weather", "[1]"), "<tool_call>so?</tool_call>"])
+async def test_what_is_no_call_is_content(serve: Any, text: str, stream: bool) -> None:
+    async with serve(says(f"so: {text} and on")) as api:
+        answer = await api.chat(tools=TOOLS, stream=stream, max_tokens=500)
+    assert answer.text() == f"so: {text} and on"
+    assert calls_of(answer) == []
+    assert answer.finish() == ("stop", None)
+
+
+async def test_without_parallel_calls_the_answer_is_over_with_the_first(serve: Any) -> None:
+    for stream in (False, True):
+        async with serve(says(TWO)) as api:
+            answer = await api.chat(tools=TOOLS, parallel_tool_calls=False, stream=stream, max_tokens=500)
+        assert named(calls_of(answer)) == [("weather", {"city": "Ulm"})]
+        assert answer.finish() == ("tool_calls", None)
+
+
+async def test_with_tool_choice_none_the_tools_are_not_told_and_nothing_is_called(serve: Any) -> None:
+    prompts: list[str] = []
+
+    def answered(prompt: str) -> str:
+        prompts.append(prompt)
+        return TWO
+
+    async with serve(ScriptedModel(answered, template=TOOL_TEMPLATE)) as api:
+        answer = await api.chat(tools=TOOLS, tool_choice="none", max_tokens=500)
+    assert answer.text() == TWO
+    assert answer.finish() == ("stop", None)
+    assert "weather" not in prompts[0]
+
+
+async def test_an_answer_cut_by_max_tokens_says_length_and_keeps_what_it_had_begun(serve: Any) -> None:
+    async with serve(says(TWO)) as api:
+        free = await api.chat(tools=TOOLS, max_tokens=30)
+        held = await api.chat(tools=TOOLS, tool_choice="required", max_tokens=60)
+    assert free.finish() == held.finish() == ("length", None)
+    assert free.text() == TWO[:30]
+    (cut,) = calls_of(held)
+    assert cut["function"]["name"] in SCHEMAS
+
+
+# --- required ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_required_calls_come_whatever_the_model_would_say(serve: Any, stream: bool, parallel: bool) -> None:
+    async with serve(FakeModel(n_tokens_to_end=3)) as api:
+        for seed in range(4):
+            fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": parallel, "seed": seed}
+            answer = await api.chat(**fields, stream=stream, max_tokens=3000)
+            calls = named(calls_of(answer))
+            assert calls
+            assert len(calls) == 1 or parallel
+            for name, arguments in calls if answer.finish()[0] == "tool_calls" else calls[:-1]:
+                jsonschema.validate(arguments, SCHEMAS[name])
+            assert not answer.text()
+
+
+async def test_a_named_function_is_called_and_no_other(serve: Any) -> None:
+    choice = {"type": "function", "function": {"name": "clock"}}
+    async with serve() as api:
+        for seed in range(4):
+            answer = await api.chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, seed=seed, max_tokens=500)
+            ((name, arguments),) = named(calls_of(answer))
+            assert name == "clock"
+            jsonschema.validate(arguments, CLOCK)
+            assert answer.finish() == ("tool_calls", None)
+
+
+async def test_allowed_tools_are_the_only_ones(serve: Any) -> None:
+    choice = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]},
+    }
+    async with serve() as api:
+        answer = await api.chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=500)
+    assert [name for name, _ in named(calls_of(answer))] == ["clock"]
+
+
+async def test_a_strict_function_is_held_to_its_schema_where_it_is_called_freely(serve: Any) -> None:
+    wrong = call("weather", '{"city": 5}')
+    async with serve(says(f"so {wrong}")) as api:
+        answer = await api.chat(tools=[tool("weather", strict=True)], max_tokens=200, seed=1)
+    assert answer.text() == "so"
+    (made,) = calls_of(answer)
+    assert made["function"]["arguments"].startswith('{"city": "')
+
+
+@pytest.mark.parametrize("form", ["hermes", "qwen-coder", "llama", "mistral", "mistral-args", "deepseek", "deepseek-json", "phi", "cohere"])
+async def test_every_family_can_be_made_to_call(serve: Any, form: str) -> None:
+    async with serve(tool_format=form) as api:
+        answer = await api.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=900, seed=3, stream=True)
+    ((name, arguments),) = named(calls_of(answer))
+    jsonschema.validate(arguments, SCHEMAS[name])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_choice_has_calls_logprobs_and_stop_strings_of_its_own(serve: Any, stream: bool) -> None:
+    fields = {"tools": TOOLS, "tool_choice": "required", "n": 3, "logprobs": True, "stop": ["never"], "seed": 5}
+    async with serve() as api:
+        answer = await api.chat(**fields, parallel_tool_calls=False, max_tokens=900, stream=stream)
+    chunks = answer.chunks if stream else [answer.json]
+    for index in range(3):
+        ((name, arguments),) = named(calls_of(answer, index))
+        jsonschema.validate(arguments, SCHEMAS[name])
+        shown = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index and choice["logprobs"]]
+        text = "".join([one["token"] for each in shown for one in each["content"]])
+        assert name in text
+        assert calls_of(answer, index)[0]["function"]["arguments"] in text
+
+
+async def test_an_answer_may_be_held_to_a_schema_and_call_tools_instead(serve: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": CLOCK}}
+    async with serve(says(call("weather", '{"city": "Ulm"}'))) as api:
+        assert named(calls_of(await api.chat(tools=TOOLS, response_format=form, max_tokens=300))) == [("weather", {"city": "Ulm"})]
+    async with serve(says('{"zone": "utc"}')) as api:
+        answer = await api.chat(tools=TOOLS, response_format=form, max_tokens=300)
+        assert json.loads(answer.text()) == {"zone": "utc"}
+        refused = await api.chat(tools=TOOLS, structured_outputs={"regex": "a+"})
+        assert (refused.status, refused.error["param"]) == (400, "structured_outputs.regex")
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+CONVERSATION = [
+    {"role": "user", "content": "weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+]
+
+
+async def prompt_of(api: Any, messages: list[Any], **fields: Any) -> str:
+    answer = await api.post("/apply-template", {"messages": messages, **fields})
+    assert answer.status == 200, answer.error
+    return str(answer.json["prompt"])
+
+
+async def test_results_go_back_through_the_template(serve: Any) -> None:
+    async with serve(says("")) as api:
+        prompt = await prompt_of(api, CONVERSATION, tools=TOOLS)
+    assert '"name": "weather"' in prompt.split("<turn>user")[0]
+    assert '{"name": "weather", "arguments": {"city": "Ulm"}}' in prompt
+    assert "<turn>tool\nsunny<end>" in prompt
+
+
+async def test_a_template_that_knows_no_tools_is_told_in_plain_messages(serve: Any) -> None:
+    async with serve() as api:
+        prompt = await prompt_of(api, [{"role": "system", "content": "Be brief."}, *CONVERSATION], tools=TOOLS)
+        assert prompt.startswith("<turn>system\nBe brief.\n\nYou may call")
+        assert '"name": "clock"' in prompt
+        assert '<turn>assistant\n<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call><end>' in prompt
+        assert "<turn>user\n<tool_response>\nsunny\n</tool_response><end>" in prompt
+        assert "None" not in prompt
+    async with serve(ScriptedModel(TWO)) as api:
+        assert named(calls_of(await api.chat(tools=TOOLS, max_tokens=500))) == [("weather", {"city": "Ulm"}), ("clock", {"zone": "utc"})]
+
+
+async def test_the_older_names_of_calls_and_results_are_understood(serve: Any) -> None:
+    messages = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": {"city": "Ulm"}}},
+        {"role": "function", "name": "weather", "content": "sunny"},
+    ]
+    async with serve(says("")) as api:
+        prompt = await prompt_of(api, messages)
+    assert '"weather", "arguments": {"city":"Ulm"}' in prompt.replace('": "Ulm"', '":"Ulm"')
+    assert "<turn>tool\nsunny<end>" in prompt
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def nested(n_levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(n_levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+REQUIRED = {"tool_choice": "required"}
+BAD_PATTERN = {"type": "object", "properties": {"x": {"pattern": "("}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": "all"}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [tool("")]}, "tools[0].function.name"),
+        ({"tools": [tool("a b")]}, "tools[0].function.name"),
+        ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
+        ({"tools": [tool("a", 5)]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a", {"type": "string"})]}, "tools[0].function.parameters.type"),
+        ({"tools": [tool("a", nested(50))]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a", {"type": "object", "enum": list(range(20_000))})]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a")] * 600}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": 5}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "moon"}}}, "tool_choice.function.name"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [tool("moon")]}}},
+            "tool_choice.allowed_tools.tools",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "a"}]}, "functions"),
+        ({"function_call": {"name": "a"}}, "function_call"),
+        ({"tools": [tool("a"), tool("b", {"type": "object", "not": {}})], **REQUIRED}, "tools[1].function.parameters"),
+        (
+            {"tools": [tool("a"), tool("b", BAD_PATTERN)], **REQUIRED},
+            "tools[1].function.parameters",
+        ),
+        ({"tools": [tool("a", {"type": "object", "not": {}}, strict=True)]}, "tools[0].function.parameters"),
+    ],
+)
+async def test_what_is_wrong_with_tools_is_400_and_named(serve: Any, fields: dict[str, Any], param: str) -> None:
+    async with serve() as api:
+        answer = await api.chat(**fields)
+        await api.idle()
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert answer.error["type"] == "invalid_request_error"
+
+
+async def test_a_schema_that_no_grammar_holds_is_no_reason_to_refuse_where_nothing_is_held_to_it(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.chat(tools=[tool("a", {"type": "object", "not": {}})])
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}, "tool_calls[0].function.arguments"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]}, "tool_calls[0].function.arguments"),
+        ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, "tool_calls[0].function.name"),
+        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),
+        ({"role": "assistant", "tool_calls": 5}, "tool_calls"),
+        ({"role": "user", "content": "x", "tool_calls": [{"function": {"name": "a"}}]}, "tool_calls"),
+        ({"role": "tool"}, "content"),
+    ],
+)
+async def test_what_is_wrong_with_calls_in_messages_is_400_and_named(serve: Any, message: dict[str, Any], param: str) -> None:
+    async with serve() as api:
+        answer = await api.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}, message]})
+    assert (answer.status, answer.error["param"]) == (400, f"messages[1].{param}")
