@@ -59,6 +59,7 @@ OTHER_WORDS = {
     "model": "other", "alias": "a", "backend": "b", "backend_option": "a=b", "tensor_split": "3,1", "split_mode": "row", "pooling": "cls",
     "kv": "streams", "flash_attn": "on", "cache_type_k": "q8_0", "cache_type_v": "q8_0", "sampling_defaults": "llama",
     "host": "::1", "api_key": "k", "cors_origin": "*", "log_format": "json", "calibrate": "off", "log_level": "debug",
+    "tool_format": "mistral",
 }  # fmt: skip
 FILES = {"lora", "api_key_file", "ssl_certfile", "ssl_keyfile"}
 
