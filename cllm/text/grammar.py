@@ -135,17 +135,12 @@ class Grammars:
         self._n_words = (len(tokens.tokens) + 31) // 32
         self._kept: OrderedDict[GrammarSource, Grammar] = OrderedDict()
         self._lock = threading.Lock()
-        self.n_hits = 0
-        self.n_misses = 0
 
     def known(self, source: GrammarSource) -> Grammar | None:
         """The grammar, if it was compiled not long ago."""
         with self._lock:
             grammar = self._kept.get(source)
-            if grammar is None:
-                self.n_misses += 1
-            else:
-                self.n_hits += 1
+            if grammar is not None:
                 self._kept.move_to_end(source)
             return grammar
 
