@@ -52,7 +52,7 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     """
     name, backend = choose_backend(settings.backend)
     spec = model_spec(settings)
-    on_loading, on_measuring = _in_turn(on_progress)
+    on_loading, on_measuring = _in_turn(on_progress, 1.0 if settings.calibrate == "off" else SHARE_LOADING)
     other = settings.embedding_model
     if not getattr(backend, "knows_models", False):
         spec = attrs.evolve(spec, path=_local_path(spec.path, on_loading))
@@ -70,9 +70,9 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
         raise
 
 
-def _in_turn(on_progress: OnProgress) -> tuple[OnProgress, OnProgress]:
+def _in_turn(on_progress: OnProgress, part: float) -> tuple[OnProgress, OnProgress]:
     """Two that share a bar: one for what is loaded, one for what is measured then."""
-    return lambda share: on_progress(SHARE_LOADING * share), lambda share: on_progress(SHARE_LOADING + (1 - SHARE_LOADING) * share)
+    return lambda share: on_progress(part * share), lambda share: on_progress(part + (1 - part) * share)
 
 
 def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: OnProgress) -> CostModel:

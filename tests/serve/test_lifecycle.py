@@ -88,7 +88,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Live:
     ) -> AsyncIterator[Lived]:
         model, told = Closable(before_step), Told()
         monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", Backend(model, during_load)))
-        lived = Lived(EngineLife(Settings("fake"), told), model, told, [])
+        lived = Lived(EngineLife(Settings("fake", calibrate="off"), told), model, told, [])
 
         async def run() -> None:
             try:
