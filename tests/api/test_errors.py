@@ -155,7 +155,7 @@ async def test_400_of_what_does_not_fit_the_context(serve: Any, surface: Surface
 
 @of_every_surface
 async def test_401_without_a_key(serve: Any, surface: Surface) -> None:
-    async with serve(embedder=FakeEmbedder(), api_key=("k",)) as api:
+    async with serve(FakeModel(n_ctx_train=64), embedder=FakeEmbedder(), api_key=("k",)) as api:
         answer = await api.post(surface.path, surface.body("x"))
         check(surface, answer, 401, "key")
         assert answer.headers["WWW-Authenticate"] == "Bearer"
