@@ -161,6 +161,7 @@ def conversation_of(body: CountRequest | MessagesRequest) -> Conversation:
     return Conversation(
         messages=messages,
         toolbox=_toolbox(body.tools or [], body.tool_choice),
+        tool_fields=("name", "input_schema"),
         thinking=_thinking(body),
         form=_form(body),
         add_generation_prompt=not goes_on,
