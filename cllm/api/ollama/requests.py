@@ -137,6 +137,7 @@ def chat_conversation(body: ChatRequest) -> Conversation:
     return Conversation(
         messages=messages,
         toolbox=Toolbox(tools=tuple(_tool(tool) for tool in body.tools or [])),
+        tool_fields=("function.name", "function.parameters"),
         thinking=_thinking(body),
         form=form_of(body),
     )

@@ -1,0 +1,54 @@
+"""What a template and a vocabulary say of how a model reasons and calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cllm.testing.fake import END_OF_TURN, SPECIAL, TURN, FakeVocabulary
+from cllm.text.builtin_templates import CHATML
+from cllm.text.dialect import Dialect, dialect_of
+from cllm.text.reasoning import TAGS
+from cllm.text.template import ChatTemplate
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def found(source: str, tool_format: str = "auto", vocabulary: FakeVocabulary | None = None) -> Dialect:
+    return dialect_of(ChatTemplate(source, bos_token="<s>", eos_token="</s>"), vocabulary or FakeVocabulary(), tool_format)
+
+
+@pytest.mark.parametrize(
+    ("style", "calls", "knows_tools", "reasons"),
+    [
+        ("qwen", "hermes", True, True),
+        ("llama3", "llama", True, False),
+        ("mistral", "mistral", True, False),
+        ("gemma", "hermes", False, False),
+        ("phi", "hermes", False, False),
+        ("deepseek", "hermes", False, True),
+    ],
+)
+def test_each_style_is_known_by_its_template(style: str, calls: str, knows_tools: bool, reasons: bool) -> None:
+    dialect = found((TEMPLATES / f"{style}.jinja").read_text("utf-8"))
+    assert (dialect.calls.name, dialect.knows_tools, dialect.tags == TAGS[0]) == (calls, knows_tools, reasons)
+
+
+def test_a_form_that_is_named_prevails() -> None:
+    qwen = (TEMPLATES / "qwen.jinja").read_text("utf-8")
+    assert (found(qwen, "mistral").calls.name, found(qwen, "mistral").knows_tools) == ("mistral", True)
+    assert (found(qwen, "generic").calls.name, found(qwen, "generic").knows_tools) == ("hermes", False)
+
+
+def test_the_tokens_that_close_reasoning_are_ready() -> None:
+    assert bytes(found("{{ '<think>' }}").closing) == b"\n</think>\n\n"
+    assert found(CHATML).closing == ()
+
+
+def test_markers_that_are_control_tokens_are_shown_and_those_that_end_a_turn_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPECIAL, TURN, b"<tool_call>")
+    monkeypatch.setitem(SPECIAL, END_OF_TURN, b"</tool_call>")
+    dialect = found(CHATML)
+    assert dialect.control == {"<tool_call>": TURN}
+    assert dialect.shown == {TURN}

@@ -1,0 +1,43 @@
+"""What is wanted of reasoning, in the words of templates and in tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from cllm.text.thinking import EFFORTS, Thinking
+
+QWEN, GPT = {"enable_thinking", "messages"}, {"reasoning_effort"}
+
+
+@pytest.mark.parametrize(
+    ("thinking", "wanted"),
+    [
+        (Thinking(), None),
+        (Thinking(enabled=True), True),
+        (Thinking(enabled=False, effort="high"), False),
+        (Thinking(effort="none"), False),
+        (Thinking(effort="low"), True),
+        (Thinking(n_tokens_max=0), False),
+        (Thinking(n_tokens_max=5), None),
+    ],
+)
+def test_what_is_said_of_it_switches_it(thinking: Thinking, wanted: bool | None) -> None:
+    assert thinking.wanted is wanted
+    assert thinking.variables(QWEN, {}) == ({} if wanted is None else {"enable_thinking": wanted})
+
+
+def test_what_the_request_sets_itself_prevails() -> None:
+    assert Thinking(effort="high").variables(QWEN, {"enable_thinking": False, "x": 1}) == {"enable_thinking": False, "x": 1}
+
+
+def test_an_effort_goes_to_a_template_that_knows_it_and_is_a_budget_elsewhere() -> None:
+    assert Thinking(effort="low").variables(GPT, {}) == {"reasoning_effort": "low"}
+    assert Thinking(effort="low").budget(GPT) is None
+    assert Thinking(effort="low").variables(QWEN, {}) == {"enable_thinking": True}
+    assert Thinking(effort="low").budget(QWEN) == EFFORTS["low"]
+
+
+def test_a_budget_prevails_over_an_effort() -> None:
+    assert Thinking(effort="low", n_tokens_max=7).budget(QWEN) == 7
+    assert Thinking(effort="none", n_tokens_max=7).budget(QWEN) == 0
+    assert Thinking().budget(QWEN) is None
