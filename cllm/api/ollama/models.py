@@ -124,7 +124,8 @@ def _shown(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
 def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:
     if isinstance(model, ServedEmbedder):
         return ["embedding"]
-    return ["completion", *(["insert"] if infill_of(model.vocabulary) is not None else [])]
+    further = {"insert": infill_of(model.vocabulary) is not None, "tools": True, "thinking": model.dialect.tags is not None}
+    return ["completion", *[name for name, has in further.items() if has]]
 
 
 def _at(seconds: float) -> str:
