@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -42,6 +44,7 @@ class TemplateFeatures:
     wants_parts: bool  # content must be a list of parts, not a string
     wants_object_arguments: bool  # a tool call's arguments must be an object, not the JSON text that the OpenAI API has
     empty_content: str | None  # the content of a message that only calls tools: None or ""
+    wants_short_ids: bool  # the ids of tool calls must be nine letters or digits
 
 
 class ChatTemplate:
@@ -222,7 +225,9 @@ class _Shapes:
         normal = dict(message)
         calls = normal.get("tool_calls")
         if calls:
-            normal["tool_calls"] = [self._call(call) for call in calls]
+            normal["tool_calls"] = [self._call(self._with_short_id(call, "id")) for call in calls]
+        if normal.get("tool_call_id"):
+            normal = self._with_short_id(normal, "tool_call_id")
         content = normal.get("content")
         if content or not calls:
             normal["content"] = self._content(content)
@@ -238,6 +243,12 @@ class _Shapes:
             raise InvalidRequest("content must be a string or a list of parts", param="messages")
         texts = [_text_of(part) for part in content]
         return [{"type": "text", "text": text} for text in texts] if self.features.wants_parts else "\n".join(texts)
+
+    def _with_short_id(self, mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
+        given = mapping.get(name)
+        if not self.features.wants_short_ids or not isinstance(given, str) or _SHORT_ID.fullmatch(given):
+            return dict(mapping)
+        return {**mapping, name: hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:9]}
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = call.get("function")
@@ -282,6 +293,8 @@ def _together(contents: list[Any]) -> Any:
 
 # --- what a template can do ---------------------------------------------------------------------------------------------------
 
+_SHORT_ID: Final = re.compile("[A-Za-z0-9]{9}")
+_LONG_ID: Final = "call_0123456789abcdef"
 _NEEDLE: Final = "needle"  # no template says this by itself
 _THINKING_WORDS: Final = ("<think>", "reasoning_content", "enable_thinking", "thinking")
 
@@ -302,12 +315,19 @@ class _Prober:
     def said(self, role: str, text: str) -> Message:
         return {"role": role, "content": [{"type": "text", "text": text}] if self.wants_parts else text}
 
-    def calls(self, content: str | None, arguments: Any, answered: bool) -> str:
+    def calls(self, content: str | None, arguments: Any, answered: bool, call_id: str = "abcdefgh1") -> str:
         # Mistral's templates take only identifiers of nine letters or digits.
-        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+        call = {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": arguments}}
         messages = [self.said("user", "hello"), {"role": "assistant", "content": content, "tool_calls": [call]}]
-        result = self.said("tool", "ok") | {"name": "look_up", "tool_call_id": "abcdefgh1"}
+        result = self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call_id}
         return self.shows([*messages, result] if answered else messages)
+
+    def wants_short_ids(self, content: str | None, *, as_object: bool) -> bool:
+        arguments = {_NEEDLE: "x"} if as_object else f'{{"{_NEEDLE}": "x"}}'
+        return any(
+            _NEEDLE in self.calls(content, arguments, answered) and _NEEDLE not in self.calls(content, arguments, answered, _LONG_ID)
+            for answered in (True, False)
+        )
 
     def call_shapes(self) -> tuple[str | None, bool]:
         """Return `empty_content` and `wants_object_arguments` of the features."""
@@ -339,4 +359,5 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         wants_parts=wants_parts,
         wants_object_arguments=wants_object_arguments,
         empty_content=empty_content,
+        wants_short_ids=prober.wants_short_ids(empty_content, as_object=wants_object_arguments),
     )

@@ -345,3 +345,18 @@ def test_a_template_that_cannot_be_compiled_says_where(source: str, line: int | 
         made(source)
     assert invalid.value.line == line
     assert isinstance(invalid.value, LoadFailed)
+
+
+def test_ids_of_calls_are_shortened_for_a_template_that_wants_them_short() -> None:
+    chat = [
+        said("user", "Look"),
+        said("assistant", None, tool_calls=[call({"word": "x"}) | {"id": "call_0123456789"}]),
+        said("tool", "found", tool_call_id="call_0123456789"),
+    ]
+    (_, calls, result) = made(STYLE["mistral"]).normalize(chat)
+    short = calls["tool_calls"][0]["id"]
+    assert len(short) == 9
+    assert short.isalnum()
+    assert result["tool_call_id"] == short
+    assert short in made(STYLE["mistral"]).render(chat)
+    assert made(STYLE["qwen"]).normalize(chat)[1]["tool_calls"][0]["id"] == "call_0123456789"
