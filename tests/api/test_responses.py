@@ -220,6 +220,7 @@ async def test_items_are_what_the_template_sees(serve: Any) -> None:
         ({"background": True}, "background"),
         ({"conversation": "conv_x"}, "conversation"),
         ({"n": 2}, "n"),
+        ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"text": {"format": {"type": "poem"}}}, "text.format.type"),

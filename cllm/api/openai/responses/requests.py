@@ -119,6 +119,8 @@ def refuse_unserved(body: CreateRequest) -> None:
         value = getattr(body, name)
         if not is_nothing(value) if isinstance(value, msgspec.Raw) else value:
             raise InvalidRequest(f"{name}: {why}", param=name)
+    if body.truncation == "auto":
+        raise InvalidRequest("truncation: nothing is left out of a conversation here; expected disabled", param="truncation")
     if body.n not in (None, 1):
         raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
