@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from cllm.backend import Batch, OnProgress, StepModel
-from cllm.engine.curve import Curve, Points
+from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
 from cllm.errors import LoadAborted
 
 SECONDS_MAX: Final = 4.0  # after which no measurement begins, but for the two sizes that every curve needs
@@ -90,7 +90,7 @@ class _Measurement:
         n_copies = min(n_copies, model.n_slots - 2)
         is_large = n_cells >= N_ROWS_MANY and n_copies >= N_COPIES_LEAST
         if not model.capabilities.can_save or not is_large or not self._has_time(1.0, self._expected_s(n_cells) / 2):
-            return 0.0, 0.0, None, None
+            return *self._guessed_cells_s(), None, None
         self._fill(0, n_cells)
         began_at = self._clock()
         state = model.save(0)
@@ -103,8 +103,15 @@ class _Measurement:
         bare_s = [self._least_s(n, 0, first_slot=free) for n in (1, N_ROWS_MANY)]
         row_cell_s = max((full_s[1] - bare_s[1]) - (full_s[0] - bare_s[0]), 0.0) / (N_ROWS_MANY - 1) / n_full
         cell_s = max((full_s[0] - bare_s[0]) / n_full - row_cell_s, 0.0)
+        if not cell_s + row_cell_s:  # lost in the noise
+            cell_s, row_cell_s = self._guessed_cells_s()
         restore_cell_s = median(restores_s) / n_cells if restores_s else None
         return cell_s, row_cell_s, save_s / n_cells, restore_cell_s
+
+    def _guessed_cells_s(self) -> tuple[float, float]:
+        """What cells usually cost, for a model of this speed: at a price of nothing they would be kept for ever, and every step would pay."""
+        share = self._rows_s[1] / DEFAULT_CURVE.rows[0][1]
+        return share * DEFAULT_CURVE.cell_s, share * DEFAULT_CURVE.row_cell_s
 
     # --- one size -----------------------------------------------------------------------------------------------------
 
