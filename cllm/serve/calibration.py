@@ -109,7 +109,7 @@ class _Measurement:
         return cell_s, row_cell_s, save_s / n_cells, restore_cell_s
 
     def _guessed_cells_s(self) -> tuple[float, float]:
-        """What cells usually cost, for a model of this speed: at a price of nothing they would be kept for ever, and every step would pay."""
+        """What cells usually cost a model of this speed: at a price of nothing they would be kept for ever, and every step would pay."""
         share = self._rows_s[1] / DEFAULT_CURVE.rows[0][1]
         return share * DEFAULT_CURVE.cell_s, share * DEFAULT_CURVE.row_cell_s
 
