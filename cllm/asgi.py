@@ -31,7 +31,7 @@ def create_app(settings: Settings | None = None) -> ASGIFramework:
     """Return the application. A mistake in the settings found in the environment ends the process with one line and code 2."""
     chosen = _settings_of_the_environment() if settings is None else settings
     configure_logging(chosen)
-    life = EngineLife(chosen, make_progress(chosen.model or "the demo model"))
+    life = EngineLife(chosen, make_progress(chosen.model or "the default model"))
     app = create_api(life.engine, chosen)
     ended = trio.Event()
 

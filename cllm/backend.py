@@ -329,10 +329,11 @@ class Backend(Protocol):
     """What an entry point's callable gives.
 
     A model is a file for most backends, and a reference to the hub (`user/repo:Q4_K_M`) is fetched before `load` is called. One whose
-    models have names of their own has an attribute `knows_models` that is True, and gets `ModelSpec.path` as the operator wrote it.
+    models have names of their own has an attribute `knows_models` that is True, and gets `ModelSpec.path` as the operator wrote it,
+    empty where none was named.
     """
 
-    contract_version: int  # the CONTRACT_VERSION it was written to
+    contract_version: int  # the CONTRACT_VERSION it was written to, as a number: the name would be the server's
 
     def probe(self) -> Probe:
         """Say whether this backend can work here. Cheap: well under a second, loads no model, never raises."""

@@ -1,8 +1,9 @@
-"""The contract suite, run as a plugin's author runs it: on the fake model, and on llama.cpp with each kind of memory in both layouts."""
+"""The contract suite, run as a plugin's author runs it: on the fake model, on the example, on llama.cpp with each kind of memory."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from cllm.testing.tiny import ARCHITECTURES
 
 FAKE = "cllm.testing.fake:make_backend"
 LAYOUTS = ("unified", "streams")
+EXAMPLE = Path(__file__).parent.parent / "plugins" / "cllm-backend-echo" / "src"
 QUIET = ("-q", "-rN", "--tb=short", "-W", "error", "-p", "no:cacheprovider")
 
 
@@ -39,6 +41,11 @@ def check(run: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.parametrize("can_trim", [1, 0])
 def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str, can_trim: int) -> None:
     check(run_contract("--backend", FAKE, "--kv", layout, "--backend-option", f"can_trim={can_trim}", folder=tmp_path))
+
+
+def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
+    check(run_contract("--backend", "cllm_backend_echo:EchoBackend", folder=tmp_path))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
     if here in names:
         codes.append(tox([here], arguments, links))
     if not arguments:
-        codes.append(tox(["clients"], [], links))
+        codes.append(tox(["clients", "plugin-echo"], [], links))
     return max(codes)
 
 

@@ -22,7 +22,7 @@ def run(settings: Settings, *, plot_path: str | None) -> int:
     if settings.log_level == "info":
         settings = attrs.evolve(settings, log_level="warning")
     configure_logging(settings)
-    progress = make_progress(settings.model or "the demo model")
+    progress = make_progress(settings.model or "the default model")
 
     def on_progress(share: float) -> bool:
         progress.update(share)

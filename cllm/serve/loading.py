@@ -9,7 +9,7 @@ import attrs
 import structlog
 
 from cllm import hub
-from cllm.backend import KvLayout, OnProgress, StepModel
+from cllm.backend import Backend, KvLayout, OnProgress, StepModel
 from cllm.config import Settings, api_keys
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
@@ -54,14 +54,16 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     spec = model_spec(settings)
     on_loading, on_measuring = _in_turn(on_progress, 1.0 if settings.calibrate == "off" else SHARE_LOADING)
     other = settings.embedding_model
-    if not getattr(backend, "knows_models", False):
+    if _knows_models(backend):
+        spec = attrs.evolve(spec, path=settings.model or "")
+    else:
         spec = attrs.evolve(spec, path=_local_path(spec.path, on_loading))
         other = None if other is None else _local_path(other, on_loading)
     vectors = embedder_spec(settings, other or spec.path)
     model = load_main(backend, spec, vectors, on_loading)
     try:
         limits = limits_of(model, settings)
-        served = served_model(model, limits, settings, backend=name, name=_name_of(settings.model))
+        served = served_model(model, limits, settings, backend=name, name=_name_of(settings.model, name, backend))
         embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_loading)
         cost = cost_of(model, curves.key_of(model, spec, name), settings, on_measuring)
         return Loaded(step_model=model, served=served, limits=limits, cost=cost, embedder=embedder)
@@ -105,7 +107,13 @@ def _local_path(model: str, on_progress: OnProgress) -> str:
     return path
 
 
-def _name_of(model: str | None) -> str:
+def _knows_models(backend: Backend) -> bool:
+    return bool(getattr(backend, "knows_models", False))
+
+
+def _name_of(model: str | None, backend_name: str, backend: Backend) -> str:
+    if _knows_models(backend):
+        return model or backend_name
     if model is None:
         return DEMO_NAME
     return model if hub.reference_of(model) else Path(model).stem

@@ -32,7 +32,7 @@ def run(
         settings = attrs.evolve(settings, log_level="warning")
     settings = attrs.evolve(settings, calibrate="off")  # one answer is there before its steps were measured
     configure_logging(settings)
-    progress = make_progress(settings.model or "the demo model")
+    progress = make_progress(settings.model or "the default model")
 
     def on_progress(share: float) -> bool:
         progress.update(share)

@@ -42,7 +42,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        name = settings.model if settings.model is not None else "the demo model"
+        name = settings.model if settings.model is not None else "the default model"
         self._progress = make_progress(name)
         self._life = EngineLife(settings, self._progress)
         self._shutdown = trio.Event()  # HTTP accepts nothing more

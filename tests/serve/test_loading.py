@@ -1,0 +1,44 @@
+"""What a backend is asked to load, and what the loaded model is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from cllm import demo
+from cllm.backend import ModelSpec, OnProgress, StepModel
+from cllm.config import Settings
+from cllm.serve.loading import DEMO_NAME, load
+from cllm.testing.fake import FakeBackend
+
+
+class Remembering(FakeBackend):
+    """Remembers what it was asked for."""
+
+    def __init__(self, *, knows_models: bool) -> None:
+        self.knows_models = knows_models
+        self.paths: list[str] = []
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        self.paths.append(spec.path)
+        return super().load(spec, on_progress)
+
+
+def load_with(backend: Remembering, model: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Return the path that the backend was given, and what the model is called."""
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("remembering", backend))
+    loaded = load(Settings(model, calibrate="off"), lambda _share: True)
+    loaded.step_model.close()
+    return backend.paths[-1], loaded.served.name
+
+
+@pytest.mark.parametrize("model", ["small", "meta/llama-3.1:8b"])
+def test_a_backend_that_knows_its_models_is_given_the_name_as_it_was_written(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_with(Remembering(knows_models=True), model, monkeypatch) == (model, model)
+
+
+def test_a_backend_that_knows_its_models_may_be_left_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_with(Remembering(knows_models=True), None, monkeypatch) == ("", "remembering")
+
+
+def test_any_other_backend_is_given_the_demo_model_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_with(Remembering(knows_models=False), None, monkeypatch) == (str(demo.path()), DEMO_NAME)
