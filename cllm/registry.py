@@ -81,7 +81,7 @@ def _load(listed: Listed) -> Backend:
     origin = _origin(listed)
     try:
         backend = listed.entry_point.load()()
-    except Exception as error:  # a foreign module may fail in any way
+    except (Exception, SystemExit) as error:  # a foreign module may fail in any way
         raise BackendUnavailable(f"{origin} is broken: {_one_line(error)}") from error
     _check_contract(backend, origin)
     return backend  # type: ignore[no-any-return]  # the contract says that it is one
@@ -94,16 +94,23 @@ def _origin(listed: Listed) -> str:
 def _check_contract(backend: object, origin: str) -> None:
     from cllm.backend import CONTRACT_VERSION, Backend
 
-    if not isinstance(backend, Backend):
-        raise BackendUnavailable(f"{origin} is broken: its entry point gives a {type(backend).__name__}, which is no Backend")
-    if backend.contract_version != CONTRACT_VERSION:
-        older = "cLLM" if backend.contract_version > CONTRACT_VERSION else "the backend"
+    if isinstance(backend, type) or not isinstance(backend, Backend):  # a class has what its instances have, and can do nothing of it
+        raise BackendUnavailable(f"{origin} is broken: its entry point gives {_what(backend)}, which is no Backend")
+    version: object = backend.contract_version
+    if not isinstance(version, int):
+        raise BackendUnavailable(f"{origin} is broken: its contract_version is {_what(version)}, not a number")
+    if version != CONTRACT_VERSION:
+        older = "cLLM" if version > CONTRACT_VERSION else "the backend"
         raise BackendUnavailable(
-            f"{origin} speaks version {backend.contract_version} of the contract, this server version {CONTRACT_VERSION}; update {older}"
+            f"{origin} speaks version {version} of the contract, this server version {CONTRACT_VERSION}; update {older}"
         )
 
 
-def _one_line(error: Exception) -> str:
+def _what(thing: object) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -117,12 +124,20 @@ def _probe(one: Listed, named: list[Listed]) -> Found:
     try:
         _only(named)
         backend = _load(one)
-        probe: Probe = backend.probe()
+        probe = _checked(backend.probe())
     except BackendUnavailable as error:
         return Found(one, available=False, reason=str(error).removeprefix(_origin(one) + " "))
-    except Exception as error:  # the contract forbids it, but the others must go on
+    except (Exception, SystemExit) as error:  # the contract forbids it, but the others must go on
         return Found(one, available=False, reason=f"probe failed: {_one_line(error)}")
-    return Found(one, probe.available, probe.reason, probe.preference, backend)
+    return Found(one, probe.available, " ".join(probe.reason.split()), probe.preference, backend)
+
+
+def _checked(probe: object) -> Probe:
+    from cllm.backend import Probe
+
+    if not isinstance(probe, Probe):
+        raise TypeError(f"it gave {_what(probe)}, which is no Probe")
+    return probe
 
 
 def choose_backend(name: str = "auto") -> tuple[str, Backend]:

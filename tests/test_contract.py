@@ -43,6 +43,10 @@ def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str, can_trim
     check(run_contract("--backend", FAKE, "--kv", layout, "--backend-option", f"can_trim={can_trim}", folder=tmp_path))
 
 
+def test_a_model_that_can_do_the_least_keeps_the_contract(tmp_path: Path) -> None:
+    check(run_contract("--backend", FAKE, "--backend-option", "can_trim=0", "--backend-option", "can_save=0", folder=tmp_path))
+
+
 def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     check(run_contract("--backend", "cllm_backend_echo:EchoBackend", folder=tmp_path))

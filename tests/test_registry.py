@@ -25,7 +25,7 @@ AVAILABLE = "return Probe(available=True, reason='found', preference={})"
 Install = Callable[..., str]
 
 
-def backend_source(probe: str = AVAILABLE.format(1), contract: int = 1) -> str:
+def backend_source(probe: str = AVAILABLE.format(1), contract: object = 1) -> str:
     return GOOD.format(probe=probe, contract=contract)
 
 
@@ -107,6 +107,40 @@ def test_an_entry_point_that_gives_no_backend_is_told_as_broken(install: Install
     install("odd", source="def Backend(): return 'hello'")
     with pytest.raises(BackendUnavailable, match=r"its entry point gives a str, which is no Backend$"):
         registry.load_backend("odd")
+
+
+def test_an_entry_point_that_gives_the_class_itself_is_told_as_broken(install: Install) -> None:
+    install("odd", source=f"{backend_source()}\nInner = Backend\ndef Backend(): return Inner\n")
+    with pytest.raises(BackendUnavailable, match=r"its entry point gives the class Backend, which is no Backend$"):
+        registry.load_backend("odd")
+
+
+def test_a_contract_version_that_is_no_number_is_told_as_broken(install: Install) -> None:
+    install("odd", source=backend_source(contract="'1'"))
+    with pytest.raises(BackendUnavailable, match=r"is broken: its contract_version is a str, not a number$"):
+        registry.load_backend("odd")
+
+
+def test_a_module_that_ends_the_process_when_it_is_imported_ends_nothing(install: Install) -> None:
+    install("quitter", source="raise SystemExit('no licence')")
+    with pytest.raises(BackendUnavailable, match=r"is broken: SystemExit: no licence$"):
+        registry.load_backend("quitter")
+
+
+@pytest.mark.parametrize(
+    ("probe", "reason"),
+    [
+        ("return None", "probe failed: TypeError: it gave a NoneType, which is no Probe"),
+        ("raise SystemExit('no device')", "probe failed: SystemExit: no device"),
+        ("return Probe(available=False, reason='no device\\n\\tinstall one\\n')", "no device install one"),
+    ],
+)
+def test_a_probe_that_breaks_its_word_is_told_in_one_line_beside_the_others(install: Install, probe: str, reason: str) -> None:
+    install("good")
+    install("odd", source=backend_source(probe))
+    found = {one.listed.name: one for one in registry.probe_backends()}
+    assert (found["odd"].available, found["odd"].reason) == (False, reason)
+    assert found["good"].available
 
 
 @pytest.mark.parametrize(("contract", "older"), [(0, "the backend"), (99, "cLLM")])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -14,7 +16,7 @@ from cllm.config import Settings, api_keys
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.scheduler import Limits
-from cllm.errors import LoadFailed
+from cllm.errors import CllmError, LoadFailed
 from cllm.registry import choose_backend
 from cllm.serve import curves
 from cllm.serve.calibration import measure
@@ -60,7 +62,8 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
         spec = attrs.evolve(spec, path=_local_path(spec.path, on_loading))
         other = None if other is None else _local_path(other, on_loading)
     vectors = embedder_spec(settings, other or spec.path)
-    model = load_main(backend, spec, vectors, on_loading)
+    with _blaming(name):
+        model = load_main(backend, spec, vectors, on_loading)
     try:
         limits = limits_of(model, settings)
         served = served_model(model, limits, settings, backend=name, name=_name_of(settings.model, name, backend))
@@ -70,6 +73,19 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     except BaseException:
         model.close()
         raise
+
+
+@contextmanager
+def _blaming(backend_name: str) -> Iterator[None]:
+    """Tell what a backend raises against its contract as a load that failed: as our own mistake it would be tried again for ever."""
+    try:
+        yield
+    except CllmError:
+        raise
+    except Exception as error:
+        log.debug("load.failed", exc_info=error)
+        complaint = " ".join(f"{type(error).__name__}: {error}".split())
+        raise LoadFailed(f"backend {backend_name} failed to load the model: {complaint}") from error
 
 
 def _in_turn(on_progress: OnProgress, part: float) -> tuple[OnProgress, OnProgress]:

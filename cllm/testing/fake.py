@@ -111,7 +111,8 @@ class FakeModel:
 
     `step_s(batch)` gives the seconds that a step pretends to take, unless it is aborted where `can_abort`; `before_step` may raise, to
     make a step fail. It never draws a token that ends the turn unless `n_tokens_to_end` is given: then about one in so many does.
-    Without `can_trim`, its memory is like a recurrent one: slots are shared whole and dropped whole.
+    Without `can_trim`, its memory is like a recurrent one: slots are shared whole and dropped whole. Without `can_save`, they stay where
+    they are.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class FakeModel:
         n_ctx_train: int = 4096,
         kv_layout: KvLayout = KvLayout.UNIFIED,
         can_trim: bool = True,
+        can_save: bool = True,
         can_abort: bool = False,
         step_s: Callable[[Batch], float] | None = None,
         before_step: Callable[[Batch], None] | None = None,
@@ -143,8 +145,8 @@ class FakeModel:
         self.capabilities = Capabilities(
             can_share=pooled and can_trim,
             can_trim=can_trim,
-            can_save=True,
-            can_save_part=pooled and can_trim,
+            can_save=can_save,
+            can_save_part=pooled and can_trim and can_save,
             can_abort=can_abort,
             kv_layout=kv_layout,
         )
@@ -219,6 +221,7 @@ class FakeModel:
 
     def save(self, slot: int, start: int = 0) -> bytes:
         """See `StepModel.save`. As in a real model, a state's cells depend on the tokens before them, which it does not contain."""
+        self._check_can_save()
         cells = self._slot(slot)
         if not 0 <= start <= len(cells) or (start and not self.capabilities.can_save_part):
             raise StepFailed(f"slot {slot} cannot be saved from {start} on")
@@ -227,6 +230,7 @@ class FakeModel:
 
     def restore(self, slot: int, state: bytes) -> None:
         """See `StepModel.restore`."""
+        self._check_can_save()
         cells = self._slot(slot)
         start, saved = _read_state(state)
         if len(cells) != start:
@@ -268,6 +272,10 @@ class FakeModel:
         if not 0 <= slot < len(self._slots):
             raise StepFailed(f"slot {slot} is not one of {len(self._slots)}")
         return self._slots[slot]
+
+    def _check_can_save(self) -> None:
+        if not self.capabilities.can_save:
+            raise StepFailed("this memory cannot be saved")
 
     def _extend(self, slot: _Slot, token: int) -> _Cell:
         cell = _Cell(token, _hash(slot, token))

@@ -7,6 +7,7 @@ import pytest
 from cllm import demo
 from cllm.backend import ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
+from cllm.errors import LoadFailed
 from cllm.serve.loading import DEMO_NAME, load
 from cllm.testing.fake import FakeBackend
 
@@ -42,3 +43,16 @@ def test_a_backend_that_knows_its_models_may_be_left_the_choice(monkeypatch: pyt
 
 def test_any_other_backend_is_given_the_demo_model_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_with(Remembering(knows_models=False), None, monkeypatch) == (str(demo.path()), DEMO_NAME)
+
+
+class Broken(FakeBackend):
+    """Raises what its contract knows nothing of."""
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        raise ValueError("tensor 7\nis upside down")
+
+
+def test_a_backend_that_raises_anything_else_than_it_may_is_told_by_name_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("broken", Broken()))
+    with pytest.raises(LoadFailed, match=r"^backend broken failed to load the model: ValueError: tensor 7 is upside down$"):
+        load(Settings(calibrate="off"), lambda _share: True)

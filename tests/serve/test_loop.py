@@ -550,3 +550,19 @@ async def test_when_the_engine_dies_every_stream_gets_an_error_event_and_the_dea
         assert isinstance(answer.error, Unavailable)
         assert answer.error.code == "stopped"
     assert [len(answer.tokens) for answer in answers] == [3, 3, 0, 0, 0]
+
+
+async def test_a_model_that_can_only_compute_and_drop_serves_everybody_also_when_cells_run_out() -> None:
+    """The page for authors promises it: no cut, no copy, no saved state; what that costs is computed again."""
+    model = FakeModel(n_cells=64, n_slots=4, can_trim=False, can_save=False)
+    texts: list[str] = []
+
+    async def ask(running: RunningEngine) -> None:
+        (answer,) = await read_all(running.engine.open([make_spec(n_tokens=30)]))
+        texts.append(answer.text)
+
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(ask, running)
+    assert texts == [text_alone("once upon a time", 30)] * 6
+    assert running.scheduler.totals.n_preempted > 0

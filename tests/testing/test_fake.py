@@ -142,6 +142,18 @@ def test_without_trimming_a_slot_is_kept_whole_or_dropped() -> None:
     assert model.slot_tokens(0) == []
 
 
+def test_without_saving_a_slot_stays_where_it_is() -> None:
+    state = FakeModel().save(0)
+    model = FakeModel(can_save=False)
+    put(model, 0, [65, 66, 67])
+    assert not model.capabilities.can_save_part
+    with pytest.raises(StepFailed, match="cannot be saved"):
+        model.save(0)
+    with pytest.raises(StepFailed, match="cannot be saved"):
+        model.restore(1, state)
+    assert model.slot_tokens(0) == [65, 66, 67]
+
+
 def test_a_saved_slot_gives_back_its_tokens() -> None:
     model = FakeModel()
     put(model, 0, [5, 6, 7])

@@ -249,6 +249,17 @@ def saves(model: StepModel) -> None:
         pytest.skip("this memory cannot be saved")
 
 
+def test_a_memory_that_cannot_be_saved_refuses_and_keeps_the_slot(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    if hand.model.capabilities.can_save:
+        pytest.skip("this memory can be saved")
+    tokens = plain.draw(15)
+    expected = hand.alone(tokens)
+    hand.put(0, tokens[:10])
+    with refused():
+        hand.model.save(0)
+    near.check(hand.put(0, tokens[10:], Outputs.ALL), expected[10:])
+
+
 @pytest.mark.usefixtures("saves")
 def test_a_restored_slot_is_as_good_as_a_computed_one(hand: Hand, plain: PlainTokens, near: Near) -> None:
     tokens = plain.draw(40)
