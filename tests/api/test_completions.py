@@ -146,6 +146,14 @@ async def test_no_tokens_and_echo_only_score_the_prompt(serve: Any) -> None:
     assert answer.json["usage"]["completion_tokens"] == 0
 
 
+async def test_no_tokens_without_an_echo_are_an_empty_answer_and_never_the_default(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("once", max_tokens=0)
+    (choice,) = answer.json["choices"]
+    assert (answer.status, choice["text"], choice["finish_reason"]) == (200, "", "length")
+    assert answer.json["usage"]["completion_tokens"] == 0
+
+
 async def test_the_prompts_logprobs_are_the_same_in_one_step_and_in_many(serve: Any) -> None:
     prompt = "It was the best of times, it was the worst of times, it was the age of wisdom"  # more than one step scores
     async with serve() as api:
