@@ -141,6 +141,8 @@ class Memory:
         """Give a waiting sequence that fits a slot, the cells that others have computed for it, and room for the rest."""
         known = self._with_a_slot(sequence)
         self.ends_waiting(sequence)
+        if self.offload is not None and sequence.n_preempted == 0:
+            self.offload.prices.demand.came(_key(sequence), sequence.tokens)
         reuse = known.reuse
         if reuse is None:
             sequence.slot = self.cells.take_slot()
@@ -203,6 +205,8 @@ class Memory:
             self._left[sequence.seq_id] = slot
         if self.offload is not None:
             self.offload.rests(slot)
+            if not comes_back:
+                self.offload.prices.demand.left(_key(sequence), sequence.tokens)
 
     def ends_waiting(self, sequence: Sequence) -> None:
         """Note that a sequence does not wait any longer: what it once left is like everybody's."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from cllm.engine.demand import Demand
+
 SAVE_CELL_S = 2e-6  # until the first save has been measured: a hopeful guess, or there might never be one
 RESTORE_CELL_S = 3e-6
 PREFILL_ROW_S = 3.5e-3  # measured on two cores with a model of 0.6 billion parameters, for who has no cost model
 MOVE_S = 5e-5  # for the calls of one move, however few its cells
-REUSE = 0.2  # share of evicted branches that are asked for again: a guess on the side of not saving
-PATIENCE = 0.2  # of what a move costs, that carrying may cost before: at 1, mixed prompts of 8 to 240 tokens took a seventh longer
+PATIENCE = 0.2  # of what a move costs, that carrying may cost before; at 1, mixed prompts of 8 to 240 tokens took a seventh longer
 WEIGHT = 0.2  # of the newest move in what is known of the moves
 N_CELLS_TO_LEARN = 16  # of a smaller move the calls are the larger part
 
@@ -30,6 +31,7 @@ class Prices:
     """The cost model's numbers where it has them, corrected by what moves really took."""
 
     def __init__(self, costs: Costs | None = None) -> None:
+        self.demand = Demand()
         self._costs = costs
         self._save_cell_s = costs.save_s(1) if costs else None
         self._restore_cell_s = costs.restore_s(1) if costs else None
@@ -52,20 +54,21 @@ class Prices:
 
     def is_worth_saving(self, n_cells: int) -> bool:
         """Say whether cells that must go are to be saved: they may never be asked for again."""
-        return self.save_s(n_cells) < REUSE * (self.prefill_s(n_cells) - self.restore_s(n_cells))
+        return self.save_s(n_cells) < self.demand.share * (self.prefill_s(n_cells) - self.restore_s(n_cells))
 
     def is_worth_restoring(self, n_cells: int, n_gained: int) -> bool:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""
         return self.restore_s(n_cells) < self.prefill_s(n_gained)
 
     def is_worth_a_move(self, n_cells: int, carried_cell_s: float) -> bool:
-        """Say whether `n_cells` cells, each of which cost `carried_cell_s` to carry, should go to the host.
+        """Say whether `n_cells` cells, each of which cost `carried_cell_s` to carry, should go: to the host, or for good.
 
         Who changes over as soon as carrying has cost as much as a move pays at most twice what would have been best, whatever comes. It
         is done earlier: what comes back soon mostly comes back at once, and a cell costs more than its own part, since attention walks
         up to the highest cell in use and one that stays keeps those below it, which are free, in its way.
         """
-        return n_cells * carried_cell_s > PATIENCE * (self.save_s(n_cells) + self.restore_s(n_cells))
+        without_s = min(self.save_s(n_cells) + self.restore_s(n_cells), self.demand.share * self.prefill_s(n_cells))
+        return n_cells * carried_cell_s > PATIENCE * without_s
 
     def saved(self, n_cells: int, seconds: float) -> None:
         """Learn what a save took."""

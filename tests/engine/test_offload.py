@@ -74,10 +74,10 @@ def test_what_became_fast_to_compute_is_not_restored() -> None:
     assert offload.pool.totals.n_restores == 0
 
 
-def test_a_branch_goes_to_the_host_when_carrying_it_has_cost_as_much_as_moving_it() -> None:
-    model, scheduler, offload = make(Costs(carry=1e-5), n_cells=1000)
+def test_a_branch_goes_to_the_host_when_carrying_it_has_cost_a_fifth_of_moving_it() -> None:
+    model, scheduler, offload = make(Costs(carry=2e-6), n_cells=1000)
     answer(model, scheduler, "a" * 200)
-    answer(model, scheduler, "b" * 100, n_tokens=1)  # one step: 1e-5 s for each cell, and moving one costs 2e-5 and a little
+    answer(model, scheduler, "b" * 100, n_tokens=1)  # one step: 2e-6 s for each cell, and moving one costs 2e-5 and a little
     assert offload.pool.totals.n_saves == 0
     answer(model, scheduler, "c" * 100, n_tokens=4)
     assert offload.pool.totals.n_saves >= 1
