@@ -33,6 +33,7 @@ from cllm.engine.compute import compute, do_move
 from cllm.engine.events import Delta, Event, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.plan import Move, Plan, Save, StepOutput
+from cllm.engine.plan import Work as StepWork
 from cllm.engine.sampling import Sampler
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
@@ -299,7 +300,7 @@ class BackendStage:
         """Run a pass."""
         batches, model = self.bench.fixed(work), self.bench.model
         batch = Batch(model.n_rows_max)
-        idle = _plan((), batch, (), [])
+        idle = _work((), batch, [])
 
         def step_all() -> int:
             for fixed in batches:
@@ -312,9 +313,8 @@ class BackendStage:
         return self.bench.timed(work, step_all)
 
 
-def _plan(moves: Sequence[Move], batch: Batch, owners: Sequence[int], samplers: list[Sampler]) -> Plan:
-    """A plan without sequences, for `compute`, which asks nothing of them but their number."""
-    return Plan(list(moves), batch, [], [], list(owners), samplers, [])  # type: ignore[arg-type]
+def _work(moves: Sequence[Move], batch: Batch, samplers: list[Sampler]) -> StepWork:
+    return StepWork(moves=list(moves), batch=batch, samplers=samplers)
 
 
 @attrs.define(eq=False)
@@ -338,7 +338,7 @@ class SamplingStage:
             n_tokens = 0
             for fixed in batches:
                 fixed.fill(batch)
-                plan = _plan(fixed.moves, batch, fixed.owners, [samplers[owner] for owner in fixed.owners])
+                plan = _work(fixed.moves, batch, [samplers[owner] for owner in fixed.owners])
                 n_tokens += len(compute(model, plan, time.perf_counter).tokens)
                 for owner in fixed.owners:
                     samplers[owner].tokens.append(next(drawn[owner]))

@@ -35,7 +35,17 @@ class BatchFormer:
                 prompts.sort(key=_prefill_rank)
             self._add_prefill(prompts, n_room, prefilling, outputs, scoring)
         samplers = [sequence.sampler for sequence in outputs]
-        return Plan(moves, self._batch, decoding, prefilling, outputs, samplers, events, scoring.scorings, n_cells=n_cells)
+        return Plan(
+            moves=moves,
+            batch=self._batch,
+            decoding=decoding,
+            prefilling=prefilling,
+            outputs=outputs,
+            samplers=samplers,
+            events=events,
+            scorings=scoring.scorings,
+            n_cells=n_cells,
+        )
 
     def _add_decoding(self, decoding: list[Sequence]) -> None:
         batch = self._batch

@@ -8,12 +8,12 @@ import numpy as np
 
 from cllm.backend import Logits, StepModel
 from cllm.engine.logprobs import score
-from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, StepOutput, Trim
+from cllm.engine.plan import Drop, Move, Restore, Restored, Save, Share, StepOutput, Trim, Work
 from cllm.engine.sampling import sample
 from cllm.errors import ModelDied, NoRoom
 
 
-def compute(model: StepModel, plan: Plan, clock: Callable[[], float]) -> StepOutput:
+def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOutput:
     """Do the plan's step; blocks. `clock` gives seconds, for the output's times.
 
     Raises: what the model's calls raise (cllm/backend.py). When `NoRoom` comes, the moves are done and the rows are not.
@@ -29,15 +29,15 @@ def compute(model: StepModel, plan: Plan, clock: Callable[[], float]) -> StepOut
     logits = model.step(plan.batch)
     computed_at = clock()
     model_s = computed_at - moved_at
-    scores = [score(logits[one.rows], one.targets, one.sequence.spec.n_prompt_logprobs or 0) for one in plan.scorings]
-    if not plan.outputs:
+    scores = [score(logits[one.rows], one.targets, one.n_top) for one in plan.scorings]
+    if not plan.samplers:
         return StepOutput([], [], None, scores, model_s=model_s, moves_s=moves_s, sample_s=clock() - computed_at)
     sampled = sample(_drawn(logits, plan) if plan.scorings else logits, plan.samplers)
     sample_s = clock() - computed_at
     return StepOutput(sampled.tokens, sampled.invalid, sampled.logprobs, scores, model_s=model_s, moves_s=moves_s, sample_s=sample_s)
 
 
-def _drawn(logits: Logits, plan: Plan) -> Logits:
+def _drawn(logits: Logits, plan: Work) -> Logits:
     """The rows that tokens are drawn from, copied: beside them stand rows that are scored."""
     keep = np.ones(len(logits), np.bool_)
     for one in plan.scorings:
@@ -46,7 +46,7 @@ def _drawn(logits: Logits, plan: Plan) -> Logits:
     return drawn
 
 
-def do_move(model: StepModel, plan: Plan, move: Move, clock: Callable[[], float]) -> None:
+def do_move(model: StepModel, plan: Work, move: Move, clock: Callable[[], float]) -> None:
     """Do one memory move; it is done wholly or not at all. What is saved and restored is noted in the plan.
 
     Raises: what the model's calls raise. A save or a restore that fails raises nothing: it costs no more than its use.

@@ -283,6 +283,16 @@ class Memory:
             self._evict_slot(failed.slot, save=False)
         return victim
 
+    def lost(self) -> None:
+        """Everything that the model held is gone, and nobody runs. What is on the host stays, and nothing is owed."""
+        assert not self._live
+        self.evict_all()
+        self._moves.clear()
+        self._at_prompts_end.clear()
+        self._left.clear()
+        if self.offload is not None:
+            self.offload.lost()
+
     @property
     def n_restoring(self) -> int:
         """Sequences whose cells are on their way from the host."""

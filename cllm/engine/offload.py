@@ -80,6 +80,12 @@ class Offload:
         n_moved = sum(piece.n_cells for piece in chain.pieces)
         return chain if self.prices.is_worth_restoring(n_moved, chain.end - n_have) else None
 
+    def lost(self) -> None:
+        """What was to be saved is gone, and nothing is carried."""
+        self._saving.clear()
+        self._saving_s = 0.0
+        self._carried_s_at.clear()
+
     # --- what came of it ----------------------------------------------------------------------------------------------
 
     def settle(self, plan: Plan) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import attrs
 
 from cllm.backend import Batch
@@ -70,12 +72,12 @@ class Restored:
 
 
 @attrs.frozen(eq=False)
-class Scoring:
+class Scored:
     """Outputs from which nothing is drawn: they tell how likely the model thought the prompt's tokens that follow them."""
 
-    sequence: Sequence
     first: int  # of the logits' rows, which go on from there
     targets: list[int]  # the token that follows each
+    n_top: int  # the likeliest tokens to tell beside each
 
     @property
     def rows(self) -> slice:
@@ -83,28 +85,42 @@ class Scoring:
         return slice(self.first, self.first + len(self.targets))
 
 
-@attrs.define(eq=False)
-class Plan:
-    """One step's work. `events` are owed at once, whatever the step brings."""
+@attrs.frozen(eq=False)
+class Scoring(Scored):
+    """The same, and whose they are."""
+
+    sequence: Sequence
+
+
+@attrs.define(eq=False, kw_only=True)
+class Work:
+    """The model's side of a step: what `compute` does, wherever that runs."""
 
     moves: list[Move]
     batch: Batch
-    decoding: list[Sequence]  # one row each, in the batch's order
-    prefilling: list[tuple[Sequence, int]]  # (sequence, rows), in the batch's order after the decoding ones
-    outputs: list[Sequence]  # whose next token is drawn, in the order of the logits' rows, less those of `scorings`
-    samplers: list[Sampler]  # one for each output
-    events: list[Event]
-    scorings: list[Scoring] = attrs.field(factory=list)
+    samplers: list[Sampler]  # one for each output that a token is drawn from, in the order of the logits' rows
+    scorings: Seq[Scored] = ()  # the other outputs
     n_moves_done: int = 0  # counted by `compute`, so that a failure does not leave it open what was done
     saved: list[tuple[Save, bytes | None, float]] = attrs.field(factory=list)  # the states, None where it failed, and the seconds
     restored: list[Restored] = attrs.field(factory=list)
-    n_cells: int = 0  # cells in use, which the step's attention walks
-    expected_s: float = 0.0  # what the rows will probably take
 
     @property
     def n_rows(self) -> int:
         """Rows of the step; 0 when only moves or events are owed."""
         return self.batch.n_rows
+
+
+@attrs.define(eq=False, kw_only=True)
+class Plan(Work):
+    """One step's work, and whose it is. `events` are owed at once, whatever the step brings."""
+
+    decoding: list[Sequence]  # one row each, in the batch's order
+    prefilling: list[tuple[Sequence, int]]  # (sequence, rows), in the batch's order after the decoding ones
+    outputs: list[Sequence]  # whose next token is drawn, as `samplers`
+    events: list[Event]
+    scorings: Seq[Scoring] = ()
+    n_cells: int = 0  # cells in use, which the step's attention walks
+    expected_s: float = 0.0  # what the rows will probably take
 
     @property
     def is_step(self) -> bool:

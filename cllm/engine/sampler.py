@@ -10,10 +10,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from cllm.backend import Logits
-from cllm.engine.dry import Dry
+from cllm.backend import Logits, Vocabulary
+from cllm.engine.dry import Dry, dry_breaker_tokens
 from cllm.engine.noise import row_key
-from cllm.engine.params import SamplingParams, SamplingProfile
+from cllm.engine.params import SamplingParams, SamplingProfile, StopParams
 from cllm.engine.penalties import TokenCounts, presence_and_frequency, repeat
 from cllm.text.grammar import GrammarState, Words
 
@@ -114,6 +114,19 @@ class Sampler:
         if self.grammar is not None and not self.grammar_waits:
             self.grammar.accept(token)
 
+    @property
+    def due(self) -> int | None:
+        """The token that comes next whatever the logits, if there is one."""
+        return self._forced[0] if self._forced else None
+
+    def be_told(self, *, due: int | None, mask: Words | None, grammar_waits: bool) -> None:
+        """Take what holds for the next token alone from another process, where the sequence's grammar and transcript are."""
+        self._forced.clear()
+        if due is not None:
+            self._forced.append(due)
+        self.mask = mask
+        self.grammar_waits = grammar_waits
+
     def force(self, tokens: Sequence[int]) -> None:
         """Let the next tokens be these, whatever the logits; their logprobs are the model's all the same."""
         self._forced.extend(tokens)
@@ -170,6 +183,33 @@ class Sampler:
             presence_and_frequency(logits, self._generated, params.presence_penalty, params.frequency_penalty)
         if self._dry is not None:
             self._dry.penalise(logits, params.dry_multiplier, params.dry_base, params.dry_allowed_length)
+
+
+def make_sampler(
+    params: SamplingParams,
+    stopping: StopParams,
+    vocabulary: Vocabulary,
+    *,
+    seed: int,
+    tokens: list[int],
+    n_prompt: int,
+    n_logprobs: int | None,
+    grammar: GrammarState | None = None,
+) -> Sampler:
+    """A sequence's sampler, before its first token or after any."""
+    return Sampler(
+        params,
+        seed=seed,
+        tokens=tokens,
+        n_prompt=n_prompt,
+        n_logprobs=n_logprobs,
+        end_tokens=vocabulary.end_tokens,
+        min_tokens=stopping.min_tokens,
+        ignore_eos=stopping.ignore_eos,
+        barred_until_min=stopping.stop_token_ids,
+        dry_breakers=dry_breaker_tokens(vocabulary, params.dry_sequence_breakers) if params.dry_multiplier else frozenset(),
+        grammar=grammar,
+    )
 
 
 # For each byte of a mask what to add to the logits of its eight tokens: a table is faster than unpacking the bits and selecting by them.

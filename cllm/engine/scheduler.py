@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 
 import attrs
 
@@ -28,7 +29,7 @@ from cllm.engine.places import Places
 from cllm.engine.plan import Plan, Scoring, StepOutput
 from cllm.engine.prices import Prices
 from cllm.engine.queue import Queue, gives_way, order, who_yields
-from cllm.engine.sampling import Sampler, dry_breaker_tokens
+from cllm.engine.sampler import make_sampler
 from cllm.engine.sequence import Miss, Phase, Sequence, SequenceSpec
 from cllm.engine.timeline import Timeline
 from cllm.engine.trials import Trials
@@ -231,7 +232,7 @@ class Scheduler:
                 self._fail(sequence, _without_token(sequence), events, keep=False)
                 continue
             self._accept(sequence, output.tokens[i], None if logprobs is None else logprobs[i], now, events)
-        if self._trials:
+        if self._trials.is_any_suspect:
             self._acquit(plan.outputs)
         return events
 
@@ -257,6 +258,25 @@ class Scheduler:
                 self._preempt(sequence, keep=False)
         if not isinstance(error, Aborted):
             self._accuse(members, error, events)
+        return events
+
+    def apply_death(self, plan: Plan | None, error: Exception, now: float) -> list[Event]:
+        """The model died, in the step of `plan` or between two, and another one with empty slots takes its place.
+
+        That is a preemption of everybody: nobody's tokens are lost, and the cells are computed again. Those with whom it died twice are
+        tried one by one; one with whom it dies alone again is to blame.
+        """
+        self._now = now
+        events: list[Event] = []
+        members = [] if plan is None else [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
+        for sequence in list(self._running):
+            self._preempt(sequence, keep=False)
+        self.memory.lost()
+        suspects = self._trials.note_death(members)
+        if len(members) == 1:
+            self._accuse(members, error, events)
+        elif suspects:
+            self._trials.isolate(suspects)
         return events
 
     def plan_retirement(self) -> Plan | None:
@@ -429,7 +449,7 @@ class Scheduler:
 
     # --- after a step -------------------------------------------------------------------------------------------------
 
-    def _tell_scores(self, scorings: list[Scoring], scores: list[list[TokenLogprob] | None], events: list[Event]) -> None:
+    def _tell_scores(self, scorings: Seq[Scoring], scores: list[list[TokenLogprob] | None], events: list[Event]) -> None:
         for scoring, score in zip(scorings, scores, strict=True):
             sequence = scoring.sequence
             if sequence.phase is Phase.FINISHED or sequence.cancelled:
@@ -560,7 +580,7 @@ class Scheduler:
         self._n_live_max = self._n_live_max_usual
         sequence.move(Phase.FINISHED)
         del self._sequences[sequence.seq_id]
-        if self._trials:
+        if self._trials.is_any_suspect:
             self._trials.acquit(sequence)
 
     def _free(self, sequence: Sequence, *, keep: bool, comes_back: bool = False) -> None:
@@ -587,17 +607,14 @@ class Scheduler:
             tokens=tokens,
             n_prompt=n_prompt,
             n_max=n_max,
-            sampler=Sampler(
+            sampler=make_sampler(
                 spec.sampling,
+                stopping,
+                vocabulary,
                 seed=spec.seed,
                 tokens=tokens,
                 n_prompt=n_prompt,
                 n_logprobs=spec.n_logprobs,
-                end_tokens=end_tokens,
-                min_tokens=stopping.min_tokens,
-                ignore_eos=stopping.ignore_eos,
-                barred_until_min=stopping.stop_token_ids,
-                dry_breakers=_dry_breakers(spec, vocabulary),
                 grammar=None if spec.grammar is None else spec.grammar.start(),
             ),
             transcript=transcript,
@@ -661,12 +678,6 @@ def _without_token(sequence: Sequence) -> GenerationFailed:
 
 def _invalid_logits() -> GenerationFailed:
     return GenerationFailed("the model's logits are not numbers", code="invalid_logits")
-
-
-def _dry_breakers(spec: SequenceSpec, vocabulary: Vocabulary) -> frozenset[int]:
-    if not spec.sampling.dry_multiplier:
-        return frozenset()
-    return dry_breaker_tokens(vocabulary, spec.sampling.dry_sequence_breakers)
 
 
 def _usage(sequence: Sequence, now: float) -> Usage:

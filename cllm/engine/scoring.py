@@ -29,5 +29,6 @@ class ScoringRows:
         if n <= 0:
             return range(0)
         self._n_left -= n
-        self.scorings.append(Scoring(sequence, first, sequence.tokens[sequence.n_scored + 1 : sequence.n_scored + 1 + n]))
+        targets = sequence.tokens[sequence.n_scored + 1 : sequence.n_scored + 1 + n]
+        self.scorings.append(Scoring(first, targets, sequence.spec.n_prompt_logprobs or 0, sequence))
         return range(start, start + n)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from cllm.engine.sequence import Sequence
+
+N_DEATHS_TOGETHER = 2  # a model that dies once may have died of anything
 
 
 class Trials:
@@ -17,6 +19,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._groups: deque[set[Sequence]] = deque()
+        self._n_deaths: Counter[Sequence] = Counter()  # of the model while a sequence was in its step, since its last token
 
     def __bool__(self) -> bool:
         return bool(self._groups)
@@ -30,6 +33,22 @@ class Trials:
             if half:
                 self._groups.appendleft(set(half))
 
+    def isolate(self, members: list[Sequence]) -> None:
+        """Try each of `members` by itself next: what befell them costs too much for halves."""
+        for sequence in members:
+            self.acquit(sequence)
+        self._groups.extendleft({sequence} for sequence in reversed(members))
+
+    def note_death(self, members: list[Sequence]) -> list[Sequence]:
+        """The model died in a step of `members`; return those with whom it did so before."""
+        self._n_deaths.update(members)
+        return [sequence for sequence in members if self._n_deaths[sequence] >= N_DEATHS_TOGETHER]
+
+    @property
+    def is_any_suspect(self) -> bool:
+        """Whether there is anybody to acquit."""
+        return bool(self._groups or self._n_deaths)
+
     def advance(self) -> None:
         """Leave the groups behind whose members are all acquitted."""
         while self._groups and not self._groups[0]:
@@ -41,7 +60,8 @@ class Trials:
             self.acquit(sequence)
 
     def acquit(self, sequence: Sequence) -> None:
-        """Take a sequence off every group."""
+        """Take a sequence off every group, and what is held against it off the record."""
+        self._n_deaths.pop(sequence, None)
         for group in self._groups:
             group.discard(sequence)
 

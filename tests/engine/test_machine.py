@@ -19,7 +19,7 @@ from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, SequenceSpec
-from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom, QuotaExceeded, StepFailed, Unavailable
+from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, ModelDied, NoRoom, QuotaExceeded, StepFailed, Unavailable
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 
@@ -219,6 +219,18 @@ class Machine(RuleBasedStateMachine):
             for slot in {sequence.slot for sequence in plan.members()}:
                 self.model.drop(slot)
         self.take(self.scheduler.apply_failure(plan, error, self.now))
+
+    @rule(in_a_step=st.booleans())
+    def die(self, in_a_step: bool) -> None:
+        plan = self.scheduler.plan(self.now) if in_a_step else None
+        if plan is not None:
+            self.take(plan.events)
+        self.empty_the_model()
+        self.take(self.scheduler.apply_death(plan, ModelDied("killed"), self.now))
+
+    def empty_the_model(self) -> None:
+        for slot in range(N_SLOTS):
+            self.model.drop(slot)
 
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:

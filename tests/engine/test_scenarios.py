@@ -18,6 +18,8 @@ reviewer to read in the diff. Commands:
                                        otherwise (`end` ends the turn, `nan` is no number); `unfit`: what is on the host does not fit
     fail ERROR [with ID] [moves=N]   plan, and the step raises, after N of its moves if not all; `with`: only if ID has rows, else
                                        the step goes well
+    die [with ID | idle]        plan, and the model dies in the step; `with`: only if ID has rows, else the step goes well; `idle`: it
+                                       dies while nothing is computed
     evict                       forget what is cached
     state                       who is where, and the cells
 
@@ -160,6 +162,14 @@ class Conversation:
         lines = _plan_lines(plan)
         events = self.scheduler.apply_failure(plan, FAILURES[words[0]], self.now)
         return [*lines, f"raises {words[0]}", *_event_lines(events)]
+
+    def do_die(self, words: list[str]) -> list[str]:
+        plan = self.scheduler.plan(self.now) if words != ["idle"] else None
+        culprit = int(words[1]) if words[:1] == ["with"] else None
+        if plan is not None and culprit is not None and culprit not in {sequence.seq_id for sequence in plan.members()}:
+            return [*_plan_lines(plan), *self._apply(plan, {})]
+        lines = [] if plan is None else _plan_lines(plan)
+        return [*lines, "dies", *_event_lines(self.scheduler.apply_death(plan, errors.ModelDied("killed"), self.now))]
 
     def do_evict(self, _: list[str]) -> list[str]:
         self.scheduler.evict_cached()
