@@ -331,6 +331,9 @@ class Backend(Protocol):
     A model is a file for most backends, and a reference to the hub (`user/repo:Q4_K_M`) is fetched before `load` is called. One whose
     models have names of their own has an attribute `knows_models` that is True, and gets `ModelSpec.path` as the operator wrote it,
     empty where none was named.
+
+    One whose models may end the process, or keep Python to themselves while they compute, has an attribute `wants_worker` that is True:
+    its models are loaded in a process of their own, in which the entry point is called again, and which is replaced when it dies.
     """
 
     contract_version: int  # the CONTRACT_VERSION it was written to, as a number: the name would be the server's

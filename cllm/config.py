@@ -161,6 +161,9 @@ class Settings:
     alias: Annotated[tuple[str, ...], MODEL] = _setting((), "a name that clients may use for the model; repeatable", _not_empty)
     backend: Annotated[str, MODEL] = _setting("auto", "what computes the model; `cllm backends` lists them", _not_empty)
     backend_option: Annotated[tuple[str, ...], MODEL] = _setting((), "NAME=VALUE for the backend; repeatable", _name_value)
+    isolate: Annotated[bool, MODEL] = _setting(
+        False, "compute in a process of its own: when it dies, another one goes on with every answer where it was"
+    )
     lora: Annotated[tuple[str, ...], MODEL] = _setting((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", _lora_file)
     mmap: Annotated[bool, MODEL] = _setting(True, "map the file into memory instead of reading it")
     mlock: Annotated[bool, MODEL] = _setting(False, "keep the model from being swapped out")
@@ -275,7 +278,9 @@ class Settings:
 
     config: Annotated[str | None, OPERATION] = _setting(None, "a TOML file with any of these settings", _file)
     grace_s: Annotated[float, OPERATION] = _setting(30.0, "time for running answers to end after SIGTERM", _not_negative)
-    watchdog_s: Annotated[float, OPERATION] = _setting(120.0, "a step that takes longer makes /health answer 503", _positive)
+    watchdog_s: Annotated[float, OPERATION] = _setting(
+        120.0, "a step that takes longer makes /health answer 503, and ends the process of --isolate, which is replaced", _positive
+    )
     log_format: Annotated[LogFormat, OPERATION] = _setting("console", "for eyes or for machines")
     log_level: Annotated[LogLevel, OPERATION] = _setting("info", "the least that is logged")
     log_prompts: Annotated[bool, OPERATION] = _setting(False, "also log what is asked and answered")
@@ -286,6 +291,8 @@ class Settings:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             given = "ssl_certfile" if self.ssl_certfile else "ssl_keyfile"
             raise SettingsError("--ssl-certfile and --ssl-keyfile go together", given)
+        if self.isolate and (self.embeddings or self.embedding_model is not None):
+            raise SettingsError("there are no embeddings yet of a model in a process of its own", "isolate")
         if self.cache_type_v not in _UNQUANTISED and self.flash_attn == "off":
             raise SettingsError(f"{self.cache_type_v} needs flash attention, and --flash-attn is off", "cache_type_v")
         if self.parallel is not None and self.parallel > self.batch_size:

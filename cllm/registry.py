@@ -64,6 +64,11 @@ def load_backend(name: str) -> Backend:
     return _load(_only(named))
 
 
+def factory_of(name: str) -> str:
+    """Return what makes a backend that was loaded, as module:callable, for another process to do the same."""
+    return next(one.entry_point.value for one in list_backends() if one.name == name)
+
+
 def _missing(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""

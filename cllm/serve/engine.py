@@ -168,7 +168,7 @@ class Engine:
 
     async def tokenized(self, tokenize: Callable[[], T], n_chars: int) -> T:
         """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long."""
-        if n_chars <= N_CHARS_INLINE:
+        if n_chars <= getattr(self.model.vocabulary, "n_chars_inline", N_CHARS_INLINE):  # another process may keep one waiting
             return tokenize()
         return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True, limiter=self._tokenizing)
 

@@ -17,13 +17,14 @@ from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.scheduler import Limits
 from cllm.errors import CllmError, LoadFailed
-from cllm.registry import choose_backend
+from cllm.registry import choose_backend, factory_of
 from cllm.serve import curves
 from cllm.serve.calibration import measure
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embedder, load_main
 from cllm.serve.engine import ServedModel
 from cllm.serve.spec import embedder_spec, model_spec
+from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.text.builtin_templates import CHATML
 from cllm.text.dialect import dialect_of
 from cllm.text.grammar import Grammars
@@ -53,6 +54,8 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     Raises: BackendUnavailable · LoadFailed · LoadAborted · TemplateInvalid.
     """
     name, backend = choose_backend(settings.backend)
+    if settings.isolate or getattr(backend, "wants_worker", False):
+        backend = WorkerBackend(backend, factory_of(name), hang_s=settings.watchdog_s)
     spec = model_spec(settings)
     on_loading, on_measuring = _in_turn(on_progress, 1.0 if settings.calibrate == "off" else SHARE_LOADING)
     other = settings.embedding_model
@@ -105,7 +108,7 @@ def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: 
     if curve is None:
         log.info("calibration.start", why="it is asked for" if settings.calibrate == "again" else "nothing is kept for this model here")
         began_at = time.perf_counter()
-        curve = measure(model, on_progress, time.perf_counter)
+        curve = model.measure(on_progress) if isinstance(model, WorkerModel) else measure(model, on_progress, time.perf_counter)
         log.info("calibration.done", seconds=round(time.perf_counter() - began_at, 1), n_sizes=len(curve.rows))
         curves.write(folder, key, curve)
     return CostModel(curve, n_rows_max=model.n_rows_max)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from contextlib import suppress
+from functools import partial
 
 import structlog
 import trio
@@ -19,6 +21,7 @@ from cllm.serve.disktier import DiskTier
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
+from cllm.serve.worker import WorkerModel
 
 log = structlog.get_logger("cllm.loop")
 
@@ -35,6 +38,8 @@ class StepLoop:
         if disk is not None and scheduler.memory.offload is not None:
             scheduler.memory.offload.pool.keep_evicted()
         self._model = model
+        self._worker = model if isinstance(model, WorkerModel) else None  # what may die and be replaced
+        self._do_step = partial(compute, model) if self._worker is None else self._worker.compute
         self._metrics = metrics
         self._streams: dict[int, EventStream] = {}
         self._owed: list[Event] = []  # to be delivered, in this order
@@ -84,9 +89,13 @@ class StepLoop:
     async def run(self) -> None:
         """Work until `stop` and nothing is left. Raises: ModelDied, and whatever is our own mistake; every stream is ended first."""
         try:
+            if self._worker is not None:
+                self._worker.on_death = partial(self._notice_death, trio.lowlevel.current_trio_token())
             while not (self._stopping and not self.scheduler.n_sequences):
                 if self._failure is not None:
                     raise self._failure
+                if self._worker is not None and self._worker.is_dead:
+                    await self._replace(self._worker, None, ModelDied("the worker died between two steps"))
                 plan = self.scheduler.plan(trio.current_time())
                 if plan is None:
                     self._deliver_owed()
@@ -141,8 +150,11 @@ class StepLoop:
             if self.thread.is_busy:  # an embedder's step runs: what is owed need not wait for its end
                 self._deliver_owed()
             output = await self.thread.run(self._compute, plan, token)
-        except ModelDied:
-            raise
+        except ModelDied as error:
+            if self._worker is None:
+                raise
+            await self._replace(self._worker, plan, error)
+            return
         except Exception as error:
             self._progress_at = trio.current_time()
             self._report(plan, error)
@@ -155,6 +167,22 @@ class StepLoop:
         self._owed += self.scheduler.apply(plan, output, now)
         self._hand_down()
 
+    async def _replace(self, worker: WorkerModel, plan: Plan | None, error: ModelDied) -> None:
+        """The worker died, in the step of `plan` or between two: another one goes on where it was. Raises: ModelDied when none can."""
+        died_at = trio.current_time()
+        log.error("worker.died", why=str(error), n_sequences=self.scheduler.n_sequences)
+        self._metrics.step_failed(error)
+        self._owed += self.scheduler.apply_death(plan, error, died_at)
+        self._deliver_owed()
+        await self.thread.run(worker.revive)
+        self._progress_at = trio.current_time()
+        log.warning("worker.replaced", pid=worker.pid, seconds=round(self._progress_at - died_at, 2))
+
+    def _notice_death(self, token: trio.lowlevel.TrioToken) -> None:
+        """From a thread: an idle loop is woken to look."""
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(lambda: self._work.set())
+
     def _hand_down(self) -> None:
         """Let the disk tier have what the host pool had to give up."""
         if self.disk is not None and self.scheduler.memory.offload is not None:
@@ -166,7 +194,7 @@ class StepLoop:
             token.run_sync_soon(self._deliver_soon)
         if plan.is_futile():  # an abort that came while the call was on its way here is lost
             raise Aborted("nobody waits for this step")
-        return compute(self._model, plan, time.perf_counter)
+        return self._do_step(plan, time.perf_counter)
 
     def _deliver_soon(self) -> None:
         try:

@@ -1,0 +1,261 @@
+"""A step on its way between two processes: the engine's work as messages, and what came of it, on both sides.
+
+Grammars stay with the engine: the masks of a step cross instead, so that a worker needs to compile nothing. A worker keeps the samplers of
+the sequences that were in its last step; one that it does not know is opened anew, from its parameters and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import attrs
+import numpy as np
+
+from cllm import errors
+from cllm.backend import Batch, StepModel, Vocabulary
+from cllm.engine.compute import compute
+from cllm.engine.hostpool import Piece
+from cllm.engine.pieces import Chain
+from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Scored, Share, StepOutput, Trim, Work
+from cllm.engine.sampler import Sampler, make_sampler
+from cllm.engine.sequence import Sequence
+from cllm.serve import frames
+
+_NO_KEY = ("", "")
+
+# --- the engine's side -------------------------------------------------------------------------------------------------
+
+
+class Crossing:
+    """Knows what the worker's samplers have seen. One for each life of a worker."""
+
+    def __init__(self) -> None:
+        self._n_seen: dict[int, int] = {}  # tokens, by sequence
+
+    def step_of(self, plan: Plan, number: int) -> frames.Step:
+        """Return the message for `plan`; it is taken for sent."""
+        drawings = [self._drawing(*pair) for pair in zip(plan.outputs, plan.samplers, strict=True)]
+        if drawings:
+            self._n_seen = {sequence.seq_id: len(sequence.tokens) for sequence in plan.outputs}
+        tokens, positions, slots, outputs = columns(plan.batch)
+        return frames.Step(
+            number=number,
+            moves=[_moving(move) for move in plan.moves],
+            n_rows=plan.n_rows,
+            n_outputs=plan.batch.n_outputs,
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            outputs=outputs,
+            drawings=drawings,
+            scorings=[frames.Scored(one.first, one.targets, one.n_top) for one in plan.scorings],
+        )
+
+    def _drawing(self, sequence: Sequence, sampler: Sampler) -> frames.Drawing:
+        n_seen = self._n_seen.get(sequence.seq_id)
+        waits = sampler.grammar_waits
+        return frames.Drawing(
+            seq_id=sequence.seq_id,
+            tokens=np.array(sequence.tokens[n_seen or 0 :], np.int32).tobytes(),
+            opening=_opening(sequence, sampler) if n_seen is None else None,
+            due=sampler.due,
+            mask=None if sampler.grammar is None or waits else sampler.grammar.mask().tobytes(),
+            grammar_waits=waits,
+        )
+
+    def take(self, plan: Plan, stepped: frames.Stepped) -> StepOutput:
+        """Note in `plan` what became of it; return what it drew. Raises: what the step raised."""
+        _take_moved(plan, stepped.moved)
+        if stepped.failure is not None:
+            self._n_seen.clear()  # how far the worker came with its samplers is not worth finding out
+            raise error_of(stepped.failure)
+        if stepped.mus is not None:
+            for sampler, mu in zip(plan.samplers, stepped.mus, strict=True):
+                sampler.mu = mu
+        return StepOutput(
+            stepped.tokens,
+            stepped.invalid,
+            stepped.logprobs,
+            stepped.scores,
+            model_s=stepped.model_s,
+            moves_s=stepped.moves_s,
+            sample_s=stepped.sample_s,
+        )
+
+
+def columns(batch: Batch) -> tuple[bytes, bytes, bytes, bytes]:
+    """The rows of a batch, column by column."""
+    n = batch.n_rows
+    return batch.tokens[:n].tobytes(), batch.positions[:n].tobytes(), batch.slots[:n].tobytes(), batch.outputs[:n].tobytes()
+
+
+def _opening(sequence: Sequence, sampler: Sampler) -> frames.Opening:
+    return frames.Opening(
+        sampling=sampler.params,
+        stopping=sequence.spec.stopping,
+        seed=sampler.seed,
+        n_logprobs=sampler.n_logprobs,
+        n_prompt=sampler.n_prompt,
+        mu=sampler.mu,
+    )
+
+
+def _moving(move: Move) -> frames.Moving:
+    match move:
+        case Drop(slot):
+            return frames.Moving("Drop", slot)
+        case Trim(slot, n_keep):
+            return frames.Moving("Trim", slot, n_keep)
+        case Share(slot, source, n_tokens):
+            return frames.Moving("Share", slot, source, n_tokens)
+        case Save(slot, start):
+            return frames.Moving("Save", slot, start, len(move.tokens))
+        case Restore(slot, chain):
+            pieces = tuple((piece.start, len(piece.tokens), _that_fits(piece.state) or b"") for piece in chain.pieces)
+            return frames.Moving("Restore", slot, chain.end, chain.start, pieces)
+
+
+def _that_fits(state: bytes | None) -> bytes | None:
+    """A state that a message can hold, if it is one."""
+    return None if state is None or len(state) > frames.N_BYTES_VALUE_MAX else state
+
+
+def _take_moved(plan: Plan, moved: frames.Moved) -> None:
+    plan.n_moves_done = moved.n_done
+    saves = [move for move in plan.moves if isinstance(move, Save)]
+    plan.saved += [(save, state, seconds) for save, (state, seconds) in zip(saves, moved.saved, strict=False)]
+    restores = [move for move in plan.moves if isinstance(move, Restore)]
+    for restore, (n_tokens, n_moved, seconds, unfit) in zip(restores, moved.restored, strict=False):
+        piece = None if unfit is None else restore.chain.pieces[unfit]
+        plan.restored.append(Restored(restore, n_tokens, n_moved, seconds, piece))
+
+
+# --- the worker's side -------------------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class Bench:
+    """Where the worker does steps: the model, a batch with columns that stay where they are, and the samplers of the last step."""
+
+    model: StepModel
+    vocabulary: Vocabulary
+    batch: Batch
+    samplers: dict[int, Sampler] = attrs.field(factory=dict)
+
+    def step(self, step: frames.Step, clock: Callable[[], float], check: Callable[[], None]) -> frames.Stepped:
+        """Do a step; `check` may raise before it begins."""
+        work = self._work(step)
+        try:
+            check()
+            output = compute(self.model, work, clock)
+        except Exception as error:
+            return _stepped(StepOutput([], [], None), work, failed(error))
+        return _stepped(output, work, None)
+
+    def fill(self, rows: frames.Step | frames.Rows) -> Batch:
+        """Write the rows into the batch."""
+        batch, n = self.batch, rows.n_rows
+        batch.n_rows, batch.n_outputs = n, rows.n_outputs
+        batch.tokens[:n] = np.frombuffer(rows.tokens, np.int32)
+        batch.positions[:n] = np.frombuffer(rows.positions, np.int32)
+        batch.slots[:n] = np.frombuffer(rows.slots, np.int32)
+        batch.outputs[:n] = np.frombuffer(rows.outputs, np.int8)
+        return batch
+
+    def _work(self, step: frames.Step) -> Work:
+        if step.drawings:
+            self.samplers = {drawing.seq_id: self._sampler(drawing) for drawing in step.drawings}
+        return Work(
+            moves=[_move(moving) for moving in step.moves],
+            batch=self.fill(step),
+            samplers=[self.samplers[drawing.seq_id] for drawing in step.drawings],
+            scorings=[Scored(one.first, one.targets, one.n_top) for one in step.scorings],
+        )
+
+    def _sampler(self, drawing: frames.Drawing) -> Sampler:
+        tokens: list[int] = np.frombuffer(drawing.tokens, np.int32).tolist()
+        if drawing.opening is None:
+            sampler = self.samplers[drawing.seq_id]
+            for token in tokens:
+                sampler.tokens.append(token)
+                sampler.observe(token)
+        else:
+            sampler = _opened(drawing.opening, tokens, self.vocabulary)
+        mask = None if drawing.mask is None else np.frombuffer(drawing.mask, np.uint32)
+        sampler.be_told(due=drawing.due, mask=mask, grammar_waits=drawing.grammar_waits)
+        return sampler
+
+
+def _opened(opening: frames.Opening, tokens: list[int], vocabulary: Vocabulary) -> Sampler:
+    sampler = make_sampler(
+        opening.sampling,
+        opening.stopping,
+        vocabulary,
+        seed=opening.seed,
+        tokens=tokens,
+        n_prompt=opening.n_prompt,
+        n_logprobs=opening.n_logprobs,
+    )
+    sampler.mu = opening.mu
+    return sampler
+
+
+def _move(moving: frames.Moving) -> Move:
+    match moving.name:
+        case "Drop":
+            return Drop(moving.slot)
+        case "Trim":
+            return Trim(moving.slot, moving.number)
+        case "Share":
+            return Share(moving.slot, moving.number, moving.n_tokens)
+        case "Save":
+            return Save(moving.slot, moving.number, _NO_KEY, [0] * moving.n_tokens)
+        case _:
+            pieces = tuple(Piece(_NO_KEY, [0] * end, start, state) for start, end, state in moving.pieces)
+            return Restore(moving.slot, Chain(moving.n_tokens, moving.number, pieces))
+
+
+def _stepped(output: StepOutput, work: Work, failure: frames.Failed | None) -> frames.Stepped:
+    return frames.Stepped(
+        moved=frames.Moved(
+            work.n_moves_done,
+            [(_that_fits(state), seconds) for _, state, seconds in work.saved],
+            [(one.n_tokens, one.n_moved, one.seconds, _place(one.move.chain.pieces, one.unfit)) for one in work.restored],
+        ),
+        failure=failure,
+        tokens=output.tokens,
+        invalid=output.invalid,
+        logprobs=output.logprobs,
+        scores=output.scores,
+        mus=_mus(work.samplers) if output.tokens else None,
+        model_s=output.model_s,
+        moves_s=output.moves_s,
+        sample_s=output.sample_s,
+    )
+
+
+def _place(pieces: tuple[Piece, ...], piece: Piece | None) -> int | None:
+    return None if piece is None else pieces.index(piece)
+
+
+def _mus(samplers: Iterable[Sampler]) -> list[float] | None:
+    samplers = list(samplers)
+    return [sampler.mu for sampler in samplers] if any(sampler.params.mirostat for sampler in samplers) else None
+
+
+# --- errors ------------------------------------------------------------------------------------------------------------
+
+
+def failed(error: Exception) -> frames.Failed:
+    """An exception as a message."""
+    if isinstance(error, errors.BackendError):
+        return frames.Failed(type(error).__name__, str(error))
+    return frames.Failed("StepFailed", f"{type(error).__name__}: {error}")
+
+
+def error_of(failure: frames.Failed) -> errors.BackendError:
+    """The exception that a message tells of."""
+    kind = getattr(errors, failure.error, None)
+    if isinstance(kind, type) and issubclass(kind, errors.BackendError):
+        return kind(failure.message)
+    return errors.StepFailed(failure.message)

@@ -1,0 +1,126 @@
+"""A worker process as its parent has it: started, spoken to, its lines logged, its end noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from cllm.serve import frames
+from cllm.serve.frames import Channel, Ended
+
+N_LINES_KEPT: Final = 4  # of what it said last, to explain its death
+END_S: Final = 5.0  # for a process that was killed to be gone
+OnEnd = Callable[[], None]
+
+
+class Line(msgspec.Struct):
+    """What a worker logs: one line of JSON on its standard error. Whatever else stands there is native code's."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class WorkerProcess:
+    """One life of a worker. `channel` is the engine's, `short` and `long` are its tokenisers for texts of either kind.
+
+    A thread reads what the process writes, and calls `on_end` when it has ended.
+    """
+
+    def __init__(self, on_end: OnEnd) -> None:
+        pairs = [socket.socketpair() for _ in range(4)]
+        ours, theirs = [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
+        engine, control, short, long = ours
+        numbers = [end.fileno() for end in theirs]
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-P", "-m", "cllm.serve.workermain", *map(str, numbers)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=numbers,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        finally:
+            for end in theirs:
+                end.close()
+        self._ends = ours
+        control.setblocking(False)
+        self.channel: Channel[frames.FromWorker] = Channel(engine, frames.FromWorker)
+        self.short: Channel[frames.FromTokenizer] = Channel(short, frames.FromTokenizer)
+        self.long: Channel[frames.FromTokenizer] = Channel(long, frames.FromTokenizer)
+        self._control: Channel[None] = Channel(control, None)
+        self._last_lines: deque[str] = deque(maxlen=N_LINES_KEPT)
+        self._on_end = on_end
+        self.is_lost = False  # it has ended, or is about to
+        threading.Thread(target=self._listen, name="worker log", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    def abort(self, number: int) -> None:
+        """Ask for the end of a step, or of the load (0); never waits."""
+        with contextlib.suppress(Ended):  # or it has stopped reading, and has other troubles
+            self._control.send(frames.Abort(number))
+
+    def limit(self, seconds: float) -> None:
+        """Take so long a silence, in the middle of a call, for the end."""
+        engine, _, short, long = self._ends
+        for end in (engine, short, long):
+            end.settimeout(seconds)
+
+    def slay(self) -> None:
+        """Let it end now; those who wait for it learn of it."""
+        self.is_lost = True
+        self._popen.kill()
+
+    def kill(self) -> str:
+        """End the process if it has not ended; close everything; return in words how it ended."""
+        self.slay()
+        code = self._popen.wait(END_S)
+        for end in self._ends:
+            end.close()
+        last = f": {self._last_lines[-1]}" if self._last_lines else ""
+        return _how(code) + last
+
+    def _listen(self) -> None:
+        assert self._popen.stdout is not None
+        with self._popen.stdout as lines:
+            for line in lines:
+                self._log(line)
+        self._popen.wait()
+        self.is_lost = True
+        self._on_end()
+
+    def _log(self, data: bytes) -> None:
+        try:
+            line = msgspec.json.decode(data, type=Line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            text = data.decode("utf-8", "replace").strip()
+            if text:
+                self._last_lines.append(text)
+                logging.getLogger("cllm.worker").warning("%s", text)
+            return
+        logging.getLogger(line.logger).log(line.level, "%s", line.text)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,71 @@
+"""A worker's vocabulary in its parent: tokens' bytes are known here, texts are tokenised there, so that none can crash the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from cllm.errors import BackendError, ModelDied, TokenizeFailed
+from cllm.serve import frames
+from cllm.serve.crossing import error_of
+from cllm.serve.frames import Ended
+from cllm.serve.workerprocess import WorkerProcess
+
+N_CHARS_SHORT: Final = 4096  # such texts have a tokeniser of their own, so that they do not wait for a long one
+N_TRIES: Final = 2  # a worker that ended meanwhile may have ended of something else
+REVIVAL_S: Final = 60.0  # to wait for the next worker
+
+
+class WorkerVocabulary:
+    """See `cllm.backend.Vocabulary`. `tokenize` may wait for a new worker, and must not be called from the Trio thread."""
+
+    n_chars_inline = 0  # texts that are tokenised without a thread: none
+
+    def __init__(self, facts: frames.VocabularyFacts, process: Callable[[float], WorkerProcess]) -> None:
+        """`process` gives the worker that lives, waiting for one as long as it is told; it raises ModelDied."""
+        self.n_tokens = facts.n_tokens
+        self.bos = facts.bos
+        self.eos = facts.eos
+        self.end_tokens = facts.end_tokens
+        self.adds_bos = facts.adds_bos
+        self.chat_template = facts.chat_template
+        self.infill = facts.infill
+        self._texts, self._names = facts.texts, facts.names
+        self._process = process
+        self._locks = {"short": threading.Lock(), "long": threading.Lock()}
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """See `Vocabulary.token_bytes`."""
+        if token < 0:
+            raise IndexError(f"token {token} of {self.n_tokens}")
+        return (self._names if special else self._texts)[token]
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """See `Vocabulary.tokenize`."""
+        wish = frames.Tokenize(text.encode("utf-8", "surrogatepass"), add_special, parse_special)
+        kind = "short" if len(text) <= N_CHARS_SHORT else "long"
+        for _ in range(N_TRIES):
+            try:
+                return self._ask(wish, kind)
+            except Ended:
+                continue
+        raise TokenizeFailed("the tokeniser's process died of this text, or beside it")
+
+    def _ask(self, wish: frames.Tokenize, kind: str) -> list[int]:
+        with self._locks[kind]:
+            process = self._process(REVIVAL_S)
+            channel = process.short if kind == "short" else process.long
+            try:
+                channel.send(wish)
+                answer = channel.receive()
+            except Ended:  # or silent for too long
+                process.slay()
+                raise
+        if isinstance(answer, frames.Failed):
+            error: BackendError = error_of(answer)
+            raise error if isinstance(error, TokenizeFailed | ModelDied) else TokenizeFailed(str(error))
+        tokens: list[int] = np.frombuffer(answer.data, np.int32).tolist()
+        return tokens

@@ -1,0 +1,65 @@
+"""A fake backend whose models end or hang their process when they are given a certain token: for tests of what stands up again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import attrs
+
+from cllm.backend import CONTRACT_VERSION, Batch, ModelSpec, OnProgress, Probe, StepModel
+from cllm.testing.fake import FakeBackend, FakeModel
+
+KILL, ABORT, HANG = 1, 2, 3  # tokens that no text has
+HANG_S = 3600.0
+
+
+def _die(batch: Batch) -> None:
+    tokens = set(batch.tokens[: batch.n_rows].tolist())
+    if KILL in tokens:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ABORT in tokens:
+        os.abort()
+    if HANG in tokens:
+        time.sleep(HANG_S)
+
+
+class MortalBackend:
+    """`FakeBackend` with such models. A path of `dies` ends the process while it loads."""
+
+    contract_version = CONTRACT_VERSION
+    wants_worker = True
+
+    def probe(self) -> Probe:
+        """See `Backend.probe`."""
+        return Probe(available=True, reason="a model that kills, for tests")
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        """See `Backend.load`."""
+        if spec.path == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        model = FakeBackend().load(attrs.evolve(spec), on_progress)
+        assert isinstance(model, FakeModel)
+        model.before_step = _die
+        return model
+
+
+def make_backend() -> MortalBackend:
+    """What an entry point names."""
+    return MortalBackend()
+
+
+def make_isolated_fake() -> object:
+    """For the contract suite: a fake model in a process of its own."""
+    from cllm.serve.worker import WorkerBackend
+
+    return WorkerBackend(FakeBackend(), "cllm.testing.fake:make_backend", hang_s=60.0)
+
+
+def make_isolated_llama() -> object:
+    """For the contract suite: llama.cpp in a process of its own."""
+    from cllm.registry import load_backend
+    from cllm.serve.worker import WorkerBackend
+
+    return WorkerBackend(load_backend("llama-cpu"), "cllm_llamacpp:make_cpu_backend", hang_s=60.0)
