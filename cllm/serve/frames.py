@@ -35,9 +35,15 @@ class Load(msgspec.Struct, tag=True, frozen=True):
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
-    """The loaded share."""
+    """The loaded share; the worker waits for a `Proceed`."""
 
     share: float
+
+
+class Proceed(msgspec.Struct, tag=True, frozen=True):
+    """The answer to it."""
+
+    yes: bool
 
 
 class VocabularyFacts(msgspec.Struct, tag=True, frozen=True):
@@ -168,6 +174,7 @@ class Call(msgspec.Struct, tag=True, frozen=True):
 class Rows(msgspec.Struct, tag=True, frozen=True):
     """A call of the model's `step`: the logits themselves are wanted."""
 
+    number: int
     n_rows: int
     n_outputs: int
     tokens: bytes
@@ -201,12 +208,12 @@ class Tokenize(msgspec.Struct, tag=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
-    """End the step of this number, or the load (0)."""
+    """End the step of this number."""
 
     number: int
 
 
-ToWorker = Load | Step | Call | Rows | Measure
+ToWorker = Load | Proceed | Step | Call | Rows | Measure
 FromWorker = Progress | Loaded | Failed | Stepped | Answer | Measured
 FromTokenizer = Answer | Failed
 T = TypeVar("T")

@@ -183,7 +183,7 @@ class WorkerModel:
     def step(self, batch: Batch) -> Logits:
         """See `StepModel.step`."""
         self._n_steps += 1
-        rows = frames.Rows(batch.n_rows, batch.n_outputs, *columns(batch))
+        rows = frames.Rows(self._n_steps, batch.n_rows, batch.n_outputs, *columns(batch))
         logits = np.frombuffer(bytearray(self._call(rows)), np.float32)
         return logits.reshape(batch.n_outputs, self.vocabulary.n_tokens)
 
@@ -228,8 +228,7 @@ def _load(process: WorkerProcess, load: frames.Load, on_progress: OnProgress) ->
 def _answer(process: WorkerProcess, on_progress: OnProgress) -> frames.FromWorker:
     """Wait for the answer; what is told of its progress before it goes to `on_progress`. Raises: Ended."""
     while isinstance(message := process.channel.receive(), frames.Progress):
-        if not on_progress(message.share):
-            process.abort(0)
+        process.channel.send(frames.Proceed(on_progress(message.share)))
     return message
 
 

@@ -29,6 +29,8 @@ from cllm.serve.crossing import Bench, failed
 from cllm.serve.frames import Channel, Ended
 from cllm.serve.workerprocess import Line
 
+N_ABORTS: Final = 100
+BETWEEN_ABORTS_S: Final = 0.002
 CALLS: Final = frozenset({"share", "trim", "drop", "save", "restore"})
 
 
@@ -41,8 +43,8 @@ class Worker:
         self._control: Channel[frames.Abort] = Channel(control, frames.Abort)
         self._tokenizers: list[Channel[frames.Tokenize]] = [Channel(end, frames.Tokenize) for end in (short, long)]
         self._model: StepModel | None = None
-        self._number = 0  # of the step under way
-        self._aborted: int | None = None  # of the step that is to end
+        self._number: int | None = None  # of the step under way
+        self._aborted = 0  # the last step that was to end
 
     def run(self) -> None:
         """Load, and work until the other side is gone. Raises: Ended."""
@@ -68,16 +70,19 @@ class Worker:
 
     def _on_progress(self, share: float) -> bool:
         self._channel.send(frames.Progress(share))
-        return self._aborted != 0
+        answer = self._channel.receive()
+        return isinstance(answer, frames.Proceed) and answer.yes
 
     def _serve(self, model: StepModel, bench: Bench) -> None:
         while True:
             message = self._channel.receive()
+            self._number = message.number if isinstance(message, frames.Step | frames.Rows) else None
             if isinstance(message, frames.Step):
-                self._number = message.number
-                self._channel.send(bench.step(message, time.perf_counter, self._check))
+                answer: msgspec.Struct = bench.step(message, time.perf_counter, self._check)
             else:
-                self._channel.send(self._answer(message, model, bench))
+                answer = self._answer(message, model, bench)
+            self._number = None
+            self._channel.send(answer)
 
     def _answer(self, message: frames.ToWorker, model: StepModel, bench: Bench) -> msgspec.Struct:
         try:
@@ -103,10 +108,18 @@ class Worker:
         try:
             while True:
                 self._aborted = self._control.receive().number
-                if self._model is not None and self._aborted == self._number:
-                    self._model.abort()
+                if self._model is not None:
+                    self._abort(self._model, self._aborted)
         except Ended:
             os._exit(0)
+
+    def _abort(self, model: StepModel, number: int) -> None:
+        """More than once: between our look at what runs and the model's own, an abort is lost."""
+        for _ in range(N_ABORTS):
+            if self._number != number:
+                return
+            model.abort()
+            time.sleep(BETWEEN_ABORTS_S)
 
 
 def _loaded(model: StepModel, *, with_vocabulary: bool) -> frames.Loaded:

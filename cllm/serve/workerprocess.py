@@ -63,6 +63,7 @@ class WorkerProcess:
         self._control: Channel[None] = Channel(control, None)
         self._last_lines: deque[str] = deque(maxlen=N_LINES_KEPT)
         self._on_end = on_end
+        self._n_aborted = 0  # the last step that was to end
         self.is_lost = False  # it has ended, or is about to
         threading.Thread(target=self._listen, name="worker log", daemon=True).start()
 
@@ -72,7 +73,10 @@ class WorkerProcess:
         return self._popen.pid
 
     def abort(self, number: int) -> None:
-        """Ask for the end of a step, or of the load (0); never waits."""
+        """Ask for the end of a step; never waits."""
+        if number == self._n_aborted:  # one message is enough, and many would fill the socket
+            return
+        self._n_aborted = number
         with contextlib.suppress(Ended):  # or it has stopped reading, and has other troubles
             self._control.send(frames.Abort(number))
 

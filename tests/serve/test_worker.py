@@ -1,0 +1,255 @@
+"""A model in a process of its own: it gives what it gives here, and its death costs nobody his answer but the one who brought it about."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from cllm.backend import ModelSpec
+from cllm.config import Settings
+from cllm.engine.params import SamplingParams
+from cllm.engine.prices import Prices
+from cllm.errors import GenerationFailed, LoadAborted, LoadFailed, ModelDied
+from cllm.serve import worker
+from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.testing import mortal
+from cllm.testing.engine import RunningEngine, running_engine
+from cllm.testing.fake import FakeModel
+from cllm.text.grammar import GrammarSource, Kind
+from tests.serve.conftest import Answer, make_spec, read_all, text_alone
+
+TEST_S = 60.0
+PROMPTS = ("once upon a time", "the sea", "a", "seven long winters and seven short summers", "lorem ipsum", "dolor", "b", "under a low sky")
+HANG_S = 1.0
+SAMPLINGS = {
+    "at random": SamplingParams(temperature=1.0, top_p=0.95),
+    "with penalties": SamplingParams(temperature=1.0, presence_penalty=1.0, frequency_penalty=0.5, repeat_penalty=1.2),
+    "with DRY": SamplingParams(temperature=1.0, dry_multiplier=0.8),
+    "by mirostat": SamplingParams(temperature=1.0, mirostat=2, mirostat_tau=3.0),
+    "with a bias": SamplingParams(temperature=0.0, logit_bias=((101, 5.0), (32, float("-inf")))),
+}
+
+
+def load(path: str = "", *, hang_s: float = TEST_S, n_cells: int = 4096) -> WorkerModel:
+    backend = WorkerBackend(mortal.make_backend(), "cllm.testing.mortal:make_backend", hang_s)
+    model = backend.load(ModelSpec(path=path, n_cells=n_cells, n_rows_max=2048), lambda share: True)
+    assert isinstance(model, WorkerModel)
+    return model
+
+
+@pytest.fixture
+def model() -> Iterator[WorkerModel]:
+    loaded = load()
+    yield loaded
+    loaded.close()
+
+
+def kill(model: WorkerModel, number: signal.Signals = signal.SIGKILL) -> None:
+    assert model.pid is not None
+    os.kill(model.pid, number)
+
+
+async def answers(running: RunningEngine, *specs: object) -> list[Answer]:
+    """What requests of one sequence each get, all at once."""
+    given: dict[int, Answer] = {}
+
+    async def read(i: int, spec: object) -> None:
+        (given[i],) = await read_all(running.engine.open([spec]))  # type: ignore[list-item]
+
+    async with trio.open_nursery() as nursery:
+        for i, spec in enumerate(specs):
+            nursery.start_soon(read, i, spec)
+    return [given[i] for i in range(len(specs))]
+
+
+# --- nobody sees that it is elsewhere ---------------------------------------------------------------------------------
+
+
+async def test_requests_get_what_they_get_of_a_model_in_this_process(model: WorkerModel) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(model) as running:
+            given = await answers(running, *(make_spec(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)))
+    assert [one.text for one in given] == [text_alone(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+async def test_whatever_sampling_remembers_goes_with_it_and_outlives_it(model: WorkerModel, sampling: SamplingParams) -> None:
+    specs = [make_spec(prompt, 40, sampling=sampling, seed=i, n_logprobs=2) for i, prompt in enumerate(PROMPTS[:3])]
+    with trio.fail_after(TEST_S):
+        async with running_engine(FakeModel()) as running:
+            expected = await answers(running, *specs)
+        async with running_engine(model) as running, trio.open_nursery() as nursery:
+            nursery.start_soon(kill_when_generating, running, model, 20)
+            given = await answers(running, *specs)
+    assert [one.tokens for one in given] == [one.tokens for one in expected]
+
+
+async def kill_when_generating(running: RunningEngine, model: WorkerModel, n_tokens: int) -> None:
+    while running.scheduler.totals.n_generated < n_tokens:  # noqa: ASYNC110 - the scheduler sets no event
+        await trio.sleep(0.001)
+    kill(model)
+
+
+async def test_grammars_and_the_prompts_own_logprobs_are_the_same(model: WorkerModel) -> None:
+    source = GrammarSource(Kind.REGEX, "(yes|no|maybe so){1,3}")
+
+    async def given(running: RunningEngine) -> list[Answer]:
+        grammar = await running.engine.grammar(running.engine.model, source, timeout_s=TEST_S)
+        held = make_spec("is it?", 20, grammar=grammar, sampling=SamplingParams(temperature=1.0))
+        return await answers(running, held, make_spec("the sea", 4, n_prompt_logprobs=1))
+
+    with trio.fail_after(TEST_S):
+        async with running_engine(FakeModel()) as running:
+            expected = await given(running)
+        async with running_engine(model) as running:
+            assert [(one.text, one.tokens) for one in await given(running)] == [(one.text, one.tokens) for one in expected]
+
+
+async def test_texts_are_tokenised_there_and_longer_ones_than_a_line_too(model: WorkerModel) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(model) as running:
+            for text in ("", "hello", "x" * 100_000, "\ud800 and on"):
+                expected = FakeModel().vocabulary.tokenize(text, add_special=True, parse_special=False)
+                assert await running.engine.tokenize(text, add_special=True, parse_special=False) == expected
+
+
+async def test_a_step_that_nobody_waits_for_leaves_the_others_as_they_are(model: WorkerModel) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(model) as running:
+            with running.engine.open([make_spec("a" * 2000, 100)]) as stream:
+                while not running.loop.is_computing:
+                    await trio.lowlevel.checkpoint()
+                stream.cancel()
+            (answer,) = await answers(running, make_spec("the sea", 8))
+    assert answer.text == text_alone("the sea", 8)
+
+
+# --- its death --------------------------------------------------------------------------------------------------------
+
+
+async def test_streams_go_on_where_they_were_when_the_worker_is_killed_again_and_again(model: WorkerModel) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(model) as running, trio.open_nursery() as nursery:
+            for n_tokens in (5, 60, 300):
+                nursery.start_soon(kill_when_generating, running, model, n_tokens)
+            given = await answers(running, *(make_spec(prompt, 60) for prompt in PROMPTS))
+            assert running.scheduler.totals.n_preempted > 0
+    assert [one.text for one in given] == [text_alone(prompt, 60) for prompt in PROMPTS]
+
+
+async def test_a_death_while_nothing_is_computed_is_noticed_and_mended_before_anybody_asks(model: WorkerModel) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(model) as running:
+            await answers(running, make_spec("the sea", 8))
+            first = model.pid
+            kill(model)
+            while model.pid in (first, None):  # noqa: ASYNC110 - a process sets no event
+                await trio.sleep(0.001)
+            assert running.scheduler.cells.n_cached == 0
+            (answer,) = await answers(running, make_spec("the sea", 8))
+    assert answer.text == text_alone("the sea", 8)
+
+
+@pytest.mark.parametrize("poison", [mortal.KILL, mortal.ABORT])
+async def test_a_request_that_kills_the_worker_every_time_gets_an_error_and_takes_no_other_with_it(model: WorkerModel, poison: int) -> None:
+    deadly = make_spec("", 8)
+    deadly.prompt.extend([65, poison, 66])  # type: ignore[attr-defined]
+    with trio.fail_after(TEST_S):
+        async with running_engine(model) as running:
+            *given, last = await answers(running, *(make_spec(prompt, 30) for prompt in PROMPTS[:4]), deadly)
+            assert isinstance(last.error, GenerationFailed)
+            assert last.error.status == 500
+    assert [one.text for one in given] == [text_alone(prompt, 30) for prompt in PROMPTS[:4]]
+
+
+async def test_a_worker_that_hangs_is_ended_and_replaced() -> None:
+    model = load(hang_s=HANG_S)
+    deadly = make_spec("", 8)
+    deadly.prompt.extend([65, mortal.HANG])  # type: ignore[attr-defined]
+    try:
+        with trio.fail_after(TEST_S):
+            async with running_engine(model) as running:
+                other, hanging = await answers(running, make_spec("the sea", 30), deadly)
+        assert isinstance(hanging.error, GenerationFailed)
+        assert other.text == text_alone("the sea", 30)
+    finally:
+        model.close()
+
+
+async def test_a_stopped_worker_is_replaced_too() -> None:
+    model = load(hang_s=HANG_S)
+    try:
+        with trio.fail_after(TEST_S):
+            async with running_engine(model) as running:
+                kill(model, signal.SIGSTOP)
+                (answer,) = await answers(running, make_spec("the sea", 8))
+        assert answer.text == text_alone("the sea", 8)
+    finally:
+        model.close()
+
+
+async def test_tokenising_waits_for_the_next_worker(model: WorkerModel) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(model) as running:
+            kill(model)
+            assert await running.engine.tokenize("ab", add_special=False, parse_special=False) == [97, 98]
+
+
+async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
+    model = load(n_cells=256)
+    try:
+        with trio.fail_after(TEST_S):
+            async with running_engine(model, Settings(row_budget=64)) as running:
+                assert running.scheduler.memory.offload is not None
+                pool = running.scheduler.memory.offload.pool
+                running.scheduler.memory.offload.prices = Prices()  # of a larger model, for which a move is always worth it
+                await answers(running, make_spec("once upon a time " * 8, 8))
+                running.scheduler.memory.retire_oldest()
+                await answers(running, make_spec("the sea", 2))
+                assert pool.totals.n_saves == 1
+                kill(model)
+                await answers(running, make_spec("a", 2))
+                (answer,) = await answers(running, make_spec("once upon a time " * 8, 8))
+                assert pool.totals.n_restores == 1
+        assert answer.text == text_alone("once upon a time " * 8, 8)
+    finally:
+        model.close()
+
+
+# --- when there is no way on ------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_dies_while_it_loads_is_told_in_one_line() -> None:
+    with pytest.raises(LoadFailed, match=r"^dies: the worker died while it loaded this: killed by SIGKILL$"):
+        load("dies")
+
+
+def test_a_load_can_be_given_up() -> None:
+    backend = WorkerBackend(mortal.make_backend(), "cllm.testing.mortal:make_backend", TEST_S)
+    with pytest.raises(LoadAborted):
+        backend.load(ModelSpec(path=""), lambda share: False)
+
+
+def test_one_that_cannot_come_back_is_given_up(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PAUSE_S", 0.0)
+    monkeypatch.setattr(worker, "N_LIVES_MAX", 2)
+    model._factory = "cllm.testing.mortal:no_such_name"
+    kill(model)
+    with pytest.raises(ModelDied, match="2 times in a row"):
+        model.revive()
+
+
+def test_nothing_of_it_is_left_when_it_is_closed(model: WorkerModel, tmp_path: Path) -> None:
+    n_before = len(os.listdir("/proc/self/fd"))
+    other = load()
+    pid = other.pid
+    other.close()
+    other.close()
+    assert len(os.listdir("/proc/self/fd")) <= n_before
+    assert pid is not None
+    assert not Path(f"/proc/{pid}").exists()
