@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from cllm.backend import Backend, Batch, Logits, ModelSpec, OnProgress, Probe, StepModel, Vocabulary
+from cllm.backend import CONTRACT_VERSION, Backend, Batch, Logits, ModelSpec, OnProgress, Probe, StepModel, Vocabulary
 from cllm.engine.curve import Curve
 from cllm.engine.plan import Plan, StepOutput
 from cllm.errors import BackendError, LoadFailed, ModelDied, StepFailed
@@ -33,7 +33,12 @@ class WorkerBackend:
     backend: Backend
     factory: str
     hang_s: float  # a worker that is silent for so long in the middle of a call counts as dead
-    contract_version: int = 1
+    contract_version: int = CONTRACT_VERSION
+
+    @property
+    def knows_models(self) -> bool:
+        """See `Backend`."""
+        return bool(getattr(self.backend, "knows_models", False))
 
     def probe(self) -> Probe:
         """See `Backend.probe`."""
