@@ -58,6 +58,14 @@ def test_llama_cpp_keeps_the_contract(tmp_path: Path, architecture: str, layout:
     check(run_contract("--backend", "llama-cpu", "--model", f"tiny:{architecture}", "--kv", layout, folder=tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [("make_isolated_fake", ()), pytest.param("make_isolated_llama", ("--model", "tiny:qwen3"), marks=pytest.mark.slow)],
+)
+def test_a_model_in_a_process_of_its_own_keeps_the_contract(tmp_path: Path, make: str, options: tuple[str, ...]) -> None:
+    check(run_contract("--backend", f"cllm.testing.mortal:{make}", *options, folder=tmp_path))
+
+
 def test_the_command_in_the_suites_docstring_works(tmp_path: Path) -> None:
     """That is with the options found through the entry point, whatever other plugins of pytest are installed."""
     options = ("--backend", FAKE, "--backend-option", "n_tokens=300", "-k", "probe")

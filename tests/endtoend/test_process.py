@@ -272,6 +272,52 @@ def test_a_broken_model_file_is_one_line_and_code_1(broken_file: Path) -> None:
     assert_one_complaint(process.output, "broken.gguf")
 
 
+def worker_of(server: Process) -> int:
+    """The process id of a server's only child."""
+    (pid,) = "".join(path.read_text() for path in Path(f"/proc/{server.popen.pid}/task").glob("*/children")).split()
+    return int(pid)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_clients_do_not_see_that_the_process_which_computes_is_killed() -> None:
+    server = serve("--isolate", "--calibrate", "off")
+    server.wait_ready()
+    bodies = [
+        {"prompt": f"Count from {i} to 90.", "max_tokens": 300, "ignore_eos": True, "temperature": i % 2, "seed": i} for i in range(8)
+    ]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = [pool.submit(server.post, "/v1/completions", body) for body in bodies]
+        while not (values := dict(metric(server, r"cllm_(generated_tokens)_total"))) or values["generated_tokens"] < 100:
+            time.sleep(0.005)
+        os.kill(worker_of(server), signal.SIGKILL)
+        assert [answer.result()["usage"]["completion_tokens"] for answer in answers] == [300] * len(bodies)
+    assert server.end(signal.SIGTERM) == 0
+    assert "worker.replaced" in server.output
+
+
+def test_a_server_that_is_killed_leaves_no_worker_behind() -> None:
+    server = serve("--isolate", "--calibrate", "off")
+    server.wait_ready()
+    worker = worker_of(server)
+    server.end(signal.SIGKILL)
+    deadline = time.monotonic() + END_S
+    while is_running(worker) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(worker)
+
+
+def test_a_broken_model_file_is_one_line_from_a_worker_too(broken_file: Path) -> None:
+    process = serve(str(broken_file), "--isolate")
+    assert process.end() == 1
+    assert_one_complaint(process.output, "broken.gguf")
+
+
 def test_a_taken_port_is_one_line_and_code_1() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

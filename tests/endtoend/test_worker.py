@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from cllm import demo
 from cllm.backend import FlashAttention, KvLayout, ModelSpec
 from cllm.config import Settings
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
+from cllm.errors import LoadFailed
 from cllm.registry import factory_of, load_backend
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.testing.engine import RunningEngine, running_engine
@@ -71,6 +73,26 @@ async def test_eight_streams_are_what_they_are_undisturbed_however_often_the_wor
     finally:
         model.close()
     assert texts == expected
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 25))])
+def test_a_damaged_file_is_refused_or_loaded_and_never_ends_this_process(tmp_path: Path, seed: int) -> None:
+    rng, path = random.Random(seed), tmp_path / "damaged.gguf"
+    data = bytearray(demo.path().read_bytes())
+    for _ in range(8):
+        data[rng.randrange(4096 if seed % 2 else len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data[: rng.randrange(len(data))] if seed % 3 == 0 else data)
+    assert len(complaint_of(path).splitlines()) <= 1
+
+
+def complaint_of(path: Path) -> str:
+    """Why a file cannot be loaded; empty when it can."""
+    backend = WorkerBackend(load_backend("llama-cpu"), factory_of("llama-cpu"), TEST_S)
+    try:
+        backend.load(ModelSpec(path=str(path), n_cells=256, n_threads=1), lambda share: True).close()
+    except LoadFailed as error:
+        return str(error)
+    return ""
 
 
 async def read(running: RunningEngine, spec: SequenceSpec, texts: list[str], i: int) -> None:
