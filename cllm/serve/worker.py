@@ -22,6 +22,7 @@ from cllm.serve.workerprocess import WorkerProcess
 from cllm.serve.workervocabulary import WorkerVocabulary
 
 N_LIVES_MAX: Final = 12  # in a row without a step that went well: what dies so often will not be better the next time
+LOAD_SILENCE_S: Final = 600.0  # between two words of how far a load is
 PAUSE_S: Final = 0.1  # before the second life in a row, doubled before each further one
 PAUSE_MAX_S: Final = 5.0
 
@@ -136,6 +137,7 @@ class WorkerModel:
 
     def _start(self, on_progress: OnProgress, *, wants_vocabulary: bool) -> frames.Loaded:
         process = WorkerProcess(lambda: self.on_death())
+        process.limit(max(LOAD_SILENCE_S, self._hang_s))
         load = frames.Load(self._factory, self._spec, logging.getLogger().getEffectiveLevel(), wants_vocabulary)
         try:
             loaded = _load(process, load, on_progress)

@@ -110,6 +110,16 @@ async def test_grammars_and_the_prompts_own_logprobs_are_the_same(model: WorkerM
             assert [(one.text, one.tokens) for one in await given(running)] == [(one.text, one.tokens) for one in expected]
 
 
+async def test_what_must_come_comes_whatever_the_logits_are(model: WorkerModel) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(model) as running:
+            with running.engine.open([make_spec("a", 4)]) as stream:
+                running.scheduler._sequences[stream.seq_ids[0]].sampler.force([72, 105])
+                tokens = [token async for events in stream for _, event in events for token in getattr(event, "tokens", [])]
+            (after,) = await answers(running, make_spec("aHi", 2))
+    assert tokens == [72, 105, *after.tokens]
+
+
 async def test_texts_are_tokenised_there_and_longer_ones_than_a_line_too(model: WorkerModel) -> None:
     with trio.fail_after(TEST_S):
         async with running_engine(model) as running:
