@@ -42,8 +42,8 @@ class Service:
 
     @property
     def rate(self) -> float | None:
-        """Work done in a second; None as long as too little was measured."""
-        return self._done / self._seconds if self._worked_s >= RATE_AFTER_S else None
+        """Work done in a second; None as long as too little was measured, or none of it came to anything."""
+        return self._done / self._seconds if self._done and self._worked_s >= RATE_AFTER_S else None
 
     def work(self, n_prompt: int, n_generated_max: int) -> float:
         """What a sequence will probably cost."""

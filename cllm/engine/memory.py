@@ -264,24 +264,31 @@ class Memory:
         moves, self._moves = self._moves, []
         return moves
 
-    def owe_again(self, moves: list[Move], n_done: int) -> Sequence | None:
-        """The step raised after `n_done` of its moves: the rest is still owed, but for a share or trim that failed.
+    def owe_again(self, moves: list[Move], n_done: int) -> list[Sequence]:
+        """The step raised after `n_done` of its moves: the rest is still owed, but for a share or trim that failed, and what builds on it.
 
-        Return the live sequence that it was for, if any; that one must start over, and computes all of its tokens.
+        Return the live sequences that these were for; they must start over, and compute all of their tokens.
         """
         undone = moves[n_done:]
-        failed = undone[0] if undone else None
-        if failed is None or isinstance(failed, Drop | Save):
+        if not undone or isinstance(undone[0], Drop | Save):
             self._moves = undone + self._moves
-            return None
-        self._moves = [move for move in undone if move.slot != failed.slot] + self._moves
-        victim = self._live.get(failed.slot)
-        if victim is not None:
-            victim.may_share = False
-            victim.n_cached, victim.miss = 0, Miss.OFF
-        elif failed.slot in self.tree:
-            self._evict_slot(failed.slot, save=False)
-        return victim
+            return []
+        spoilt = _filled_from(undone[0].slot, undone)
+        self._moves = [move for move in undone if move.slot not in spoilt] + self._moves
+        return [self._live[slot] for slot in spoilt if not self._gives_up(slot)]
+
+    def _gives_up(self, slot: int) -> bool:
+        """Give up what a slot was to hold, if no live sequence has it; one that has it shares no more."""
+        sequence = self._live.get(slot)
+        if sequence is not None:
+            sequence.may_share = False
+            sequence.n_cached, sequence.miss = 0, Miss.OFF
+            return False
+        if slot in self.tree:
+            self._evict_slot(slot, save=False)
+        else:
+            self._moves.append(Drop(slot))  # it was to be dropped after that
+        return True
 
     def lost(self) -> None:
         """Everything that the model held is gone, and nobody runs. What is on the host stays, and nothing is owed."""
@@ -541,6 +548,15 @@ class Memory:
         self.cells.give_slot(slot)
         if self.offload is not None:
             self.offload.dropped(slot)
+
+
+def _filled_from(slot: int, moves: list[Move]) -> dict[int, None]:
+    """Return `slot` and those that `moves` fill from it, directly or by way of another."""
+    slots = {slot: None}
+    for move in moves:
+        if isinstance(move, Share) and move.source in slots:
+            slots[move.slot] = None
+    return slots
 
 
 def _key(sequence: Sequence) -> Key:

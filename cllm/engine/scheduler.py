@@ -247,14 +247,15 @@ class Scheduler:
         members = [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
         self.memory.settle(plan)
         robbed = self.memory.owe_again(plan.moves, plan.n_moves_done)
-        if robbed is not None and robbed.phase is not Phase.WAITING:
-            self._preempt(robbed, keep=False)
+        for sequence in robbed:
+            if sequence.phase is not Phase.WAITING:
+                self._preempt(sequence, keep=False)
         if isinstance(error, NoRoom):
-            if robbed is None:
+            if not robbed:
                 self._give_way(members, error, events)
             return events
         for sequence in members:
-            if sequence is not robbed:
+            if sequence not in robbed:
                 self._preempt(sequence, keep=False)
         if not isinstance(error, Aborted):
             self._accuse(members, error, events)

@@ -151,3 +151,12 @@ def test_an_answers_length_is_guessed_then_averaged_and_never_above_what_is_allo
     service.answer(40)
     assert service.work(10, 1000) == 10 + 2 * 40
     assert service.work(10, 5) == 10 + 2 * 5
+
+
+def test_a_long_step_that_came_to_nothing_says_nothing_of_how_fast_work_is_done() -> None:
+    shares, service = Shares(), Service()
+    service.step(0, 0, 1000.0)
+    let_wait(shares, "k", 10)
+    with pytest.raises(Unavailable) as caught:
+        make_gate(shares, service).check(Demand(key="k", timeout_s=1.0), 0.0)
+    assert caught.value.retry_after_s == 1
