@@ -17,8 +17,8 @@ from hypercorn.typing import ASGIFramework
 from cllm.api.app import create_app as create_api
 from cllm.config import Settings, SettingsError
 from cllm.errors import CllmError, LoadAborted
+from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http.asgi import wrap_asgi
-from cllm.serve.lifecycle import EngineLife
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
 from cllm.serve.server import EXIT_DIED, EXIT_NOT_STARTED, EXIT_USAGE, FLUSH_S
@@ -31,17 +31,17 @@ def create_app(settings: Settings | None = None) -> ASGIFramework:
     """Return the application. A mistake in the settings found in the environment ends the process with one line and code 2."""
     chosen = _settings_of_the_environment() if settings is None else settings
     configure_logging(chosen)
-    life = EngineLife(chosen, make_progress(chosen.model or "the default model"))
-    app = create_api(life.engine, chosen)
+    keeper = Housekeeper(chosen, make_progress)
+    app = create_api(keeper.house, chosen)
     ended = trio.Event()
 
     @app.before_serving
     async def start() -> None:
-        app.nursery.start_soon(_run, life, ended)
+        app.nursery.start_soon(_run, keeper, ended)
 
     @app.after_serving
     async def stop() -> None:
-        await life.finish(chosen.grace_s)
+        await keeper.finish(chosen.grace_s)
         await ended.wait()
 
     return wrap_asgi(app)
@@ -55,15 +55,15 @@ def _settings_of_the_environment() -> Settings:
         raise SystemExit(EXIT_USAGE) from None
 
 
-async def _run(life: EngineLife, ended: trio.Event) -> None:
+async def _run(keeper: Housekeeper, ended: trio.Event) -> None:
     """Run the engine. Its end leaves no server behind that answers and cannot work: the process exits with a code."""
     try:
-        await life.run()
+        await keeper.run()
     except LoadAborted:
         pass
     except Exception as error:
-        log.critical("engine.died" if life.ready.is_set() else "load.failed", why=f"{error}")
+        log.critical("engine.died" if keeper.ready.is_set() else "load.failed", why=f"{error}")
         await trio.sleep(FLUSH_S)  # the streams have ended; let them be carried out
-        os._exit(EXIT_NOT_STARTED if isinstance(error, CllmError) and not life.ready.is_set() else EXIT_DIED)
+        os._exit(EXIT_NOT_STARTED if isinstance(error, CllmError) and not keeper.ready.is_set() else EXIT_DIED)
     finally:
         ended.set()

@@ -36,7 +36,7 @@ Every option can also come from the environment (`--ctx-size` is `CLLM_CTX_SIZE`
 
 
 def _serve(settings: Settings = DEFAULT_SETTINGS) -> int:
-    """Serve a model over HTTP until SIGTERM or Ctrl-C.
+    """Serve models over HTTP until SIGTERM or Ctrl-C.
 
     Exit codes: 0 after draining, 1 when the model cannot be loaded or the port is taken, 2 for a mistake in the settings, 70 when the
     engine died.
@@ -65,6 +65,7 @@ def _generate(
         raise SettingsError(f"--max-tokens: must be at least 1, not {max_tokens}")
     if not 0 <= temperature < float("inf"):
         raise SettingsError(f"--temperature: must be 0 or more, not {temperature}")
+    _refuse_several(settings)
     from cllm.serve.oneshot import run
 
     text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
@@ -81,9 +82,15 @@ def _calibrate(
     `cllm serve` measures by itself when it finds nothing that was kept. What it will find has to be measured with the settings that it will
     have.
     """
+    _refuse_several(settings)
     from cllm.serve.curveshow import run
 
     return run(settings, plot_path=plot)
+
+
+def _refuse_several(settings: Settings) -> None:
+    if settings.models:
+        raise SettingsError("this command takes one model", "models")
 
 
 def _backends(*, json: Annotated[bool, Parameter(help="print JSON", negative="")] = False) -> int:

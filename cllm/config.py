@@ -12,13 +12,14 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 import attrs
 from cyclopts import Group, Parameter
 
 from cllm.errors import CllmError
+from cllm.hub import reference_of
 from cllm.keys import ApiKey, named_keys, parse_key
 
 PREFIX: Final = "CLLM_"
@@ -158,7 +159,12 @@ class Settings:
         _model_file,
         kw_only=False,
     )
-    alias: Annotated[tuple[str, ...], MODEL] = _setting((), "a name that clients may use for the model; repeatable", _not_empty)
+    models: Annotated[tuple[str, ...], MODEL] = _setting(
+        (), "further models to serve, by their names; repeatable; in a TOML file also tables with settings of their own", kw_only=False
+    )
+    alias: Annotated[tuple[str, ...], MODEL] = _setting(
+        (), "a name that clients may use for the model, or for one of several MODEL=NAME; repeatable", _not_empty
+    )
     backend: Annotated[str, MODEL] = _setting("auto", "what computes the model; `cllm backends` lists them", _not_empty)
     backend_option: Annotated[tuple[str, ...], MODEL] = _setting((), "NAME=VALUE for the backend; repeatable", _name_value)
     isolate: Annotated[bool, MODEL] = _setting(
@@ -191,6 +197,9 @@ class Settings:
         None, "sequences that run at once (default: as many as fit, at most 64)", _between(1, N_SLOTS_MAX)
     )
     kv: Annotated[KvLayout, MEMORY] = _setting("auto", "one pool of cells for all sequences, or an equal part for each")
+    models_memory_mb: Annotated[int | None, MEMORY] = _setting(
+        None, "memory of the models that are loaded at a time, MiB: the least recently used makes room (default: all stay)", _at_least(1)
+    )
     prefix_cache: Annotated[bool, MEMORY] = _setting(True, "compute equal beginnings of prompts once, and keep ended sequences' cells")
     host_cache_mb: Annotated[int, MEMORY] = _setting(
         2048, "memory for cells that had to leave the KV cache, MiB: restored instead of computed again; 0: none", _at_least(0)
@@ -245,6 +254,9 @@ class Settings:
         None, "completions that a key may have under way; more are answered with 429 (default: no limit)", _at_least(1)
     )
     timeout_s: Annotated[float | None, REQUESTS] = _setting(None, "time limit of a request that names none (default: none)", _positive)
+    load_wait_s: Annotated[float, REQUESTS] = _setting(
+        60.0, "time that a request waits for its model, where that must be loaded first; then it is answered with 503", _not_negative
+    )
     grammar_timeout_s: Annotated[float, REQUESTS] = _setting(
         2.0, "time to compile a schema or a grammar; what takes longer is answered with 400", _positive
     )
@@ -285,6 +297,9 @@ class Settings:
     log_level: Annotated[LogLevel, OPERATION] = _setting("info", "the least that is logged")
     log_prompts: Annotated[bool, OPERATION] = _setting(False, "also log what is asked and answered")
     enable_benchmark: Annotated[bool, OPERATION] = _setting(False, "let POST /benchmark put load on the server")
+    enable_admin: Annotated[bool, OPERATION] = _setting(
+        False, "let clients load and unload models with POST /models/load and /models/unload"
+    )
 
     def __attrs_post_init__(self) -> None:
         api_keys(self)  # a key file that cannot be read is a mistake to tell now, not when the server starts
@@ -299,6 +314,97 @@ class Settings:
             raise SettingsError(
                 f"each of {self.parallel} sequences needs a row of a step, and --batch-size is {self.batch_size}", "parallel"
             )
+        settings_of_models(self)
+
+
+# --- several models ---------------------------------------------------------------------------------------------------
+
+DEMO_NAME: Final = "cllm-demo"
+_OF_ONE_MODEL = ("alias", "lora", "embedding_model", "embedding_alias")  # of the first: the others do not share them
+_OF_THE_PROCESS = ("models", "models_memory_mb")
+
+
+def name_of_model(model: str | None) -> str:
+    """Return what a model is called that was given no other name."""
+    if model is None:
+        return DEMO_NAME
+    return model if reference_of(model) else Path(model).stem
+
+
+def names_of(settings: Settings) -> tuple[str, ...]:
+    """Return the names by which a request may ask for the one model of `settings`."""
+    return settings.alias or (name_of_model(settings.model),)
+
+
+def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
+    """Return the settings of each model, of which the first is meant by a request that names none.
+
+    Raises: SettingsError for a model that cannot be, and for a name that two have.
+    """
+    if not settings.models:
+        return (settings,)
+    shared = attrs.evolve(settings, models=(), **{name: _default_of(name) for name in _OF_ONE_MODEL})
+    first = () if settings.model is None else (attrs.evolve(settings, models=(), alias=()),)
+    each = _with_aliases((*first, *(_settings_of(shared, word) for word in settings.models)), settings.alias)
+    names = [name for one in each for name in names_of(one)]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SettingsError(f"two models are called {min(twice)}: give one another name with --alias MODEL=NAME", "models")
+    return each
+
+
+def _default_of(name: str) -> Any:
+    return getattr(attrs.fields(Settings), name).default
+
+
+def _settings_of(shared: Settings, word: str) -> Settings:
+    """The settings of a further model: a file or a reference, or an object with `model` and what is not shared, as JSON."""
+    own = _read_table(word) if word.lstrip().startswith("{") else {"model": word}
+    if "model" not in own:
+        raise SettingsError("a table without model", "models")
+    try:
+        return attrs.evolve(shared, **own)
+    except SettingsError as error:
+        raise SettingsError(f"{own['model']}: {error}" if error.field != "model" else error.message, "models") from error
+
+
+def _read_table(word: str) -> dict[str, Any]:
+    import msgspec
+
+    hints = get_type_hints(Settings)
+    known = [f.name for f in attrs.fields(Settings) if f.name not in _OF_THE_PROCESS and _section_of(f.name) in (MODEL, MEMORY, SPEED)]
+    try:
+        table = msgspec.json.decode(word, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"not an object: {error}", "models") from error
+    own = {}
+    for name, value in table.items():
+        if name not in known:
+            raise SettingsError(f"{name} is not a setting of one model{did_you_mean(name, known)}", "models")
+        try:
+            own[name] = msgspec.convert(value, hints[name])
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"{name}: {error}", "models") from error
+    return own
+
+
+def _section_of(name: str) -> object:
+    return get_args(get_type_hints(Settings, include_extras=True)[name])[1]
+
+
+def _with_aliases(each: tuple[Settings, ...], words: Sequence[str]) -> tuple[Settings, ...]:
+    """Deal out the aliases: `MODEL=NAME` to the model so called, `NAME` to the first."""
+    given: dict[int, list[str]] = {}
+    for word in words:
+        of, is_named, name = word.partition("=")
+        places = [i for i, one in enumerate(each) if of in (one.model, name_of_model(one.model))] if is_named else [0]
+        if not places or (is_named and not name.strip()):
+            raise SettingsError(f"must be NAME, or MODEL=NAME with one of the models, not {word}", "alias")
+        given.setdefault(places[0], []).append(name if is_named else word)
+    return tuple(attrs.evolve(one, alias=(*one.alias, *given.get(i, ()))) for i, one in enumerate(each))
+
+
+# --- what follows from them -------------------------------------------------------------------------------------------
 
 
 def api_keys(settings: Settings) -> tuple[ApiKey, ...]:

@@ -7,6 +7,7 @@ Blocking.
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -70,6 +71,14 @@ def local_path(model: str, on_bytes: OnBytes) -> str:
     """
     reference = reference_of(model)
     return model if reference is None else str(fetch(reference, on_bytes))
+
+
+def size_of(model: str) -> int:
+    """The bytes of the file that `model` names, with the further files of a split one; 0 for what is no file here."""
+    path = Path(model)
+    split = _SPLIT.fullmatch(path.name)
+    name = f"{glob.escape(split['stem'])}-*-of-{split['total']}.gguf" if split else glob.escape(path.name)
+    return sum(part.stat().st_size for part in path.parent.glob(name) if part.is_file())
 
 
 # --- which files -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,19 @@ from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, did_you_mean,
 
 
 def _texts(value: Any) -> list[str]:
-    """Return a TOML value as the words that would follow its flag. Raises: TypeError for tables and dates."""
+    """Return a TOML value as the words that would follow its flag. Raises: TypeError for dates, and for tables outside of a list."""
     if isinstance(value, list):
-        return [text for item in value for text in _texts(item)]
+        return [text for item in value for text in ([_table(item)] if isinstance(item, dict) else _texts(item))]
     if isinstance(value, bool):
         return ["true" if value else "false"]
     if isinstance(value, str | int | float):
         return [str(value)]
     raise TypeError(type(value).__name__)
+
+
+def _table(table: dict[str, Any]) -> str:
+    """A table as the one word by which a flag would take it: JSON. Raises: TypeError for what JSON has not."""
+    return json.dumps(table)
 
 
 def read_toml(path: str) -> dict[str, list[str]]:

@@ -62,7 +62,8 @@ def test_version_is_printed() -> None:
     [
         (["serve", "--port", "99999"], "cllm: --port: must be 0 to 65535, not 99999"),
         (["serve", "--prot", "1"], "cllm: Unknown option: --prot. Did you mean --port?"),
-        (["serve", "a", "b"], "cllm: one argument too many: b"),
+        (["serve", "a", "a"], "cllm: MODEL: two models are called a: give one another name with --alias MODEL=NAME"),
+        (["generate", "hi", "-m", "a", "--models", "b"], "cllm: --models: this command takes one model"),
         (["serve", "no-such.gguf"], "cllm: MODEL: no such file: no-such.gguf"),
         (
             ["serv"],

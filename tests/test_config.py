@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from cllm import backend, config
-from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, api_keys, variable, warnings
+from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, api_keys, settings_of_models, variable, warnings
 from cllm.engine.params import SamplingProfile
 from cllm.serve.spec import model_spec
 from cllm.sources import load_settings
@@ -132,7 +132,13 @@ def test_a_switch_reads_the_usual_words_in_a_variable(word: str) -> None:
         (["-c", "0"], "-c: must be at least 1, not 0"),
         (["--kv", "both"], 'Invalid value "both" for --kv. Choose from: "auto", "unified", "streams".'),
         (["--prot", "3"], "Unknown option: --prot. Did you mean --port?"),
-        (["a", "b"], "one argument too many: b"),
+        (["a", "a"], "MODEL: two models are called a: give one another name with --alias MODEL=NAME"),
+        (["a", '{"model": "b", "ctx": 1}'], "MODEL: ctx is not a setting of one model"),
+        (["a", '{"model": "b", "ctx_size": "1"}'], "MODEL: ctx_size: Expected `int | null`, got `str`"),
+        (["a", '{"model": "b", "ctx_size": 0}'], "MODEL: b: ctx_size: must be at least 1, not 0"),
+        (["a", '{"ctx_size": 1}'], "MODEL: a table without model"),
+        (["a", "--models", "no-such.gguf"], "--models: no such file: no-such.gguf"),
+        (["a", "b", "--alias", "c=name"], "--alias: must be NAME, or MODEL=NAME with one of the models, not c=name"),
         (["no-such.gguf"], "MODEL: no such file: no-such.gguf"),
         (["-m", "no-such.gguf"], "-m: no such file: no-such.gguf"),
         (["--lora", "no-such:0.5"], "--lora: no such file: no-such:0.5"),
@@ -218,6 +224,41 @@ def test_a_variable_that_is_no_setting_is_warned_of_with_the_nearest_name() -> N
     assert warnings(DEFAULT_SETTINGS, {"CLLM_PROT": "1", "CLLM_PORT": "1", **others}) == [
         "CLLM_PROT is not a setting; did you mean CLLM_PORT?"
     ]
+
+
+# --- several models ---------------------------------------------------------------------------------------------------
+
+
+def test_several_models_share_the_settings_and_each_may_have_names() -> None:
+    settings = load("a", "b", "user/repo:Q8_0", "-c", "77", "--alias", "first", "--alias", "b=second", "--alias", "user/repo:Q8_0=third")
+    each = settings_of_models(settings)
+    assert [(one.model, one.ctx_size, config.names_of(one)) for one in each] == [
+        ("a", 77, ("first",)),
+        ("b", 77, ("second",)),
+        ("user/repo:Q8_0", 77, ("third",)),
+    ]
+
+
+def test_what_belongs_to_one_file_is_the_firsts_alone(tmp_path: Path) -> None:
+    lora = tmp_path / "lora.gguf"
+    lora.touch()
+    first, second = settings_of_models(load("a", "b", "--lora", str(lora), "--embedding-model", "vectors", "--embedding-alias", "v"))
+    assert (first.lora, first.embedding_model, first.embedding_alias) == ((str(lora),), "vectors", ("v",))
+    assert (second.lora, second.embedding_model, second.embedding_alias) == ((), None, ())
+
+
+def test_a_file_gives_models_as_tables_with_settings_of_their_own(toml: Write) -> None:
+    text = "ctx_size = 5\n[[models]]\nmodel = 'a'\nalias = ['x', 'y']\n[[models]]\nmodel = 'b'\nctx_size = 6\nthreads = 1\n"
+    each = settings_of_models(load("--config", toml(text)))
+    assert [(one.model, one.ctx_size, one.threads, config.names_of(one)) for one in each] == [
+        ("a", 5, None, ("x", "y")),
+        ("b", 6, 1, ("b",)),
+    ]
+
+
+def test_a_table_cannot_have_what_is_the_servers(toml: Write) -> None:
+    path = toml("[[models]]\nmodel = 'a'\nport = 1\n")
+    assert complaint("--config", path) == f"models in {path}: port is not a setting of one model"
 
 
 # --- what becomes of them ---------------------------------------------------------------------------------------------

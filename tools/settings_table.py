@@ -19,8 +19,8 @@ INTRODUCTION = """\
 <!-- Written by tools/settings_table.py from cllm/config.py. -->
 
 Each setting is a flag of `cllm serve` and `cllm generate`, an environment variable, and a key of a TOML file that `--config` or
-`CLLM_CONFIG` names. A flag wins over the variable, the variable over the file, the file over the default. The first argument of
-`cllm serve` is the model, too.
+`CLLM_CONFIG` names. A flag wins over the variable, the variable over the file, the file over the default. The arguments of
+`cllm serve` are the model and further ones, too.
 
 - Flags that are repeatable collect their values; a variable holds several with commas between, a TOML file as a list.
 - A switch is `--mmap` or `--no-mmap`, `CLLM_MMAP=off` (or `false`, `no`, `0`), `mmap = false`.
@@ -35,6 +35,12 @@ model = "models/answers.gguf"
 ctx_size = 32768
 api_key_file = "keys.txt"
 cors_origin = ["https://chat.example.org"]
+
+# Further models; what their tables do not say is shared with the first. Only settings of the first three sections below may stand here.
+[[models]]
+model = "models/code.gguf"
+alias = ["code"]
+ctx_size = 8192
 ```
 """
 

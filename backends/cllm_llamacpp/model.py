@@ -56,7 +56,8 @@ class LlamaModel:
         self.n_slots = n_seq_max - settings.N_SPARE if self.capabilities.can_save_part else n_seq_max
         self.n_rows_max: int = lib.llama_n_batch(native.context)
         mark = fingerprint(spec, facts, n_slots=self.n_slots, n_cells_slot=self.n_cells_slot, gpu=gpu)
-        self.info = attrs.evolve(facts.info, fingerprint=mark)
+        cells_bytes = int(settings.bytes_per_cell(spec, facts) * self.n_cells)
+        self.info = attrs.evolve(facts.info, fingerprint=mark, cells_bytes=cells_bytes)
         self._has_recurrent_state = facts.has_recurrent_state
         # Cells of a window are shared until one of the sharers frees them, and meanwhile cannot be overwritten: copies do not run full.
         self._shares_cells = layout is KvLayout.UNIFIED and not facts.has_window

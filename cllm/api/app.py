@@ -7,7 +7,7 @@ from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from cllm.api import guards, infill, native, openapi, requests, rerank, status, tokens
+from cllm.api import admin, guards, infill, native, openapi, requests, rerank, status, tokens
 from cllm.api.anthropic import messages
 from cllm.api.connection import Connection
 from cllm.api.context import Context, route_path
@@ -22,20 +22,22 @@ from cllm.api.operations import Operation
 from cllm.config import Settings
 from cllm.errors import RequestError
 from cllm.serve.engine import Engine
+from cllm.serve.house import House
 
 log = structlog.get_logger("cllm.api")
 
 SURFACES = (
     *(chat, completions, responses, infill, embeddings, rerank, models, messages, ollama, ollama_embed, ollama_models),
-    *(native, tokens, status, requests, openapi),
+    *(native, tokens, status, requests, admin, openapi),
 )
 OPERATIONS: tuple[Operation, ...] = tuple(one for surface in SURFACES for one in surface.OPERATIONS)
 _SHAPES: dict[str, ErrorShape] = {one.path: one.errors for one in OPERATIONS}
 _SHAPES_BELOW: dict[str, ErrorShape] = {"/v1/messages/": anthropic_shape, "/api/": ollama_shape}  # where there is no such path, too
 
 
-def create_app(engine: Engine, settings: Settings) -> QuartTrio:
-    """Return the ASGI application that serves `engine`. One application for an engine."""
+def create_app(engine: Engine | House, settings: Settings) -> QuartTrio:
+    """Return the ASGI application that serves one engine, or the models of a house. One application for either."""
+    house = engine if isinstance(engine, House) else House.of(engine, settings)
     app = QuartTrio(__name__, static_folder=None)
     app.asgi_http_class = Connection
     app.url_map.strict_slashes = False  # otherwise a redirect, which is a page of HTML, and for POST of no use
@@ -45,7 +47,7 @@ def create_app(engine: Engine, settings: Settings) -> QuartTrio:
         BODY_TIMEOUT=settings.body_timeout_s,
         MAX_CONTENT_LENGTH=int(settings.max_body_mb * 1024 * 1024),
     )
-    context = Context(engine, settings, HttpMetrics(engine.metrics.registry), OPERATIONS)
+    context = Context(house, settings, HttpMetrics(house.registry), OPERATIONS)
     app.extensions["cllm"] = context
     guards.install(app, context)
     for surface in SURFACES:

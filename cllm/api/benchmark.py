@@ -49,8 +49,9 @@ async def run(context: Context) -> dict[str, Any]:
         raise NotPermitted("the operator has not enabled this; --enable-benchmark does")
     body = await wire.read(decoder)
     n_requests, n_concurrent, max_tokens = body.requests or 40, body.concurrency or 8, body.max_tokens or 50
+    model = await context.served()
     context.engine.check_accepting()
-    prompts.check_fits(context.engine.model, body.prompt or PROMPT)
+    prompts.check_fits(model, body.prompt or PROMPT)
     tokens = await prompts.text_prompt(context, body.prompt or PROMPT)
     stopping = StopParams(max_tokens=max_tokens, ignore_eos=True)
     specs = [

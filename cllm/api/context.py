@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from contextlib import ExitStack
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import attrs
-from quart import request
+from quart import g, request
 
 from cllm.api.metrics import HttpMetrics
 from cllm.api.operations import Operation
 from cllm.api.sampling_fields import base_params
 from cllm.config import Settings
 from cllm.engine.params import SamplingParams
-from cllm.errors import NotFound
 from cllm.serve.engine import Engine, ServedModel
+from cllm.serve.house import House, Tenant
 
 CLEANUP_KEY = "cllm.cleanup"  # in the ASGI scope
 
@@ -35,21 +35,36 @@ def route_path() -> str:
 class Context:
     """Made once for an app."""
 
-    engine: Engine
+    house: House
     settings: Settings
     metrics: HttpMetrics
     operations: tuple[Operation, ...] = ()  # of every surface
 
-    @functools.cached_property
-    def sampling_defaults(self) -> SamplingParams:
-        """What holds for parameters that a request leaves out. Raises: Unavailable while the model is being loaded."""
-        model = self.engine.model
-        return base_params(self.settings.sampling_defaults, model.info.metadata, model.n_ctx)
+    _defaults: WeakKeyDictionary[Engine, SamplingParams] = attrs.field(factory=WeakKeyDictionary)
 
-    def served(self, name: str | None) -> ServedModel:
-        """The model that a request names; the only one when it names none. Raises: Unavailable · NotFound."""
-        model = self.engine.model
-        if name and name not in model.aliases:
-            known = ", ".join(model.aliases)
-            raise NotFound(f"there is no model {name[:200]!r} here, only {known}", param="model", code="model_not_found")
-        return model
+    @property
+    def engine(self) -> Engine:
+        """The engine of the model that the current request asks for, after `served` or `held`; before, that of the first."""
+        chosen: Engine | None = g.get("engine")
+        return self.house.first.engine if chosen is None else chosen
+
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """What holds for parameters that the current request leaves out. Raises: Unavailable while its model is being loaded."""
+        engine = self.engine
+        defaults = self._defaults.get(engine)
+        if defaults is None:
+            model = engine.model
+            defaults = self._defaults[engine] = base_params(self.settings.sampling_defaults, model.info.metadata, model.n_ctx)
+        return defaults
+
+    async def served(self, name: str | None = None) -> ServedModel:
+        """The model that the current request names, loaded if need be; the first when it names none. Raises: Unavailable · NotFound."""
+        return (await self.held(self.house.find(name))).model
+
+    async def held(self, tenant: Tenant) -> Engine:
+        """The engine of a model that is not unloaded before the current exchange has ended. Raises: Unavailable."""
+        hold = await self.house.hold(tenant)
+        cleanup().callback(hold.release)
+        g.engine = tenant.engine
+        return tenant.engine

@@ -40,6 +40,7 @@ class InfillRequest(SamplingFields, kw_only=True):
     input_suffix: str
     input_extra: Annotated[list[Extra], Meta(max_length=1024)] | None = None
     prompt: str | None = None
+    model: str | None = None
     n_predict: Annotated[int, Meta(ge=-1, le=1 << 53)] | None = None
     stream: bool | None = None
 
@@ -70,7 +71,7 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: InfillRequest) -> Response:
     """Fill in. Raises: RequestError."""
-    model = context.engine.model
+    model = await context.served(body.model)
     prompts.check_infills(model, "input_suffix")
     if body.n_predict == -1:
         body.n_predict = None

@@ -22,6 +22,7 @@ from cllm.api.tokens import plain_tokens
 from cllm.engine.events import Delta, Finished
 from cllm.engine.params import SamplingParams
 from cllm.errors import InvalidRequest
+from cllm.serve.engine import ServedModel
 
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9, top_k=0, repeat_penalty=1.1)  # whatever --sampling-defaults says
 N_TOKENS_DEFAULT = 100
@@ -60,7 +61,7 @@ OPERATIONS = (
     _operation("POST", "/generate_stream", "the same as a stream", body=GenerateRequest, gives=(SSE,), generates=True),
     _operation("POST", "/encode", "text to token ids", body=EncodeRequest, generates=True),
     _operation("POST", "/decode", "token ids to text", body=DecodeRequest, generates=True),
-    _operation("GET", "/model/info", "facts about the model", also=(503,)),
+    _operation("GET", "/model/info", "facts about the model, or ?model=", also=(404, 503)),
     _operation(
         "POST",
         "/benchmark",
@@ -88,17 +89,19 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.post("/encode")
     async def encode() -> Response:
-        tokens = await plain_tokens(context, (await wire.read(encode_decoder)).text)
+        body = await wire.read(encode_decoder)
+        await context.served()
+        tokens = await plain_tokens(context, body.text)
         return _success({"tokens": tokens, "length": len(tokens)})
 
     @routes.post("/decode")
     async def decode() -> Response:
         tokens = (await wire.read(decode_decoder)).tokens
-        return _success({"text": await prompts.detokenize(context.engine.model, tokens)})
+        return _success({"text": await prompts.detokenize(await context.served(), tokens)})
 
     @routes.get("/model/info")
     async def model_info() -> Response:
-        return _success(_model_info(context))
+        return _success(_model_info(await context.served(request.args.get("model"))))
 
     @routes.post("/benchmark")
     async def run_benchmark() -> Response:
@@ -114,7 +117,7 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: GenerateRequest, *, stream: bool, endpoint: str) -> Response:
     """Complete a prompt. Raises: RequestError."""
-    model = context.engine.model
+    model = await context.served()
     asked = wanted(body, model, DEFAULTS, max_tokens=N_TOKENS_DEFAULT, timeout_s=context.settings.timeout_s)
     if asked.n != 1:
         raise InvalidRequest("n: this endpoint gives one answer; /v1/completions gives several", param="n")
@@ -171,8 +174,7 @@ class NativeStream:
         return b""
 
 
-def _model_info(context: Context) -> dict[str, Any]:
-    model = context.engine.model
+def _model_info(model: ServedModel) -> dict[str, Any]:
     info = attrs.asdict(model.info, filter=lambda attribute, _: attribute.name != "metadata")
     return {
         **info,

@@ -25,7 +25,7 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.get(PATH)
     async def request_timeline(request_id: str) -> Response:
-        record = context.engine.records.find(request_id, g.key)
+        record = context.house.record(request_id, g.key)
         if record is None:
             raise NotFound("no request of this id is known to this key; the latest ones are kept", code="request_not_found")
         return json_response(_shape(record))

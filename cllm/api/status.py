@@ -24,7 +24,7 @@ OPERATIONS = (
     Operation(method="GET", path="/ready", about="whether a request would be accepted", public=True, also=(503,), own_bodies=(503,)),
     Operation(method="GET", path="/metrics", about="counters for Prometheus", gives=(TEXT,)),
     Operation(method="GET", path="/slots", about="the sequences under way", also=(503,)),
-    Operation(method="GET", path="/props", about="settings and the chat template", also=(503,)),
+    Operation(method="GET", path="/props", about="settings and the chat template, of the model in ?model=", also=(404, 503)),
     Operation(method="GET", path="/version", about="the server's version"),
 )
 
@@ -32,17 +32,17 @@ OPERATIONS = (
 def blueprint(context: Context) -> Blueprint:
     """The routes."""
     routes = Blueprint("status", __name__)
-    engine = context.engine
+    house = context.house
 
     @routes.get("/health")
     async def health() -> Response:
-        state = engine.health()
+        state = house.health()
         return json_response({"status": "ok"}) if state.ok else json_response({"status": "error", "reason": state.reason}, status=503)
 
     @routes.get("/ready")
     async def ready() -> Response:
         try:
-            engine.check_ready()
+            house.check_ready()
         except Unavailable as error:
             state = {"status": error.code or "unavailable", **error.extra}
             return json_response(state, {"Retry-After": str(whole_seconds(error.retry_after_s))}, status=503)
@@ -51,16 +51,18 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get("/metrics")
     async def metrics() -> Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return Response(encode(engine.metrics.registry), content_type=content_type)
+        return Response(encode(house.registry), content_type=content_type)
 
     @routes.get("/slots")
     async def slots() -> Response:
-        n_ctx = engine.model.n_ctx
-        return json_response([_slot(view, n_ctx) for view in engine.sequences()])
+        engines = house.engines() if house.is_open else [house.first.engine]
+        models = [(one.model, one) for one in engines]
+        return json_response([_slot(view, model, is_shared=house.is_shared) for model, one in models for view in one.sequences()])
 
     @routes.get("/props")
     async def props() -> Response:
-        return json_response(_props(engine.model, engine.embedder, context.sampling_defaults))
+        model = await context.served(request.args.get("model"))
+        return json_response(_props(model, context.engine.embedder, context.sampling_defaults))
 
     @routes.get("/version")
     async def version() -> Response:
@@ -69,12 +71,13 @@ def blueprint(context: Context) -> Blueprint:
     return routes
 
 
-def _slot(view: SequenceView, n_ctx: int) -> dict[str, Any]:
+def _slot(view: SequenceView, model: ServedModel, *, is_shared: bool) -> dict[str, Any]:
     return {
+        **({"model": model.name} if is_shared else {}),
         "id": view.slot,
         "id_task": view.seq_id,
         "is_processing": view.slot is not None,
-        "n_ctx": n_ctx,
+        "n_ctx": model.n_ctx,
         "request_id": view.request_id,
         "phase": view.phase.value,
         "n_prompt": view.n_prompt,

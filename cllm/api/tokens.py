@@ -27,22 +27,30 @@ class TokenizeRequest(msgspec.Struct):
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
+    model: str | None = None
 
 
 class DetokenizeRequest(msgspec.Struct):
     """The body."""
 
     tokens: list[int]
+    model: str | None = None
+
+
+class TemplateRequest(Conversation, kw_only=True):
+    """The body."""
+
+    model: str | None = None
 
 
 tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
-template_decoder = msgspec.json.Decoder(Conversation)
+template_decoder = msgspec.json.Decoder(TemplateRequest)
 
 OPERATIONS = (
     Operation(method="POST", path="/tokenize", about="text or messages to token ids", body=TokenizeRequest, generates=True),
     Operation(method="POST", path="/detokenize", about="token ids to text", body=DetokenizeRequest, generates=True),
-    Operation(method="POST", path="/apply-template", about="messages to the prompt that the model sees", body=Conversation, generates=True),
+    Operation(method="POST", path="/apply-template", about="messages to what the model sees", body=TemplateRequest, generates=True),
 )
 
 
@@ -53,21 +61,22 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post("/tokenize")
     async def tokenize() -> Response:
         body = await wire.read(tokenize_decoder)
+        model = await context.served(body.model)
         tokens = await _tokens(context, body)
         if body.with_pieces:
-            vocabulary = context.engine.model.vocabulary
+            vocabulary = model.vocabulary
             return json_response({"tokens": [{"id": token, "piece": _piece(vocabulary, token)} for token in tokens]})
         return json_response({"tokens": tokens})
 
     @routes.post("/detokenize")
     async def detokenize() -> Response:
         body = await wire.read(detokenize_decoder)
-        return json_response({"content": await prompts.detokenize(context.engine.model, body.tokens)})
+        return json_response({"content": await prompts.detokenize(await context.served(body.model), body.tokens)})
 
     @routes.post("/apply-template")
     async def apply_template() -> Response:
         body = await wire.read(template_decoder)
-        return json_response({"prompt": await render(context.engine.model, body)})
+        return json_response({"prompt": await render(await context.served(body.model), body)})
 
     return routes
 

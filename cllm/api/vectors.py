@@ -15,7 +15,7 @@ from cllm.api.prompts import N_TOKEN_BYTES_MAX
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import Pooling, Vectors
 from cllm.engine.embedding import InputTooLong
-from cllm.errors import DeadlineExceeded, InvalidRequest, NotFound, NotSupported, TokenizeFailed
+from cllm.errors import DeadlineExceeded, InvalidRequest, NotSupported, TokenizeFailed
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import Embeddings
 
@@ -31,20 +31,19 @@ class Embedded:
     n_tokens: int
 
 
-def embedder(context: Context, name: str | None) -> Embeddings:
-    """What gives vectors under `name`; the only one when a request names none. Raises: Unavailable · NotSupported · NotFound."""
-    embeddings = context.engine.embeddings
-    if name and name not in embeddings.model.aliases:
-        known = ", ".join(embeddings.model.aliases)
-        raise NotFound(f"there is no model {name[:200]!r} for embeddings here, only {known}", param="model", code="model_not_found")
-    return embeddings
+async def embedder(context: Context, name: str | None) -> Embeddings:
+    """What gives vectors under `name`, loaded if need be; the first that does when a request names none.
+
+    Raises: Unavailable · NotSupported · NotFound.
+    """
+    return (await context.held(context.house.find_embedder(name))).embeddings
 
 
 async def embed(
     context: Context, name: str | None, inputs: Sequence[str | Sequence[int]], param: str = "input", *, truncates: bool = False
 ) -> Embedded:
     """The vectors of texts or token ids, maybe of no more of each than the model takes. Raises: RequestError."""
-    embeddings = embedder(context, name)
+    embeddings = await embedder(context, name)
     if embeddings.model.pooling is Pooling.RANK:
         raise NotSupported(f"{embeddings.model.name} judges documents and gives no vectors: it serves /v1/rerank", param="model")
     check_number(len(inputs), param)
@@ -59,7 +58,7 @@ async def embed(
 
 async def judge(context: Context, name: str | None, query: str, documents: Sequence[str]) -> tuple[Embedded, list[float]]:
     """How well each document answers `query`, 0 to 1 by a model made for it, else the cosine of their vectors. Raises: RequestError."""
-    embeddings = embedder(context, name)
+    embeddings = await embedder(context, name)
     check_number(len(documents), "documents")
     if embeddings.model.pooling is not Pooling.RANK:
         embedded = await embed(context, name, [query, *documents], "documents")

@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from cllm.backend import Capabilities, ModelInfo, Vocabulary
+from cllm.config import Settings
 from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import NotSupported, Unavailable
@@ -219,3 +220,8 @@ class Engine:
         _ = self.model  # raises while loading
         assert self._loop is not None
         return self._loop
+
+
+def new_engine(settings: Settings) -> Engine:
+    """Return an engine without a model."""
+    return Engine(metrics=Metrics(), stream_n_bytes_max=settings.stream_buffer_kb * 1024, watchdog_s=settings.watchdog_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -13,11 +14,10 @@ from cllm.engine.scheduler import Scheduler
 from cllm.errors import Unavailable
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
-from cllm.serve.engine import Embeddings, Engine
-from cllm.serve.loading import Loaded, load, open_disk, what_is_kept
+from cllm.serve.engine import Embeddings, Engine, new_engine
+from cllm.serve.loading import Loaded, load, load_unmeasured, measured, open_disk, what_is_kept
 from cllm.serve.loop import StepLoop
-from cllm.serve.metrics import Metrics
-from cllm.serve.modelthread import ModelThread, open_model_thread
+from cllm.serve.modelthread import ModelThread, open_model_thread, run_apart
 from cllm.serve.progress import Progress
 
 log = structlog.get_logger("cllm.engine")
@@ -29,8 +29,11 @@ KEEP_S = 10.0  # at the end, for what is cached to be written to disk
 class EngineLife:
     """Loads and runs the engine that `engine` shows to the API. One task runs `run`; the others call what they need."""
 
-    def __init__(self, settings: Settings, progress: Progress) -> None:
-        self.engine = Engine(metrics=Metrics(), stream_n_bytes_max=settings.stream_buffer_kb * 1024, watchdog_s=settings.watchdog_s)
+    def __init__(
+        self, settings: Settings, progress: Progress, engine: Engine | None = None, on_ready: Callable[[int], None] = lambda n_bytes: None
+    ) -> None:
+        """`engine` is one without a model; `on_ready` is told the memory that the model takes, as far as it is known."""
+        self.engine = new_engine(settings) if engine is None else engine
         self.ready = trio.Event()
         self._settings = settings
         self._progress = progress
@@ -39,24 +42,36 @@ class EngineLife:
         self._embed_loop: EmbedLoop | None = None
         self._draining = False
         self._ended = trio.Event()
+        self._on_ready = on_ready
 
     async def run(self) -> None:
-        """Load, then work until drained.
+        """Load, then work until drained, in a thread of its own. Raises: as `run_on`."""
+        async with open_model_thread() as thread:
+            await self.run_on(thread)
+
+    async def run_on(self, thread: ModelThread, *, beside_others: bool = False) -> None:
+        """Load, then work until drained. `beside_others` keeps the load from holding up the thread's other models.
 
         Raises: what loading raises (LoadAborted after `drain`), ModelDied, or what is our own mistake. The model is closed in every case.
         """
         try:
-            async with open_model_thread() as thread:
-                loaded = await thread.run(load, self._settings, self._on_progress)
-                try:
-                    await self._work(loaded, thread)
-                finally:
-                    if not isinstance(loaded.embedder, str):  # first: it may stand on the model's weights
-                        loaded.embedder.embedder.close()
-                    loaded.step_model.close()
+            loaded = await self._load(thread, beside_others=beside_others)
+            try:
+                await self._work(loaded, thread)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await thread.run(loaded.close)
         finally:
             self.engine.stopped()
             self._ended.set()
+
+    async def _load(self, thread: ModelThread, *, beside_others: bool) -> Loaded:
+        if not beside_others:
+            return await thread.run(load, self._settings, self._on_progress)
+        loaded = await run_apart(load_unmeasured, self._settings, self._on_progress)
+        with trio.CancelScope(shield=True):  # it closes what it cannot measure
+            known = await thread.run(measured, loaded, self._settings, self._on_progress)
+        return known  # noqa: RET504  # mypy takes a scope for something that may swallow exceptions
 
     async def wait_kept(self) -> None:
         """After `drain`, wait until what is cached is on disk, or the time for that is over; without a disk tier returns at once."""
@@ -103,6 +118,7 @@ class EngineLife:
         self.engine.ready(loaded.served, loop, embeddings)
         self._progress.done(loaded.served)
         self.ready.set()
+        self._on_ready(loaded.n_bytes)
         if disk is None:
             await self._run(loop, embeddings)
         else:

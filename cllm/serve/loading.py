@@ -12,7 +12,7 @@ import structlog
 
 from cllm import hub
 from cllm.backend import Backend, KvLayout, OnProgress, StepModel
-from cllm.config import Settings, api_keys
+from cllm.config import Settings, api_keys, name_of_model
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.scheduler import Limits
@@ -34,7 +34,6 @@ log = structlog.get_logger("cllm.load")
 
 N_LIVE_DEFAULT_MAX = 64
 SHARE_LOADING = 0.8  # of the progress that is shown; the rest is measuring
-DEMO_NAME = "cllm-demo"
 
 
 @attrs.frozen(kw_only=True)
@@ -44,12 +43,43 @@ class Loaded:
     step_model: StepModel
     served: ServedModel
     limits: Limits
+    curve_key: curves.Key
     cost: CostModel
     embedder: LoadedEmbedder | str = OFF  # or why there is none
 
+    @property
+    def n_bytes(self) -> int:
+        """The memory that it takes, as far as it is known: weights and cells."""
+        info = self.step_model.info
+        return info.size_bytes + info.cells_bytes
+
+    def close(self) -> None:
+        """Give all memory back."""
+        if not isinstance(self.embedder, str):  # first: it may stand on the model's weights
+            self.embedder.embedder.close()
+        self.step_model.close()
+
 
 def load(settings: Settings, on_progress: OnProgress) -> Loaded:
-    """Load what the settings name; blocks.
+    """Load what the settings name and learn what its steps cost; blocks. Raises: as `load_unmeasured`."""
+    return measured(load_unmeasured(settings, on_progress), settings, on_progress)
+
+
+def measured(loaded: Loaded, settings: Settings, on_progress: OnProgress) -> Loaded:
+    """Return `loaded` with what is known of the cost of its steps; blocks, and is the model's only caller.
+
+    Raises: LoadAborted · what the model's calls raise. The model is closed then.
+    """
+    try:
+        _, on_measuring = _in_turn(on_progress, settings)
+        return attrs.evolve(loaded, cost=cost_of(loaded.step_model, loaded.curve_key, settings, on_measuring))
+    except BaseException:
+        loaded.close()
+        raise
+
+
+def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
+    """Load what the settings name, with a guess at what its steps cost; blocks.
 
     Raises: BackendUnavailable · LoadFailed · LoadAborted · TemplateInvalid.
     """
@@ -57,7 +87,7 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
     if settings.isolate or getattr(backend, "wants_worker", False):
         backend = WorkerBackend(backend, factory_of(name), hang_s=settings.watchdog_s)
     spec = model_spec(settings)
-    on_loading, on_measuring = _in_turn(on_progress, 1.0 if settings.calibrate == "off" else SHARE_LOADING)
+    on_loading, _ = _in_turn(on_progress, settings)
     other = settings.embedding_model
     if _knows_models(backend):
         spec = attrs.evolve(spec, path=settings.model or "")
@@ -71,8 +101,14 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
         limits = limits_of(model, settings)
         served = served_model(model, limits, settings, backend=name, name=_name_of(settings.model, name, backend))
         embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_loading)
-        cost = cost_of(model, curves.key_of(model, spec, name), settings, on_measuring)
-        return Loaded(step_model=model, served=served, limits=limits, cost=cost, embedder=embedder)
+        return Loaded(
+            step_model=model,
+            served=served,
+            limits=limits,
+            curve_key=curves.key_of(model, spec, name),
+            cost=_guess(model),
+            embedder=embedder,
+        )
     except BaseException:
         model.close()
         raise
@@ -91,8 +127,13 @@ def _blaming(backend_name: str) -> Iterator[None]:
         raise LoadFailed(f"backend {backend_name} failed to load the model: {complaint}") from error
 
 
-def _in_turn(on_progress: OnProgress, part: float) -> tuple[OnProgress, OnProgress]:
+def _guess(model: StepModel) -> CostModel:
+    return CostModel(DEFAULT_CURVE, n_rows_max=model.n_rows_max, measured=False)
+
+
+def _in_turn(on_progress: OnProgress, settings: Settings) -> tuple[OnProgress, OnProgress]:
     """Two that share a bar: one for what is loaded, one for what is measured then."""
+    part = 1.0 if settings.calibrate == "off" else SHARE_LOADING
     return lambda share: on_progress(part * share), lambda share: on_progress(part + (1 - part) * share)
 
 
@@ -104,7 +145,7 @@ def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: 
     folder = Path(settings.calibration_dir) if settings.calibration_dir else curves.default_folder()
     curve = curves.read(folder, key) if settings.calibrate == "auto" else None
     if settings.calibrate == "off" or isinstance(model, EmbeddingsOnly):
-        return CostModel(DEFAULT_CURVE, n_rows_max=model.n_rows_max, measured=False)
+        return _guess(model)
     if curve is None:
         log.info("calibration.start", why="it is asked for" if settings.calibrate == "again" else "nothing is kept for this model here")
         began_at = time.perf_counter()
@@ -131,11 +172,7 @@ def _knows_models(backend: Backend) -> bool:
 
 
 def _name_of(model: str | None, backend_name: str, backend: Backend) -> str:
-    if _knows_models(backend):
-        return model or backend_name
-    if model is None:
-        return DEMO_NAME
-    return model if hub.reference_of(model) else Path(model).stem
+    return model or backend_name if _knows_models(backend) else name_of_model(model)
 
 
 def limits_of(model: StepModel, settings: Settings) -> Limits:

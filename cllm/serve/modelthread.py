@@ -8,6 +8,7 @@ at once on few cores are slower still. So all of it happens here. A thread of ou
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -71,6 +72,18 @@ class ModelThread:
         self._calls.put(None)
         with trio.CancelScope(shield=True):
             await self._ended.wait()
+
+
+async def run_apart(work: Callable[..., T], *arguments: Any) -> T:
+    """Call `work` in a thread that ends with it, and with it the team that OpenMP made for it; for loading beside models that compute.
+
+    As with `ModelThread.run`, a call cannot be cancelled.
+    """
+    results: list[outcome.Value[T] | outcome.Error] = []
+    thread = threading.Thread(target=lambda: results.append(outcome.capture(work, *arguments)), name="load")
+    thread.start()
+    await trio.to_thread.run_sync(thread.join)
+    return results[0].unwrap()
 
 
 def _cannot_be_aborted(_raise_cancel: object) -> trio.lowlevel.Abort:

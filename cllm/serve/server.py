@@ -16,9 +16,9 @@ import cllm
 from cllm.api.app import create_app
 from cllm.config import Settings, warnings
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, OperatorError
+from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http import HttpConfig, Traffic, serve_http
 from cllm.serve.http.requests import leaves
-from cllm.serve.lifecycle import EngineLife
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
 
@@ -42,9 +42,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        name = settings.model if settings.model is not None else "the default model"
-        self._progress = make_progress(name)
-        self._life = EngineLife(settings, self._progress)
+        self._keeper = Housekeeper(settings, make_progress)
         self._shutdown = trio.Event()  # HTTP accepts nothing more
         self._http_scope = trio.CancelScope()
         self._code = EXIT_DRAINED
@@ -61,12 +59,12 @@ class Server:
                 await self._run_http()
             except* OperatorError as group:  # the port is taken, the certificate unreadable
                 self._complain(leaves(group)[0])
-            self._life.drain()
+            self._keeper.drain()
             if self._code == EXIT_DRAINED:
-                await self._life.wait_kept()
+                await self._keeper.wait_kept()
             self._exit_in(STEP_S)
             nursery.cancel_scope.cancel()
-        self._progress.stop()
+        self._keeper.stop_progress()
         return self._code
 
     async def _run_http(self) -> None:
@@ -82,9 +80,9 @@ class Server:
             body_timeout_s=settings.body_timeout_s,
             keep_alive_s=settings.keep_alive_s,
         )
-        app = create_app(self._life.engine, settings)
+        app = create_app(self._keeper.house, settings)
         traffic = Traffic()
-        self._life.engine.metrics.registry.register(traffic)
+        self._keeper.house.registry.register(traffic)
         with self._http_scope:
             async with trio.open_nursery() as nursery:
                 (self._url, *_) = await nursery.start(partial(serve_http, app, config=config, shutdown=self._shutdown, traffic=traffic))
@@ -93,7 +91,7 @@ class Server:
 
     async def _run_engine(self) -> None:
         try:
-            await self._life.run()
+            await self._keeper.run()
         except LoadAborted:  # told to stop while loading
             pass
         except (BackendUnavailable, LoadFailed) as error:
@@ -112,11 +110,12 @@ class Server:
         self._http_scope.deadline = trio.current_time() + FLUSH_S
 
     async def _announce(self) -> None:
-        await self._life.ready.wait()
+        await self._keeper.ready.wait()
         await self._listening.wait()
-        model = self._life.engine.model
-        example = _curl(self._url, self._settings, generates=model.generates)
-        _tell(f"cLLM {cllm.__version__} serves {model.name} at {self._url}\n\nTry:  {example}\n")
+        house = self._keeper.house
+        example = _curl(self._url, self._settings, generates=house.first.engine.model.generates)
+        names = ", ".join([tenant.name for tenant in house.tenants])
+        _tell(f"cLLM {cllm.__version__} serves {names} at {self._url}\n\nTry:  {example}\n")
 
     async def _heed_signals(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -128,14 +127,14 @@ class Server:
                     self._exit_in(STEP_S)
                     nursery.cancel_scope.cancel()
                     return
-                n_sequences = len(self._life.engine.sequences())
+                n_sequences = len(self._keeper.house.sequences())
                 log.info("drain", signal=signal.Signals(number).name, n_sequences=n_sequences, grace_s=self._settings.grace_s)
                 self._shutdown.set()
-                nursery.start_soon(self._life.finish, self._settings.grace_s)
+                nursery.start_soon(self._keeper.finish, self._settings.grace_s)
 
     def _complain(self, error: BaseException) -> None:
         self._code = EXIT_NOT_STARTED
-        self._progress.stop()
+        self._keeper.stop_progress()
         print(f"cllm: {error}", file=sys.stderr)
 
     def _exit_in(self, seconds: float) -> None:

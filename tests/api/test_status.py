@@ -55,7 +55,7 @@ async def test_while_draining_it_is_not_ready_and_refuses(serve: Any) -> None:
 
 
 async def test_a_dead_engine_is_not_healthy(loading: Any) -> None:
-    loading.app.extensions["cllm"].engine.stopped()
+    loading.app.extensions["cllm"].house.first.engine.stopped()
     health, ready, chat = await loading.get("/health"), await loading.get("/ready"), await loading.chat()
     assert (health.status, health.json["status"]) == (503, "error")
     assert (ready.status, ready.json["status"]) == (503, "stopped")

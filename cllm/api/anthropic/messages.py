@@ -49,7 +49,7 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post(COUNT)
     async def count_tokens() -> Response:
         body = await wire.read(count_decoder)
-        tokens = await prompt_of(context, context.served(body.model), conversation_of(body))
+        tokens = await prompt_of(context, await context.served(body.model), conversation_of(body))
         return json_response({"input_tokens": len(tokens)})
 
     return routes
@@ -57,7 +57,7 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: MessagesRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
-    model = context.served(body.model)
+    model = await context.served(body.model)
     if body.n not in (None, 1):
         raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
     body.stop = body.stop_sequences or body.stop

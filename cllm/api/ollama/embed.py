@@ -79,7 +79,7 @@ def blueprint(context: Context) -> Blueprint:
 
 
 async def _embedded(context: Context, name: str | None, inputs: list[str], param: str, *, truncates: bool) -> Embedded:
-    known = context.engine.embeddings.model.aliases
+    known = [alias for tenant in context.house.tenants for alias in tenant.embedding_aliases]
     if name and name not in known:
         name = name.removesuffix(LATEST) or None
     return await vectors.embed(context, name, inputs, param, truncates=truncates)

@@ -55,7 +55,7 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer_chat(context: Context, body: ChatRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
-    model, asked = _checked(context, body)
+    model, asked = await _checked(context, body)
     if not body.messages:
         return json_response(nothing_asked(model.name, chat_body, unload=body.keep_alive in (0, "0")))
     chat = await open_chat(context, model, requests.chat_conversation(body), asked, endpoint=CHAT)
@@ -64,7 +64,7 @@ async def answer_chat(context: Context, body: ChatRequest) -> Response:
 
 async def answer_prompt(context: Context, body: GenerateRequest) -> Response:
     """Answer a prompt, or continue it as it is. Raises: RequestError."""
-    model, asked = _checked(context, body)
+    model, asked = await _checked(context, body)
     if not body.prompt:
         return json_response(nothing_asked(model.name, generate_body, unload=body.keep_alive in (0, "0")))
     if body.raw or body.suffix:
@@ -74,8 +74,8 @@ async def answer_prompt(context: Context, body: GenerateRequest) -> Response:
     return await _told(chat, model, body, generate_body)
 
 
-def _checked(context: Context, body: CommonFields) -> tuple[ServedModel, Wanted]:
-    model = requests.served(context, body.model)
+async def _checked(context: Context, body: CommonFields) -> tuple[ServedModel, Wanted]:
+    model = await requests.served(context, body.model)
     requests.refuse_unserved(body)
     options = requests.options_of(body)
     return model, wanted(options, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)

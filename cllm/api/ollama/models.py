@@ -13,7 +13,7 @@ from cllm.api import wire
 from cllm.api.context import Context
 from cllm.api.errors import ollama_shape
 from cllm.api.ollama.requests import LATEST, ShowRequest, served
-from cllm.api.openai.models import all_served
+from cllm.api.openai.models import Listed, all_listed
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.backend import ModelInfo, infill_of
@@ -22,6 +22,7 @@ from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel
 
 API_VERSION = "0.12.0"  # of Ollama: the one whose API this is. Clients refuse servers that are too old for them
+_UNKNOWN = ModelInfo(name="", architecture="", n_params=0, size_bytes=0, n_ctx_train=0, n_embd=0)  # of a model that is not loaded
 NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -45,12 +46,12 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.get("/api/tags")
     async def tags() -> Response:
-        return json_response({"models": [_listed(model, name) for name, model in all_served(context).items()]})
+        return json_response({"models": [_listed(one) for one in all_listed(context).values()]})
 
     @routes.get("/api/ps")
     async def ps() -> Response:
-        models = {model.name: model for model in all_served(context).values()}
-        return json_response({"models": [{**_listed(model, name), **_running(model)} for name, model in models.items()]})
+        loaded = {one.model.name: one for one in reversed(all_listed(context).values()) if one.model is not None}
+        return json_response({"models": [{**_listed(one), **_running(one.model)} for one in reversed(loaded.values()) if one.model]})
 
     @routes.post("/api/show")
     async def show() -> Response:
@@ -58,8 +59,10 @@ def blueprint(context: Context) -> Blueprint:
         name = body.model or body.name
         if not name:
             raise InvalidRequest("model: it is missing", param="model")
-        known = all_served(context)
-        return json_response(_shown(known.get(name) or known.get(name.removesuffix(LATEST)) or served(context, name)))
+        known = all_listed(context)
+        listed = known.get(name) or known.get(name.removesuffix(LATEST))
+        model = listed.model if listed is not None else None
+        return json_response(_shown(model if model is not None else await served(context, name)))
 
     @routes.get("/api/version")
     async def version() -> Response:
@@ -73,15 +76,17 @@ def _running(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
     return {"expires_at": NEVER, "size_vram": 0, "context_length": n_ctx}
 
 
-def _listed(model: ServedModel | ServedEmbedder, name: str) -> dict[str, Any]:
+def _listed(listed: Listed) -> dict[str, Any]:
+    name, model = listed.name, listed.model
     tagged = name if ":" in name else name + LATEST
+    info = _UNKNOWN if model is None else model.info
     return {
         "name": tagged,
         "model": tagged,
-        "modified_at": _at(model.loaded_at),
-        "size": model.info.size_bytes,
-        "digest": hashlib.sha256((model.info.fingerprint or model.name).encode()).hexdigest(),
-        "details": _details(model.info),
+        "modified_at": _at(listed.tenant.known_at if model is None else model.loaded_at),
+        "size": listed.tenant.n_bytes if model is None else info.size_bytes,
+        "digest": hashlib.sha256((info.fingerprint or listed.tenant.name).encode()).hexdigest(),
+        "details": _details(info),
     }
 
 

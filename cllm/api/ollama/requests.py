@@ -106,11 +106,16 @@ class ShowRequest(msgspec.Struct):
     name: str | None = None
 
 
-def served(context: Context, name: str | None) -> ServedModel:
-    """The model that a request names, with the tag or without. Raises: Unavailable · NotFound."""
-    if name and name.endswith(LATEST) and name not in context.engine.model.aliases:
-        name = name.removesuffix(LATEST)
-    return context.served(name)
+async def served(context: Context, name: str | None) -> ServedModel:
+    """The model that a request names, with the tag or without, loaded if need be. Raises: Unavailable · NotFound."""
+    return await context.served(without_tag(context, name))
+
+
+def without_tag(context: Context, name: str | None) -> str | None:
+    """A model's name as it is known here."""
+    if name and name.endswith(LATEST) and context.house.lookup(name) is None:
+        return name.removesuffix(LATEST)
+    return name
 
 
 def options_of(body: CommonFields) -> Options:

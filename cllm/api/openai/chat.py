@@ -72,7 +72,7 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: ChatRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
-    model = context.served(body.model)
+    model = await context.served(body.model)
     n_logprobs = _n_logprobs(body)
     asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
     chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)

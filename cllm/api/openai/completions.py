@@ -88,7 +88,7 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: CompletionRequest) -> Response:
     """Complete one or several prompts. Raises: RequestError."""
-    model = context.served(body.model)
+    model = await context.served(body.model)
     _check(body, model)
     asked = wanted(body, model, context.sampling_defaults, max_tokens=N_TOKENS_DEFAULT, timeout_s=context.settings.timeout_s)
     texts = _prompts(body.prompt, model)

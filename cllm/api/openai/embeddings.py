@@ -51,7 +51,7 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: EmbeddingRequest) -> Response:
     """The vectors of one or several inputs, at length 1. Raises: RequestError."""
-    n_embd = vectors.embedder(context, body.model).model.n_embd
+    n_embd = (await vectors.embedder(context, body.model)).model.n_embd
     if body.dimensions is not None and body.dimensions > n_embd:
         raise InvalidRequest(f"dimensions: {body.dimensions} asked for, and the model has {n_embd}", param="dimensions")
     embedded = await vectors.embed(context, body.model, _inputs(body.input))

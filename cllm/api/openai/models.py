@@ -12,6 +12,7 @@ from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel
+from cllm.serve.house import State, Tenant
 
 _LIST = Operation(method="GET", path="/v1/models", about="what is served", also=(503,))
 _ONE = Operation(method="GET", path="/v1/models/<path:model>", about="facts about one model", also=(404, 503))
@@ -23,6 +24,15 @@ OPERATIONS = (
 )
 
 
+@attrs.frozen
+class Listed:
+    """One name of what a request may ask for, and what is known of it now."""
+
+    name: str
+    tenant: Tenant
+    model: ServedModel | ServedEmbedder | None  # None while it is not loaded
+
+
 def blueprint(context: Context) -> Blueprint:
     """The routes."""
     routes = Blueprint("models", __name__)
@@ -30,41 +40,56 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get("/v1/models")
     @routes.get("/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(model, name) for name, model in all_served(context).items()]})
+        return json_response({"object": "list", "data": [_model(one) for one in all_listed(context).values()]})
 
     @routes.get("/v1/models/<path:model>")
     @routes.get("/models/<path:model>")
     async def one_model(model: str) -> Response:
-        return json_response(_model(all_served(context).get(model) or context.served(model), model))
+        found = all_listed(context).get(model)
+        if found is None:
+            context.house.find(model)  # says which there are
+        assert found is not None, "what is found by name is listed by name"
+        return json_response(_model(found))
 
     return routes
 
 
-def all_served(context: Context) -> dict[str, ServedModel | ServedEmbedder]:
-    """Everything that a request may name. Raises: Unavailable while it is being loaded."""
-    model, embedder = context.engine.model, context.engine.embedder
-    names: dict[str, ServedModel | ServedEmbedder] = dict.fromkeys(model.aliases, model)
-    if embedder is not None:
-        names.update({name: embedder for name in embedder.aliases if name not in names})
+def all_listed(context: Context) -> dict[str, Listed]:
+    """Everything that a request may name. Raises: Unavailable while the only model is being loaded."""
+    if not context.house.is_shared:
+        _ = context.house.first.engine.model
+    names: dict[str, Listed] = {}
+    for tenant in context.house.tenants:
+        is_there = tenant.state in (State.LOADED, State.UNLOADING)
+        model, embedder = tenant.engine.model if is_there else None, tenant.engine.embedder if is_there else None
+        names.update({name: Listed(name, tenant, model) for name in tenant.aliases})
+        for name in embedder.aliases if embedder is not None else ():
+            names.setdefault(name, Listed(name, tenant, embedder))
     return names
 
 
-def _model(model: ServedModel | ServedEmbedder, name: str) -> dict[str, Any]:
+def _model(listed: Listed) -> dict[str, Any]:
+    model = listed.model
+    return {
+        "id": listed.name,
+        "object": "model",
+        "created": int(listed.tenant.known_at if model is None else model.loaded_at),
+        "owned_by": "cllm",
+        "status": {"value": listed.tenant.state.value},
+        **({} if model is None else {"meta": _meta(model)}),
+    }
+
+
+def _meta(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
     info = model.info
     n_ctx = model.n_ctx if isinstance(model, ServedModel) else model.n_tokens_max
     return {
-        "id": name,
-        "object": "model",
-        "created": int(model.loaded_at),
-        "owned_by": "cllm",
-        "meta": {
-            "architecture": info.architecture,
-            "quantization": info.quantization,
-            "n_params": info.n_params,
-            "size": info.size_bytes,
-            "n_ctx_train": info.n_ctx_train,
-            "n_ctx": n_ctx,
-            "n_embd": info.n_embd,
-            "n_vocab": model.vocabulary.n_tokens,
-        },
+        "architecture": info.architecture,
+        "quantization": info.quantization,
+        "n_params": info.n_params,
+        "size": info.size_bytes,
+        "n_ctx_train": info.n_ctx_train,
+        "n_ctx": n_ctx,
+        "n_embd": info.n_embd,
+        "n_vocab": model.vocabulary.n_tokens,
     }

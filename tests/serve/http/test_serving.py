@@ -66,7 +66,7 @@ def served(monkeypatch):
 
 async def ask(server: server_module.Server, app: App) -> trio.SocketStream:
     """A client that has asked, and reads when it likes."""
-    await server._life.ready.wait()
+    await server._keeper.ready.wait()
     await server._listening.wait()
     client = await trio.open_tcp_stream("127.0.0.1", int(server._url.rpartition(":")[2]))
     await client.send_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
@@ -86,7 +86,7 @@ async def test_after_a_drain_a_client_that_reads_slowly_gets_all_of_its_answer(s
             nursery.start_soon(run)
             client = await ask(server, app)
             os.kill(os.getpid(), signal.SIGTERM)
-            await until(lambda: server._life.engine.phase is EnginePhase.STOPPED)
+            await until(lambda: server._keeper.house.first.engine.phase is EnginePhase.STOPPED)
             await trio.testing.wait_all_tasks_blocked(0.01)
             received = b"".join([data async for data in client])
             await client.aclose()
@@ -100,7 +100,7 @@ async def test_when_the_engine_dies_a_client_that_never_reads_does_not_hold_the_
     codes = []
 
     async def run_until_death() -> None:
-        server._life.ready.set()
+        server._keeper.ready.set()
         await die.wait()
         raise ModelDied("the device is gone")
 
@@ -110,7 +110,7 @@ async def test_when_the_engine_dies_a_client_that_never_reads_does_not_hold_the_
     async def announce() -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(server._life, "run", run_until_death)
+    monkeypatch.setattr(server._keeper, "run", run_until_death)
     monkeypatch.setattr(server, "_announce", announce)
     with trio.fail_after(10.0):
         async with trio.open_nursery() as nursery:

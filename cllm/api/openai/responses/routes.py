@@ -73,7 +73,7 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, store: ResponseStore, body: CreateRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
-    model = context.served(body.model)
+    model = await context.served(body.model)
     requests.refuse_unserved(body)
     body.max_tokens = body.max_output_tokens or body.max_tokens
     asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)

@@ -1,0 +1,256 @@
+"""The models of a server as the API sees them: what each is called, how it stands, and a hold on one for as long as it is used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from enum import Enum
+
+import trio
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from cllm.config import Settings, names_of
+from cllm.engine.scheduler import SequenceView
+from cllm.errors import NotFound, NotSupported, Unavailable
+from cllm.serve.engine import Engine, EnginePhase, Health, new_engine
+from cllm.serve.records import Record
+
+RETRY_AFTER_S = 5.0  # for whoever came while a model was loaded or unloaded for longer than a request waits
+FAILED_FOR_S = 30.0  # a model that could not be loaded is tried again after this time, not at every request
+
+
+class State(Enum):
+    """How a model stands; the words are llama-server's."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"  # finishes what it has
+    FAILED = "failed"  # could not be loaded
+
+
+class Tenant:
+    """A model that requests may name, loaded or not. Its engine is another one each time that it is loaded."""
+
+    def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
+        self.settings = settings
+        self.engine = engine if engine is not None else new_engine(settings)
+        self.state = State.LOADING if engine is None or engine.phase is EnginePhase.LOADING else State.LOADED
+        self.n_users = 0  # holds on it
+        self.waiting: list[Hold] = []  # for it to be loaded
+        self.used_at = 0.0  # Trio's clock
+        self.n_bytes = 0  # what it takes, or would take, as far as it is known
+        self.known_at = time.time()
+        self.failed_at = 0.0
+        self._changed = trio.Event()
+
+    @property
+    def name(self) -> str:
+        """What it is called first of all."""
+        return self.aliases[0]
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """All names that a request may use for its text."""
+        return self.engine.model.aliases if self.state is State.LOADED else names_of(self.settings)
+
+    @property
+    def embedding_aliases(self) -> tuple[str, ...]:
+        """All names that a request may use for its vectors, as far as they are known before it is loaded."""
+        embedder = self.engine.embedder if self.state is State.LOADED else None
+        return (*self.aliases, *self.settings.embedding_alias) if embedder is None else embedder.aliases
+
+    def become(self, state: State) -> None:
+        """Change the state. Who waited for the model has a hold on it from the moment that it is loaded."""
+        self.state = state
+        if state in (State.LOADED, State.FAILED):
+            self.settle()
+        self.tell()
+
+    def settle(self) -> None:
+        """Let nobody wait any longer: those who wait get their hold if the model is loaded, and otherwise none."""
+        waiting, self.waiting = self.waiting, []
+        for hold in waiting:
+            hold.settle(granted=self.state is State.LOADED)
+
+    def tell(self) -> None:
+        """Wake who waits for a change."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until `holds` after one of its changes; not at all if it holds now."""
+        while not holds():
+            await self._changed.wait()
+
+
+class Hold:
+    """Keeps a model from being unloaded until `release`; before it is granted, it stands for the wish to have it loaded."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.is_granted = False
+        self.settled = trio.Event()
+
+    def settle(self, *, granted: bool) -> None:
+        """Say whether the model is there."""
+        self.settled.set()
+        if granted:
+            self.is_granted = True
+            self.tenant.n_users += 1
+            self.tenant.used_at = trio.current_time()
+
+    def release(self) -> None:
+        """Give it up. May be called again."""
+        if self in self.tenant.waiting:
+            self.tenant.waiting.remove(self)
+        if self.is_granted:
+            self.is_granted = False
+            self.tenant.n_users -= 1
+            self.tenant.used_at = trio.current_time()
+            self.tenant.tell()
+
+
+class House:
+    """All models of a process; the first is meant where a request names none. To be called from the Trio thread."""
+
+    def __init__(self, tenants: Sequence[Tenant], *, load_wait_s: float = 0.0) -> None:
+        self.tenants = tuple(tenants)
+        self.first = self.tenants[0]
+        self.registry = CollectorRegistry()
+        self.registry.register(_EnginesCollector(self))
+        self.is_open = False  # all that is loaded at the start is loaded
+        self.is_draining = False
+        self.wanted: Callable[[Tenant], None] = _nobody_loads
+        self.unload: Callable[[Tenant], Awaitable[None]] = _nobody_unloads
+        self._load_wait_s = load_wait_s
+
+    @classmethod
+    def of(cls, engine: Engine, settings: Settings) -> House:
+        """A house with one model that somebody else loads and runs."""
+        return cls([Tenant(settings, engine)])
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several models."""
+        return len(self.tenants) > 1
+
+    def find(self, name: str | None) -> Tenant:
+        """The model of that name; the first for no name. Raises: NotFound."""
+        if not name:
+            return self.first
+        found = self.lookup(name)
+        if found is None:
+            known = ", ".join([alias for tenant in self.tenants for alias in tenant.aliases])
+            raise NotFound(f"there is no model {name[:200]!r} here, only {known}", param="model", code="model_not_found")
+        return found
+
+    def lookup(self, name: str) -> Tenant | None:
+        """The model of that name, if there is one."""
+        return next((tenant for tenant in self.tenants if name in tenant.aliases), None)
+
+    def find_embedder(self, name: str | None) -> Tenant:
+        """The model that gives vectors under that name; for no name the first that gives some. Raises: NotFound."""
+        giving = [tenant for tenant in self.tenants if tenant.engine.embedder is not None]
+        if not name:
+            return giving[0] if giving else self.first
+        for tenant in (*giving, *self.tenants):
+            if name in tenant.embedding_aliases:
+                return tenant
+        if not giving:
+            return self.first  # says that it gives none
+        known = ", ".join([alias for tenant in giving for alias in tenant.embedding_aliases])
+        raise NotFound(f"there is no model {name[:200]!r} for embeddings here, only {known}", param="model", code="model_not_found")
+
+    async def hold(self, tenant: Tenant) -> Hold:
+        """A hold on a model, which is loaded for that and waited for. Returns at once if it is there; the caller releases it.
+
+        Raises: Unavailable while the server starts or drains, when it takes longer than a request waits, or cannot be loaded.
+        """
+        hold = Hold(tenant)
+        if tenant.state is State.LOADED:
+            hold.settle(granted=True)
+        else:
+            await self._wait_loaded(hold)
+        return hold
+
+    async def _wait_loaded(self, hold: Hold) -> None:
+        tenant = hold.tenant
+        if self.is_draining or not self.is_open:
+            tenant.engine.check_ready()  # says how far it is, or that it drains
+        self._check_worth(tenant)
+        tenant.waiting.append(hold)
+        try:
+            self.wanted(tenant)
+            with trio.move_on_after(self._load_wait_s):
+                await hold.settled.wait()
+            self._check_worth(tenant)
+            if not hold.is_granted:
+                progress = round(tenant.engine.progress, 3)
+                raise Unavailable(f"{tenant.name} is being loaded", retry_after_s=RETRY_AFTER_S, code="loading", progress=progress)
+        except BaseException:
+            hold.release()
+            raise
+
+    def _check_worth(self, tenant: Tenant) -> None:
+        left_s = tenant.failed_at + FAILED_FOR_S - trio.current_time()
+        if tenant.state is State.FAILED and left_s > 0:
+            raise Unavailable(f"{tenant.name} could not be loaded; the server's log says why", retry_after_s=left_s, code="load_failed")
+        if self.is_draining and tenant.state is not State.LOADED:
+            raise Unavailable("the server is draining", retry_after_s=RETRY_AFTER_S, code="draining")
+
+    # --- all of them together -----------------------------------------------------------------------------------------
+
+    def engines(self) -> list[Engine]:
+        """The engines of the models that are loaded."""
+        return [tenant.engine for tenant in self.tenants if tenant.state in (State.LOADED, State.UNLOADING)]
+
+    def sequences(self) -> list[SequenceView]:
+        """The sequences under way, of all models."""
+        return [view for engine in self.engines() for view in engine.sequences()]
+
+    def record(self, request_id: str, key: str) -> Record | None:
+        """What is known of a request that `key` made."""
+        found = (tenant.engine.records.find(request_id, key) for tenant in self.tenants)
+        return next((record for record in found if record is not None), None)
+
+    def health(self) -> Health:
+        """Whether every model makes progress."""
+        states = [tenant.engine.health() for tenant in self.tenants]
+        return next((state for state in states if not state.ok), states[0])
+
+    def check_ready(self) -> None:
+        """Raises: Unavailable unless a request would be taken: by the first model, or, where that is not loaded now, by its load."""
+        if self.is_open and not self.is_draining and self.first.state is not State.LOADED:
+            return
+        for tenant in (self.first,) if self.is_open else self.tenants:
+            if tenant.state is not State.UNLOADED:
+                tenant.engine.check_ready()
+
+
+async def _nobody_unloads(tenant: Tenant) -> None:
+    raise NotSupported(f"{tenant.name} cannot be unloaded here")
+
+
+def _nobody_loads(tenant: Tenant) -> None:
+    tenant.engine.check_ready()
+
+
+class _EnginesCollector(Collector):
+    """What every engine counts; where there are several models, each sample says of which it is."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def collect(self) -> Iterator[Metric]:
+        if not self._house.is_shared:
+            yield from self._house.first.engine.metrics.registry.collect()
+            return
+        merged: dict[str, Metric] = {}
+        for tenant in self._house.tenants:
+            for metric in tenant.engine.metrics.registry.collect():
+                into = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                into.samples += [one._replace(labels={**one.labels, "model": tenant.name}) for one in metric.samples]
+        yield from merged.values()

@@ -1,0 +1,204 @@
+"""The life of all models of a process: loaded at the start and on demand, unloaded to make room, drained and ended together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+import trio
+
+from cllm import hub
+from cllm.config import Settings, settings_of_models
+from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed
+from cllm.serve.engine import new_engine
+from cllm.serve.house import House, State, Tenant
+from cllm.serve.http.requests import leaves
+from cllm.serve.lifecycle import EngineLife
+from cllm.serve.modelthread import ModelThread, open_model_thread
+from cllm.serve.progress import Progress
+
+log = structlog.get_logger("cllm.models")
+
+MakeProgress = Callable[[str], Progress]
+
+
+class Housekeeper:
+    """Loads and runs the models that `house` shows to the API. One task runs `run`; the others call what they need.
+
+    One load goes on at a time, in the order in which models were asked for. What has to make room answers first what it was asked.
+    """
+
+    def __init__(self, settings: Settings, make_progress: MakeProgress) -> None:
+        self.house = House([Tenant(each) for each in settings_of_models(settings)], load_wait_s=settings.load_wait_s)
+        self.house.wanted = self._want
+        self.house.unload = self.unload
+        self.ready = trio.Event()  # all that is loaded at the start is loaded
+        self._n_bytes_max = math.inf if settings.models_memory_mb is None else settings.models_memory_mb << 20
+        self._make_progress = make_progress
+        self._progress: Progress | None = None
+        self._lives: dict[Tenant, EngineLife] = {}
+        self._wanted: list[Tenant] = []
+        self._work = trio.Event()
+        self._loading = trio.CancelScope()
+        self._thread: ModelThread
+        self._nursery: trio.Nursery
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Load what there is room for, then work until drained.
+
+        Raises: what the first loads raise, ModelDied, or what is our own mistake. Every model is closed.
+        """
+        try:
+            async with open_model_thread() as self._thread:
+                with _alone():
+                    async with trio.open_nursery() as self._nursery:
+                        with self._loading:
+                            await self._load_first()
+                            await self._load_on_demand()
+        finally:
+            for tenant in self.house.tenants:
+                tenant.engine.stopped()
+
+    def drain(self) -> None:
+        """Accept nothing more; `run` returns when the running sequences have ended. Loads under way are given up."""
+        self.house.is_draining = True
+        self._loading.cancel()
+        for tenant in self.house.tenants:
+            tenant.engine.drain()
+            tenant.settle()
+            tenant.tell()
+        for life in self._lives.values():
+            life.drain()
+
+    async def finish(self, grace_s: float) -> None:
+        """Drain, and end with an error what has not ended by itself after `grace_s`."""
+        self.drain()
+        async with trio.open_nursery() as nursery:
+            for life in list(self._lives.values()):
+                nursery.start_soon(life.finish, grace_s)
+
+    async def wait_kept(self) -> None:
+        """After `drain`, wait until what is cached is on disk, or the time for that is over."""
+        async with trio.open_nursery() as nursery:
+            for life in list(self._lives.values()):
+                nursery.start_soon(life.wait_kept)
+
+    def stop_progress(self) -> None:
+        """Show no load any more."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    async def unload(self, tenant: Tenant) -> None:
+        """Let a model answer what it was asked, and give its memory back. Returns when it has; at once if it is not loaded."""
+        await tenant.until(lambda: tenant.state is not State.LOADING)
+        life = self._lives.get(tenant)
+        if life is None:
+            return
+        if tenant.state is State.LOADED:
+            log.info("unload", model=tenant.name, n_users=tenant.n_users)
+            tenant.become(State.UNLOADING)
+            self._nursery.start_soon(self._drain, tenant, life)  # whoever asked may lose patience; what is begun is done
+        await tenant.until(lambda: self._lives.get(tenant) is not life)
+
+    async def _drain(self, tenant: Tenant, life: EngineLife) -> None:
+        await tenant.until(lambda: not tenant.n_users or self.house.is_draining)
+        life.drain()
+
+    # --- loading ------------------------------------------------------------------------------------------------------
+
+    def _want(self, tenant: Tenant) -> None:
+        if tenant not in self._wanted:
+            self._wanted.append(tenant)
+            self._work.set()
+
+    async def _load_first(self) -> None:
+        """Load the models in order as far as there is room, the first in any case."""
+        for tenant in self.house.tenants:
+            tenant.n_bytes = 0 if tenant.settings.model is None else hub.size_of(tenant.settings.model)
+            if tenant is not self.house.first and self._n_bytes_loaded() + tenant.n_bytes > self._n_bytes_max:
+                tenant.become(State.UNLOADED)
+                continue
+            await self._load(tenant)
+            if tenant is not self.house.first and self._n_bytes_loaded() > self._n_bytes_max:  # it takes more than its file's size
+                await self.unload(tenant)
+        self.house.is_open = True
+        self.ready.set()
+
+    async def _load_on_demand(self) -> None:
+        while True:
+            while self._wanted:
+                tenant = self._wanted[0]
+                if tenant.state is State.UNLOADING:
+                    await self.unload(tenant)
+                if tenant.state is not State.LOADED:
+                    await self._make_room(tenant)
+                    await self._load(tenant)
+                    await self._make_room(tenant)  # for its cells, too
+                self._wanted.remove(tenant)
+            self._work = trio.Event()
+            await self._work.wait()
+
+    async def _load(self, tenant: Tenant) -> None:
+        tenant.become(State.LOADING)
+        self._progress = self._make_progress(tenant.settings.model or "the default model")
+        life = self._lives[tenant] = EngineLife(
+            tenant.settings, self._progress, tenant.engine, lambda n_bytes: self._moved_in(tenant, n_bytes)
+        )
+        self._nursery.start_soon(self._live, tenant, life)
+        await tenant.until(lambda: tenant.state is not State.LOADING)
+
+    async def _live(self, tenant: Tenant, life: EngineLife) -> None:
+        is_failed = False
+        try:
+            await life.run_on(self._thread, beside_others=len(self._lives) > 1)
+        except LoadAborted:  # told to stop while loading
+            pass
+        except (BackendUnavailable, LoadFailed) as error:
+            if not self.house.is_open:  # at the start somebody looks on
+                raise
+            log.error("load.failed", model=tenant.name, why=str(error))
+            is_failed = True
+        finally:
+            self._moved_out(tenant, is_failed=is_failed)
+
+    def _moved_in(self, tenant: Tenant, n_bytes: int) -> None:
+        tenant.n_bytes = n_bytes
+        tenant.used_at = trio.current_time()
+        tenant.become(State.LOADED)
+
+    def _moved_out(self, tenant: Tenant, *, is_failed: bool) -> None:
+        """The life of a model is over; unless the process ends too, it may be loaded again."""
+        del self._lives[tenant]
+        if not self.house.is_draining:
+            tenant.engine = new_engine(tenant.settings)
+            tenant.failed_at = trio.current_time()
+            tenant.become(State.FAILED if is_failed else State.UNLOADED)
+
+    # --- room ---------------------------------------------------------------------------------------------------------
+
+    def _n_bytes_loaded(self) -> int:
+        return sum(tenant.n_bytes for tenant in self._lives)
+
+    async def _make_room(self, tenant: Tenant) -> None:
+        """Unload others, the least recently used first, until `tenant` fits or is alone."""
+        while True:
+            others = [other for other in self._lives if other is not tenant]
+            if not others or sum(other.n_bytes for other in others) + tenant.n_bytes <= self._n_bytes_max:
+                return
+            await self.unload(min(others, key=lambda other: (other.n_users > 0, other.used_at)))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """An exception that comes alone comes as it would without a nursery; of several the first."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        reasons = [error for error in leaves(group) if not isinstance(error, trio.Cancelled)]
+        if not reasons:
+            raise
+        raise reasons[0] from None

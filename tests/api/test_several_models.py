@@ -1,0 +1,148 @@
+"""Several models behind one server: the request's `model` chooses, on every surface, and what is listed says how each stands."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from cllm.api.app import create_app
+from cllm.backend import ModelSpec, OnProgress, StepModel
+from cllm.config import Settings
+from cllm.serve.housekeeping import Housekeeper
+from cllm.serve.progress import LogProgress
+from cllm.testing.fake import FakeBackend, FakeModel
+from cllm.testing.fake_embedder import FakeEmbedder
+from tests.api.conftest import TEST_S, Api
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+OPENAI = ("error", "code"), "model_not_found"
+ASKING: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/completions": {"prompt": "x", "max_tokens": 2},
+    "/v1/responses": {"input": "x", "max_output_tokens": 2},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/v1/embeddings": {"input": "x"},
+    "/v1/rerank": {"query": "x", "documents": ["x"]},
+    "/api/chat": {"messages": MESSAGES, "stream": False, "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "x", "stream": False, "options": {"num_predict": 2}},
+    "/api/embed": {"input": "x"},
+    "/tokenize": {"content": "x"},
+    "/detokenize": {"tokens": [100]},
+    "/apply-template": {"messages": MESSAGES},
+}
+
+
+class Model(FakeModel):
+    """Takes 100 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = attrs.evolve(self.info, size_bytes=100 << 20)
+
+    def make_embedder(self, spec: ModelSpec) -> FakeEmbedder:
+        return FakeEmbedder()
+
+
+class Backend(FakeBackend):
+    """Gives them by any name."""
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        return Model()
+
+
+@pytest.fixture
+def serve_several(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Serve fake models by name, `a` first."""
+
+    @asynccontextmanager
+    async def serve_several(*names: str, **settings: Any) -> AsyncIterator[Api]:
+        monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", Backend()))
+        monkeypatch.setattr("cllm.hub.size_of", lambda _model: 100 << 20)
+        chosen = Settings(names[0], names[1:], calibrate="off", embeddings=True, **settings)
+        keeper = Housekeeper(chosen, LogProgress)
+        with trio.fail_after(TEST_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keeper.run)
+                await keeper.ready.wait()
+                yield Api(create_app(keeper.house, chosen), None)
+                keeper.drain()
+
+    return serve_several
+
+
+async def test_the_model_of_a_request_chooses_on_every_surface_and_an_unknown_one_is_404_naming_the_known(serve_several: Any) -> None:
+    async with serve_several("a", "b") as api:
+        for path, body in ASKING.items():
+            for name in ("a", "b"):
+                answer = await api.post(path, {"model": name, **body})
+                assert answer.status == 200, (path, answer.body)
+                assert answer.json.get("model", name) == name, path
+            unknown = await api.post(path, {"model": "c", **body})
+            assert unknown.status == 404, path
+            error = unknown.error if isinstance(unknown.error, str) else unknown.error["message"]
+            assert "only a, b" in error, path
+            if isinstance(unknown.error, dict) and not path.startswith("/v1/messages"):
+                assert unknown.error["type"] == "not_found_error"
+
+
+async def test_without_a_name_the_first_answers(serve_several: Any) -> None:
+    async with serve_several("a", "b") as api:
+        assert (await api.chat()).json["model"] == "a"
+        assert (await api.chat(stream=True)).chunks[0]["model"] == "a"
+
+
+async def test_the_list_says_how_each_stands_and_asking_loads(serve_several: Any) -> None:
+    async with serve_several("a", "b", models_memory_mb=100, alias=("b=other",)) as api:
+        before = (await api.get("/v1/models")).json["data"]
+        assert [(one["id"], one["status"]["value"], "meta" in one) for one in before] == [
+            ("a", "loaded", True),
+            ("other", "unloaded", False),
+        ]
+        assert (await api.get("/v1/models/other")).json["status"]["value"] == "unloaded"
+        assert [one["name"] for one in (await api.get("/api/tags")).json["models"]] == ["a:latest", "other:latest"]
+        assert (await api.chat(model="other")).json["model"] == "other"
+        after = (await api.get("/v1/models")).json["data"]
+        assert [one["status"]["value"] for one in after] == ["unloaded", "loaded"]
+        assert [one["name"] for one in (await api.get("/api/ps")).json["models"]] == ["other:latest"]
+        health, ready = await api.get("/health"), await api.get("/ready")
+    assert (health.status, ready.status) == (200, 200)
+
+
+async def test_counters_say_of_which_model_they_are(serve_several: Any) -> None:
+    async with serve_several("a", "b") as api:
+        await api.chat(model="b")
+        families = list(text_string_to_metric_families((await api.get("/metrics")).body.decode()))
+    (ended,) = [family for family in families if family.name == "cllm_sequences_submitted"]
+    assert {sample.labels["model"]: sample.value for sample in ended.samples} == {"a": 0.0, "b": 1.0}
+    assert len({family.name for family in families}) == len(families)
+
+
+async def test_a_request_is_found_whichever_model_it_asked(serve_several: Any) -> None:
+    async with serve_several("a", "b") as api:
+        answer = await api.chat(model="b")
+        found = await api.get("/v1/requests/" + answer.headers["x-request-id"])
+    assert found.status == 200
+
+
+async def test_models_are_loaded_and_unloaded_where_the_operator_allows_it(serve_several: Any) -> None:
+    async with serve_several("a", "b", enable_admin=True) as api:
+        unloaded = await api.post("/models/unload", {"model": "b"})
+        assert (unloaded.status, unloaded.json) == (200, {"success": True, "model": "b", "status": {"value": "unloaded"}})
+        loaded = await api.post("/models/load", {"model": "b"})
+        assert (loaded.status, loaded.json["status"]) == (200, {"value": "loaded"})
+        assert (await api.post("/models/load", {"model": "c"})).status == 404
+
+
+async def test_nobody_unloads_a_model_otherwise(serve_several: Any) -> None:
+    async with serve_several("a", "b") as api:
+        refused = await api.post("/models/unload", {"model": "b"})
+        assert (refused.status, refused.error["type"]) == (403, "permission_error")
+    async with serve_several("a", "b", enable_admin=True, api_key=("secret",)) as api:
+        assert (await api.post("/models/unload", {"model": "b"})).status == 401

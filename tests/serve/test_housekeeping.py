@@ -1,0 +1,337 @@
+"""Several models in one process: loaded at the start and on demand, unloaded to make room, and what becomes of who uses them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeAlias
+
+import attrs
+import pytest
+import trio
+
+from cllm.backend import Batch, ModelSpec, OnProgress, StepModel
+from cllm.config import Settings
+from cllm.errors import LoadAborted, LoadFailed, ModelDied, NotFound, Unavailable
+from cllm.serve.house import Hold, House, State, Tenant
+from cllm.serve.housekeeping import Housekeeper
+from cllm.testing.fake import FakeBackend, FakeModel
+from tests.serve.conftest import TEST_S, make_spec, read_all, text_alone, until
+
+SIZE = 100 << 20  # of every model here
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(TEST_S)
+
+
+class Quiet:
+    """A Progress that says nothing."""
+
+    def update(self, share: float) -> None:
+        pass
+
+    def done(self, model: object) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class Sized(FakeModel):
+    """Takes 100 MiB."""
+
+    def __init__(self, before_step: Callable[[Batch], None] | None) -> None:
+        super().__init__(before_step=before_step)
+        self.info = attrs.evolve(self.info, size_bytes=SIZE)
+        self.n_closed = 0
+
+    def close(self) -> None:
+        self.n_closed += 1
+
+
+class Backend(FakeBackend):
+    """Gives models of 100 MiB by any name, and knows what was loaded in which order."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, Sized]] = []
+        self.failing: set[str] = set()
+        self.during_load: Callable[[str], None] = lambda name: None
+        self.before_step: Callable[[str, Batch], None] = lambda name, batch: None
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.loaded]
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        self.during_load(spec.path)
+        if spec.path in self.failing:
+            raise LoadFailed(f"{spec.path} is no model")
+        if not on_progress(0.5):
+            raise LoadAborted("told to stop")
+        model = Sized(lambda batch: self.before_step(spec.path, batch))
+        self.loaded.append((spec.path, model))
+        return model
+
+
+@attrs.frozen
+class Kept:
+    """A keeper under test."""
+
+    keeper: Housekeeper
+    backend: Backend
+    ends: list[BaseException | None]
+
+    @property
+    def house(self) -> House:
+        return self.keeper.house
+
+    def tenant(self, name: str) -> Tenant:
+        return self.house.find(name)
+
+    def states(self) -> str:
+        return " ".join([tenant.state.value for tenant in self.house.tenants])
+
+    async def ask(self, name: str, n_tokens: int = 8) -> str:
+        """What the model of that name answers."""
+        hold = await self.house.hold(self.tenant(name))
+        try:
+            (answer,) = await read_all(hold.tenant.engine.open([make_spec(n_tokens=n_tokens)]))
+            return answer.text
+        finally:
+            hold.release()
+
+
+Keep: TypeAlias = Callable[..., AbstractAsyncContextManager[Kept]]
+
+
+@pytest.fixture
+def keep(monkeypatch: pytest.MonkeyPatch) -> Keep:
+    """Run a keeper of fake models by name; on leaving it is drained, and must end within a bound."""
+
+    @asynccontextmanager
+    async def keep(
+        *names: str, backend: Backend | None = None, drains: bool = True, n_file_bytes: int = SIZE, **settings: Any
+    ) -> AsyncIterator[Kept]:
+        backend = backend or Backend()
+        monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", backend))
+        monkeypatch.setattr("cllm.hub.size_of", lambda _model: n_file_bytes)
+        kept = Kept(Housekeeper(Settings(names[0], names[1:], calibrate="off", **settings), lambda _name: Quiet()), backend, [])
+
+        async def run() -> None:
+            try:
+                await kept.keeper.run()
+            except Exception as error:
+                kept.ends.append(error)
+            else:
+                kept.ends.append(None)
+
+        with trio.fail_after(TEST_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run)
+                if drains:
+                    await kept.keeper.ready.wait()
+                yield kept
+                if drains:
+                    kept.keeper.drain()
+
+    return keep
+
+
+async def test_without_a_limit_all_are_loaded_in_order_and_each_answers(keep: Keep) -> None:
+    async with keep("a", "b", "c") as kept:
+        assert kept.states() == "loaded loaded loaded"
+        assert kept.backend.names == ["a", "b", "c"]
+        assert [await kept.ask(name) for name in "abc"] == [text_alone("once upon a time", 8)] * 3
+        assert kept.house.first.name == "a"
+    assert kept.ends == [None]
+    assert [model.n_closed for _, model in kept.backend.loaded] == [1, 1, 1]
+    assert not kept.house.health().ok
+
+
+async def test_models_that_share_the_thread_take_turns_step_by_step(keep: Keep) -> None:
+    steps: list[str] = []
+    backend = Backend()
+    backend.before_step = lambda name, batch: steps.append(name)
+    async with keep("a", "b", backend=backend) as kept, trio.open_nursery() as nursery:
+        nursery.start_soon(kept.ask, "a", 50)
+        nursery.start_soon(kept.ask, "b", 50)
+    begun = steps.index("b") if steps[0] == "a" else steps.index("a")
+    both = steps[begun : begun + 40]
+    assert abs(both.count("a") - both.count("b")) <= 2, steps
+
+
+async def test_an_unknown_name_is_told_which_there_are(keep: Keep) -> None:
+    async with keep("a", "b", alias=("first", "b=second")) as kept:
+        with pytest.raises(NotFound, match="only first, second"):
+            kept.house.find("third")
+
+
+async def test_what_has_no_room_is_loaded_on_demand_and_the_least_recently_used_makes_room(keep: Keep) -> None:
+    async with keep("a", "b", "c", models_memory_mb=200) as kept:
+        for name in "ab":
+            await kept.ask(name)
+        text = await kept.ask("c")
+        assert text == text_alone("once upon a time", 8)
+        assert kept.states() == "unloaded loaded loaded"
+        await kept.ask("b")
+        await kept.ask("a")
+        assert kept.states() == "loaded loaded unloaded"
+    assert kept.ends == [None]
+
+
+async def test_what_takes_more_than_its_file_said_does_not_stay_at_the_start(keep: Keep) -> None:
+    async with keep("a", "b", models_memory_mb=199, n_file_bytes=0) as kept:
+        assert kept.states() == "loaded unloaded"
+        await kept.ask("b")
+        assert kept.states() == "unloaded loaded"
+
+
+async def test_a_model_that_makes_room_answers_first_what_it_was_asked(keep: Keep) -> None:
+    go_on, computing = threading.Event(), threading.Event()
+
+    def before_step(name: str, batch: Batch) -> None:
+        if name == "a":
+            computing.set()
+            assert go_on.wait(TEST_S)
+
+    backend = Backend()
+    backend.before_step = before_step
+    texts: dict[str, str] = {}
+    async with keep("a", "b", models_memory_mb=100, backend=backend) as kept, trio.open_nursery() as nursery:
+
+        async def ask(name: str) -> None:
+            texts[name] = await kept.ask(name)
+
+        nursery.start_soon(ask, "a")
+        await until(computing.is_set)
+        nursery.start_soon(ask, "b")
+        await until(lambda: kept.tenant("a").state is State.UNLOADING)
+        assert "b" not in kept.backend.names
+        go_on.set()
+    assert texts == dict.fromkeys("ab", text_alone("once upon a time", 8))
+
+
+async def test_two_models_that_take_turns_in_the_room_of_one_both_answer(keep: Keep) -> None:
+    texts: list[str] = []
+    async with keep("a", "b", models_memory_mb=100) as kept, trio.open_nursery() as nursery:
+
+        async def ask(name: str) -> None:
+            texts.append(await kept.ask(name))
+
+        for _ in range(5):
+            nursery.start_soon(ask, "a")
+            nursery.start_soon(ask, "b")
+    assert texts == [text_alone("once upon a time", 8)] * 10
+    assert all(tenant.n_users == 0 and not tenant.waiting for tenant in kept.house.tenants)
+
+
+async def test_who_waits_for_a_load_longer_than_it_may_is_told_to_come_back(keep: Keep) -> None:
+    go_on = threading.Event()
+    backend = Backend()
+    backend.during_load = lambda name: None if name == "a" else wait_for(go_on)
+    async with keep("a", "b", models_memory_mb=100, load_wait_s=0.0, backend=backend) as kept:
+        with pytest.raises(Unavailable) as caught:
+            await kept.ask("b")
+        assert (caught.value.code, caught.value.retry_after_s) == ("loading", 5.0)
+        assert not kept.tenant("b").waiting
+        go_on.set()
+        await until(lambda: kept.tenant("b").state is State.LOADED)
+        await kept.ask("b")
+
+
+async def test_a_load_on_demand_that_fails_is_the_requests_misfortune_and_not_tried_at_once_again(keep: Keep) -> None:
+    backend = Backend()
+    backend.failing.add("b")
+    async with keep("a", "b", models_memory_mb=100, backend=backend) as kept:
+        for _ in range(2):
+            with pytest.raises(Unavailable) as caught:
+                await kept.ask("b")
+            assert caught.value.code == "load_failed"
+        assert backend.names == ["a"]
+        assert await kept.ask("a") == text_alone("once upon a time", 8)
+        backend.failing.clear()
+        kept.tenant("b").failed_at = -1000.0
+        assert await kept.ask("b") == text_alone("once upon a time", 8)
+
+
+async def test_a_load_that_fails_at_the_start_ends_the_process(keep: Keep) -> None:
+    backend = Backend()
+    backend.failing.add("b")
+    async with keep("a", "b", backend=backend, drains=False) as kept:
+        pass
+    assert [type(end) for end in kept.ends] == [LoadFailed]
+    assert [model.n_closed for _, model in backend.loaded] == [1]
+
+
+async def test_a_model_that_dies_ends_all(keep: Keep) -> None:
+    def die(name: str, batch: Batch) -> None:
+        raise ModelDied("gone")
+
+    backend = Backend()
+    async with keep("a", "b", backend=backend, drains=False) as kept:
+        await kept.keeper.ready.wait()
+        backend.before_step = die
+        await kept.ask("b")
+    assert [type(end) for end in kept.ends] == [ModelDied]
+    assert [model.n_closed for _, model in backend.loaded] == [1, 1]
+
+
+async def test_a_model_may_be_unloaded_and_is_loaded_again_when_asked(keep: Keep) -> None:
+    async with keep("a", "b") as kept:
+        await kept.keeper.unload(kept.tenant("b"))
+        assert kept.states() == "loaded unloaded"
+        assert kept.backend.loaded[1][1].n_closed == 1
+        assert kept.house.health().ok
+        assert await kept.ask("b") == text_alone("once upon a time", 8)
+        await kept.keeper.unload(kept.tenant("a"))
+        kept.house.check_ready()  # a request would have it loaded
+    assert kept.backend.names == ["a", "b", "b"]
+
+
+async def test_a_hold_that_is_given_up_while_it_waits_leaves_nothing(keep: Keep) -> None:
+    async with keep("a", "b", models_memory_mb=100) as kept:
+        held = await kept.house.hold(kept.tenant("a"))
+        with trio.move_on_after(0.01):
+            await kept.ask("b")
+        assert not kept.tenant("b").waiting
+        held.release()
+        held.release()
+        assert kept.tenant("a").n_users == 0
+        await until(lambda: kept.tenant("b").state is State.LOADED)
+        assert kept.tenant("b").n_users == 0
+
+
+async def test_draining_lets_every_model_end_what_it_has_and_turns_away_who_waits_for_a_load(keep: Keep) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def during_load(name: str) -> None:
+        if name == "c":
+            begun.set()
+            assert go_on.wait(TEST_S)
+
+    backend = Backend()
+    backend.during_load = during_load
+    errors: list[Unavailable] = []
+    async with keep("a", "b", "c", models_memory_mb=299, backend=backend) as kept:
+        held: list[Hold] = [await kept.house.hold(kept.tenant(name)) for name in "ab"]
+        kept.tenant("c").n_bytes = 0  # so that nobody has to make room
+        streams = [hold.tenant.engine.open([make_spec(n_tokens=20)]) for hold in held]
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                try:
+                    await kept.ask("c")
+                except Unavailable as error:
+                    errors.append(error)
+
+            nursery.start_soon(ask)
+            await until(begun.is_set)
+            kept.keeper.drain()
+            go_on.set()
+        for stream in streams:
+            (answer,) = await read_all(stream)
+            assert len(answer.tokens) == 20
+    assert [error.code for error in errors] == ["draining"]
+    assert kept.ends == [None]
