@@ -6,9 +6,9 @@ import pytest
 
 from cllm import demo
 from cllm.backend import ModelSpec, OnProgress, StepModel
-from cllm.config import Settings
+from cllm.config import DEMO_NAME, Settings
 from cllm.errors import LoadFailed
-from cllm.serve.loading import DEMO_NAME, load
+from cllm.serve.loading import load
 from cllm.testing.fake import FakeBackend
 
 
