@@ -163,7 +163,8 @@ class Housekeeper:
             log.error("load.failed", model=tenant.name, why=str(error))
             is_failed = True
         finally:
-            self._moved_out(tenant, is_failed=is_failed)
+            del self._lives[tenant]
+        self._moved_out(tenant, is_failed=is_failed)
 
     def _moved_in(self, tenant: Tenant, n_bytes: int) -> None:
         tenant.n_bytes = n_bytes
@@ -172,11 +173,11 @@ class Housekeeper:
 
     def _moved_out(self, tenant: Tenant, *, is_failed: bool) -> None:
         """The life of a model is over; unless the process ends too, it may be loaded again."""
-        del self._lives[tenant]
         if not self.house.is_draining:
             tenant.engine = new_engine(tenant.settings)
             tenant.failed_at = trio.current_time()
             tenant.become(State.FAILED if is_failed else State.UNLOADED)
+        tenant.tell()
 
     # --- room ---------------------------------------------------------------------------------------------------------
 

@@ -262,6 +262,7 @@ async def test_a_load_that_fails_at_the_start_ends_the_process(keep: Keep) -> No
     async with keep("a", "b", backend=backend, drains=False) as kept:
         pass
     assert [type(end) for end in kept.ends] == [LoadFailed]
+    assert not kept.keeper.ready.is_set()
     assert [model.n_closed for _, model in backend.loaded] == [1]
 
 
