@@ -42,7 +42,7 @@ GATES: Final = (
     Gate("engine", "cllm.engine.scheduler", "Scheduler.plan", "step"),
     Gate("engine", "cllm.engine.scheduler", "Scheduler.apply", "step"),
     Gate("loop", "cllm.serve.loop", "StepLoop._step", "step"),
-    Gate("loop", "cllm.serve.loop", "compute", "step", _once_in_worker),
+    Gate("loop", "cllm.serve.loop", "StepLoop._compute", "step", _once_in_worker),
     Gate("loop", "cllm.serve.streams", "EventStream.put", "token"),
     Gate("app", "cllm.api.wire", "decode", "request"),
     Gate("app", "cllm.api.openai.completions", "answer", "request"),

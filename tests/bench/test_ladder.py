@@ -96,7 +96,7 @@ def test_steps_computed_in_the_trio_thread_are_no_hop(bench: Bench, monkeypatch:
         return function(*arguments)
 
     monkeypatch.setattr(ModelThread, "run", run_here)
-    with pytest.raises(Bypassed, match=r"0 calls of cllm\.serve\.loop\.compute"):
+    with pytest.raises(Bypassed, match=r"0 calls of cllm\.serve\.loop\.StepLoop\._compute"):
         run_checked(stages.LoopStage(bench), small_work(), LOOP)
 
 
