@@ -39,7 +39,6 @@ class StepLoop:
             scheduler.memory.offload.pool.keep_evicted()
         self._model = model
         self._worker = model if isinstance(model, WorkerModel) else None  # what may die and be replaced
-        self._do_step = partial(compute, model) if self._worker is None else self._worker.compute
         self._metrics = metrics
         self._streams: dict[int, EventStream] = {}
         self._owed: list[Event] = []  # to be delivered, in this order
@@ -194,7 +193,7 @@ class StepLoop:
             token.run_sync_soon(self._deliver_soon)
         if plan.is_futile():  # an abort that came while the call was on its way here is lost
             raise Aborted("nobody waits for this step")
-        return self._do_step(plan, time.perf_counter)
+        return compute(self._model, plan, time.perf_counter) if self._worker is None else self._worker.compute(plan, time.perf_counter)
 
     def _deliver_soon(self) -> None:
         try:

@@ -21,7 +21,7 @@ from cllm.testing import mortal
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
 from cllm.text.grammar import GrammarSource, Kind
-from tests.serve.conftest import Answer, make_spec, read_all, text_alone
+from tests.serve.conftest import Answer, make_spec, read_all, text_alone, until
 
 TEST_S = 60.0
 PROMPTS = ("once upon a time", "the sea", "a", "seven long winters and seven short summers", "lorem ipsum", "dolor", "b", "under a low sky")
@@ -132,8 +132,7 @@ async def test_a_step_that_nobody_waits_for_leaves_the_others_as_they_are(model:
     with trio.fail_after(TEST_S):
         async with running_engine(model) as running:
             with running.engine.open([make_spec("a" * 2000, 100)]) as stream:
-                while not running.loop.is_computing:
-                    await trio.lowlevel.checkpoint()
+                await until(lambda: running.loop.is_computing)
                 stream.cancel()
             (answer,) = await answers(running, make_spec("the sea", 8))
     assert answer.text == text_alone("the sea", 8)
