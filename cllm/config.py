@@ -171,6 +171,9 @@ class Settings:
         False, "compute in a process of its own: when it dies, another one goes on with every answer where it was"
     )
     lora: Annotated[tuple[str, ...], MODEL] = _setting((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", _lora_file)
+    lora_dir: Annotated[str | None, MODEL] = _setting(
+        None, "a folder whose LoRA adapters may be loaded with POST /v1/load_lora_adapter, where --enable-admin is given", _not_empty
+    )
     mmap: Annotated[bool, MODEL] = _setting(True, "map the file into memory instead of reading it")
     mlock: Annotated[bool, MODEL] = _setting(False, "keep the model from being swapped out")
     tool_format: Annotated[ToolFormat, MODEL] = _setting(
@@ -321,7 +324,7 @@ class Settings:
 
 DEMO_NAME: Final = "cllm-demo"
 _OF_ONE_MODEL = ("alias", "lora", "embedding_model", "embedding_alias")  # of the first: the others do not share them
-_OF_THE_PROCESS = ("models", "models_memory_mb")
+_OF_THE_PROCESS = ("models", "models_memory_mb", "lora_dir")
 
 
 def name_of_model(model: str | None) -> str:

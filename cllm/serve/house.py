@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum
 
+import attrs
 import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -13,10 +14,11 @@ from prometheus_client.registry import Collector
 
 from cllm.config import Settings, names_of
 from cllm.engine.scheduler import SequenceView
-from cllm.errors import NotFound, NotSupported, Unavailable
+from cllm.errors import InvalidRequest, NotFound, NotSupported, Unavailable
 from cllm.serve.engine import Engine, EnginePhase, Health, new_engine
 from cllm.serve.records import Record
 
+N_TENANTS_MAX = 64
 RETRY_AFTER_S = 5.0  # for whoever came while a model was loaded or unloaded for longer than a request waits
 FAILED_FOR_S = 30.0  # a model that could not be loaded is tried again after this time, not at every request
 
@@ -44,6 +46,7 @@ class Tenant:
         self.n_bytes = 0  # what it takes, or would take, as far as it is known
         self.known_at = time.time()
         self.failed_at = 0.0
+        self.is_adopted = False  # named at run time, and may be forgotten
         self._changed = trio.Event()
 
     @property
@@ -200,6 +203,24 @@ class House:
             raise Unavailable(f"{tenant.name} could not be loaded; the server's log says why", retry_after_s=left_s, code="load_failed")
         if self.is_draining and tenant.state is not State.LOADED:
             raise Unavailable("the server is draining", retry_after_s=RETRY_AFTER_S, code="draining")
+
+    def adopt(self, base: Tenant, adapter: str, path: str) -> Tenant:
+        """Let requests name `base` with the LoRA adapter in the file `path` as BASE:ADAPTER. Raises: InvalidRequest."""
+        name = f"{base.name}:{adapter}"
+        if self.lookup(name) is not None:
+            raise InvalidRequest(f"lora_name: there is a model {name} already", param="lora_name")
+        if len(self.tenants) >= N_TENANTS_MAX:
+            raise InvalidRequest(f"lora_name: this server has {N_TENANTS_MAX} models, and takes no more", param="lora_name")
+        lora = (*base.settings.lora, f"{path}:1.0")
+        tenant = Tenant(attrs.evolve(base.settings, lora=lora, alias=(name,), embedding_model=None, embedding_alias=()))
+        tenant.is_adopted = True
+        tenant.become(State.UNLOADED)
+        self.tenants = (*self.tenants, tenant)
+        return tenant
+
+    def forget(self, tenant: Tenant) -> None:
+        """Let no request name it any more; it is not loaded."""
+        self.tenants = tuple(other for other in self.tenants if other is not tenant)
 
     # --- all of them together -----------------------------------------------------------------------------------------
 

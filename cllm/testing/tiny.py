@@ -251,3 +251,22 @@ def _matrix(rng: np.random.Generator, n_out: int, n_in: int, *, gain: float = 1.
 
 def _norm(rng: np.random.Generator, n: int) -> _Array:
     return rng.uniform(0.8, 1.2, n).astype(np.float32)
+
+
+def make_tiny_lora(path: str | Path, architecture: str = "qwen3", *, seed: int = 0) -> None:
+    """Write a LoRA adapter for `make_tiny_gguf`'s models with plain attention, strong enough to change what they say."""
+    import gguf
+
+    rng, rank = np.random.default_rng(seed), 4
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    for layer in range(_N_LAYER):
+        name = f"blk.{layer}.ffn_up.weight"
+        writer.add_tensor(f"{name}.lora_a", rng.normal(0.0, 1.0, (rank, _N_EMBD)).astype(np.float32))
+        writer.add_tensor(f"{name}.lora_b", rng.normal(0.0, 1.0, (_N_FF, rank)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
