@@ -258,6 +258,72 @@ class StepModel(Protocol):
         """Give back all memory. Nothing may be called after it; a second call is harmless."""
 
 
+@attrs.frozen(kw_only=True)
+class StreamRequest:
+    """One sequence, as a `StreamModel` is asked for it. A field at its default asks for nothing."""
+
+    prompt: tuple[int, ...]
+    n_tokens_max: int  # tokens to generate at most
+    end_tokens: frozenset[int] = frozenset()  # the sequence is over with one of these, which is told too; else they are never drawn
+    seed: int = 0
+    temperature: float = 1.0  # 0: always the likeliest token
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+
+@attrs.frozen
+class StreamToken:
+    """The next token of a sequence."""
+
+    seq_id: int
+    token: int
+
+
+@attrs.frozen
+class StreamEnd:
+    """Nothing more comes of a sequence: it has what it may have, or, with an `error`, it failed."""
+
+    seq_id: int
+    error: str = ""
+
+
+StreamEvent: TypeAlias = StreamToken | StreamEnd
+
+
+@runtime_checkable
+class StreamModel(Protocol):
+    """A model that schedules and samples by itself; queue, fairness, stop strings and streams are the server's.
+
+    For what batches on its own: another engine, another server, a cluster. No call blocks; `start`, `cancel` and `close` come one after
+    the other from one thread. What the model has to tell, it tells from a thread of its own, or several.
+    """
+
+    vocabulary: Vocabulary
+    info: ModelInfo
+    n_live_max: int  # sequences that it takes at once
+    n_ctx: int  # tokens of one sequence at most, prompt and generated
+    heeds: frozenset[str]  # the names of what it heeds of a `StreamRequest`, from `seed` on; a request for another is refused
+
+    def open(self, tell: Callable[[StreamEvent], None]) -> None:
+        """Take what events are told to, once, before the first `start`. `tell` may be called from any thread and returns at once."""
+
+    def start(self, seq_id: int, request: StreamRequest) -> None:
+        """Begin a sequence. Its tokens are told in order, then exactly one `StreamEnd`, unless it is cancelled.
+
+        Raises: StepFailed, the sequence has failed and nothing is told of it · ModelDied.
+        """
+
+    def cancel(self, seq_id: int) -> None:
+        """Give up a sequence; what is still told of it is not heard. Without effect on one that has ended."""
+
+    def close(self) -> None:
+        """Give back everything. Nothing is told afterwards; a second call is harmless."""
+
+
 class Embedder(Protocol):
     """A model that gives vectors instead of logits. Optional: a backend that has none leaves out what gives it, below.
 
@@ -342,7 +408,7 @@ class Backend(Protocol):
     def probe(self) -> Probe:
         """Say whether this backend can work here. Cheap: well under a second, loads no model, never raises."""
 
-    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel | StreamModel:
         """Load a model; blocks.
 
         Raises: LoadFailed with one line for the operator · LoadAborted · BackendUnavailable.

@@ -4,84 +4,35 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import NoReturn
 
 import attrs
 import structlog
 import trio
 
-from cllm.backend import (
-    Backend,
-    Batch,
-    Capabilities,
-    Embedder,
-    Embeds,
-    KvLayout,
-    LoadsEmbedders,
-    Logits,
-    ModelSpec,
-    OnProgress,
-    StepModel,
-)
+from cllm.backend import Backend, Embedder, Embeds, LoadsEmbedders, ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import Settings
-from cllm.errors import DoesNotGenerate, LoadFailed, StepFailed
+from cllm.errors import DoesNotGenerate, LoadFailed
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.engine import Embeddings
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
+from cllm.serve.stepless import Stepless, StreamsOnly
 
 log = structlog.get_logger("cllm.load")
 
 OFF = "embeddings are off: start the server with --embeddings, or with --embedding-model FILE"
 
 
-class EmbeddingsOnly:
-    """Stands where a `StepModel` would when the served file gives vectors and no text: it has nothing to step, and is never asked."""
+class EmbeddingsOnly(Stepless):
+    """Stands where a `StepModel` would when the served file gives vectors and no text."""
 
     def __init__(self, embedder: Embedder) -> None:
+        super().__init__(embedder.vocabulary, embedder.info, n_slots=1, n_cells_slot=max(2, embedder.n_tokens_max))
         self.embedder = embedder
-        self.vocabulary = embedder.vocabulary
-        self.info = embedder.info
-        self.capabilities = Capabilities(
-            can_share=False, can_trim=False, can_save=False, can_abort=False, kv_layout=KvLayout.UNIFIED
-        )  # fmt: skip
-        self.n_cells = self.n_cells_slot = max(2, embedder.n_tokens_max)
-        self.n_slots = 1
-        self.n_rows_max = 1
-        self.fingerprint = b""
-
-    def step(self, batch: Batch) -> Logits:
-        """See `StepModel.step`."""
-        self._refuse()
-
-    def share(self, source: int, target: int, n_tokens: int) -> None:
-        """See `StepModel.share`."""
-        self._refuse()
-
-    def trim(self, slot: int, n_keep: int) -> None:
-        """See `StepModel.trim`."""
-        self._refuse()
-
-    def drop(self, slot: int) -> None:
-        """See `StepModel.drop`."""
-
-    def save(self, slot: int, start: int = 0) -> bytes:
-        """See `StepModel.save`."""
-        self._refuse()
-
-    def restore(self, slot: int, state: bytes) -> None:
-        """See `StepModel.restore`."""
-        self._refuse()
-
-    def abort(self) -> None:
-        """See `StepModel.abort`."""
 
     def close(self) -> None:
         """See `StepModel.close`."""
         self.embedder.close()
-
-    def _refuse(self) -> NoReturn:
-        raise StepFailed("this model gives vectors, and no text")
 
 
 @attrs.frozen(kw_only=True)
@@ -95,7 +46,8 @@ class LoadedEmbedder:
 def load_main(backend: Backend, spec: ModelSpec, vectors: ModelSpec, on_progress: OnProgress) -> StepModel:
     """Load the served model, or, where it gives vectors only, that. Raises: LoadFailed · LoadAborted · BackendUnavailable."""
     try:
-        return backend.load(spec, on_progress)
+        model = backend.load(spec, on_progress)
+        return StreamsOnly(model) if isinstance(model, StreamModel) else model
     except DoesNotGenerate:
         if not isinstance(backend, LoadsEmbedders):
             raise

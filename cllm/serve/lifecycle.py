@@ -9,9 +9,13 @@ from functools import partial
 import structlog
 import trio
 
+from cllm.backend import StepModel
 from cllm.config import Settings
-from cllm.engine.scheduler import Scheduler
+from cllm.engine.cost import CostModel
+from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.streaming import StreamScheduler
 from cllm.errors import Unavailable
+from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
 from cllm.serve.engine import Embeddings, Engine, new_engine
@@ -19,6 +23,8 @@ from cllm.serve.loading import Loaded, load, load_unmeasured, measured, open_dis
 from cllm.serve.loop import StepLoop
 from cllm.serve.modelthread import ModelThread, open_model_thread, run_apart
 from cllm.serve.progress import Progress
+from cllm.serve.stepless import StreamsOnly
+from cllm.serve.streamloop import StreamLoop
 
 log = structlog.get_logger("cllm.engine")
 
@@ -106,14 +112,13 @@ class EngineLife:
             self._embed_loop.end_all(error)
 
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
-        scheduler = Scheduler(loaded.limits, loaded.served.vocabulary, loaded.cost)
         disk = None if self._settings.cache_dir is None else await thread.run(open_disk, loaded.step_model, self._settings)
-        loop = StepLoop(loaded.step_model, scheduler, self.engine.metrics, thread, disk)
+        loop = make_loop(loaded.step_model, loaded.limits, loaded.cost, self.engine.metrics, thread, disk)
         if self._draining:
             return
         self._loop = loop
         log.info("prefixes", kept=what_is_kept(loaded.limits))
-        self.engine.metrics.watch(scheduler, disk)
+        self.engine.metrics.watch(loop.scheduler, disk)
         embeddings = embeddings_of(loaded.embedder, loop, self.engine.metrics, self._settings)
         self.engine.ready(loaded.served, loop, embeddings)
         self._progress.done(loaded.served)
@@ -137,3 +142,12 @@ class EngineLife:
         self.engine.progress = share
         self._progress.update(share)
         return not self._abort_load.is_set()
+
+
+def make_loop(
+    model: StepModel, limits: Limits, cost: CostModel | None, metrics: Metrics, thread: ModelThread, disk: DiskTier | None = None
+) -> StepLoop:
+    """Return what runs `model`, with a scheduler of its kind."""
+    if isinstance(model, StreamsOnly):
+        return StreamLoop(model, StreamScheduler(limits, model.vocabulary, model.stream_model.heeds), metrics, thread)
+    return StepLoop(model, Scheduler(limits, model.vocabulary, cost), metrics, thread, disk)

@@ -24,6 +24,7 @@ from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embedder, load_main
 from cllm.serve.engine import ServedModel
 from cllm.serve.spec import embedder_spec, model_spec
+from cllm.serve.stepless import Stepless, StreamsOnly
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.text.builtin_templates import CHATML
 from cllm.text.dialect import dialect_of
@@ -99,6 +100,8 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
         model = load_main(backend, spec, vectors, on_loading)
     try:
         limits = limits_of(model, settings)
+        if isinstance(model, StreamsOnly):  # it knows itself how many steps of what size it takes
+            limits = attrs.evolve(limits, itl_max_s=None, keeps_prefixes=False, n_live_max=settings.parallel or model.n_slots)
         served = served_model(model, limits, settings, backend=name, name=_name_of(settings.model, name, backend))
         embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_loading)
         return Loaded(
@@ -144,7 +147,7 @@ def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: 
     """
     folder = Path(settings.calibration_dir) if settings.calibration_dir else curves.default_folder()
     curve = curves.read(folder, key) if settings.calibrate == "auto" else None
-    if settings.calibrate == "off" or isinstance(model, EmbeddingsOnly):
+    if settings.calibrate == "off" or isinstance(model, Stepless):
         return _guess(model)
     if curve is None:
         log.info("calibration.start", why="it is asked for" if settings.calibrate == "again" else "nothing is kept for this model here")

@@ -93,18 +93,21 @@ class StepLoop:
             while not (self._stopping and not self.scheduler.n_sequences):
                 if self._failure is not None:
                     raise self._failure
-                if self._worker is not None and self._worker.is_dead:
-                    await self._replace(self._worker, None, ModelDied("the worker died between two steps"))
-                plan = self.scheduler.plan(trio.current_time())
-                if plan is None:
-                    self._deliver_owed()
-                    await self._idle()
-                    continue
-                self._owed += plan.events
-                if plan.is_step:
-                    await self._step(plan)
+                await self._turn()
         finally:
             self.end_all(Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped"))
+
+    async def _turn(self) -> None:
+        if self._worker is not None and self._worker.is_dead:
+            await self._replace(self._worker, None, ModelDied("the worker died between two steps"))
+        plan = self.scheduler.plan(trio.current_time())
+        if plan is None:
+            self._deliver_owed()
+            await self._idle()
+            return
+        self._owed += plan.events
+        if plan.is_step:
+            await self._step(plan)
 
     async def keep_prefixes(self) -> None:
         """After `run`, write what is cached in the model's memory and on the host to disk, if there is a disk tier."""

@@ -14,11 +14,12 @@ from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import BackendUnavailable, LoadFailed, RequestError
+from cllm.errors import BackendUnavailable, LoadFailed, NotSupported, RequestError
 from cllm.serve.engine import ServedModel
 from cllm.serve.loading import Loaded, load
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
+from cllm.serve.stepless import StreamsOnly
 from cllm.text.prompt import prompt_tokens
 
 OK, FAILED = 0, 1
@@ -70,6 +71,8 @@ def _tokens(model: ServedModel, prompt: str, system: str | None, *, raw: bool) -
 
 
 def _answer(loaded: Loaded, spec: SequenceSpec) -> int:
+    if isinstance(loaded.step_model, StreamsOnly):
+        raise NotSupported("this backend's models have no steps, which is what this command computes; ask cllm serve")
     scheduler = Scheduler(loaded.limits, loaded.served.vocabulary)
     scheduler.submit(spec, time.monotonic())
     while scheduler.n_sequences:

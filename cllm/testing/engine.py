@@ -14,6 +14,7 @@ from cllm.engine.scheduler import Scheduler
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, embeddings_of, loaded_embedder
 from cllm.serve.engine import Embeddings, Engine
+from cllm.serve.lifecycle import make_loop
 from cllm.serve.loading import limits_of, served_model
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
@@ -46,10 +47,10 @@ async def running_engine(
     limits = limits_of(model, settings)
     metrics = Metrics()
     engine = Engine(metrics=metrics, stream_n_bytes_max=settings.stream_buffer_kb * 1024, watchdog_s=watchdog_s)
-    scheduler = Scheduler(limits, model.vocabulary)
-    metrics.watch(scheduler)
     async with open_model_thread() as thread:
-        loop = StepLoop(model, scheduler, metrics, thread, disk)
+        loop = make_loop(model, limits, None, metrics, thread, disk)
+        scheduler = loop.scheduler
+        metrics.watch(scheduler)
         served = served_model(model, limits, settings, backend="fake", name="fake")
         loaded = OFF if embedder is None else loaded_embedder(embedder, settings.embedding_alias or ("fake-embedder",))
         embeddings = embeddings_of(loaded, loop, metrics, settings)

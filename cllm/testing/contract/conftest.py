@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cllm.backend import Backend, ModelSpec, StepModel
+from cllm.backend import Backend, ModelSpec, StepModel, StreamModel
 from cllm.testing.contract.hand import Hand, Near, PlainTokens
 from cllm.testing.contract.options import backend_of, spec_of
 
@@ -16,9 +16,10 @@ Load = Callable[[], StepModel]
 class _Shared:
     """One loaded model for all tests that leave it usable; loading takes long with a real one."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Callable[[], StepModel | StreamModel]) -> None:
         self._load = load
         self._model: StepModel | None = None
+        self._schedules_itself = False
 
     def with_empty_slots(self) -> StepModel:
         if self._model is not None:
@@ -27,8 +28,27 @@ class _Shared:
             except Exception:  # the test before this one broke it, and has failed for that
                 self.close()
         if self._model is None:
-            self._model = self._load()
+            self._model = self.load_steps()
         return self._model
+
+    def load_steps(self) -> StepModel:
+        """Load a model that has steps, or skip the test."""
+        if not self._schedules_itself:
+            model = self._load()
+            if not isinstance(model, StreamModel):
+                return model
+            self._schedules_itself = True
+            model.close()
+        pytest.skip("this model schedules itself")
+
+    def load_streams(self) -> StreamModel:
+        """Load a model that schedules itself, or skip the test."""
+        if self._model is None:
+            model = self._load()
+            if isinstance(model, StreamModel):
+                return model
+            self._model = model
+        pytest.skip("this model has steps")
 
     def close(self) -> None:
         if self._model is not None:
@@ -67,17 +87,25 @@ def model(shared: _Shared) -> StepModel:
 
 
 @pytest.fixture
-def load(backend: Backend, spec: ModelSpec) -> Iterator[Load]:
+def load(shared: _Shared) -> Iterator[Load]:
     """Load a model of the test's own; it is closed after the test, if need be once more."""
     loaded: list[StepModel] = []
 
     def load() -> StepModel:
-        loaded.append(backend.load(spec, lambda _share: True))
+        loaded.append(shared.load_steps())
         return loaded[-1]
 
     yield load
     for one in loaded:
         one.close()
+
+
+@pytest.fixture
+def streams(shared: _Shared) -> Iterator[StreamModel]:
+    """A model that schedules itself, of the test's own."""
+    model = shared.load_streams()
+    yield model
+    model.close()
 
 
 @pytest.fixture

@@ -1,0 +1,66 @@
+"""What stands where a `StepModel` would when what was loaded has no steps: the rest of the server asks it for facts only."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from cllm.backend import Batch, Capabilities, Logits, ModelInfo, StreamModel, Vocabulary
+from cllm.errors import StepFailed
+
+
+class Stepless:
+    """Can do nothing; its memory is a formality."""
+
+    def __init__(self, vocabulary: Vocabulary, info: ModelInfo, *, n_slots: int, n_cells_slot: int) -> None:
+        self.vocabulary = vocabulary
+        self.info = info
+        self.capabilities = Capabilities(can_share=False, can_trim=False, can_save=False, can_abort=False)
+        self.n_slots = self.n_rows_max = n_slots
+        self.n_cells_slot = n_cells_slot
+        # A scheduler wants a spare cell for each running sequence, and nobody is to wait for cells here.
+        self.n_cells = n_cells_slot if n_slots == 1 else n_slots * (n_cells_slot + 1)
+
+    def step(self, batch: Batch) -> Logits:
+        """See `StepModel.step`."""
+        self._refuse()
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """See `StepModel.share`."""
+        self._refuse()
+
+    def trim(self, slot: int, n_keep: int) -> None:
+        """See `StepModel.trim`."""
+        self._refuse()
+
+    def drop(self, slot: int) -> None:
+        """See `StepModel.drop`."""
+
+    def save(self, slot: int, start: int = 0) -> bytes:
+        """See `StepModel.save`."""
+        self._refuse()
+
+    def restore(self, slot: int, state: bytes) -> None:
+        """See `StepModel.restore`."""
+        self._refuse()
+
+    def abort(self) -> None:
+        """See `StepModel.abort`."""
+
+    def close(self) -> None:
+        """See `StepModel.close`."""
+
+    def _refuse(self) -> NoReturn:
+        raise StepFailed("this model has no steps")
+
+
+class StreamsOnly(Stepless):
+    """A `StreamModel` as the rest of the server sees it."""
+
+    def __init__(self, stream_model: StreamModel) -> None:
+        n_ctx = min(stream_model.n_ctx, stream_model.info.n_ctx_train)
+        super().__init__(stream_model.vocabulary, stream_model.info, n_slots=stream_model.n_live_max, n_cells_slot=n_ctx)
+        self.stream_model = stream_model
+
+    def close(self) -> None:
+        """See `StreamModel.close`."""
+        self.stream_model.close()

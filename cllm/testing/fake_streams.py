@@ -1,0 +1,162 @@
+"""A deterministic `StreamModel`: what `FakeModel` says, told by a thread of its own, or token by token when a test says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from cllm.backend import (
+    CONTRACT_VERSION,
+    Batch,
+    Logits,
+    ModelSpec,
+    OnProgress,
+    Probe,
+    StreamEnd,
+    StreamEvent,
+    StreamModel,
+    StreamRequest,
+    StreamToken,
+)
+from cllm.errors import LoadAborted, StepFailed
+from cllm.testing.fake import FakeModel
+
+HEEDS = frozenset({"temperature"})
+
+
+@attrs.define(eq=False)
+class _Live:
+    request: StreamRequest
+    slot: int
+    tokens: list[int]  # that have no cell yet
+    n_generated: int = 0
+    n_cells: int = 0
+
+
+class FakeStreamModel:
+    """Greedy, whatever is asked. `go` tells one token of each live sequence; `by_itself` has a thread do that as long as there are any."""
+
+    def __init__(self, *, n_live_max: int = 4, n_ctx: int = 256, n_tokens_to_end: int | None = None, by_itself: bool = True) -> None:
+        self._model = FakeModel(n_cells=n_live_max * n_ctx, n_slots=n_live_max, n_ctx_train=n_ctx, n_tokens_to_end=n_tokens_to_end)
+        self.vocabulary = self._model.vocabulary
+        self.info = self._model.info
+        self.n_live_max = n_live_max
+        self.n_ctx = n_ctx
+        self.heeds = HEEDS
+        self.started: list[StreamRequest] = []
+        self.cancelled: list[int] = []
+        self.fails: Callable[[StreamRequest], str] = lambda _request: ""  # why `start` raises
+        self._tell: Callable[[StreamEvent], None] = lambda _event: None
+        self._live: dict[int, _Live] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._by_itself = by_itself
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def n_live(self) -> int:
+        """Sequences under way."""
+        return len(self._live)
+
+    def open(self, tell: Callable[[StreamEvent], None]) -> None:
+        """See `StreamModel.open`."""
+        self._tell = tell
+        if self._by_itself:
+            self._thread.start()
+
+    def start(self, seq_id: int, request: StreamRequest) -> None:
+        """See `StreamModel.start`."""
+        if why := self.fails(request):
+            raise StepFailed(why)
+        with self._changed:
+            slot = min(set(range(self.n_live_max)) - {live.slot for live in self._live.values()}, default=None)
+            if slot is None:
+                raise StepFailed(f"{self.n_live_max} sequences at once, and no more")
+            self.started.append(request)
+            self._live[seq_id] = _Live(request, slot, list(request.prompt))
+            self._changed.notify()
+
+    def cancel(self, seq_id: int) -> None:
+        """See `StreamModel.cancel`."""
+        with self._changed:
+            self.cancelled.append(seq_id)
+            self._leave(seq_id)
+
+    def close(self) -> None:
+        """See `StreamModel.close`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def go(self) -> None:
+        """Tell the next token of every live sequence."""
+        with self._changed:
+            for seq_id in list(self._live):
+                self._next(seq_id)
+
+    def end(self, seq_id: int, error: str) -> None:
+        """Let a sequence fail."""
+        with self._changed:
+            self._leave(seq_id)
+            self._tell(StreamEnd(seq_id, error))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._live)
+                if self._closed:
+                    return
+            self.go()
+
+    def _next(self, seq_id: int) -> None:
+        live = self._live[seq_id]
+        token = int(np.argmax(self._logits(live)))
+        live.tokens = [token]
+        live.n_generated += 1
+        self._tell(StreamToken(seq_id, token))
+        if token in live.request.end_tokens or live.n_generated == live.request.n_tokens_max:
+            self._leave(seq_id)
+            self._tell(StreamEnd(seq_id))
+
+    def _logits(self, live: _Live) -> Logits:
+        n = len(live.tokens)
+        batch = Batch(n)
+        batch.n_rows, batch.n_outputs = n, 1
+        batch.tokens[:] = live.tokens
+        batch.positions[:] = range(live.n_cells, live.n_cells + n)
+        batch.slots[:] = live.slot
+        batch.outputs[-1] = 1
+        live.n_cells += n
+        return self._model.step(batch)
+
+    def _leave(self, seq_id: int) -> None:
+        live = self._live.pop(seq_id, None)
+        if live is not None:
+            self._model.drop(live.slot)
+
+
+class FakeStreamBackend:
+    """A backend that gives `FakeStreamModel`s."""
+
+    contract_version = CONTRACT_VERSION
+    knows_models = True
+
+    def probe(self) -> Probe:
+        """Always available, only by name."""
+        return Probe(available=True, reason="a model without weights that schedules itself, for tests")
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StreamModel:
+        """Give a `FakeStreamModel`. See `Backend.load`."""
+        if not on_progress(1.0):
+            raise LoadAborted("the load was asked to stop")
+        return FakeStreamModel(**{name: int(value) for name, value in spec.options.items()})  # type: ignore[arg-type]
+
+
+def make_backend() -> FakeStreamBackend:
+    """What an entry point names."""
+    return FakeStreamBackend()
