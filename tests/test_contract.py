@@ -47,6 +47,23 @@ def test_a_model_that_can_do_the_least_keeps_the_contract(tmp_path: Path) -> Non
     check(run_contract("--backend", FAKE, "--backend-option", "can_trim=0", "--backend-option", "can_save=0", folder=tmp_path))
 
 
+def test_the_fake_model_that_schedules_itself_keeps_the_contract(tmp_path: Path) -> None:
+    check(run_contract("--backend", "cllm.testing.fake_streams:make_backend", folder=tmp_path))
+
+
+def test_a_model_that_tells_of_those_that_were_given_up_fails_the_suite(tmp_path: Path) -> None:
+    """One that takes no notice of a cancel has no place for the next."""
+    (tmp_path / "deaf.py").write_text(
+        "from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel\n"
+        "FakeStreamModel.cancel = lambda self, seq_id: None\n"
+        "FakeStreamModel.__init__.__kwdefaults__['n_ctx'] = 100_000\n"
+        "def make_backend(): return FakeStreamBackend()\n"
+    )
+    run = run_contract("--backend", "deaf:make_backend", "-k", "given_up", folder=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "test_one_that_is_given_up_makes_room_at_once" in run.stdout
+
+
 def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     check(run_contract("--backend", "cllm_backend_echo:EchoBackend", folder=tmp_path))

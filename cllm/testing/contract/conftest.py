@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cllm.backend import Backend, ModelSpec, StepModel, StreamModel
+from cllm.backend import Backend, ModelSpec, StepModel, StreamModel, Vocabulary
 from cllm.testing.contract.hand import Hand, Near, PlainTokens
 from cllm.testing.contract.options import backend_of, spec_of
 
 Load = Callable[[], StepModel]
 
 
-class _Shared:
+class Shared:
     """One loaded model for all tests that leave it usable; loading takes long with a real one."""
 
     def __init__(self, load: Callable[[], StepModel | StreamModel]) -> None:
         self._load = load
         self._model: StepModel | None = None
         self._schedules_itself = False
+        self._streams: StreamModel | None = None  # kept for its vocabulary
+        self._vocabulary: Vocabulary | None = None
 
     def with_empty_slots(self) -> StepModel:
         if self._model is not None:
@@ -41,6 +43,16 @@ class _Shared:
             model.close()
         pytest.skip("this model schedules itself")
 
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of either kind of model."""
+        if self._model is None and self._vocabulary is None:
+            model = self._load()
+            if isinstance(model, StreamModel):
+                self._streams, self._vocabulary = model, model.vocabulary
+            else:
+                self._model = model
+        return self._vocabulary or self.with_empty_slots().vocabulary
+
     def load_streams(self) -> StreamModel:
         """Load a model that schedules itself, or skip the test."""
         if self._model is None:
@@ -51,6 +63,9 @@ class _Shared:
         pytest.skip("this model has steps")
 
     def close(self) -> None:
+        if self._streams is not None:
+            self._streams.close()
+            self._streams = None
         if self._model is not None:
             model, self._model = self._model, None
             model.close()
@@ -74,20 +89,20 @@ def spec(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def shared(backend: Backend, spec: ModelSpec) -> Iterator[_Shared]:
-    shared = _Shared(lambda: backend.load(spec, lambda _share: True))
+def shared(backend: Backend, spec: ModelSpec) -> Iterator[Shared]:
+    shared = Shared(lambda: backend.load(spec, lambda _share: True))
     yield shared
     shared.close()
 
 
 @pytest.fixture
-def model(shared: _Shared) -> StepModel:
+def model(shared: Shared) -> StepModel:
     """A loaded model, all of whose slots are empty. Tests may not close it."""
     return shared.with_empty_slots()
 
 
 @pytest.fixture
-def load(shared: _Shared) -> Iterator[Load]:
+def load(shared: Shared) -> Iterator[Load]:
     """Load a model of the test's own; it is closed after the test, if need be once more."""
     loaded: list[StepModel] = []
 
@@ -101,7 +116,7 @@ def load(shared: _Shared) -> Iterator[Load]:
 
 
 @pytest.fixture
-def streams(shared: _Shared) -> Iterator[StreamModel]:
+def streams(shared: Shared) -> Iterator[StreamModel]:
     """A model that schedules itself, of the test's own."""
     model = shared.load_streams()
     yield model

@@ -11,6 +11,7 @@ import pytest
 
 from cllm.backend import StepModel, Vocabulary
 from cllm.errors import TokenizeFailed
+from cllm.testing.contract.conftest import Shared
 from cllm.testing.contract.hand import Hand, Near, PlainTokens
 
 TEXTS: Final = {
@@ -47,8 +48,8 @@ by_name = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 
 
 @pytest.fixture
-def vocabulary(model: StepModel) -> Vocabulary:
-    return model.vocabulary
+def vocabulary(shared: Shared) -> Vocabulary:
+    return shared.vocabulary()
 
 
 def plain_ids(vocabulary: Vocabulary, text: str) -> list[int]:

@@ -1,0 +1,211 @@
+"""A model that schedules itself behind the same queue, fairness and streams as one that computes steps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from cllm.backend import StreamRequest
+from cllm.config import Settings
+from cllm.engine.events import FinishReason
+from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sequence import Phase
+from cllm.errors import DeadlineExceeded, GenerationFailed, ModelDied, NotSupported
+from cllm.serve.loading import load
+from cllm.serve.stepless import StreamsOnly
+from cllm.testing.engine import RunningEngine, running_engine
+from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
+from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, text_alone
+
+PROMPT = "once upon a time"
+
+
+@asynccontextmanager
+async def streaming(model: FakeStreamModel, settings: Settings | None = None) -> AsyncIterator[RunningEngine]:
+    """Run an engine on a model that schedules itself, and end a test that hangs."""
+    with trio.fail_after(TEST_S):
+        try:
+            async with running_engine(StreamsOnly(model), settings) as running:
+                yield running
+        finally:
+            model.close()
+
+
+async def settled() -> None:
+    """Let what was told from this thread be heard and dealt with."""
+    for _ in range(3):
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_request_is_answered_as_by_steps() -> None:
+    async with streaming(FakeStreamModel()) as running:
+        (answer,) = await read_all(running.engine.open([make_spec()]))
+    assert answer.text == text_alone(PROMPT, 8)
+    assert answer.finished.reason is FinishReason.LENGTH
+    assert (answer.finished.usage.n_prompt, answer.finished.usage.n_generated) == (len(PROMPT), 8)
+
+
+async def test_more_than_it_takes_at_once_wait_and_all_are_answered() -> None:
+    model = FakeStreamModel(n_live_max=3)
+    async with streaming(model) as running:
+        answers: list[Answer] = []
+
+        async def ask() -> None:
+            answers.extend(await read_all(running.engine.open([make_spec()])))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(ask)
+    assert [answer.text for answer in answers] == [text_alone(PROMPT, 8)] * 20
+
+
+async def test_who_waits_is_let_in_by_priority_when_a_place_is_free() -> None:
+    model = FakeStreamModel(n_live_max=1, by_itself=False)
+    async with streaming(model) as running, trio.open_nursery() as nursery:
+        for priority in (0, 5, -5):
+            nursery.start_soon(read_all, running.engine.open([make_spec(n_tokens=1, priority=priority, seed=priority + 10)]))
+        await settled()
+        assert [view.phase for view in running.engine.sequences()] == [Phase.PREFILL, Phase.WAITING, Phase.WAITING]
+        for _ in range(3):
+            model.go()
+            await settled()
+    assert [request.seed for request in model.started] == [5, 10, 15]
+
+
+async def test_the_model_is_asked_for_what_the_request_asked_for() -> None:
+    model = FakeStreamModel()
+    async with streaming(model) as running:
+        stopping = StopParams(max_tokens=4, stop_token_ids=frozenset({7}))
+        await read_all(running.engine.open([make_spec(seed=3, stopping=stopping)]))
+    assert model.started == [
+        StreamRequest(prompt=tuple(PROMPT.encode()), n_tokens_max=4, end_tokens=model.vocabulary.end_tokens | {7}, seed=3, temperature=0.0)
+    ]
+
+
+async def test_a_stop_string_ends_the_sequence_here_and_there() -> None:
+    model = FakeStreamModel(by_itself=False)
+    whole = text_alone(PROMPT, 40)
+    async with streaming(model) as running:
+        stream = running.engine.open([make_spec(stopping=StopParams(max_tokens=40, stop=(whole[10:13],)))])
+        await settled()
+        while model.n_live:
+            model.go()
+            await settled()
+        (answer,) = await read_all(stream)
+    assert answer.text == whole[: whole.index(whole[10:13])]
+    assert answer.finished.reason is FinishReason.STOP
+    assert len(model.cancelled) == 1
+
+
+@pytest.mark.parametrize("n_heard", [0, 1, 5])
+async def test_a_client_that_leaves_at_any_moment_makes_room(n_heard: int) -> None:
+    model = FakeStreamModel(n_live_max=1, by_itself=False)
+    async with streaming(model) as running:
+        with running.engine.open([make_spec()]):
+            await settled()
+            for _ in range(n_heard):
+                model.go()
+                await settled()
+            assert model.n_live == 1
+        await settled()
+        assert model.n_live == 0
+        assert running.scheduler.n_sequences == 0
+
+
+async def test_a_client_that_leaves_while_it_waits_is_never_begun() -> None:
+    model = FakeStreamModel(n_live_max=1, by_itself=False)
+    async with streaming(model) as running:
+        with running.engine.open([make_spec()]):
+            with running.engine.open([make_spec()]):
+                await settled()
+            await settled()
+        await settled()
+    assert len(model.started) == 1
+
+
+async def test_one_that_cannot_be_begun_fails_and_the_next_has_its_place() -> None:
+    model = FakeStreamModel(n_live_max=1)
+    model.fails = lambda request: "not this one" if request.seed == 1 else ""
+    async with streaming(model) as running:
+        bad, good = running.engine.open([make_spec(seed=1)]), running.engine.open([make_spec(seed=2)])
+        ((failed,), (answer,)) = (await read_all(bad), await read_all(good))
+    assert isinstance(failed.error, GenerationFailed)
+    assert answer.text == text_alone(PROMPT, 8)
+
+
+async def test_one_that_fails_on_its_way_gets_an_error_and_the_others_go_on() -> None:
+    model = FakeStreamModel(by_itself=False)
+    async with streaming(model) as running:
+        bad, good = running.engine.open([make_spec()]), running.engine.open([make_spec()])
+        await settled()
+        model.go()
+        await settled()
+        model.end(bad.seq_ids[0], "the wire is cut")
+        for _ in range(8):
+            model.go()
+        ((failed,), (answer,)) = (await read_all(bad), await read_all(good))
+    assert isinstance(failed.error, GenerationFailed)
+    assert answer.text == text_alone(PROMPT, 8)
+
+
+async def test_a_deadline_is_met_while_nothing_is_told(autojump_clock: trio.testing.MockClock) -> None:
+    model = FakeStreamModel(by_itself=False)
+    async with streaming(model) as running:
+        (answer,) = await read_all(running.engine.open([make_spec(timeout_s=2.0)]))
+        assert isinstance(answer.error, DeadlineExceeded)
+        assert trio.current_time() >= 2.0
+        await settled()
+        assert model.n_live == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"sampling": SamplingParams(top_k=40)}, "top_k"),
+        ({"sampling": SamplingParams(mirostat=2)}, "mirostat"),
+        ({"sampling": SamplingParams(logit_bias=((1, 2.0),))}, "logit_bias"),
+        ({"n_logprobs": 2}, "logprobs"),
+        ({"stopping": StopParams(max_tokens=9, min_tokens=3)}, "min_tokens"),
+    ],
+)
+async def test_what_the_model_does_not_heed_is_refused_by_name_before_it_is_queued(fields: dict[str, object], param: str) -> None:
+    model = FakeStreamModel()
+    async with streaming(model) as running:
+        with pytest.raises(NotSupported) as caught:
+            running.engine.open([make_spec(**fields)])
+        assert caught.value.param == param
+        assert running.scheduler.n_sequences == 0
+    assert model.started == []
+
+
+async def test_a_model_that_dies_ends_every_stream_and_the_engine() -> None:
+    class Dying(FakeStreamModel):
+        def start(self, seq_id: int, request: StreamRequest) -> None:
+            raise ModelDied("gone")
+
+    with pytest.RaisesGroup(ModelDied):
+        async with streaming(Dying()) as running:
+            await read_all(running.engine.open([make_spec()]))
+            await trio.sleep_forever()
+
+
+async def test_it_drains() -> None:
+    model = FakeStreamModel()
+    async with streaming(model) as running:
+        stream = running.engine.open([make_spec()])
+        running.loop.stop()
+        (answer,) = await read_all(stream)
+        await running.loop.wait_idle()
+    assert answer.text == text_alone(PROMPT, 8)
+
+
+def test_a_backend_may_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("streams", FakeStreamBackend()))
+    loaded = load(Settings(backend_option=("n_live_max=100", "n_ctx=50")), lambda _share: True)
+    loaded.step_model.close()
+    assert isinstance(loaded.step_model, StreamsOnly)
+    assert (loaded.limits.n_live_max, loaded.limits.n_ctx, loaded.served.generates) == (100, 50, True)
