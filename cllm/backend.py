@@ -265,7 +265,7 @@ class StreamRequest:
     prompt: tuple[int, ...]
     n_tokens_max: int  # tokens to generate at most
     end_tokens: frozenset[int] = frozenset()  # the sequence is over with one of these, which is told too; else they are never drawn
-    seed: int = 0
+    seed: int = 0  # of use where a seed can be heeded
     temperature: float = 1.0  # 0: always the likeliest token
     top_k: int = 0
     top_p: float = 1.0
@@ -306,7 +306,7 @@ class StreamModel(Protocol):
     info: ModelInfo
     n_live_max: int  # sequences that it takes at once
     n_ctx: int  # tokens of one sequence at most, prompt and generated
-    heeds: frozenset[str]  # the names of what it heeds of a `StreamRequest`, from `seed` on; a request for another is refused
+    heeds: frozenset[str]  # the names of what it heeds of a `StreamRequest`, from `temperature` on; a request for another is refused
 
     def open(self, tell: Callable[[StreamEvent], None]) -> None:
         """Take what events are told to, once, before the first `start`. `tell` may be called from any thread and returns at once."""
