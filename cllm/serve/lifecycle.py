@@ -21,6 +21,7 @@ from cllm.serve.embedding import EmbedLoop
 from cllm.serve.engine import Embeddings, Engine, new_engine
 from cllm.serve.loading import Loaded, load, load_unmeasured, measured, open_disk, what_is_kept
 from cllm.serve.loop import StepLoop
+from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, open_model_thread, run_apart
 from cllm.serve.progress import Progress
 from cllm.serve.stepless import StreamsOnly

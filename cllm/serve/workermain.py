@@ -21,7 +21,7 @@ from typing import Final, cast
 import msgspec
 import numpy as np
 
-from cllm.backend import Backend, Batch, StepModel, Vocabulary, infill_of
+from cllm.backend import Backend, Batch, StepModel, StreamModel, Vocabulary, infill_of
 from cllm.errors import Aborted, BackendError, LoadFailed, ModelDied
 from cllm.serve import frames
 from cllm.serve.calibration import measure
@@ -66,7 +66,11 @@ class Worker:
     def _load(self, load: frames.Load) -> StepModel:
         module, _, name = load.factory.partition(":")
         backend = cast(Callable[[], Backend], getattr(importlib.import_module(module), name))()
-        return backend.load(load.spec, self._on_progress)
+        model = backend.load(load.spec, self._on_progress)
+        if isinstance(model, StreamModel):
+            model.close()
+            raise LoadFailed("this backend's models schedule themselves, and such cannot be had in a process of their own")
+        return model
 
     def _on_progress(self, share: float) -> bool:
         self._channel.send(frames.Progress(share))
