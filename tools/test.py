@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     names = [f"py{major}{minor}" for major, minor in PYTHONS]
     here = f"py{sys.version_info.major}{sys.version_info.minor}"
     others = [name for name in names if name != here]
-    # Other Pythons differ in the language, not in timing or arithmetic: they leave out the tests that take long, and those of whole servers.
+    # Other Pythons differ in the language, not in timing or arithmetic: they leave out what takes long, and whole servers.
     codes = [tox(["lint", "types", *others], ["-m", "not slow", "--ignore=tests/endtoend", *arguments], links)]
     if here in names:
         codes.append(tox([here], arguments, links))

@@ -80,10 +80,14 @@ class TokenCounts:
         del self._places[token]
 
 
+REPEAT_MIN = 1e-6  # a smaller factor is as good as this one, and would make infinities of logits
+
+
 def repeat(logits: Logits, ids: Int64s, penalty: float) -> None:
     """Make `ids` less likely by a factor on their logits (Keskar et al. 2019, arXiv:1909.05858), whichever their sign."""
+    factor = np.float32(max(penalty, REPEAT_MIN))
     values = logits[ids]
-    logits[ids] = np.where(values <= 0, values * np.float32(penalty), values / np.float32(penalty))
+    logits[ids] = np.where(values <= 0, values * factor, values / factor)
 
 
 def presence_and_frequency(logits: Logits, counts: TokenCounts, presence: float, frequency: float) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cllm.engine.dry import Dry
 from cllm.engine.params import SamplingParams, SamplingProfile
-from cllm.engine.penalties import TokenCounts
+from cllm.engine.penalties import TokenCounts, repeat
 from cllm.engine.sampling import Sampler, dry_breaker_tokens, sample
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
 from cllm.text.grammar import Grammars, GrammarSource, Kind
@@ -319,3 +319,10 @@ def test_where_a_grammar_allows_nothing_the_row_is_invalid_and_the_grammar_says_
     sampler.grammar.accept(ord("x"))
     assert sample(np.zeros((1, 300), np.float32), [sampler]).invalid == [0]
     assert sampler.grammar.failure is not None
+
+
+def test_a_repeat_penalty_next_to_nothing_leaves_logits_that_are_numbers() -> None:
+    logits = np.array([3.0, -2.0, 0.0, 50.0], np.float32)
+    repeat(logits, np.array([0, 1, 2, 3]), 5e-324)
+    assert np.isfinite(logits).all()
+    assert logits.argmax() == 3
