@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,13 @@ from hypothesis import settings
 
 settings.register_profile("cllm", deadline=None)
 settings.load_profile("cllm")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """A shell's background job ignores Ctrl-C, and so would the processes that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
