@@ -10,13 +10,15 @@ compute in a step. *Output*: a row whose logits are wanted. Positions count from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+
+from cllm.errors import RequestError
 
 CONTRACT_VERSION: Final = 1
 """Grows when a backend written to this page would no longer work with the server, or the other way round."""
@@ -193,6 +195,16 @@ def infill_of(vocabulary: Vocabulary) -> InfillTokens | None:
     return infill
 
 
+@attrs.frozen
+class FileVocabulary:
+    """Stands for the vocabulary of a GGUF file, which the server then reads itself.
+
+    It is for who has no tokeniser, or none that can be asked while the model computes.
+    """
+
+    path: str
+
+
 class StepModel(Protocol):
     """A model that computes rows; scheduling and sampling are the engine's.
 
@@ -259,13 +271,46 @@ class StepModel(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class StreamRequest:
-    """One sequence, as a `StreamModel` is asked for it. A field at its default asks for nothing."""
+class StreamChat:
+    """A conversation, for a model that applies a chat template of its own. What is JSON is checked, and in OpenAI's shape."""
 
-    prompt: tuple[int, ...]
-    n_tokens_max: int  # tokens to generate at most
-    end_tokens: frozenset[int] = frozenset()  # the sequence is over with one of these, which is told too; else they are never drawn
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()  # that may be called
+    tool_choice: str | Mapping[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    template_variables: Mapping[str, Any] = attrs.field(factory=dict)
+    continue_final_message: bool = False
+
+
+FormKind: TypeAlias = Literal["json_schema", "regex", "choice", "grammar"]
+
+
+@attrs.frozen
+class StreamForm:
+    """What the text of an answer must be."""
+
+    kind: FormKind
+    source: str  # the schema, or the list of choices, as JSON; the regular expression; GBNF or Lark
+
+
+@attrs.frozen(kw_only=True)
+class StreamRequest:
+    """One sequence, as a `StreamModel` is asked for it. A field at its default asks for nothing.
+
+    The prompt is tokens. Where the model has no vocabulary it is `text` or `chat` instead, or tokens that the client named by their ids.
+    """
+
+    prompt: tuple[int, ...] = ()
+    text: str | None = None
+    chat: StreamChat | None = None
+    n_tokens_max: int | None = None  # tokens to generate at most; None, without a vocabulary only: as many as the model likes
+    end_tokens: frozenset[int] = frozenset()  # the sequence is over with one of these, which is told too
+    barred_tokens: frozenset[int] = frozenset()  # never drawn: end tokens that are to be ignored
+    n_tokens_min: int = 0  # before so many were generated, no end token is drawn
     seed: int = 0  # of use where a seed can be heeded
+    stop: tuple[str, ...] = ()  # without a vocabulary only: strings that end the text. The server looks for them too, and cancels
+    n_logprobs: int | None = None  # the likeliest tokens to tell beside each drawn one, 0: its own logprob alone; None: no logprobs
     temperature: float = 1.0  # 0: always the likeliest token
     top_k: int = 0
     top_p: float = 1.0
@@ -273,6 +318,8 @@ class StreamRequest:
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    ignore_eos: bool = False  # without a vocabulary only, as what follows
+    form: StreamForm | None = None
 
 
 @attrs.frozen
@@ -281,17 +328,68 @@ class StreamToken:
 
     seq_id: int
     token: int
+    logprob: float | None = None  # the model's own, before any sampling; None unless it was asked for
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens with theirs, likeliest first
+
+
+@attrs.frozen
+class StreamCall:
+    """A piece of a tool call: its name where it begins, and what comes next of its arguments, which are JSON."""
+
+    call: int  # counts an answer's calls from 0
+    name: str = ""
+    arguments: str = ""
+
+
+@attrs.frozen
+class StreamLogprob:
+    """How likely a drawn token was, by a model without a vocabulary, and the likeliest ones at its place, likeliest first."""
+
+    token: bytes
+    logprob: float  # the model's own, before any sampling
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+@attrs.frozen
+class StreamText:
+    """More of a sequence, by a model without a vocabulary: reasoning comes before content, and content before calls."""
+
+    seq_id: int
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[StreamCall, ...] = ()
+    n_tokens: int = 1  # that this took, as far as is known
+    logprobs: tuple[StreamLogprob, ...] = ()  # where asked for, of each of them
+
+
+@attrs.frozen(kw_only=True)
+class StreamUsage:
+    """What a sequence took, by the count of a model without a vocabulary; the server has but guessed it."""
+
+    n_prompt: int
+    n_generated: int
+    n_cached: int = 0  # tokens of the prompt that were known
+    n_reasoning: int = 0  # generated tokens of the reasoning
 
 
 @attrs.frozen
 class StreamEnd:
-    """Nothing more comes of a sequence: it has what it may have, or, with an `error`, it failed."""
+    """Nothing more comes of a sequence: it has what it may have, or, with an `error` or a `refusal`, it failed."""
 
     seq_id: int
-    error: str = ""
+    error: str = ""  # one line for the log, if it is of interest to the operator; a client learns nothing of it
+    refusal: RequestError | None = None  # what the client is told, and with what status; None after an error: a 500
+    is_cut: bool = False  # without a vocabulary only, as what follows: it ended for its length
+    stop_reason: str | None = None  # the stop string that ended it, where the model has seen to that
+    usage: StreamUsage | None = None
 
 
-StreamEvent: TypeAlias = StreamToken | StreamEnd
+@attrs.frozen
+class StreamBeat:
+    """The model has come further, though nothing came of it: it computes a long prompt. Without these, long silence counts as hanging."""
+
+
+StreamEvent: TypeAlias = StreamToken | StreamText | StreamEnd | StreamBeat
 
 
 @runtime_checkable
@@ -300,13 +398,21 @@ class StreamModel(Protocol):
 
     For what batches on its own: another engine, another server, a cluster. No call blocks; `start`, `cancel` and `close` come one after
     the other from one thread. What the model has to tell, it tells from a thread of its own, or several.
+
+    A model whose tokens are not known here has no vocabulary. It reads text and conversations, and tells `StreamText` instead of
+    `StreamToken`.
     """
 
-    vocabulary: Vocabulary
+    @property
+    def vocabulary(self) -> Vocabulary | FileVocabulary | None:
+        """The model's tokens, as far as they are known here."""
+
     info: ModelInfo
     n_live_max: int  # sequences that it takes at once
     n_ctx: int  # tokens of one sequence at most, prompt and generated
-    heeds: frozenset[str]  # the names of what it heeds of a `StreamRequest`, from `temperature` on; a request for another is refused
+    heeds: frozenset[str]
+    """The names of what it heeds of a `StreamRequest` from `n_tokens_min` on; a request for another is refused. Without a vocabulary also
+    of `StreamChat` from `tools` on, each kind of `StreamForm`, and `prompt` for token ids."""
 
     def open(self, tell: Callable[[StreamEvent], None]) -> None:
         """Take what events are told to, once, before the first `start`. `tell` may be called from any thread and returns at once."""
@@ -314,7 +420,8 @@ class StreamModel(Protocol):
     def start(self, seq_id: int, request: StreamRequest) -> None:
         """Begin a sequence. Its tokens are told in order, then exactly one `StreamEnd`, unless it is cancelled.
 
-        Raises: StepFailed, the sequence has failed and nothing is told of it · ModelDied.
+        Raises: StepFailed, the sequence has failed and nothing is told of it · RequestError, the same, with what the client is told ·
+        ModelDied.
         """
 
     def cancel(self, seq_id: int) -> None:
@@ -322,6 +429,42 @@ class StreamModel(Protocol):
 
     def close(self) -> None:
         """Give back everything. Nothing is told afterwards; a second call is harmless."""
+
+
+@runtime_checkable
+class TellsLogits(Protocol):
+    """What a `StreamModel` has besides that can tell the logits behind its tokens, for `cllm verify`."""
+
+    def logits(self, tokens: Sequence[int]) -> Logits:
+        """Return what the successor of each token is scored with, computed as answers are; blocks. Called before `open`.
+
+        Returns float32 of shape (len(tokens), n_tokens of the vocabulary), which is the caller's. Raises: StepFailed.
+        """
+
+
+def n_logprobs_max_of(model: StreamModel) -> int:
+    """Return how many likeliest tokens a model that heeds `n_logprobs` tells: the attribute ``n_logprobs_max``, which it need not have."""
+    n_max: int = getattr(model, "n_logprobs_max", 0)
+    return n_max
+
+
+@attrs.frozen(kw_only=True)
+class Measure:
+    """A number for `GET /metrics`, where its name begins with ``cllm_``."""
+
+    name: str  # small letters, digits and underscores
+    help: str
+    value: float
+    labels: Mapping[str, str] = attrs.field(factory=dict)  # measures of one name all have the same
+    is_count: bool = True  # it only grows; False: it goes up and down
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """What a model has besides that keeps numbers of its own."""
+
+    def measures(self) -> Sequence[Measure]:
+        """Return them all as they are now; returns at once. From any thread."""
 
 
 class Embedder(Protocol):
@@ -375,11 +518,81 @@ class Embeds(Protocol):
 
 
 @runtime_checkable
+class LaysOut(Protocol):
+    """What a `StepModel` has besides whose cells can be laid out anew while it is loaded."""
+
+    layouts: frozenset[KvLayout]  # those that it can take, never AUTO; `lay_out` is not called where there is only one
+
+    def lay_out(self, layout: KvLayout, n_slots: int) -> None:
+        """Lay the cells out anew, as one of `layouts`; blocks. Every slot is empty after it, whatever comes of it.
+
+        STREAMS divides the cells among `n_slots` slots, or fewer where a part would be too small. For UNIFIED the number does not
+        count: it has the slots that the model makes there by itself. There are never more cells than at load, and maybe some less, where
+        parts have to be rounded. `capabilities`, `info`, `n_cells`, `n_cells_slot` and `n_slots` are the new layout's afterwards;
+        `n_rows_max` and the vocabulary stay. A saved state fits again where `info.fingerprint` is the one that it was saved under. What
+        `make_embedder` made is not disturbed.
+
+        Raises: LoadFailed when there is no memory for it, the layout is as it was · ModelDied when not even that can be had again ·
+        StepFailed for a layout that is none of `layouts`, and only then the slots are as they were.
+        """
+
+
+@attrs.frozen
+class Draw:
+    """How a token is drawn from an output's logits, where the model draws it.
+
+    Of all tokens `top_k` keeps so many of the likeliest; of these, at `truncation_temperature`, `top_p` keeps each before which the
+    likelier ones have less than this share together, and `min_p` those that are at least so likely beside the likeliest. One of what is
+    left is drawn, at `temperature`. Among equal logits the lower id is the likelier; the likeliest token always stays.
+    """
+
+    temperature: float  # above 0
+    truncation_temperature: float  # above 0
+    top_k: int  # 0: all; 1: the likeliest, whatever the key
+    top_p: float  # 1: all
+    min_p: float  # 0: all
+
+
+@attrs.frozen(eq=False)
+class Drawn:
+    """What came of a step in which the model drew."""
+
+    tokens: Int32s  # (outputs with a draw,)
+    valid: npt.NDArray[np.bool_]  # of each of these: False where its logits held NaN or +inf or nothing finite
+    logits: Logits  # (outputs without one, n_tokens), as of `StepModel.step`
+
+
+@runtime_checkable
+class DrawsTokens(Protocol):
+    """What a `StepModel` has besides that can draw tokens where its logits are, on a device say, so that these need not come to the host.
+
+    To read 64 rows of 152,000 logits once takes a host a millisecond, and to sample from them some more.
+    """
+
+    def step_and_draw(self, batch: Batch, draws: Sequence[Draw | None], keys: npt.NDArray[np.uint64]) -> Drawn:
+        """Compute the batch's rows as `StepModel.step` does, and draw a token from each output that has a draw.
+
+        `draws` and `keys` are those of the outputs, in the order of the rows. What is drawn depends on the output's logits, its draw and
+        its key alone, never on what else is in the batch. Keys are even over all 64 bits; other keys give tokens that are independent.
+
+        Raises: as `step`.
+        """
+
+
+@runtime_checkable
 class LoadsEmbedders(Protocol):
     """What a `Backend` has besides that loads models for their vectors alone; its `load` raises DoesNotGenerate for those."""
 
     def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:
         """Load an embedder; blocks. Raises: LoadFailed · LoadAborted · BackendUnavailable."""
+
+
+@runtime_checkable
+class LoadsVocabularies(Protocol):
+    """What a `Backend` has besides that can read the vocabulary of a file alone, with little time and memory."""
+
+    def load_vocabulary(self, path: str) -> Vocabulary:
+        """Read a vocabulary, which lives as long as it is used; blocks. Raises: LoadFailed · BackendUnavailable."""
 
 
 @attrs.frozen(kw_only=True)

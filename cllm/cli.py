@@ -93,6 +93,31 @@ def _refuse_several(settings: Settings) -> None:
         raise SettingsError("this command takes one model", "models")
 
 
+_COMPARED = Parameter(group=Group("Comparison", sort_key=0))
+
+
+def _verify(
+    settings: Settings = DEFAULT_SETTINGS,
+    *,
+    reference: Annotated[str, _COMPARED, Parameter(help="the backend that counts as right")] = "llama-cpu",
+    reference_model: Annotated[str | None, _COMPARED, Parameter(help="its file, where that is another one")] = None,
+    text: Annotated[tuple[str, ...], _COMPARED, Parameter(help="a file with text; repeatable (default: six short ones)", negative="")] = (),
+    text_tokens: Annotated[int, _COMPARED, Parameter(help="of each text at most")] = 96,
+    json: Annotated[bool, _COMPARED, Parameter(help="print JSON", negative="")] = False,
+) -> int:
+    """Compare what a backend computes with what another does: how far its distributions of the next token are from the reference's.
+
+    The model computes texts with both, each with its own settings; at each token the Kullback-Leibler divergence is taken over the whole
+    vocabulary. 0 means the same distribution.
+    """
+    _refuse_several(settings)
+    if text_tokens < 2:
+        raise SettingsError(f"--text-tokens: must be at least 2, not {text_tokens}")
+    from cllm.serve.verifying import Order, run
+
+    return run(Order(settings, reference, reference_model, text, text_tokens), as_json=json)
+
+
 def _backends(*, json: Annotated[bool, Parameter(help="print JSON", negative="")] = False) -> int:
     """List the backends: what computes models here, what could, and what it lacks."""
     from cllm.registry import probe_backends
@@ -247,6 +272,7 @@ def make_app(sources: Sources) -> App:
     app.command(_serve, name="serve", help_epilogue=EPILOGUE)
     app.command(_generate, name="generate", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
     app.command(_calibrate, name="calibrate", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
+    app.command(_verify, name="verify", help_epilogue=EPILOGUE, help_formatter=_WithoutServer())
     app.command(_bench, name="bench", help_epilogue="")
     app.command(_backends, name="backends", help_epilogue="")
     app.command(_pull, name="pull", help_epilogue="")

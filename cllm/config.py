@@ -199,7 +199,9 @@ class Settings:
     parallel: Annotated[int | None, MEMORY, _short("-np")] = _setting(
         None, "sequences that run at once (default: as many as fit, at most 64)", _between(1, N_SLOTS_MAX)
     )
-    kv: Annotated[KvLayout, MEMORY] = _setting("auto", "one pool of cells for all sequences, or an equal part for each")
+    kv: Annotated[KvLayout, MEMORY] = _setting(
+        "auto", "one pool of cells for all sequences, or an equal part for each (auto: a pool, but parts while nothing is shared)"
+    )
     models_memory_mb: Annotated[int | None, MEMORY] = _setting(
         None, "memory of the models that are loaded at a time, MiB: the least recently used makes room (default: all stay)", _at_least(1)
     )
@@ -309,8 +311,6 @@ class Settings:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             given = "ssl_certfile" if self.ssl_certfile else "ssl_keyfile"
             raise SettingsError("--ssl-certfile and --ssl-keyfile go together", given)
-        if self.isolate and (self.embeddings or self.embedding_model is not None):
-            raise SettingsError("there are no embeddings yet of a model in a process of its own", "isolate")
         if self.cache_type_v not in _UNQUANTISED and self.flash_attn == "off":
             raise SettingsError(f"{self.cache_type_v} needs flash attention, and --flash-attn is off", "cache_type_v")
         if self.parallel is not None and self.parallel > self.batch_size:

@@ -165,6 +165,17 @@ class QuotaExceeded(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class RateLimited(RequestError):
+    """What answers the request, and belongs to somebody else, has been asked too often."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message, code="rate_limited")
+        self.retry_after_s = retry_after_s
+
+
 class GenerationFailed(RequestError):
     """The model failed on this sequence (its step raised, or its logits were not numbers)."""
 
@@ -182,6 +193,12 @@ class NotSupported(RequestError):
 
     status = 501
     type = "not_supported_error"
+
+
+class NotHeeded(NotSupported):
+    """The contract knows this field, and what answers the request would ignore it. `param` names it."""
+
+    status = 400
 
 
 class Unavailable(RequestError):

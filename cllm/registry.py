@@ -15,7 +15,7 @@ import attrs
 from cllm.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from cllm.backend import Backend, Probe
+    from cllm.backend import Backend, Probe, StreamModel, Vocabulary
 
 GROUP: Final = "cllm.backends"
 
@@ -117,6 +117,24 @@ def _what(thing: object) -> str:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def vocabulary_of(model: StreamModel) -> Vocabulary | None:
+    """Return a model's vocabulary, read from its file if it is that; None if it has none. Raises: LoadFailed · BackendUnavailable."""
+    from cllm.backend import FileVocabulary
+
+    vocabulary = model.vocabulary
+    return _load_vocabulary(vocabulary.path) if isinstance(vocabulary, FileVocabulary) else vocabulary
+
+
+def _load_vocabulary(path: str) -> Vocabulary:
+    """Read a file's vocabulary with whichever backend can."""
+    from cllm.backend import LoadsVocabularies
+
+    for found in probe_backends():
+        if found.available and isinstance(found.backend, LoadsVocabularies):
+            return found.backend.load_vocabulary(path)
+    raise BackendUnavailable("no backend that is installed here can read the vocabulary of a model file")
 
 
 def probe_backends() -> list[Found]:

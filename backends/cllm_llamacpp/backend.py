@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
+import weakref
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
-from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, StepModel
+from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, StepModel, Vocabulary
 from cllm.errors import BackendError, BackendUnavailable, DoesNotGenerate, LoadAborted, LoadFailed
 from cllm_llamacpp import devices, machine, settings
+from cllm_llamacpp.abortflag import AbortFlag
+from cllm_llamacpp.adapters import load_adapters
+from cllm_llamacpp.context import Contexts
 from cllm_llamacpp.embedder import N_TOKENS_OWN, LlamaEmbedder, make_embedder
-from cllm_llamacpp.facts import EMBEDDERS, Facts, facts_of
+from cllm_llamacpp.facts import EMBEDDERS, Facts, facts_of, metadata_of
+from cllm_llamacpp.failure import load_failed
 from cllm_llamacpp.library import LOG, open_library
 from cllm_llamacpp.model import LlamaModel
-from cllm_llamacpp.native import AbortFlag, Native
+from cllm_llamacpp.native import Native
 from cllm_llamacpp.vocabulary import LlamaVocabulary
 
 _PREFERENCE_CPU: Final = 10
@@ -58,13 +62,18 @@ class LlamaBackend:
         with _load_lock:
             return _load_embedder(lib, spec, on_progress, gpu=self.gpu)
 
+    def load_vocabulary(self, path: str) -> Vocabulary:
+        lib = open_library()
+        _check_file(path)
+        with _load_lock, LOG.loading():
+            return _load_vocabulary(lib, path)
+
     def _checked(self, spec: ModelSpec) -> Any:
         lib = open_library()
         if self.gpu and not (probe := self._probe_gpu(lib)).available:
             raise BackendUnavailable(probe.reason)
         settings.check(spec)
-        if not Path(spec.path).is_file():
-            raise LoadFailed(f"{spec.path}: no such file")
+        _check_file(spec.path)
         return lib
 
     def _probe_gpu(self, lib: Any) -> Probe:
@@ -87,16 +96,17 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
         facts = facts_of(lib, model, spec.path)
         if not facts.generates:
             raise _does_not_generate(spec, facts)
+        if not gpu:
+            settings.check_memory(spec, facts, machine.memory_bytes())
         free_bytes = sum(device.free_bytes for device in devices.gpus(lib)) if gpu else free_before - facts.info.size_bytes
-        abort = AbortFlag(lib)
-        context = _make_context(lib, spec, facts, model, abort, free_bytes=free_bytes, gpu=gpu)
-        parts.callback(lib.llama_free, context)
-        _add_loras(lib, spec, model, context, parts)
-        memory = lib.llama_get_memory(context)
-        if not memory:  # embedding and diffusion models keep no cells
+        adapters, abort = load_adapters(lib, model, spec.loras, parts), AbortFlag(lib)
+        contexts = Contexts(lib, model, facts, adapters, abort, gpu)
+        parts.callback(contexts.free)
+        context = contexts.make(spec, free_bytes=free_bytes)
+        if not context.memory:  # embedding and diffusion models keep no cells
             raise _does_not_generate(spec, facts)
-        native = Native(lib=lib, model=model, context=context, memory=memory, abort=abort, model_params=model_params, parts=parts)
-        loaded = LlamaModel(native, facts, spec, gpu=gpu)
+        native = Native(lib=lib, model=model, contexts=contexts, abort=abort, model_params=model_params, parts=parts)
+        loaded = LlamaModel(native, context, facts, spec, gpu=gpu)
         _warm_up(loaded, spec)
         native.parts = parts.pop_all()
         return loaded
@@ -116,11 +126,28 @@ def _load_embedder(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: b
         return embedder
 
 
+def _load_vocabulary(lib: Any, path: str) -> LlamaVocabulary:
+    """The model stays as long as its vocabulary does: it has no weights."""
+    params = settings.model_params(lib, ModelSpec(path=path), n_gpu_layers=0)
+    params.vocab_only = True
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise load_failed(path)
+    vocabulary = LlamaVocabulary(lib, model, metadata_of(lib, model).get("tokenizer.ggml.pre", ""))
+    weakref.finalize(vocabulary, lib.llama_model_free, model)
+    return vocabulary
+
+
+def _check_file(path: str) -> None:
+    if not Path(path).is_file():
+        raise LoadFailed(f"{path}: no such file")
+
+
 def _warm_up(model: LlamaModel, spec: ModelSpec) -> None:
     try:
         model.warm_up()
     except BackendError as error:
-        raise _load_failed(spec.path, str(error)) from error
+        raise load_failed(spec.path, str(error)) from error
 
 
 def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
@@ -131,7 +158,7 @@ def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
     params.no_alloc = True  # the file's description alone
     model = lib.llama_model_load_from_file(os.fsencode(spec.path), params)
     if not model:
-        raise _load_failed(spec.path)
+        raise load_failed(spec.path)
     try:
         n_layers, size_bytes = lib.llama_model_n_layer(model), lib.llama_model_size(model)
     finally:
@@ -146,7 +173,7 @@ def _load_model(lib: Any, spec: ModelSpec, on_progress: OnProgress, params: Any)
     model = lib.llama_model_load_from_file(os.fsencode(spec.path), params)
     watch.raise_if_stopped()
     if not model:
-        raise _load_failed(spec.path)
+        raise load_failed(spec.path)
     return model
 
 
@@ -170,38 +197,8 @@ class _Progress:
             raise self._stopped
 
 
-def _make_context(lib: Any, spec: ModelSpec, facts: Facts, model: Any, abort: AbortFlag, *, free_bytes: int, gpu: bool) -> Any:
-    params = settings.context_params(lib, spec, facts, free_bytes=free_bytes, gpu=gpu)
-    params.abort_callback, params.abort_callback_data = abort.callback, abort.address
-    context = lib.llama_init_from_model(model, params)
-    if not context:
-        raise _load_failed(spec.path, f"no memory for {params.n_ctx} cells")
-    return context
-
-
-def _add_loras(lib: Any, spec: ModelSpec, model: Any, context: Any, parts: ExitStack) -> None:
-    adapters = []
-    for lora in spec.loras:
-        adapter = lib.llama_adapter_lora_init(model, os.fsencode(lora.path))
-        if not adapter:
-            raise _load_failed(lora.path, "not a LoRA adapter for this model")
-        parts.callback(lib.llama_adapter_lora_free, adapter)
-        adapters.append(adapter)
-    if adapters:
-        scales = (ctypes.c_float * len(adapters))(*(lora.scale for lora in spec.loras))
-        pointers = (lib.llama_adapter_lora_p_ctypes * len(adapters))(*adapters)
-        lib.llama_set_adapters_lora(context, pointers, len(adapters), scales)
-
-
 def _does_not_generate(spec: ModelSpec, facts: Facts) -> LoadFailed:
     text = f"{spec.path}: a {facts.info.architecture} model does not generate text token by token"
     if facts.pooling is None and facts.info.architecture not in EMBEDDERS:  # diffusion models and encoders before decoders
         return LoadFailed(text)
     return DoesNotGenerate(text)
-
-
-def _load_failed(path: str, otherwise: str = "llama.cpp gave no reason") -> LoadFailed:
-    """Make one line of llama.cpp's complaints: the first names the cause, those after it repeat it from further out."""
-    errors = LOG.last_errors()
-    reason = errors[0].partition(": ")[2] or errors[0] if errors else otherwise
-    return LoadFailed(f"{path}: {reason}")

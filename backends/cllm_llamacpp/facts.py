@@ -36,9 +36,14 @@ class Facts:
     sees_ahead: bool  # a row attends to those after it too
     pooling: Pooling | None  # how the model's vectors are meant to be made
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the memory is that of plain attention: every position stays until it is removed."""
+        return not self.has_recurrent_state and not self.has_window
+
 
 def facts_of(lib: Any, model: Any, path: str) -> Facts:
-    metadata = _metadata(lib, model)
+    metadata = metadata_of(lib, model)
     architecture = metadata.get("general.architecture", "")
     n_embd = lib.llama_model_n_embd(model)
     has_encoder = bool(lib.llama_model_has_encoder(model))
@@ -74,7 +79,7 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
     )
 
 
-def _metadata(lib: Any, model: Any) -> dict[str, str]:
+def metadata_of(lib: Any, model: Any) -> dict[str, str]:
     """Return the scalars among the metadata; llama.cpp renders arrays too, but of a vocabulary's size."""
     found = {}
     for i in range(lib.llama_model_meta_count(model)):

@@ -10,22 +10,31 @@ from typing import Final
 from cllm.backend import ModelSpec
 from cllm_llamacpp.abi import PACKAGE_VERSION
 from cllm_llamacpp.facts import Facts
+from cllm_llamacpp.settings import layout_of
 
 _N_SAMPLES: Final = 64  # places of a file that are read: its head, its end, and between them, evenly
 _N_SAMPLE_BYTES: Final = 64 << 10
 _FIRST_PART: Final = re.compile(r"-00001-of-\d{5}\.gguf$")
 
 
-def fingerprint(spec: ModelSpec, facts: Facts, *, n_slots: int, n_cells_slot: int, gpu: bool) -> str:
-    """Return 32 hexadecimal digits. A file of many gigabytes is not read whole: two that differ in weights differ nearly everywhere."""
-    info, digest = facts.info, hashlib.sha256()
+def mark_of_files(spec: ModelSpec) -> bytes:
+    """Return a digest of the model and its adapters. Files of many gigabytes are not read whole: what differs in weights differs nearly
+    everywhere.
+    """
+    paths = (*_parts(Path(spec.path)), *(Path(lora.path) for lora in spec.loras))
+    return hashlib.sha256(b"".join(_sampled(path) for path in paths)).digest()
+
+
+def fingerprint(files: bytes, spec: ModelSpec, facts: Facts, *, n_slots: int, n_cells_slot: int, gpu: bool) -> str:
+    """Return 32 hexadecimal digits for the `files` that `mark_of_files` has marked, computed as the other arguments say."""
+    info = facts.info
     scaled_from = info.metadata.get(f"{info.architecture}.rope.scaling.original_context_length", "")
     facts_that_count = (
         PACKAGE_VERSION,
         info.architecture,
         info.n_params,
         info.size_bytes,
-        spec.kv_layout,
+        layout_of(spec),
         n_slots,
         spec.cache_type_k,
         spec.cache_type_v,
@@ -34,10 +43,7 @@ def fingerprint(spec: ModelSpec, facts: Facts, *, n_slots: int, n_cells_slot: in
         scaled_from.isdigit() and n_cells_slot > int(scaled_from),  # some models turn their keys otherwise when a slot may be longer
         [lora.scale for lora in spec.loras],
     )
-    digest.update(repr(facts_that_count).encode())
-    for path in (*_parts(Path(spec.path)), *(Path(lora.path) for lora in spec.loras)):
-        digest.update(_sampled(path))
-    return digest.hexdigest()[:32]
+    return hashlib.sha256(repr(facts_that_count).encode() + files).hexdigest()[:32]
 
 
 def _parts(path: Path) -> list[Path]:

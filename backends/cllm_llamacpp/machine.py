@@ -22,6 +22,12 @@ def free_memory_bytes() -> int:
     return max(0, min(_mem_available(), _cgroup_memory_left()))
 
 
+def memory_bytes() -> int:
+    """Return all the memory that this machine has, swap included; 0 where the system does not say."""
+    kib = [int(line.split()[1]) for line in _read(Path("/proc/meminfo")).splitlines() if line.startswith(("MemTotal:", "SwapTotal:"))]
+    return sum(kib) * 1024
+
+
 def _allowed_cpus() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))

@@ -9,12 +9,13 @@ import attrs
 import numpy as np
 
 from cllm.backend import Batch, Capabilities, Embedder, Int32s, KvLayout, Logits, ModelSpec, Vocabulary
-from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed
+from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, StepFailed
 from cllm_llamacpp import settings
 from cllm_llamacpp.batch import BatchPointers
+from cllm_llamacpp.context import Context
 from cllm_llamacpp.embedder import N_TOKENS_BESIDE, make_embedder
 from cllm_llamacpp.facts import Facts
-from cllm_llamacpp.fingerprint import fingerprint
+from cllm_llamacpp.fingerprint import fingerprint, mark_of_files
 from cllm_llamacpp.native import Native
 from cllm_llamacpp.outputs import LogitsViews
 from cllm_llamacpp.state import States
@@ -37,35 +38,44 @@ class LlamaModel:
     way: better to finish a step than to stop one that nobody meant.
     """
 
-    def __init__(self, native: Native, facts: Facts, spec: ModelSpec, *, gpu: bool) -> None:
+    def __init__(self, native: Native, context: Context, facts: Facts, spec: ModelSpec, *, gpu: bool) -> None:
         lib = native.lib
-        layout = settings.layout_of(spec)
         self._native: Native | None = native
         self._facts = facts
+        self._spec = spec  # as it was loaded
         self._gpu = gpu
         self._lib = lib
-        self._context = native.context
-        self._memory = native.memory
         self._abort = native.abort
+        self._why_dead = ""
         self._vocabulary = LlamaVocabulary(lib, native.model, facts.info.metadata.get("tokenizer.ggml.pre", ""))
         self.vocabulary: Vocabulary = self._vocabulary
-        self.n_cells: int = lib.llama_n_ctx(native.context)
-        self.n_cells_slot: int = lib.llama_n_ctx_seq(native.context)
-        n_seq_max: int = lib.llama_n_seq_max(native.context)
-        self.capabilities = _capabilities(facts, layout, gpu=gpu)
-        self.n_slots = n_seq_max - settings.N_SPARE if self.capabilities.can_save_part else n_seq_max
-        self.n_rows_max: int = lib.llama_n_batch(native.context)
-        mark = fingerprint(spec, facts, n_slots=self.n_slots, n_cells_slot=self.n_cells_slot, gpu=gpu)
-        cells_bytes = int(settings.bytes_per_cell(spec, facts) * self.n_cells)
-        self.info = attrs.evolve(facts.info, fingerprint=mark, cells_bytes=cells_bytes)
-        self._has_recurrent_state = facts.has_recurrent_state
-        # Cells of a window are shared until one of the sharers frees them, and meanwhile cannot be overwritten: copies do not run full.
-        self._shares_cells = layout is KvLayout.UNIFIED and not facts.has_window
-        self._lengths: Int32s = np.zeros(self.n_slots, np.int32)  # cells of each slot
+        self.layouts = settings.layouts_of(spec, facts, gpu=gpu)
+        self.n_rows_max = context.n_rows_max
+        self._n_cells_at_load = context.n_cells
+        self._mark_of_files = mark_of_files(spec)
         self._ramp = np.arange(self.n_rows_max)
         self._pointers = BatchPointers(lib)
-        self._views = LogitsViews(lib, native.context, self.vocabulary.n_tokens)
-        self._states = States(lib, native.context, mark, spare=self.n_slots if self.capabilities.can_save_part else None)
+        self._take(context, spec)
+
+    def _take(self, context: Context, spec: ModelSpec) -> None:
+        """Go on with the cells of `context`, all of them free, which was made as `spec` says."""
+        facts, layout = self._facts, context.layout
+        self._laid_out = spec
+        self._context = context.handle
+        self._memory = context.memory
+        self.capabilities = _capabilities(facts, layout, gpu=self._gpu)
+        self.n_cells = context.n_cells
+        self.n_cells_slot = context.n_cells_slot
+        self.n_slots = context.n_sequences - settings.N_SPARE if self.capabilities.can_save_part else context.n_sequences
+        mark = fingerprint(self._mark_of_files, spec, facts, n_slots=self.n_slots, n_cells_slot=self.n_cells_slot, gpu=self._gpu)
+        cells_bytes = int(settings.bytes_per_cell(spec, facts) * self.n_cells)
+        self.info = attrs.evolve(facts.info, fingerprint=mark, cells_bytes=cells_bytes)
+        # Cells of a window are shared until one of the sharers frees them, and meanwhile cannot be overwritten: copies do not run full.
+        self._shares_cells = layout is KvLayout.UNIFIED and not facts.has_window
+        self._n_rows_fitting = context.n_rows_max  # fewer than at load where there are fewer cells than a step may have rows
+        self._lengths: Int32s = np.zeros(self.n_slots, np.int32)  # cells of each slot
+        self._views = LogitsViews(self._lib, context.handle, self.vocabulary.n_tokens)
+        self._states = States(self._lib, context.handle, mark, spare=self.n_slots if self.capabilities.can_save_part else None)
 
     # --- a step ---
 
@@ -107,6 +117,8 @@ class LlamaModel:
         n = batch.n_rows
         if not 0 < n <= self.n_rows_max:
             raise StepFailed(f"a step takes 1 to {self.n_rows_max} rows, not {n}")
+        if n > self._n_rows_fitting:
+            raise NoRoom(f"no room for {n} rows")
         slots, positions = batch.slots[:n], batch.positions[:n]
         # Seen as unsigned, a negative number is a large one.
         if slots.view(np.uint32).max() >= self.n_slots:
@@ -129,7 +141,7 @@ class LlamaModel:
             raise NoRoom(f"no room for {batch.n_rows} rows")
         if code == _INVALID:
             raise StepFailed("llama.cpp refused the batch")
-        if code != _ABORTED and self._has_recurrent_state:
+        if code != _ABORTED and self._facts.has_recurrent_state:
             raise ModelDied(f"llama.cpp failed with code {code}, and recurrent states cannot be vouched for after that")
         for slot in np.unique(batch.slots[: batch.n_rows]).tolist():
             self._cut(slot, int(self._lengths[slot]))
@@ -190,6 +202,32 @@ class LlamaModel:
             raise StepFailed(f"llama.cpp did not trim slot {slot} to {n_keep} cells")
         self._lengths[slot] = n_keep
 
+    # --- all of them ---
+
+    def lay_out(self, layout: KvLayout, n_slots: int) -> None:
+        self._check_open()
+        if layout not in self.layouts:
+            raise StepFailed(f"this memory cannot be laid out as {layout.value}")
+        before = self._laid_out
+        try:
+            self._remake(settings.laid_out(self._spec, layout, n_slots, self._n_cells_at_load))
+        except LoadFailed:
+            self._restore_layout(before)
+            raise
+
+    # The cells are freed before the new ones are made, for they may be most of the memory. So a failure costs what was in them.
+
+    def _remake(self, spec: ModelSpec) -> None:
+        assert self._native is not None
+        self._take(self._native.contexts.make(spec), spec)
+
+    def _restore_layout(self, spec: ModelSpec) -> None:
+        try:
+            self._remake(attrs.evolve(spec, n_cells=self.n_cells))
+        except LoadFailed as error:
+            self._why_dead = f"no cells are left after an attempt to lay them out anew: {error}"
+            raise ModelDied(self._why_dead) from error
+
     # --- beside it ---
 
     def make_embedder(self, spec: ModelSpec) -> Embedder:
@@ -207,12 +245,13 @@ class LlamaModel:
         if self._native is None:
             return
         native, self._native = self._native, None
+        self._why_dead = "the model is closed"
         self._vocabulary.close()
         native.parts.close()
 
     def _check_open(self) -> None:
-        if self._native is None:
-            raise ModelDied("the model is closed")
+        if self._why_dead:
+            raise ModelDied(self._why_dead)
 
     def _check_slots(self, *slots: int) -> None:
         self._check_open()
@@ -228,12 +267,11 @@ def _capabilities(facts: Facts, layout: KvLayout, *, gpu: bool) -> Capabilities:
     states know only their latest position. An aborted step leaves them half moved: with two of six slots in the batch, 26 of 58 aborts
     spoiled one that was not.
     """
-    keeps_all = not facts.has_recurrent_state and not facts.has_window
     return Capabilities(
-        can_share=keeps_all and layout is KvLayout.UNIFIED,
-        can_trim=keeps_all,
+        can_share=facts.keeps_all and layout is KvLayout.UNIFIED,
+        can_trim=facts.keeps_all,
         can_save=True,
-        can_save_part=keeps_all and layout is KvLayout.UNIFIED,
+        can_save_part=facts.keeps_all and layout is KvLayout.UNIFIED,
         can_abort=not gpu and not facts.has_recurrent_state,
         kv_layout=layout,
     )

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import ExitStack
 from typing import Any
 
 import attrs
 
-
-class AbortFlag:
-    """A byte that llama.cpp looks at after every node of its graph, without entering Python.
-
-    The callback is C's ``strlen`` on a string of one character or none: 0, which is false, as long as the first byte is 0. A
-    callback in Python would wait for the interpreter's lock hundreds of times a step.
-    """
-
-    def __init__(self, lib: Any) -> None:
-        self._flag = ctypes.create_string_buffer(2)
-        self._libc = ctypes.CDLL(None)  # the process itself: libc is in it
-        self.callback = ctypes.cast(self._libc.strlen, lib.ggml_abort_callback)
-        self.address = ctypes.addressof(self._flag)
-
-    def set(self) -> None:
-        self._flag[0] = b"\1"
-
-    def clear(self) -> None:
-        self._flag[0] = b"\0"
+from cllm_llamacpp.abortflag import AbortFlag
+from cllm_llamacpp.context import Contexts
 
 
 @attrs.define
@@ -35,8 +17,7 @@ class Native:
 
     lib: Any
     model: Any
-    context: Any
-    memory: Any
+    contexts: Contexts
     abort: AbortFlag
     model_params: Any  # llama.cpp goes on reading what they point at
     parts: ExitStack

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final
 
+import attrs
+
 from cllm.backend import FlashAttention, KvLayout, ModelSpec, SplitMode
 from cllm.errors import LoadFailed
 from cllm_llamacpp import machine
@@ -34,6 +36,7 @@ _N_SLOTS_MAX: Final = 256  # LLAMA_MAX_SEQ
 _N_SLOTS_WITH_STATE: Final = 16  # where each slot costs a state or a window of its own, and `n_live` is not given
 _N_SLOTS_STREAMS: Final = 8  # where each slot takes an equal part of the cells
 _N_CELLS_MIN: Final = 512
+_N_CELLS_ROUND: Final = 256  # llama.cpp rounds a slot's part of the cells up to a multiple of it
 _GIB: Final = 1 << 30
 
 
@@ -81,11 +84,26 @@ def layout_of(spec: ModelSpec) -> KvLayout:
     return KvLayout.UNIFIED if spec.kv_layout is KvLayout.AUTO else spec.kv_layout
 
 
+def layouts_of(spec: ModelSpec, facts: Facts, *, gpu: bool) -> frozenset[KvLayout]:
+    """Return the layouts that a loaded model can take. On a GPU the pool costs little, and other memory shares nothing in it anyway."""
+    is_free = spec.kv_layout is KvLayout.AUTO and not gpu and facts.keeps_all
+    return frozenset((KvLayout.UNIFIED, KvLayout.STREAMS) if is_free else (layout_of(spec),))
+
+
+def laid_out(spec: ModelSpec, layout: KvLayout, n_slots: int, n_cells: int) -> ModelSpec:
+    """Return the spec with another layout and no more than `n_cells` cells: parts are rounded down, where llama.cpp would round up."""
+    if layout is KvLayout.UNIFIED:
+        return attrs.evolve(spec, kv_layout=layout, n_cells=n_cells)
+    n_parts = max(1, min(n_slots, _N_SLOTS_MAX, n_cells // _N_CELLS_ROUND))
+    n_part = n_cells // n_parts // _N_CELLS_ROUND * _N_CELLS_ROUND
+    return attrs.evolve(spec, kv_layout=layout, n_live=n_parts, n_cells=n_parts * n_part)
+
+
 def n_slots(spec: ModelSpec, facts: Facts) -> int:
     """Return how many slots to make. In one pool of plain attention they cost next to nothing: all that llama.cpp allows."""
     if layout_of(spec) is KvLayout.STREAMS:
         wanted = spec.n_live or _N_SLOTS_STREAMS
-    elif facts.has_recurrent_state or facts.has_window:
+    elif not facts.keeps_all:
         wanted = spec.n_live or _N_SLOTS_WITH_STATE
     else:
         wanted = _N_SLOTS_MAX
@@ -99,6 +117,19 @@ def n_cells(spec: ModelSpec, facts: Facts, free_bytes: int) -> int:
     n_fitting = int(free_bytes / 4 / bytes_per_cell(spec, facts))
     n_least = min(_N_CELLS_MIN, facts.info.n_ctx_train)
     return max(n_least, min(n_fitting, 8 * facts.info.n_ctx_train))
+
+
+def check_memory(spec: ModelSpec, facts: Facts, memory_bytes: int) -> None:
+    """Refuse cells for which the machine has no memory at all: the kernel would grant them, and end the process when they are filled.
+
+    Only where every layer keeps every cell, so that their size is known. Raises: LoadFailed.
+    """
+    wanted = 0 if spec.n_cells is None else spec.n_cells * bytes_per_cell(spec, facts)
+    if facts.keeps_all and wanted > memory_bytes > 0:
+        raise LoadFailed(
+            f"{spec.n_cells} cells of {facts.info.name} take {wanted / 2**30:.0f} GiB, and this machine has {memory_bytes / 2**30:.0f}: "
+            "ask for fewer (--ctx-size)"
+        )
 
 
 def bytes_per_cell(spec: ModelSpec, facts: Facts) -> float:

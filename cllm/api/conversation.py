@@ -25,9 +25,11 @@ from cllm.api.errors import ErrorShape
 from cllm.api.generation import Completion, Generation, check_room, open_generation
 from cllm.api.sampling_fields import Wanted
 from cllm.api.sse import PLAIN, SseBody, Wire, sse_response
-from cllm.api.structured import Form
+from cllm.api.structured import Form, told
 from cllm.api.tool_checks import check_toolbox
+from cllm.backend import StreamChat
 from cllm.engine.events import Delta, Finished, TokenLogprob
+from cllm.errors import NotHeeded
 from cllm.serve.engine import ServedModel
 from cllm.text import generic_tools
 from cllm.text.answers import AnswerFormat
@@ -35,8 +37,10 @@ from cllm.text.call_grammar import is_held
 from cllm.text.dialect import Dialect
 from cllm.text.grammar import Grammar
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
+from cllm.text.template import n_chars
 from cllm.text.thinking import Thinking
-from cllm.text.tools import Toolbox
+from cllm.text.tools import Toolbox, ToolUse
+from cllm.text.unread import UnreadPrompt
 
 CALL_ID_PREFIX = "call_"
 
@@ -182,12 +186,52 @@ async def open_chat(
 ) -> Chat:
     """Submit a conversation. Raises: InvalidRequest · NotSupported · ContextExceeded · Unavailable · TemplateFailed."""
     check_room(context, asked, "n")
+    if model.reads_text:
+        return await _open_unread(context, model, conversation, asked, endpoint=endpoint, n_logprobs=n_logprobs)
     text = await render(model, conversation)
     form = _form(model, conversation, text)
     grammar = await _grammar(context, model, conversation, form)
     tokens = await _tokens(context, model, text)
     specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, grammar=grammar, answer=form)
     return Chat(await open_generation(context, specs, endpoint), len(tokens))
+
+
+async def _open_unread(
+    context: Context, model: ServedModel, conversation: Conversation, asked: Wanted, *, endpoint: str, n_logprobs: int | None
+) -> Chat:
+    """Submit a conversation to a model that writes and reads conversations by itself."""
+    name, parameters = conversation.tool_fields
+    check_toolbox(conversation.toolbox, name=name, parameters=parameters)
+    chat = _as_sent(conversation)
+    prompt = UnreadPrompt.of(chat, n_chars([chat.messages, chat.tools]), model.n_ctx)
+    form = told(model, conversation.form)
+    specs = asked.specs([prompt], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, form=form)
+    return Chat(await open_generation(context, specs, endpoint), len(prompt))
+
+
+def _as_sent(conversation: Conversation) -> StreamChat:
+    """The conversation for a model that writes it by itself. Raises: NotHeeded."""
+    thinking, toolbox = conversation.thinking, conversation.toolbox
+    if thinking.n_tokens_max:
+        raise NotHeeded("this model's backend cannot do reasoning_budget", param="reasoning_budget")
+    if not (conversation.add_generation_prompt or conversation.continue_final_message):
+        raise NotHeeded("this model's backend cannot do add_generation_prompt", param="add_generation_prompt")
+    switch = {} if thinking.wanted is None or thinking.effort is not None else {"enable_thinking": thinking.wanted}
+    return StreamChat(
+        messages=conversation.messages,
+        tools=[tool.for_template() for tool in toolbox.tools] if toolbox.is_open else (),
+        tool_choice=_tool_choice(toolbox),
+        parallel_tool_calls=toolbox.parallel or not toolbox.is_open,
+        reasoning_effort=thinking.effort,
+        template_variables={**switch, **conversation.variables},
+        continue_final_message=conversation.continue_final_message,
+    )
+
+
+def _tool_choice(toolbox: Toolbox) -> str | dict[str, Any]:
+    if toolbox.only is not None:
+        return {"type": "function", "function": {"name": toolbox.only}}
+    return "required" if toolbox.is_open and toolbox.use is ToolUse.REQUIRED else "auto"
 
 
 async def prompt_of(context: Context, model: ServedModel, conversation: Conversation) -> list[int]:

@@ -6,17 +6,20 @@ import time
 from collections.abc import Sequence
 
 import attrs
+import msgspec
 import structlog
 from quart import g
 
 from cllm.api.context import Context, cleanup
 from cllm.api.prompts import text_of
 from cllm.api.sampling_fields import Wanted
+from cllm.backend import Vocabulary
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import InvalidRequest, RequestError
 from cllm.serve.streams import EventStream, Sink
 from cllm.text.parts import Content, Part, written
+from cllm.text.unread import UnreadPrompt
 
 log = structlog.get_logger("cllm.api")
 
@@ -162,6 +165,12 @@ def _logged(event: Delta | Finished) -> str:
     return event.text if event.parts is None else written(event.parts)
 
 
+def _prompt_text(vocabulary: Vocabulary, prompt: Sequence[int]) -> str:
+    if isinstance(prompt, UnreadPrompt):
+        return prompt.said if isinstance(prompt.said, str) else msgspec.json.encode(prompt.said.messages).decode()
+    return text_of(vocabulary, prompt) if vocabulary.n_tokens else str(list(prompt))
+
+
 def check_room(context: Context, asked: Wanted, param: str, n_sequences: int | None = None) -> None:
     """Refuse what cannot be taken, before any work is put into it: `n_sequences`, or as many as `asked` says for one prompt.
 
@@ -185,7 +194,7 @@ async def open_generation(context: Context, specs: list[SequenceSpec], endpoint:
     """
     if context.settings.log_prompts:
         for spec in specs:
-            log.info("prompt", request_id=g.request_id, text=text_of(context.engine.model.vocabulary, spec.prompt))
+            log.info("prompt", request_id=g.request_id, text=_prompt_text(context.engine.model.vocabulary, spec.prompt))
     await context.engine.recall(specs)
     stream = context.engine.open(specs, since_s=time.perf_counter() - g.started_at)
     generation = Generation(context, stream, len(specs), endpoint, g.started_at)

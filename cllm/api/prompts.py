@@ -13,10 +13,11 @@ from cllm.api.context import Context
 from cllm.api.errors import ContextExceededByFar
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import InfillTokens, Vocabulary, infill_of
-from cllm.errors import ContextExceeded, InvalidRequest, TokenizeFailed
+from cllm.errors import ContextExceeded, InvalidRequest, NotSupported, TokenizeFailed
 from cllm.serve.engine import ServedModel
 from cllm.text.prompt import infill_tokens
 from cllm.text.template import RESERVED, n_chars
+from cllm.text.unread import UnreadPrompt
 
 T = TypeVar("T")
 
@@ -37,7 +38,9 @@ async def render(
     variables: Mapping[str, Any],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> str:
-    """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed."""
+    """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed · NotSupported."""
+    if model.reads_text:
+        raise NotSupported("this model writes conversations by itself: how, is not known here")
     if reserved := (RESERVED | {"self"}) & variables.keys():  # `self` is Jinja's own
         raise InvalidRequest(f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be set here", param="chat_template_kwargs")
     render = functools.partial(
@@ -70,8 +73,11 @@ async def chat_prompt(context: Context, text: str, param: str) -> list[int]:
     return await _tokens(context, text, param, is_conversation=True)
 
 
-async def text_prompt(context: Context, text: str, param: str = "prompt") -> list[int]:
-    """The token ids of a plain prompt. Raises: InvalidRequest."""
+async def text_prompt(context: Context, text: str, param: str = "prompt") -> Sequence[int]:
+    """The token ids of a plain prompt, or what stands for them. Raises: InvalidRequest."""
+    model = context.engine.model
+    if model.reads_text:
+        return UnreadPrompt.of(text, len(text), model.n_ctx)
     return await _tokens(context, text, param, is_conversation=False)
 
 
@@ -86,9 +92,11 @@ async def _tokens(context: Context, text: str, param: str, *, is_conversation: b
 
 
 async def token_prompt(model: ServedModel, tokens: Sequence[int], param: str = "prompt") -> Sequence[int]:
-    """A prompt that came as token ids, checked. Raises: InvalidRequest."""
+    """A prompt that came as token ids, checked, unless the model knows alone what they are. Raises: InvalidRequest."""
     if not tokens:
         raise InvalidRequest(f"{param}: there is nothing in it", param=param)
+    if model.reads_text:
+        return tokens
     await by_length(len(tokens), functools.partial(check_tokens, tokens, model.vocabulary.n_tokens, param))
     return tokens
 

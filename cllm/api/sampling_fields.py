@@ -14,10 +14,11 @@ import attrs
 import msgspec
 from msgspec import Meta
 
+from cllm.backend import StreamForm
 from cllm.config import Profile
 from cllm.engine.params import SamplingParams, SamplingProfile, StopParams
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import InvalidRequest
+from cllm.errors import InvalidRequest, NotHeeded
 from cllm.serve.engine import ServedModel
 from cllm.text.answers import AnswerFormat
 from cllm.text.grammar import Grammar
@@ -109,6 +110,7 @@ class Wanted:
         key: str,
         request_id: str,
         grammar: Grammar | None = None,
+        form: StreamForm | None = None,
         answer: AnswerFormat | None = None,
     ) -> list[SequenceSpec]:
         """The sequences of a request: `n` for each prompt, those of a prompt together.
@@ -123,6 +125,7 @@ class Wanted:
                 seed=(self.seed + i * SEED_STRIDE) & SEED_MASK,
                 n_logprobs=n_logprobs,
                 grammar=grammar,
+                form=form,
                 answer=answer,
                 priority=self.priority,
                 timeout_s=self.timeout_s,
@@ -201,7 +204,9 @@ def _seed(seed: int | None) -> int:
 
 
 def check_tokens(tokens: Sequence[int], n_vocabulary: int, param: str) -> None:
-    """Raises: InvalidRequest unless every token is one of the model's."""
+    """Raises: InvalidRequest unless every token is one of the model's · NotHeeded where nobody knows these."""
+    if tokens and not n_vocabulary:
+        raise NotHeeded(f"{param}: this model reads text, its tokens are not known here", param=param)
     if tokens and not (min(tokens) >= 0 and max(tokens) < n_vocabulary):
         wrong = next(token for token in tokens if not 0 <= token < n_vocabulary)
         raise InvalidRequest(f"{param}: {wrong!s:.40} is not a token id, which are 0 to {n_vocabulary - 1}", param=param)

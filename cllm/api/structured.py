@@ -14,10 +14,18 @@ from msgspec import Meta
 from cllm.api.context import Context
 from cllm.api.sampling_fields import SamplingFields
 from cllm.api.wire import NULL, is_nothing
+from cllm.backend import FormKind, StreamForm
 from cllm.errors import GrammarInvalid, InvalidRequest
 from cllm.serve.engine import ServedModel
 from cllm.text import grammar
 from cllm.text.grammar import Grammar, GrammarSource, Kind
+
+_KINDS: dict[Kind, FormKind] = {  # the last one is for our own sources
+    Kind.JSON_SCHEMA: "json_schema",
+    Kind.REGEX: "regex",
+    Kind.CHOICE: "choice",
+    Kind.GRAMMAR: "grammar",
+}
 
 
 class JsonSchemaFormat(msgspec.Struct):
@@ -85,9 +93,19 @@ def any_object(param: str) -> Form:
     return Form(grammar.ANY_OBJECT, param)
 
 
+def told(model: ServedModel, form: Form | None) -> StreamForm | None:
+    """What a model that holds its answers to a form by itself is told of it; None for all others."""
+    if form is None or not model.reads_text:
+        return None
+    return StreamForm(_KINDS[form.source.kind], form.source.text)
+
+
 async def compiled(context: Context, model: ServedModel, form: Form | None) -> Grammar | None:
-    """The grammar that holds an answer to `form`. Raises: InvalidRequest, with the field, and the place in it · Unavailable."""
-    if form is None:
+    """The grammar that holds an answer to `form`, where that is the engine's work.
+
+    Raises: InvalidRequest, with the field, and the place in it · Unavailable.
+    """
+    if form is None or model.reads_text:
         return None
     try:
         return await context.engine.grammar(model, form.source, timeout_s=context.settings.grammar_timeout_s)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from cllm.backend import Batch
 from cllm.engine.budget import RowBudget
 from cllm.engine.events import Event
+from cllm.engine.passes import passes
 from cllm.engine.plan import Move, Plan
 from cllm.engine.scoring import ScoringRows
 from cllm.engine.sequence import Phase, Sequence
+
+REST = 0.4  # of the room for prompts' rows, which is too little for a pass of its own
 
 
 class BatchFormer:
@@ -21,8 +24,6 @@ class BatchFormer:
     def form(self, running: list[Sequence], moves: list[Move], events: list[Event], n_cells: int) -> Plan:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use."""
         decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
-        if self._rows_by_slot:
-            decoding.sort(key=_slot)
         self._add_decoding(decoding)
         prefilling: list[tuple[Sequence, int]] = []
         scoring = ScoringRows()
@@ -34,6 +35,11 @@ class BatchFormer:
             if sum(map(_n_owed, prompts)) > n_room:
                 prompts.sort(key=_prefill_rank)
             self._add_prefill(prompts, n_room, prefilling, outputs, scoring)
+        sizes: tuple[int, ...] = ()
+        if self._rows_by_slot and self._batch.n_rows > 1:
+            if not scoring.scorings:  # those name their outputs by number
+                outputs = self._sorted_by_slot(outputs)
+            sizes = passes(sorted([*((sequence.slot, 1) for sequence in decoding), *((sequence.slot, n) for sequence, n in prefilling)]))
         samplers = [sequence.sampler for sequence in outputs]
         return Plan(
             moves=moves,
@@ -45,7 +51,16 @@ class BatchFormer:
             events=events,
             scorings=scoring.scorings,
             n_cells=n_cells,
+            passes=sizes,
         )
+
+    def _sorted_by_slot(self, outputs: list[Sequence]) -> list[Sequence]:
+        """Order the rows by slot, and return the `outputs` in that order."""
+        batch, n_rows = self._batch, self._batch.n_rows
+        rank = batch.slots[:n_rows].argsort(kind="stable")
+        for column in (batch.tokens, batch.positions, batch.slots, batch.outputs):
+            column[:n_rows] = column[rank]
+        return sorted(outputs, key=_slot)
 
     def _add_decoding(self, decoding: list[Sequence]) -> None:
         batch = self._batch
@@ -64,8 +79,14 @@ class BatchFormer:
         outputs: list[Sequence],
         scoring: ScoringRows,
     ) -> None:
-        """Add `n_room` rows of prompts, as far as there are so many."""
+        """Add `n_room` rows of prompts, as far as there are so many.
+
+        Beside answers, and where each slot has cells of its own, every prompt is a pass of its own: a small rest of the room is left.
+        """
+        n_rest = n_room * REST if self._rows_by_slot and self._batch.n_rows else 0
         for sequence in prompts:
+            if prefilling and n_room < n_rest:
+                return
             n_owed = _n_owed(sequence)
             n_rows = scoring.cut(sequence, min(n_owed, n_room))
             if not n_rows:

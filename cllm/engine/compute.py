@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from cllm.backend import Logits, StepModel
+from cllm.engine.drawing import divide
+from cllm.engine.events import TokenLogprob
 from cllm.engine.logprobs import score
-from cllm.engine.plan import Drop, Move, Restore, Restored, Save, Share, StepOutput, Trim, Work
-from cllm.engine.sampling import sample
+from cllm.engine.plan import Drop, Move, Restore, Restored, Save, Scored, Share, StepOutput, Trim, Work
+from cllm.engine.sampling import Sampled, Sampler, sample
 from cllm.errors import ModelDied, NoRoom
+
+Scores: TypeAlias = list[TokenLogprob] | None
 
 
 def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOutput:
@@ -26,21 +31,39 @@ def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOut
     moves_s = moved_at - began_at
     if not plan.n_rows:
         return StepOutput([], [], None, moves_s=moves_s)
-    logits = model.step(plan.batch)
-    computed_at = clock()
-    model_s = computed_at - moved_at
-    scores = [score(logits[one.rows], one.targets, one.n_top) for one in plan.scorings]
-    if not plan.samplers:
-        return StepOutput([], [], None, scores, model_s=model_s, moves_s=moves_s, sample_s=clock() - computed_at)
-    sampled = sample(_drawn(logits, plan) if plan.scorings else logits, plan.samplers)
-    sample_s = clock() - computed_at
-    return StepOutput(sampled.tokens, sampled.invalid, sampled.logprobs, scores, model_s=model_s, moves_s=moves_s, sample_s=sample_s)
+    if (divided := divide(model, plan)) is not None:
+        drawing_model, division = divided
+        drawn = division.step(drawing_model, plan)
+        computed_at = clock()
+        sampled, scores = _sample(drawn.logits, division.samplers, division.scorings)
+        sampled = division.join(drawn, sampled)
+    else:
+        logits = model.step(plan.batch)
+        computed_at = clock()
+        sampled, scores = _sample(logits, plan.samplers, plan.scorings)
+    return StepOutput(
+        sampled.tokens,
+        sampled.invalid,
+        sampled.logprobs,
+        scores,
+        model_s=computed_at - moved_at,
+        moves_s=moves_s,
+        sample_s=clock() - computed_at,
+    )
 
 
-def _drawn(logits: Logits, plan: Work) -> Logits:
+def _sample(logits: Logits, samplers: Sequence[Sampler], scorings: Sequence[Scored]) -> tuple[Sampled, list[Scores]]:
+    """Draw from the rows that are not scored, and score the others."""
+    scores = [score(logits[one.rows], one.targets, one.n_top) for one in scorings]
+    if not samplers:
+        return Sampled([], [], None), scores
+    return sample(_unscored(logits, scorings) if scorings else logits, samplers), scores
+
+
+def _unscored(logits: Logits, scorings: Sequence[Scored]) -> Logits:
     """The rows that tokens are drawn from, copied: beside them stand rows that are scored."""
     keep = np.ones(len(logits), np.bool_)
-    for one in plan.scorings:
+    for one in scorings:
         keep[one.rows] = False
     drawn: Logits = logits[keep]
     return drawn

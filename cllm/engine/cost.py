@@ -62,10 +62,14 @@ class _Part:
 
 
 class CostModel:
-    """Predicts steps of up to `n_rows_max` rows and learns from those that were made. A prediction takes about a microsecond."""
+    """Predicts steps of up to `n_rows_max` rows and learns from those that were made. A prediction takes about a microsecond.
 
-    def __init__(self, curve: Curve, *, n_rows_max: int, measured: bool = True) -> None:
+    With `apart`, each slot has cells of its own, and no row walks those of others.
+    """
+
+    def __init__(self, curve: Curve, *, n_rows_max: int, measured: bool = True, apart: bool = False) -> None:
         self.curve = curve
+        self._row_cell_s = 0.0 if apart else curve.row_cell_s
         self._rows = _Part(curve.rows, n_rows_max, measured=measured)
         self._outputs = _Part(curve.outputs, n_rows_max, measured=measured)
         self._cells = _Part(((1, 1.0),), 1, measured=False)  # a factor of what the cells cost
@@ -77,11 +81,21 @@ class CostModel:
         self._n_steps = 0
         self._refresh()
 
+    def beside(self, *, n_rows_max: int, apart: bool) -> CostModel:
+        """Return a model of the same machine at its present speed, for cells that lie in another way."""
+        other = CostModel(self.curve, n_rows_max=n_rows_max, measured=self._measured, apart=apart)
+        other._scale, other._scale_variance = self._scale, self._scale_variance
+        return other
+
     # --- what will be -------------------------------------------------------------------------------------------------
 
-    def step_s(self, n_rows: int, n_outputs: int, n_cells: int) -> float:
-        """Seconds of a step of `n_rows` rows, `n_outputs` of them outputs, while `n_cells` cells are in use."""
-        return self._scale * (self._rows.of(n_rows) + self._outputs.of(n_outputs) + self._cells_s(n_rows, n_cells))
+    def step_s(self, n_rows: int, n_outputs: int, n_cells: int, passes: Sequence[int] = ()) -> float:
+        """Seconds of a step of `n_rows` rows, `n_outputs` of them outputs, while `n_cells` cells are in use.
+
+        `passes` are the rows that are computed at once, where that is not all of them.
+        """
+        rows_s = sum(map(self._rows.of, passes)) if passes else self._rows.of(n_rows)
+        return self._scale * (rows_s + self._outputs.of(n_outputs) + self._cells_s(n_rows, n_cells))
 
     def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
         """Seconds to compute `n_rows` rows of prompts by themselves, in steps of the size that is cheapest for each row."""
@@ -107,7 +121,7 @@ class CostModel:
         It is rounded down to where a row beside those is cheap. `n_least` when nothing more fits.
         """
         room = seconds / self._scale - self._outputs.of(n_least) - self._cells_s(0, n_cells)
-        row_s = self.curve.row_cell_s * self._cells.of(1) * n_cells
+        row_s = self._row_cell_s * self._cells.of(1) * n_cells
         sizes, sizes_s = self._sizes, self._sizes_s
         end = bisect_right(range(len(sizes)), room, key=lambda i: sizes_s[i] + sizes[i] * row_s)
         if not end or sizes[end - 1] <= n_least:
@@ -128,20 +142,25 @@ class CostModel:
 
     # --- what was -----------------------------------------------------------------------------------------------------
 
-    def observe(self, n_rows: int, n_outputs: int, n_cells: int, seconds: float) -> float:
+    def observe(self, n_rows: int, n_outputs: int, n_cells: int, seconds: float, passes: Sequence[int] = ()) -> float:
         """Learn from a step that took `seconds`; return how far off the prediction was, as a share of the time taken."""
-        rows_s, outputs_s, cells_s = self._rows.of(n_rows), self._outputs.of(n_outputs), self._cells_s(n_rows, n_cells)
-        total_s = rows_s + outputs_s + cells_s
-        was_known = self._rows.is_known(n_rows)
+        rows_s = [(n, self._rows.of(n)) for n in passes or (n_rows,)]
+        outputs_s, cells_s = self._outputs.of(n_outputs), self._cells_s(n_rows, n_cells)
+        total_s = sum(s for _, s in rows_s) + outputs_s + cells_s
+        was_known = all(self._rows.is_known(n) for n, _ in rows_s)
         off = math.log(seconds / (self._scale * total_s))
         self._correct(
             off,
-            ((self._rows, n_rows, rows_s / total_s), (self._outputs, n_outputs, outputs_s / total_s), (self._cells, 1, cells_s / total_s)),
+            (
+                *((self._rows, n, s / total_s) for n, s in rows_s),
+                (self._outputs, n_outputs, outputs_s / total_s),
+                (self._cells, 1, cells_s / total_s),
+            ),
         )
         error = abs(math.expm1(-off))
         self._errors.append(error)
         self._n_steps += 1
-        if self._n_steps % N_STEPS_TO_REFRESH == 0 or self._rows.is_known(n_rows) != was_known:
+        if self._n_steps % N_STEPS_TO_REFRESH == 0 or (not was_known and all(self._rows.is_known(n) for n, _ in rows_s)):
             self._refresh()
         return error
 
@@ -172,7 +191,7 @@ class CostModel:
     # --- how it is kept -----------------------------------------------------------------------------------------------
 
     def _cells_s(self, n_rows: int, n_cells: int) -> float:
-        return n_cells * (self.curve.cell_s + n_rows * self.curve.row_cell_s) * self._cells.of(1)
+        return n_cells * (self.curve.cell_s + n_rows * self._row_cell_s) * self._cells.of(1)
 
     def _refresh(self) -> None:
         """Work out the sizes of step that no larger one undercuts.

@@ -36,6 +36,7 @@ class Curve:
     row_cell_s: float = attrs.field(default=0.0, validator=_seconds)  # that it adds for each row
     save_cell_s: float | None = attrs.field(default=None, validator=_seconds)  # to save a cell's content; None: not known
     restore_cell_s: float | None = attrs.field(default=None, validator=_seconds)
+    apart_gain_cell_s: float | None = attrs.field(default=None, validator=_seconds)  # see `Apart`; None: they cannot lie apart
 
     def __attrs_post_init__(self) -> None:
         if self.rows[0][1] <= 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 import numpy as np
@@ -17,6 +18,8 @@ from cllm.backend import Batch, Embedder, Pooling, Vectors
 from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, RequestError
 
 Sums = npt.NDArray[np.float64]
+
+N_DEATHS_MAX: Final = 2  # with one input alone in the step: the first may have had another cause
 
 
 class InputTooLong(ContextExceeded):
@@ -55,6 +58,7 @@ class Input:
     n_computed: int = 0
     pooled: Sums | None = None  # the sum of the rows for MEAN, else the row that counts
     alone: bool = False  # a step that it was part of failed: it is tried by itself
+    n_deaths: int = 0  # of the model, in a step that had nothing else
 
 
 @attrs.define(eq=False)
@@ -152,15 +156,38 @@ class EmbedScheduler:
         for one in members:
             self._free(one)
         if len(members) == 1 and not members[0].job.is_over:
-            failure = GenerationFailed("the model failed on this input", code="step_failed")
-            failure.__cause__ = error
-            members[0].job.error = failure
-            return [members[0].job]
+            return [self._fail(members[0].job, error)]
         for one in reversed(members):
             self._waiting.appendleft(deque([attrs.evolve(one, n_computed=0, pooled=None, alone=True)]))
         return []
 
+    def apply_death(self, plan: EmbedPlan | None, error: Exception) -> list[Job]:
+        """The model died, in the step of `plan` or between two, and another one with empty slots takes its place; return the jobs ended.
+
+        Everything that was begun starts over. Those with whom it died are tried one by one; with whom it dies alone again, its job ends.
+        """
+        members = [] if plan is None else [one for one, _ in plan.parts]
+        begun, over = list(self._begun), []
+        for one in begun:
+            self._free(one)
+        for one in reversed(begun):
+            is_member, is_alone = one in members, len(members) == 1
+            again = attrs.evolve(
+                one, n_computed=0, pooled=None, alone=one.alone or is_member, n_deaths=one.n_deaths + (is_member and is_alone)
+            )
+            if again.n_deaths < N_DEATHS_MAX or one.job.is_over:
+                self._waiting.appendleft(deque([again]))
+            else:
+                over.append(self._fail(one.job, error))
+        return over
+
     # --- how it works -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _fail(job: Job, error: Exception) -> Job:
+        job.error = GenerationFailed("the model failed on this input", code="step_failed")
+        job.error.__cause__ = error
+        return job
 
     def _sweep(self) -> None:
         for one in [one for one in self._begun if one.job.is_over]:

@@ -300,6 +300,18 @@ class Memory:
         if self.offload is not None:
             self.offload.lost()
 
+    def laid_out(self, limits: MemoryLimits, offload: Offload | None) -> None:
+        """The cells lie as `limits` say since now, after `lost`; what is on the host was of the layout before."""
+        assert not self._live
+        assert not self.tree.n_resting
+        self.limits = limits
+        self.cells = Cells(limits.n_cells, limits.n_slots)
+        self.tree = PrefixTree(self.cells)
+        self._found = None
+        if offload is not None and self.offload is not None:
+            offload.succeeds(self.offload)
+        self.offload = offload
+
     @property
     def n_restoring(self) -> int:
         """Sequences whose cells are on their way from the host."""

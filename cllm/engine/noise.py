@@ -24,12 +24,15 @@ columns from 2**32, the columns' first tokens from 2 * 2**32, coins from 3 * 2**
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+
+from cllm.backend import Logits
 
 Keys: TypeAlias = npt.NDArray[np.uint64]
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -42,6 +45,7 @@ _FIRST_TIMES: Final = 1 << 32
 _FIRST_TOKENS: Final = 2 << 32
 _COINS: Final = 3 << 32
 _ONE_BITS: Final = np.uint64(0x3FF0000000000000)  # of the float 1.0
+_FEW_KEYS: Final = 16  # below it, arrays take longer
 _COLUMN_HEIGHT: Final = 64  # measured at 152k: 32 and 128 cost as much or more in the column maxima, and this bounds the tokens best
 
 
@@ -53,9 +57,24 @@ def mix(h: int) -> int:
     return h ^ (h >> 31)
 
 
+def sequence_key(seed: int) -> int:
+    """Return what the keys of a sequence's tokens are made of; only the seed's low 64 bits count."""
+    return mix(seed + GOLDEN)
+
+
 def row_key(seed: int, index: int) -> int:
-    """Return the key of the token at `index` of the sequence with `seed`; only the seed's low 64 bits count."""
-    return mix(mix(seed + GOLDEN) + index * GOLDEN)
+    """Return the key of the token at `index` of the sequence with `seed`."""
+    return mix(sequence_key(seed) + index * GOLDEN)
+
+
+def row_keys(keys: Sequence[int], indexes: Sequence[int]) -> Keys:
+    """The same for several sequences, whose `sequence_key` is known."""
+    if len(keys) < _FEW_KEYS:
+        return np.array([mix(key + index * GOLDEN) for key, index in zip(keys, indexes, strict=True)], np.uint64)
+    states = np.array(indexes, np.uint64)
+    states *= np.uint64(GOLDEN)
+    states += np.array(keys, np.uint64)
+    return _mix_array(states)
 
 
 def coin(key: int) -> float:
@@ -73,12 +92,12 @@ def _exponentials(hashes: Keys) -> Floats:
     return np.negative(u, out=u)
 
 
-def _mix_array(h: Keys) -> Keys:
-    """Apply `mix` in place."""
+def _mix_array(h: Keys, scratch: Keys | None = None) -> Keys:
+    """Apply `mix` in place; `scratch` is of the same shape."""
     for shift, multiplier in ((30, _MULTIPLIERS[0]), (27, _MULTIPLIERS[1])):
-        h ^= h >> np.uint64(shift)
+        h ^= np.right_shift(h, np.uint64(shift), out=scratch)
         h *= np.uint64(multiplier)
-    h ^= h >> np.uint64(31)
+    h ^= np.right_shift(h, np.uint64(31), out=scratch)
     return h
 
 
@@ -111,12 +130,30 @@ class Grid:
     steps: Ids  # what to add to a column's number for the ids of its tokens, the highest column's
     _whole_heights: Keys
     _column_states: Keys  # for the columns' first times, what is added to a key
+    _lead_bases: Logits  # float32: what `leads_at_most` adds to its logarithms
 
-    def column_times(self, keys: Keys) -> Floats:
-        """Return each column's first time, for the keys of shape (n, 1): (n, n_columns)."""
-        times = _exponentials(_mix_array(keys + self._column_states))
-        times /= self.heights
+    def column_hashes(self, keys: Keys, out: Keys, scratch: Keys) -> Keys:
+        """Return what the columns' first times are made of, for the keys of shape (n, 1): (n, n_columns)."""
+        np.add(keys, self._column_states, out=out)
+        return _mix_array(out, scratch)
+
+    def first_times(self, hashes: Keys, columns: Ids) -> Floats:
+        """Return the first times of these columns; `hashes` are theirs, and overwritten."""
+        times = _exponentials(hashes)
+        times /= self.heights[columns]
         return times
+
+    def leads_at_most(self, hashes: Keys, out: Logits, scratch: Keys) -> Logits:
+        """Return float32 that ``-log(first time)`` of each column exceeds by rounding at most; `hashes` are of all columns, (n, n_columns).
+
+        The time is ``-log(u) / height``, and ``-log(u) >= 1 - u``, which is near it where it counts, and saves a logarithm and 29 bits.
+        """
+        np.invert(hashes, out=scratch)
+        np.right_shift(scratch, np.uint64(12), out=scratch)
+        out[...] = scratch
+        out += np.float32(0.5)  # now (1 - u) * 2**52
+        np.log(out, out=out)
+        return np.subtract(self._lead_bases, out, out=out)
 
     def times(self, keys: Keys, ids: Ids) -> Floats:
         """Return the tokens' times; `keys` and `ids` broadcast."""
@@ -162,4 +199,5 @@ def grid_of(n_vocab: int) -> Grid:
         steps=np.arange(0, n_vocab, n_columns),
         whole_heights=heights.astype(np.uint64),
         column_states=_scaled((columns + _FIRST_TIMES).astype(np.uint64)),
+        lead_bases=(np.log(heights) + 52 * np.log(2)).astype(np.float32),
     )

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from cllm.engine.noise import Floats, Ids
-from cllm.engine.rows import Bools, Rows, total, weigh
+from cllm.engine.rows import Bools, Rows, pairs_of, total, weigh
 from cllm.engine.shortlist import order_keys
 
 _FEW_COLUMNS = 8  # one in so many: beyond that reading the whole row is cheaper than picking columns
@@ -41,13 +41,15 @@ class Nucleus:
         """Tell where the columns that hold the likelier tokens already prove it: the others weigh at least their maximum."""
         members, n = self.members[places], len(places)
         tops, temperatures = self.rows.tops[members, None], self.temperatures[places, None].astype(np.float32)
-        maxima, own = self.rows.maxima[members], self.rows.logits[members, tokens]
-        picked = maxima >= own[:, None]
-        few = picked.sum(axis=1) * _FEW_COLUMNS <= maxima.shape[1]
-        picked &= few[:, None]
-        unseen = np.exp((maxima - tops) / temperatures)
-        unseen[picked] = 0
-        r, c = picked.nonzero()
+        maxima, own = self.rows.maxima_of(members), self.rows.logits[members, tokens]
+        r, c = pairs_of(maxima >= own[:, None])
+        few = np.bincount(r, minlength=n) * _FEW_COLUMNS <= maxima.shape[1]
+        if not few.all():
+            r, c = r[few[r]], c[few[r]]
+        unseen = np.subtract(maxima, tops, out=self.rows.work.room("unseen", np.float32, *maxima.shape))
+        unseen /= temperatures
+        np.exp(unseen, out=unseen)
+        unseen[r, c] = 0
         ids, logits = c[:, None] + self.rows.grid.steps, self.rows.logits_at(members[r], c)
         weights = np.exp((logits - tops[r]) / temperatures[r])
         before = (logits > own[r, None]) | ((logits == own[r, None]) & (ids < tokens[r, None]))

@@ -80,6 +80,11 @@ class Offload:
         n_moved = sum(piece.n_cells for piece in chain.pieces)
         return chain if self.prices.is_worth_restoring(n_moved, chain.end - n_have) else None
 
+    def succeeds(self, other: Offload) -> None:
+        """Take over what `other` has counted and learned of the work; its states fit no more."""
+        self.pool.totals = other.pool.totals
+        self.prices.demand = other.prices.demand
+
     def lost(self) -> None:
         """What was to be saved is gone, and nothing is carried."""
         self._saving.clear()

@@ -114,12 +114,13 @@ class Work:
 class Plan(Work):
     """One step's work, and whose it is. `events` are owed at once, whatever the step brings."""
 
-    decoding: list[Sequence]  # one row each, in the batch's order
-    prefilling: list[tuple[Sequence, int]]  # (sequence, rows), in the batch's order after the decoding ones
+    decoding: list[Sequence]  # one row each
+    prefilling: list[tuple[Sequence, int]]  # (sequence, rows)
     outputs: list[Sequence]  # whose next token is drawn, as `samplers`
     events: list[Event]
     scorings: Seq[Scoring] = ()
     n_cells: int = 0  # cells in use, which the step's attention walks
+    passes: tuple[int, ...] = ()  # rows that are computed at once, where each slot has cells of its own
     expected_s: float = 0.0  # what the rows will probably take
 
     @property

@@ -16,9 +16,11 @@ import numpy as np
 
 from cllm.backend import Logits
 from cllm.engine.noise import Floats, Ids, Keys
-from cllm.engine.rows import Rows
+from cllm.engine.rows import Rows, pairs_of
 
 _MANY_COLUMNS = 8  # a row: from there on it pays to run the columns' first tokens before the others
+_MARGIN = 1e-3  # by which a bound in float32 may be too low: scores that can win are within 50 of 0
+_HOTTEST = 1e30  # the temperature beyond which float32 would make infinities; nothing differs there
 
 
 @attrs.define(eq=False)
@@ -33,9 +35,8 @@ class Race:
     tops: Floats
     temperatures: Floats
     keys: Keys
-    times: Floats  # (n, n_columns): the first time of each column
-    leads: Floats  # (n, n_columns): what the first time adds to a score, -log(time)
-    bounds: Floats  # (n, n_columns): no token of the column scores higher
+    hashes: Keys  # (n, n_columns): what the first time of each column is made of
+    bounds: Logits  # (n, n_columns), float32: no token of the column scores higher by more than `_MARGIN`
     floor: Floats
     below: Ids
     has_floor: bool
@@ -45,52 +46,60 @@ class Race:
     @classmethod
     def of(cls, rows: Rows, members: Ids, keys: Keys, temperatures: Floats, floor: Floats) -> Race:
         """Set up a race among all tokens whose logits are not below the `floor`."""
-        n, has_floor = len(members), bool(np.isfinite(floor).any())
-        tops = rows.tops[members].astype(np.float64)
-        maxima = rows.maxima[members]
-        times = rows.grid.column_times(keys[:, None])
-        leads = -np.log(times)
-        bounds = maxima - tops[:, None]
-        bounds /= temperatures[:, None]
-        bounds += leads
+        n, has_floor, grid = len(members), bool(np.isfinite(floor).any()), rows.grid
+        maxima = rows.maxima_of(members)
+        hashes, scratch = rows.work.room("hashes", np.uint64, n, grid.n_columns), rows.work.room("scratch", np.uint64, n, grid.n_columns)
+        leads, bounds = rows.work.room("leads", np.float32, n, grid.n_columns), rows.work.room("bounds", np.float32, n, grid.n_columns)
+        grid.column_hashes(keys[:, None], hashes, scratch)
+        np.subtract(maxima, rows.tops[members, None], out=bounds)
+        bounds /= np.minimum(temperatures, _HOTTEST).astype(np.float32)[:, None]
+        bounds += grid.leads_at_most(hashes, leads, scratch)
         if has_floor:
             bounds[maxima < floor[:, None]] = -np.inf
-        below, best, winners = np.full(n, rows.grid.n_vocab), np.full(n, -np.inf), np.zeros(n, np.int64)
-        return cls(rows, members, tops, temperatures, keys, times, leads, bounds, floor, below, has_floor, best, winners)
+        tops = rows.tops[members].astype(np.float64)
+        below, best, winners = np.full(n, grid.n_vocab), np.full(n, -np.inf), np.zeros(n, np.int64)
+        return cls(rows, members, tops, temperatures, keys, hashes, bounds, floor, below, has_floor, best, winners)
 
     def run(self, again: Ids) -> None:
         """Find the winners among the members in `again`."""
         self.best[again] = -np.inf
         bounds = self.bounds if len(again) == len(self.bounds) else self.bounds[again]
-        self._look_into(again, bounds.argmax(axis=1))
-        places, columns = (bounds > self.best[again][:, None]).nonzero()
+        first = bounds.argmax(axis=1)
+        self._look_into(again, first, self._first_times(again, first))
+        places, columns = pairs_of(bounds > (self.best[again] - _MARGIN).astype(np.float32)[:, None])
         places = again[places]
+        places, columns, times = self._beatable(places, columns, self._first_times(places, columns))
         if len(places) > _MANY_COLUMNS * len(again):
-            self._run_firsts(places, columns)
-            beatable = self.bounds[places, columns] > self.best[places]
-            places, columns = places[beatable], columns[beatable]
-        self._look_into(places, columns)
+            self._run_firsts(places, columns, times)
+            places, columns, times = self._beatable(places, columns, times)
+        self._look_into(places, columns, times)
 
-    def _look_into(self, places: Ids, columns: Ids) -> None:
+    def _first_times(self, places: Ids, columns: Ids) -> Floats:
+        return self.rows.grid.first_times(self.hashes[places, columns], columns)
+
+    def _beatable(self, places: Ids, columns: Ids, times: Floats) -> tuple[Ids, Ids, Floats]:
+        """Return those of the columns in which a token may score higher than the best so far."""
+        heated = (self.rows.maxima[self.members[places], columns] - self.tops[places]) / self.temperatures[places]
+        may_win = heated - np.log(times) > self.best[places]
+        return places[may_win], columns[may_win], times[may_win]
+
+    def _look_into(self, places: Ids, columns: Ids, times: Floats) -> None:
         """Run the tokens of these columns, as far as they take part and could win at the column's first time."""
         logits = self.rows.logits_at(self.members[places], columns)
-        heated = (logits - self.tops[places, None]) / self.temperatures[places, None]
-        limits = self.best[places] - self.leads[places, columns]
-        hopeful = heated > limits[:, None]
-        if self.has_floor:
-            hopeful &= logits >= self.floor[places, None]
-        pairs, steps = hopeful.nonzero()
+        limits = (self.best[places] + np.log(times) - _MARGIN) * self.temperatures[places] + self.tops[places]
+        pairs, steps = pairs_of(logits > np.nextafter(limits.astype(np.float32), np.float32(-np.inf))[:, None])
         places, columns = places[pairs], columns[pairs]
         ids = columns + steps * self.rows.grid.n_columns
-        times = self.times[places, columns] + self.rows.grid.delays(self.keys[places], ids, columns)
-        self._offer(places, ids, heated[pairs, steps] - np.log(times), logits[pairs, steps])
+        times = times[pairs] + self.rows.grid.delays(self.keys[places], ids, columns)
+        own = logits[pairs, steps]
+        self._offer(places, ids, (own - self.tops[places]) / self.temperatures[places] - np.log(times), own)
 
-    def _run_firsts(self, places: Ids, columns: Ids) -> None:
+    def _run_firsts(self, places: Ids, columns: Ids, times: Floats) -> None:
         """Run only the first tokens of these columns: one each, and where noise decides a good one."""
         ids = self.rows.grid.first_ids(self.keys[places], columns)
         logits = self.rows.logits[self.members[places], ids]
         heated = (logits - self.tops[places]) / self.temperatures[places]
-        self._offer(places, ids, heated + self.leads[places, columns], logits)
+        self._offer(places, ids, heated - np.log(times), logits)
 
     def _offer(self, places: Ids, ids: Ids, scores: Floats, logits: Logits) -> None:
         if self.has_floor:

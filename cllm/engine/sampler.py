@@ -10,9 +10,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from cllm.backend import Logits, Vocabulary
+from cllm.backend import Draw, Logits, Vocabulary
 from cllm.engine.dry import Dry, dry_breaker_tokens
-from cllm.engine.noise import row_key
+from cllm.engine.noise import row_key, sequence_key
 from cllm.engine.params import SamplingParams, SamplingProfile, StopParams
 from cllm.engine.penalties import TokenCounts, presence_and_frequency, repeat
 from cllm.text.grammar import GrammarState, Words
@@ -33,6 +33,7 @@ class Sampler:
 
     params: SamplingParams
     seed: int
+    sequence_key: int  # of its noise
     tokens: list[int]
     n_prompt: int
     n_logprobs: int | None
@@ -55,6 +56,7 @@ class Sampler:
     _never: npt.NDArray[np.int64]
     _not_yet: npt.NDArray[np.int64]
     _adjusts_always: bool
+    _draw: Draw | None  # by which a model that can may draw all that is not held to something else
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class Sampler:
     ) -> None:
         self.params = params
         self.seed = seed
+        self.sequence_key = sequence_key(seed)
         self.tokens = tokens
         self.n_prompt = n_prompt
         self.n_logprobs = n_logprobs
@@ -98,6 +101,13 @@ class Sampler:
         dries = params.dry_multiplier and params.dry_base >= 1 and params.dry_penalty_last_n != 0
         self._dry = Dry.of(tokens, dry_breakers, params.dry_penalty_last_n) if dries else None
         self._adjusts_always = bool(self._generated or self._recent or self._dry or params.logit_bias)
+        needs_logits = self._adjusts_always or grammar is not None or n_logprobs is not None or len(self._never) or params.top_n_sigma > 0
+        self._draw = self._draw_of(params) if self.is_plain and not needs_logits else None
+
+    def _draw_of(self, params: SamplingParams) -> Draw:
+        if self.is_greedy:
+            return Draw(temperature=1.0, truncation_temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
+        return Draw(self.temperature, self.truncation_temperature, max(params.top_k, 0), min(params.top_p, 1.0), params.min_p)
 
     def observe(self, token: int) -> None:
         """Take note of `token`, which was just appended to `tokens`."""
@@ -130,6 +140,12 @@ class Sampler:
     def force(self, tokens: Sequence[int]) -> None:
         """Let the next tokens be these, whatever the logits; their logprobs are the model's all the same."""
         self._forced.extend(tokens)
+
+    def draw_by_model(self) -> Draw | None:
+        """Return how a model that can draws the next token; None where nothing but its logits will do."""
+        if self._forced or self.mask is not None or self.grammar_waits or len(self.tokens) - self.n_prompt < self.min_tokens:
+            return None
+        return self._draw
 
     @property
     def key(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 
 import attrs
 
-from cllm.backend import Vocabulary
+from cllm.backend import KvLayout, Vocabulary
 from cllm.engine.batching import BatchFormer
 from cllm.engine.budget import RowBudget
 from cllm.engine.cost import CostModel
@@ -23,6 +23,7 @@ from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
 from cllm.engine.following import Followers
 from cllm.engine.gate import CERTAINTY, Demand, Gate, Service
 from cllm.engine.hostpool import HostPool
+from cllm.engine.layout import Apart, LayoutChoice
 from cllm.engine.memory import Memory, MemoryLimits
 from cllm.engine.offload import Offload
 from cllm.engine.places import Places
@@ -67,11 +68,15 @@ class Limits:
     itl_max_s: float | None = None  # time between tokens that so many sequences may run as keep; None: as many as there is room for
     itl_target_s: float | None = None  # how long a step with running answers may take; None: about twice as long as without prompts
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
+    n_slots_apart: int | None = None  # where the layout may be changed: slots, if each had cells of its own; None: it stays as it is
+    n_cells_slot_apart: int = 0  # and cells of each
+    layout_change_s: float = 0.5  # that it takes, until it was measured
 
     def __attrs_post_init__(self) -> None:
         assert min(self.n_cells, self.n_slots, self.n_rows_max, self.n_live_max, self.n_waiting_max) >= 1
         assert self.row_budget is None or self.row_budget >= 1
-        assert 2 <= self.n_ctx <= self.n_cells, "a sequence alone must always fit"
+        assert self.n_ctx >= 2
+        assert self.n_ctx <= self.n_cells or (self.rows_by_slot and self.n_slots_apart), "a sequence alone must always fit"
 
 
 @attrs.frozen(kw_only=True)
@@ -105,6 +110,7 @@ class Totals:
     n_prompt_tokens: int = 0  # of admitted prompts
     n_prefill_rows: int = 0
     n_generated: int = 0
+    n_layouts: int = 0  # times that the cells were laid out anew
 
 
 class Scheduler:
@@ -118,10 +124,10 @@ class Scheduler:
         self.totals = Totals()
         self._vocabulary = vocabulary
         self._texts: dict[frozenset[int], TokenTexts] = {}  # by the control tokens that they show
-        self._n_live_max = self._n_live_max_usual = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
-        budget = RowBudget(self.cost, n_rows_max=limits.n_rows_max, n_rows_fixed=limits.row_budget, itl_target_s=limits.itl_target_s)
-        self._former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot)
-        self._places = Places(self.cost, n_max=self._n_live_max, itl_max_s=limits.itl_max_s)
+        self._n_live_max, self._places, self._former = self._dealer()
+        self._n_live_max_usual = self._n_live_max
+        self._choice = _layout_choice(limits, self.cost)
+        self._cost_other: CostModel | None = None  # of the layout that is not in force
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
         self._shares = Shares(limits.key_weights)
         self._queue = Queue(self._shares, limits.patience_s)
@@ -141,6 +147,20 @@ class Scheduler:
         self._trials = Trials()
         self._planned_at = self._now = 0.0
         self._n_arrived = 0
+
+    def _dealer(self) -> tuple[int, Places, BatchFormer]:
+        """What deals out the memory and the rows that the limits name."""
+        limits, cost = self.limits, self.cost
+        n_live_max = min(limits.n_live_max, limits.n_slots, limits.n_rows_max)
+        budget = RowBudget(
+            cost,
+            n_rows_max=limits.n_rows_max,
+            n_rows_fixed=limits.row_budget,
+            itl_target_s=limits.itl_target_s,
+            apart=limits.rows_by_slot,
+        )
+        former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot)
+        return n_live_max, Places(cost, n_max=n_live_max, itl_max_s=limits.itl_max_s), former
 
     # --- what the shell says ------------------------------------------------------------------------------------------
 
@@ -165,6 +185,8 @@ class Scheduler:
         self._sequences[sequence.seq_id] = sequence
         sequence.timeline.note(now, "queued", n_prompt=sequence.n_prompt, n_before=len(self._queue))
         self._queue.add(sequence)
+        if self._choice is not None:
+            self._choice.grew(sequence.n_prompt)
         if sequence.deadline is not None:
             self._remember_deadline(sequence.deadline, sequence.seq_id)
         self.totals.n_submitted += 1
@@ -197,7 +219,7 @@ class Scheduler:
             running = [sequence for sequence in running if not sequence.is_restoring]
         plan = self._former.form(running, self.memory.take_moves(), events, self.cells.n_total - self.cells.n_free)
         if plan.n_rows:
-            plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells)
+            plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes)
         return plan if plan.is_step or events else None
 
     def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
@@ -206,8 +228,10 @@ class Scheduler:
         events: list[Event] = []
         self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
         self.memory.settle(plan)
+        if self._choice is not None and plan.n_rows:
+            self._choice.stepped(len(plan.decoding), len(self._running), self.cells.n_held)
         if plan.n_rows and output.model_s > 0:
-            self.cost.observe(plan.n_rows, plan.batch.n_outputs, plan.n_cells, output.model_s)
+            self.cost.observe(plan.n_rows, plan.batch.n_outputs, plan.n_cells, output.model_s, plan.passes)
         for sequence in plan.decoding:
             sequence.share.charge(GENERATED_TOKEN)
             self.memory.decoded(sequence)
@@ -279,6 +303,44 @@ class Scheduler:
         elif suspects:
             self._trials.isolate(suspects)
         return events
+
+    # --- how the cells lie --------------------------------------------------------------------------------------------
+
+    def layout_due(self) -> KvLayout | None:
+        """The layout that the model's cells should have from now on; None: as it is. Cheap, to be asked before every plan."""
+        choice = self._choice
+        if choice is None or not choice.may_be_due or self._trials:
+            return None
+        again_s = self.cost.prefill_s(sum(sequence.n_computed for sequence in self._running))
+        n_longest = max((len(sequence.tokens) for sequence in self._sequences.values()), default=0)
+        offload = self.memory.offload
+        if not choice.is_due(again_s, n_longest, 0.0 if offload is None else offload.prices.demand.share):
+            return None
+        return KvLayout.UNIFIED if choice.is_apart else KvLayout.STREAMS
+
+    def vacate(self, now: float) -> None:
+        """Let everybody wait and take back all cells: they are about to be laid out anew. Nobody's tokens are lost."""
+        self._now = now
+        for sequence in list(self._running):
+            self._preempt(sequence, keep=False)
+        self.memory.lost()
+
+    def laid_out(self, limits: Limits, seconds: float) -> None:
+        """After `vacate`: the cells lie as `limits` say, which took `seconds`; they are as before if that failed."""
+        assert self._choice is not None
+        if limits.rows_by_slot == self.limits.rows_by_slot:
+            self._choice = None  # it will not be tried again
+            return
+        # What one sequence may have was promised, and does not change: who outgrows a part brings the pool back.
+        self.limits = attrs.evolve(limits, n_ctx=self.limits.n_ctx)
+        other = self._cost_other or self.cost.beside(n_rows_max=limits.n_rows_max, apart=limits.rows_by_slot)
+        self.cost, self._cost_other = other, self.cost
+        self.memory.laid_out(_memory_limits(self.limits), _offload(self.limits, self.cost))
+        self.cells = self.memory.cells
+        self._n_live_max, self._places, self._former = self._dealer()
+        self._n_live_max_usual = self._n_live_max
+        self._choice.changed(seconds)
+        self.totals.n_layouts += 1
 
     def plan_retirement(self) -> Plan | None:
         """The step that moves one cached branch to the host, the oldest first; None when none is left. Only while nothing is under way."""
@@ -436,6 +498,9 @@ class Scheduler:
         sequence.prefill_from = self.totals.n_prefill_rows
         if sequence.admitted_at is None:
             sequence.admitted_at = now
+            if self._choice is not None:
+                n_live = min(len(self._running) + 1 + self.n_waiting, self.limits.n_live_max)
+                self._choice.came(sequence.n_prompt, sequence.n_computed, n_live)
             # Charged at once: otherwise the same key would be given the next place too.
             sequence.share.charge(PROMPT_TOKEN * (sequence.n_prompt - sequence.n_computed))
             self.totals.n_prompt_tokens += sequence.n_prompt
@@ -464,11 +529,8 @@ class Scheduler:
     def _accept(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Event]) -> None:
         """Take a drawn token: append it, tell of it, and see whether it was the last."""
         if sequence.first_token_at is None:
-            if sequence.deadline is not None and now >= sequence.deadline:
-                self._fail(sequence, _too_late(), events)
+            if not self._begin(sequence, now, events):
                 return
-            sequence.first_token_at = now
-            sequence.timeline.note(now, "first_token")
             if len(sequence.tokens) >= sequence.n_max:  # only the prompt was wanted
                 self._finish(sequence, FinishReason.LENGTH, None, now, events)
                 return
@@ -481,6 +543,8 @@ class Scheduler:
             return
         self.totals.n_generated += 1
         n_tokens = len(tokens)
+        if self._choice is not None and self._choice.is_apart:
+            self._choice.grew(n_tokens)
         logprobs = None if logprob is None else [logprob]
         can_end = n_tokens >= sequence.n_final_from
         if can_end and token in sequence.final_tokens:
@@ -502,6 +566,15 @@ class Scheduler:
                 sequence.sampler.grammar_waits = transcript.is_reasoning
             if due := transcript.due():
                 sequence.sampler.force(due)
+
+    def _begin(self, sequence: Sequence, now: float, events: list[Event]) -> bool:
+        """Note the first token, unless it comes too late."""
+        if sequence.deadline is not None and now >= sequence.deadline:
+            self._fail(sequence, _too_late(), events)
+            return False
+        sequence.first_token_at = now
+        sequence.timeline.note(now, "first_token")
+        return True
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None, now: float, events: list[Event]) -> None:
         self._end(sequence)
@@ -579,6 +652,8 @@ class Scheduler:
         else:
             self._free(sequence, keep=keep)
         self._n_live_max = self._n_live_max_usual
+        if self._choice is not None:
+            self._choice.ended(len(sequence.tokens), sequence.n_max)
         sequence.move(Phase.FINISHED)
         del self._sequences[sequence.seq_id]
         if self._trials.is_any_suspect:
@@ -635,6 +710,20 @@ class Scheduler:
         if texts is None:
             texts = self._texts[shown] = TokenTexts(self._vocabulary, shown=shown)
         return Transcript(texts, stop=spec.stopping.stop, form=spec.answer)
+
+
+def _layout_choice(limits: Limits, cost: CostModel) -> LayoutChoice | None:
+    gain_cell_s = cost.curve.apart_gain_cell_s
+    if not limits.n_slots_apart or not gain_cell_s:
+        return None
+    return LayoutChoice(
+        Apart(
+            n_slots=limits.n_slots_apart,
+            n_cells_slot=limits.n_cells_slot_apart,
+            gain_cell_s=gain_cell_s,
+            change_s=limits.layout_change_s,
+        )
+    )
 
 
 def _memory_limits(limits: Limits) -> MemoryLimits:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cllm.backend import Logits
 from cllm.engine.noise import Floats, Grid, Ids, Keys
-from cllm.engine.rows import Bools, Rows
+from cllm.engine.rows import Bools, Rows, pairs_of
 
 K_MAX = 256  # beyond it the columns bound too little
 _GROUP = 8  # columns: partitioning is the dearest part of a short list, and with these it costs an eighth
@@ -32,7 +32,7 @@ class Shortlist:
     @classmethod
     def of(cls, rows: Rows, members: Ids, k: int) -> Shortlist:
         """Return the lists of the rows in `members`; `k` must fit."""
-        maxima = rows.maxima[members]
+        maxima = rows.maxima_of(members)
         limits = _limits(maxima, k)
         picked = maxima >= limits[:, None]
         crowded = picked.sum(axis=1) > 4 * k  # ties, or too few tokens above -inf
@@ -77,9 +77,9 @@ def _limits(maxima: Logits, k: int) -> Logits:
 
 def _sorted_keys(rows: Rows, members: Ids, picked: Bools, limits: Logits, k: int) -> Keys:
     """Return the order keys of the first k tokens that reach the rows' limits in the picked columns."""
-    places, columns = picked.nonzero()
+    places, columns = pairs_of(picked)
     logits = rows.logits_at(members[places], columns)
-    pairs, steps = (logits >= limits[places, None]).nonzero()
+    pairs, steps = pairs_of(logits >= limits[places, None])
     places, ids = places[pairs], columns[pairs] + steps * rows.grid.n_columns
     counts = np.bincount(places, minlength=len(members))
     starts = np.cumsum(counts) - counts

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import attrs
 
-from cllm.backend import StreamRequest, Vocabulary
-from cllm.engine.events import Event, FinishReason
+from cllm.backend import StreamEnd, StreamRequest, StreamToken, Vocabulary
+from cllm.engine.events import Event, FinishReason, TokenLogprob
 from cllm.engine.fairness import GENERATED_TOKEN
 from cllm.engine.params import SamplingParams
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
-from cllm.errors import GenerationFailed, NotSupported
+from cllm.errors import GenerationFailed, NotHeeded
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 """Of `SamplingParams`, what a `StreamRequest` has too, by the same names."""
@@ -18,6 +21,9 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presenc
 _USUAL = SamplingParams()
 _OTHER = ("typical_p", "top_n_sigma", "dry_multiplier", "xtc_probability", "mirostat", "dynatemp_range", "logit_bias")
 """The rest of it that switches something on."""
+
+
+N_DEATHS_MAX = 3  # of the model, between two tokens of a sequence that it worked on each time
 
 
 @attrs.define(eq=False)
@@ -36,15 +42,17 @@ class StreamScheduler(Scheduler):
     `apply`.
     """
 
-    def __init__(self, limits: Limits, vocabulary: Vocabulary, heeds: frozenset[str]) -> None:
+    def __init__(self, limits: Limits, vocabulary: Vocabulary, heeds: frozenset[str], n_logprobs_max: int = 0) -> None:
         super().__init__(limits, vocabulary)
         self._heeds = heeds
+        self._n_logprobs_max = n_logprobs_max
+        self._n_deaths: dict[int, int] = {}  # of those that the model died with since they had a token last
         self._started: dict[int, Sequence] = {}  # that the model works on, as far as it has been told
         self._heard_at = 0.0  # when a token came last
 
     def submit(self, spec: SequenceSpec, now: float) -> int:
-        """See `Scheduler.submit`. Raises also: NotSupported for what the model does not heed."""
-        check_heeded(spec, self._heeds)
+        """See `Scheduler.submit`. Raises also: NotHeeded for what the model does not heed."""
+        self._check_heeded(spec)
         return super().submit(spec, now)
 
     @property
@@ -67,8 +75,9 @@ class StreamScheduler(Scheduler):
         self._started = running
         return turn
 
-    def take(self, seq_id: int, token: int, now: float) -> list[Event]:
+    def take(self, told: StreamToken, now: float) -> list[Event]:
         """Settle a token that the model told. Those of sequences that have ended are not heard."""
+        seq_id = told.seq_id
         sequence = self._started.get(seq_id)
         if sequence is None or sequence.seq_id not in self._sequences or sequence.cancelled:
             return []
@@ -84,53 +93,87 @@ class StreamScheduler(Scheduler):
         else:
             self.memory.decoded(sequence)
         sequence.share.charge(GENERATED_TOKEN)
-        self._accept(sequence, token, None, now, events)
+        self._n_deaths.pop(seq_id, None)
+        self._accept(sequence, told.token, _logprob_of(told), now, events)
         if seq_id in self._sequences:
             self.memory.reserve(sequence)
         return events
 
-    def take_end(self, seq_id: int, error: str, now: float) -> list[Event]:
-        """Settle the end of a sequence that the model told; one without an error ended for its length."""
-        sequence = self._started.pop(seq_id, None)
-        if sequence is None or seq_id not in self._sequences:
+    def take_end(self, end: StreamEnd, now: float) -> list[Event]:
+        """Settle the end of a sequence that the model told."""
+        sequence = self._started.pop(end.seq_id, None)
+        if sequence is None or end.seq_id not in self._sequences:
             return []
         self._now = now
         events: list[Event] = []
-        if error:
-            self._fail(sequence, GenerationFailed("the model failed on this request", code="stream_failed"), events)
+        if end.error or end.refusal is not None:
+            self._fail(sequence, end.refusal or GenerationFailed("the model failed on this request", code="stream_failed"), events)
         else:
-            self._finish(sequence, FinishReason.STOP, None, now, events)
+            self._finish(sequence, FinishReason.LENGTH if end.is_cut else FinishReason.STOP, end.stop_reason, now, events)
         return events
+
+    def take_death(self, now: float) -> list[Event]:
+        """The model died with all that it worked on, and another one takes its place, which `turn` then begins anew on what they have.
+
+        Nobody knows who brought it about. Who is there again and again without having come further is to blame, or at least unlucky.
+        """
+        self._now = now
+        events: list[Event] = []
+        for seq_id, sequence in self._started.items():
+            n_deaths = self._n_deaths[seq_id] = self._n_deaths.get(seq_id, 0) + 1
+            if seq_id in self._sequences and (n_deaths >= N_DEATHS_MAX or not self._can_go_on(sequence)):
+                self._fail(sequence, GenerationFailed("the model failed on this request", code="stream_failed"), events)
+        self._started = {}
+        self._n_deaths = {seq_id: n for seq_id, n in self._n_deaths.items() if seq_id in self._sequences}
+        return events
+
+    def _can_go_on(self, sequence: Sequence) -> bool:
+        """Whether another model could continue what was told."""
+        return True
 
     def _make_way(self, sequence: Sequence) -> bool:
         return False
 
+    def _check_heeded(self, spec: SequenceSpec) -> None:
+        check_heeded(spec, self._heeds, n_logprobs_max=self._n_logprobs_max)
 
-def request_of(sequence: Sequence) -> StreamRequest:
-    """Return what the model is asked for."""
+
+def request_of(sequence: Sequence, vocabulary: Vocabulary) -> StreamRequest:
+    """Return what the model is asked for: all of it, or what is left to be said after the tokens that an earlier one told."""
     spec = sequence.spec
     return StreamRequest(
-        prompt=tuple(spec.prompt),
-        n_tokens_max=sequence.n_max - sequence.n_prompt,
+        prompt=tuple(sequence.tokens),
+        n_tokens_max=sequence.n_max - len(sequence.tokens),
         end_tokens=sequence.final_tokens,
+        barred_tokens=vocabulary.end_tokens - sequence.final_tokens,
+        n_tokens_min=max(0, spec.stopping.min_tokens - sequence.n_generated),
         seed=spec.seed,
+        n_logprobs=spec.n_logprobs,
         **{name: getattr(spec.sampling, name) for name in SAMPLING},
     )
 
 
-def check_heeded(spec: SequenceSpec, heeds: frozenset[str]) -> None:
-    """Refuse what the model would ignore. Raises: NotSupported with the field's name."""
+def _logprob_of(told: StreamToken) -> TokenLogprob | None:
+    return None if told.logprob is None else TokenLogprob(told.token, told.logprob, list(told.top))
+
+
+def check_heeded(
+    spec: SequenceSpec, heeds: frozenset[str], further: Mapping[str, bool] = MappingProxyType({}), *, n_logprobs_max: int = 0
+) -> None:
+    """Refuse what the model would ignore, `further` fields that are asked for included. Raises: NotHeeded with the field's name."""
     sampling = spec.sampling
     asked = [name for name in SAMPLING if name not in heeds and getattr(sampling, name) != getattr(_USUAL, name)]
     asked += [name for name in _OTHER if getattr(sampling, name) != getattr(_USUAL, name)]
     others = {
-        "logprobs": spec.n_logprobs is not None,
+        "logprobs": spec.n_logprobs is not None and "n_logprobs" not in heeds,
+        "top_logprobs": (spec.n_logprobs or 0) > n_logprobs_max,
         "prompt_logprobs": spec.n_prompt_logprobs is not None,
         "response_format": spec.grammar is not None,
-        "min_tokens": spec.stopping.min_tokens > 0,
+        "min_tokens": spec.stopping.min_tokens > 0 and "n_tokens_min" not in heeds,
+        "repeat_last_n": sampling.repeat_penalty != 1 and sampling.repeat_last_n != _USUAL.repeat_last_n,
         "reasoning_budget": spec.answer is not None and spec.answer.n_reasoning_max is not None,
         "max_tokens": spec.stopping.max_tokens == 0,
     }
-    asked += [name for name, is_asked in others.items() if is_asked]
+    asked += [name for name, is_asked in {**others, **further}.items() if is_asked]
     if asked:
-        raise NotSupported(f"this model's backend cannot do {asked[0]}", param=asked[0])
+        raise NotHeeded(f"this model's backend cannot do {asked[0]}", param=asked[0])

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from cllm.backend import Batch, OnProgress, StepModel
+from cllm.backend import Batch, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
 from cllm.errors import LoadAborted
 
@@ -21,6 +21,10 @@ N_REPEATS, REPEATS_S = 7, 0.05  # a size is measured so often, or as often as go
 N_CELLS_SAVED: Final = 128  # of the slot whose copies fill the cells
 N_CELLS_FULL: Final = 4096  # in use when their cost is measured, if there are twice as many
 N_COPIES_LEAST: Final = 4
+N_SLOTS_APART: Final = 8  # that generate when it is measured what it gains if their cells lie apart
+N_CELLS_PART: Final = 256  # llama.cpp rounds parts to so many
+APART_S_MAX: Final = 2.0  # that may take
+GAIN_LEAST: Final = 0.02  # of a step; less is noise
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
 Clock = Callable[[], float]
 
@@ -49,6 +53,7 @@ class _Measurement:
             self._measure_rows()
             outputs = self._measure_outputs()
             cell_s, row_cell_s, save_cell_s, restore_cell_s = self._measure_cells()
+            apart_gain_cell_s = self._measure_apart()
         finally:
             self._empty()
         return Curve(
@@ -58,6 +63,7 @@ class _Measurement:
             row_cell_s=row_cell_s,
             save_cell_s=save_cell_s,
             restore_cell_s=restore_cell_s,
+            apart_gain_cell_s=apart_gain_cell_s,
         )
 
     # --- the parts ----------------------------------------------------------------------------------------------------
@@ -107,6 +113,42 @@ class _Measurement:
             cell_s, row_cell_s = self._guessed_cells_s()
         restore_cell_s = median(restores_s) / n_cells if restores_s else None
         return cell_s, row_cell_s, save_s / n_cells, restore_cell_s
+
+    def _measure_apart(self) -> float | None:
+        """What a generating row gains for each of its cells if they lie apart; None where they cannot, or to measure it takes too long."""
+        model = self._model
+        if not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS} or not model.capabilities.can_save:
+            return None
+        n_slots, n_cells = min(N_SLOTS_APART, model.n_cells // N_CELLS_PART), min(N_CELLS_SAVED, model.n_rows_max)
+        if n_slots < 2 or self._expected_s(n_cells) + N_REPEATS * self._expected_s(n_slots) > APART_S_MAX:
+            return None
+        pooled_s = self._generating_s(n_slots, n_cells)
+        try:
+            model.lay_out(KvLayout.STREAMS, n_slots)
+            n_slots = min(n_slots, model.n_slots)
+            apart_s = self._generating_s(n_slots, n_cells)
+        finally:
+            model.lay_out(KvLayout.UNIFIED, n_slots)
+        gain_s = pooled_s - apart_s
+        return gain_s / (n_slots * n_cells) if gain_s > GAIN_LEAST * apart_s else 0.0
+
+    def _generating_s(self, n_slots: int, n_cells: int) -> float:
+        """Seconds of a step in which so many slots of so many cells generate."""
+        self._fill(0, n_cells)
+        state = self._model.save(0)
+        for slot in range(1, n_slots):
+            self._restore(slot, state)
+        batch, seconds = self._batch, []
+        for number in range(N_REPEATS):
+            batch.n_rows = batch.n_outputs = n_slots
+            batch.tokens[:n_slots], batch.slots[:n_slots], batch.outputs[:n_slots] = number, np.arange(n_slots), 1
+            batch.positions[:n_slots] = n_cells + number
+            began_at = self._clock()
+            self._model.step(batch)
+            seconds.append(self._clock() - began_at)
+        self._empty()
+        self._tell()
+        return min(seconds)
 
     def _guessed_cells_s(self) -> tuple[float, float]:
         """What cells usually cost a model of this speed: at a price of nothing they would be kept for ever, and every step would pay."""

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from cllm import errors
-from cllm.backend import Batch, StepModel, Vocabulary
+from cllm.backend import Batch, StepModel, StreamBeat, StreamEnd, StreamEvent, StreamText, StreamToken, Vocabulary
 from cllm.engine.compute import compute
 from cllm.engine.hostpool import Piece
 from cllm.engine.pieces import Chain
@@ -37,16 +37,10 @@ class Crossing:
         drawings = [self._drawing(*pair) for pair in zip(plan.outputs, plan.samplers, strict=True)]
         if drawings:
             self._n_seen = {sequence.seq_id: len(sequence.tokens) for sequence in plan.outputs}
-        tokens, positions, slots, outputs = columns(plan.batch)
         return frames.Step(
             number=number,
             moves=[_moving(move) for move in plan.moves],
-            n_rows=plan.n_rows,
-            n_outputs=plan.batch.n_outputs,
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            outputs=outputs,
+            columns=columns_of(plan.batch),
             drawings=drawings,
             scorings=[frames.Scored(one.first, one.targets, one.n_top) for one in plan.scorings],
         )
@@ -83,10 +77,11 @@ class Crossing:
         )
 
 
-def columns(batch: Batch) -> tuple[bytes, bytes, bytes, bytes]:
-    """The rows of a batch, column by column."""
+def columns_of(batch: Batch) -> frames.Columns:
+    """The rows of a batch, as they cross."""
     n = batch.n_rows
-    return batch.tokens[:n].tobytes(), batch.positions[:n].tobytes(), batch.slots[:n].tobytes(), batch.outputs[:n].tobytes()
+    columns = (batch.tokens, batch.positions, batch.slots, batch.outputs)
+    return frames.Columns(n, batch.n_outputs, *(column[:n].tobytes() for column in columns))
 
 
 def _opening(sequence: Sequence, sampler: Sampler) -> frames.Opening:
@@ -152,22 +147,12 @@ class Bench:
             return _stepped(StepOutput([], [], None), work, failed(error))
         return _stepped(output, work, None)
 
-    def fill(self, rows: frames.Step | frames.Rows) -> Batch:
-        """Write the rows into the batch."""
-        batch, n = self.batch, rows.n_rows
-        batch.n_rows, batch.n_outputs = n, rows.n_outputs
-        batch.tokens[:n] = np.frombuffer(rows.tokens, np.int32)
-        batch.positions[:n] = np.frombuffer(rows.positions, np.int32)
-        batch.slots[:n] = np.frombuffer(rows.slots, np.int32)
-        batch.outputs[:n] = np.frombuffer(rows.outputs, np.int8)
-        return batch
-
     def _work(self, step: frames.Step) -> Work:
         if step.drawings:
             self.samplers = {drawing.seq_id: self._sampler(drawing) for drawing in step.drawings}
         return Work(
             moves=[_move(moving) for moving in step.moves],
-            batch=self.fill(step),
+            batch=fill(self.batch, step.columns),
             samplers=[self.samplers[drawing.seq_id] for drawing in step.drawings],
             scorings=[Scored(one.first, one.targets, one.n_top) for one in step.scorings],
         )
@@ -184,6 +169,17 @@ class Bench:
         mask = None if drawing.mask is None else np.frombuffer(drawing.mask, np.uint32)
         sampler.be_told(due=drawing.due, mask=mask, grammar_waits=drawing.grammar_waits)
         return sampler
+
+
+def fill(batch: Batch, columns: frames.Columns) -> Batch:
+    """Write the rows into the batch; return it."""
+    n = columns.n_rows
+    batch.n_rows, batch.n_outputs = n, columns.n_outputs
+    batch.tokens[:n] = np.frombuffer(columns.tokens, np.int32)
+    batch.positions[:n] = np.frombuffer(columns.positions, np.int32)
+    batch.slots[:n] = np.frombuffer(columns.slots, np.int32)
+    batch.outputs[:n] = np.frombuffer(columns.outputs, np.int8)
+    return batch
 
 
 def _opened(opening: frames.Opening, tokens: list[int], vocabulary: Vocabulary) -> Sampler:
@@ -259,3 +255,51 @@ def error_of(failure: frames.Failed) -> errors.BackendError:
     if isinstance(kind, type) and issubclass(kind, errors.BackendError):
         return kind(failure.message)
     return errors.StepFailed(failure.message)
+
+
+# --- what a model that schedules itself tells ----------------------------------------------------------------------------
+
+
+def told_of(event: StreamEvent) -> frames.TokenTold | frames.TextTold | frames.BeatTold | frames.EndTold:
+    """The message for an event."""
+    if isinstance(event, StreamToken):
+        return frames.TokenTold(event)
+    if isinstance(event, StreamText):
+        return frames.TextTold(event)
+    if isinstance(event, StreamBeat):
+        return frames.BeatTold()
+    refused = None if event.refusal is None else _refused(event.refusal)
+    return frames.EndTold(event.seq_id, event.error, refused, event.is_cut, event.stop_reason, event.usage)
+
+
+def _refused(refusal: errors.RequestError) -> frames.Refused:
+    return frames.Refused(
+        error=type(refusal).__name__,
+        message=refusal.message,
+        param=refusal.param,
+        code=refusal.code,
+        extra=refusal.extra,
+        retry_after_s=getattr(refusal, "retry_after_s", None),
+    )
+
+
+def event_of(told: frames.FromWorker) -> StreamEvent:
+    """The event of a message."""
+    match told:
+        case frames.TokenTold(event) | frames.TextTold(event):
+            return event
+        case frames.BeatTold():
+            return StreamBeat()
+        case frames.EndTold(seq_id, error, refused):
+            refusal = None if refused is None else _refusal(refused)
+            return StreamEnd(seq_id, error, refusal, told.is_cut, told.stop_reason, told.usage)
+    raise AssertionError(told)
+
+
+def _refusal(refused: frames.Refused) -> errors.RequestError:
+    kind: type[errors.RequestError] = getattr(errors, refused.error, errors.GenerationFailed)
+    refusal = kind.__new__(kind)  # some are made of more than a message, and all have what one is made of
+    errors.RequestError.__init__(refusal, refused.message, param=refused.param, code=refused.code, **refused.extra)
+    if refused.retry_after_s is not None:
+        refusal.retry_after_s = refused.retry_after_s  # type: ignore[attr-defined]
+    return refusal

@@ -12,7 +12,7 @@ from cllm.engine.cost import CostModel
 from cllm.engine.curve import Curve
 from cllm.serve.loading import load
 from cllm.serve.logs import configure_logging
-from cllm.serve.progress import make_progress
+from cllm.serve.progress import shown
 
 
 def run(settings: Settings, *, plot_path: str | None) -> int:
@@ -22,20 +22,10 @@ def run(settings: Settings, *, plot_path: str | None) -> int:
     if settings.log_level == "info":
         settings = attrs.evolve(settings, log_level="warning")
     configure_logging(settings)
-    progress = make_progress(settings.model or "the default model")
-
-    def on_progress(share: float) -> bool:
-        progress.update(share)
-        return True
-
-    try:
+    with shown(settings.model or "the default model") as on_progress:
         loaded = load(attrs.evolve(settings, calibrate="again"), on_progress)
-    finally:
-        progress.stop()
     cost = loaded.cost
-    if not isinstance(loaded.embedder, str):
-        loaded.embedder.embedder.close()
-    loaded.step_model.close()
+    loaded.close()
     show(cost, title=f"{loaded.served.name} on {loaded.served.backend}")
     if plot_path is not None:
         draw(cost.curve, plot_path, title=loaded.served.name)
@@ -56,6 +46,8 @@ def show(cost: CostModel, *, title: str) -> None:
     console.print(f"a cell in use adds {1e6 * curve.cell_s:.2g} us to a step and {1e6 * curve.row_cell_s:.2g} us for each row")
     if curve.save_cell_s is not None and curve.restore_cell_s is not None:
         console.print(f"a cell is saved in {1e6 * curve.save_cell_s:.2g} us and restored in {1e6 * curve.restore_cell_s:.2g} us")
+    if curve.apart_gain_cell_s:
+        console.print(f"cells that lie apart spare a generating row {1e6 * curve.apart_gain_cell_s:.2g} us for each of its own")
 
 
 def draw(curve: Curve, path: str, *, title: str) -> None:

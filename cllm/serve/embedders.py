@@ -47,11 +47,19 @@ def load_main(backend: Backend, spec: ModelSpec, vectors: ModelSpec, on_progress
     """Load the served model, or, where it gives vectors only, that. Raises: LoadFailed · LoadAborted · BackendUnavailable."""
     try:
         model = backend.load(spec, on_progress)
-        return StreamsOnly(model) if isinstance(model, StreamModel) else model
+        return _streams_only(model) if isinstance(model, StreamModel) else model
     except DoesNotGenerate:
         if not isinstance(backend, LoadsEmbedders):
             raise
         return EmbeddingsOnly(backend.load_embedder(attrs.evolve(vectors, path=spec.path), on_progress))
+
+
+def _streams_only(model: StreamModel) -> StreamsOnly:
+    try:
+        return StreamsOnly(model)
+    except BaseException:
+        model.close()
+        raise
 
 
 def load_embedder(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
 import attrs
 import structlog
@@ -14,7 +16,9 @@ from cllm.engine.embedding import EmbedPlan, EmbedScheduler, Job, Sums, compute
 from cllm.engine.pace import Pace
 from cllm.errors import ModelDied, RequestError, Unavailable
 from cllm.serve.metrics import Metrics
-from cllm.serve.modelthread import ModelThread
+from cllm.serve.modelthread import ModelThread, run_apart
+from cllm.serve.workerembedder import WorkerEmbedder
+from cllm.serve.workerlife import WorkerLife
 
 log = structlog.get_logger("cllm.embedding")
 
@@ -54,6 +58,7 @@ class EmbedLoop:
     ) -> None:
         self.scheduler = EmbedScheduler(embedder)
         self._embedder = embedder
+        self._life = embedder.life if isinstance(embedder, WorkerEmbedder) else None  # what may die and be replaced
         self._thread = thread
         self._metrics = metrics
         self._slice_s = slice_s
@@ -93,7 +98,11 @@ class EmbedLoop:
     async def run(self) -> None:
         """Work until `stop` and nothing is left. Raises: ModelDied, and what is our own mistake; every waiter is told first."""
         try:
+            if self._life is not None:
+                self._life.on_death = partial(self._notice_death, trio.lowlevel.current_trio_token())
             while not (self._stopping and not self._waiters):
+                if self._life is not None and self._life.is_dead:
+                    await self._replace(self._life, None, ModelDied("the worker died between two steps"))
                 plan = self.scheduler.plan(self._n_rows())
                 if plan is not None:
                     await self._step(plan)
@@ -129,8 +138,11 @@ class EmbedLoop:
         self._progress_at = trio.current_time()
         try:
             pooled, seconds = await self._thread.run(self._compute, plan)
-        except ModelDied:
-            raise
+        except ModelDied as error:
+            if self._life is None:
+                raise
+            await self._replace(self._life, plan, error)
+            return
         except Exception as error:
             self._progress_at = trio.current_time()
             self._metrics.step_failed(error)
@@ -141,6 +153,20 @@ class EmbedLoop:
         self._pace.took(plan.batch.n_rows, seconds)
         self._metrics.embedded(plan.batch.n_rows, seconds)
         self._tell(self.scheduler.apply(plan, pooled))
+
+    async def _replace(self, life: WorkerLife, plan: EmbedPlan | None, error: ModelDied) -> None:
+        """The worker died: another one starts over, beside the answers that go on. Raises: ModelDied when there can be none."""
+        log.error("worker.died", why=str(error), n_inputs=0 if plan is None else len(plan.parts))
+        self._metrics.step_failed(error)
+        self._tell(self.scheduler.apply_death(plan, error))
+        await run_apart(life.revive)
+        self._progress_at = trio.current_time()
+        log.warning("worker.replaced", pid=life.pid)
+
+    def _notice_death(self, token: trio.lowlevel.TrioToken) -> None:
+        """From a thread: an idle loop is woken to look."""
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(lambda: self._work.set())
 
     def _compute(self, plan: EmbedPlan) -> tuple[list[Sums], float]:
         started_at = time.perf_counter()

@@ -54,7 +54,7 @@ class ServedModel:
     info: ModelInfo
     vocabulary: Vocabulary
     template: ChatTemplate
-    grammars: Grammars
+    grammars: Grammars | None  # None: it holds its answers to a form by itself, if at all
     dialect: Dialect
     capabilities: Capabilities
     n_ctx: int  # tokens of one sequence at most, prompt and generated
@@ -63,6 +63,7 @@ class ServedModel:
     n_live_max: int
     loaded_at: float  # seconds since the epoch
     generates: bool = True  # False: it gives vectors only
+    reads_text: bool = False  # nobody here knows its tokens, nor how it writes a conversation
 
 
 @attrs.frozen
@@ -174,7 +175,9 @@ class Engine:
         return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True, limiter=self._tokenizing)
 
     async def grammar(self, model: ServedModel, source: GrammarSource, *, timeout_s: float) -> Grammar:
-        """The compiled grammar of `source`. Raises: GrammarInvalid, also after `timeout_s` · Unavailable."""
+        """The compiled grammar of `source`. Raises: GrammarInvalid, also after `timeout_s` · Unavailable · NotSupported."""
+        if model.grammars is None:
+            raise NotSupported("this model's answers cannot be held to a grammar here")
         return await self._desk.compiled(model.grammars, source, timeout_s=timeout_s)
 
     def sequences(self) -> list[SequenceView]:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from cllm.backend import Capabilities, InfillTokens, ModelInfo, ModelSpec
+from cllm.backend import Capabilities, InfillTokens, ModelInfo, ModelSpec, Pooling, StreamRequest, StreamText, StreamToken, StreamUsage
 from cllm.engine.curve import Curve
 from cllm.engine.events import TokenLogprob
 from cllm.engine.params import SamplingParams, StopParams
 
 _LENGTH: Final = struct.Struct("<Q")
 N_BYTES_FRAME_MAX: Final = 1 << 40  # beyond it, it was no frame
+N_BYTES_AHEAD: Final = 1 << 14  # larger messages are read to where they belong
 N_BYTES_VALUE_MAX: Final = (1 << 32) - 1  # of one value in MessagePack
 
 
 class Ended(Exception):
     """The other side has closed the socket, or its process has ended."""
+
+
+class Garbled(Ended):
+    """What came was no message."""
 
 
 # --- how a model begins ------------------------------------------------------------------------------------------------
@@ -32,6 +38,7 @@ class Load(msgspec.Struct, tag=True, frozen=True):
     spec: ModelSpec
     log_level: int
     wants_vocabulary: bool = True
+    wants_embedder: bool = False  # instead of what generates
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
@@ -70,6 +77,35 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
     n_slots: int
     n_rows_max: int
     vocabulary: VocabularyFacts | None  # None: as it was told the last time
+
+
+class LoadedStreams(msgspec.Struct, tag=True, frozen=True):
+    """A model that schedules itself is there."""
+
+    info: ModelInfo
+    n_live_max: int
+    n_ctx: int
+    heeds: frozenset[str]
+    n_logprobs_max: int
+    vocabulary: VocabularyFacts | None  # None: as it was told the last time, or not its own
+    vocabulary_path: str | None  # of the file that has its vocabulary
+
+
+class LoadedEmbedder(msgspec.Struct, tag=True, frozen=True):
+    """What gives vectors is there."""
+
+    info: ModelInfo
+    pooling: Pooling
+    n_embd: int
+    n_tokens_max: int
+    n_cells: int
+    n_slots: int
+    n_rows_max: int
+    can_split: bool
+    vocabulary: VocabularyFacts | None  # None: as it was told the last time
+
+
+AnyLoaded = Loaded | LoadedStreams | LoadedEmbedder
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -122,17 +158,23 @@ class Scored(msgspec.Struct, frozen=True, array_like=True):
     n_top: int
 
 
-class Step(msgspec.Struct, tag=True, frozen=True):
-    """One step's work. The columns are int32, `outputs` int8."""
+class Columns(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of a batch, column by column: int32, `outputs` int8."""
 
-    number: int  # of the step, for an abort to name
-    moves: list[Moving]
     n_rows: int
     n_outputs: int
     tokens: bytes
     positions: bytes
     slots: bytes
     outputs: bytes
+
+
+class Step(msgspec.Struct, tag=True, frozen=True):
+    """One step's work."""
+
+    number: int  # of the step, for an abort to name
+    moves: list[Moving]
+    columns: Columns
     drawings: list[Drawing]
     scorings: list[Scored]
 
@@ -175,12 +217,7 @@ class Rows(msgspec.Struct, tag=True, frozen=True):
     """A call of the model's `step`: the logits themselves are wanted."""
 
     number: int
-    n_rows: int
-    n_outputs: int
-    tokens: bytes
-    positions: bytes
-    slots: bytes
-    outputs: bytes
+    columns: Columns
 
 
 class Measure(msgspec.Struct, tag=True, frozen=True):
@@ -199,6 +236,63 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     data: bytes = b""
 
 
+# --- a model that schedules itself ---------------------------------------------------------------------------------------
+
+
+class Begin(msgspec.Struct, tag=True, frozen=True):
+    """A call of its `start`."""
+
+    seq_id: int
+    request: StreamRequest
+
+
+class GiveUp(msgspec.Struct, tag=True, frozen=True):
+    """A call of its `cancel`."""
+
+    seq_id: int
+
+
+class TokenTold(msgspec.Struct, tag=True, frozen=True):
+    """What it told."""
+
+    event: StreamToken
+
+
+class TextTold(msgspec.Struct, tag=True, frozen=True):
+    """What it told."""
+
+    event: StreamText
+
+
+class BeatTold(msgspec.Struct, tag=True, frozen=True):
+    """That it has come further."""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A `RequestError`; `error` is its name in `cllm.errors`."""
+
+    error: str
+    message: str
+    param: str | None
+    code: int | str | None
+    extra: dict[str, int | float | str | None]
+    retry_after_s: float | None
+
+
+class EndTold(msgspec.Struct, tag=True, frozen=True):
+    """What it told, or that a sequence could not be begun."""
+
+    seq_id: int
+    error: str
+    refused: Refused | None
+    is_cut: bool
+    stop_reason: str | None
+    usage: StreamUsage | None
+
+
+# --- texts ---------------------------------------------------------------------------------------------------------------
+
+
 class Tokenize(msgspec.Struct, tag=True, frozen=True):
     """A text to be tokenised; UTF-8 with surrogates passed."""
 
@@ -207,40 +301,58 @@ class Tokenize(msgspec.Struct, tag=True, frozen=True):
     parse_special: bool
 
 
+class Pair(msgspec.Struct, tag=True, frozen=True):
+    """A query and a document to be tokenised as the model judges them together; UTF-8 with surrogates passed."""
+
+    query: bytes
+    document: bytes
+
+
 class Abort(msgspec.Struct, tag=True, frozen=True):
     """End the step of this number."""
 
     number: int
 
 
-ToWorker = Load | Proceed | Step | Call | Rows | Measure
-FromWorker = Progress | Loaded | Failed | Stepped | Answer | Measured
+ToWorker = Load | Proceed | Step | Call | Rows | Measure | Begin | GiveUp
+Told = TokenTold | TextTold | BeatTold | EndTold
+FromWorker = AnyLoaded | Told | Progress | Failed | Stepped | Answer | Measured
+ToTokenizer = Tokenize | Pair
 FromTokenizer = Answer | Failed
 T = TypeVar("T")
 
 
 class Channel(Generic[T]):
-    """One end of a socket pair, on which messages of the type `T` come. Each direction has one user at a time."""
+    """One end of a socket pair, on which messages of the type `T` come. Each direction has one user at a time.
+
+    It reads ahead: a small message, or several, come by one call to the system, after which another thread may have kept the GIL for long.
+    """
 
     def __init__(self, end: socket.socket, incoming: Any) -> None:
         self._socket = end
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(incoming)
-        self._length = bytearray(_LENGTH.size)
+        self._ahead = memoryview(bytearray(N_BYTES_AHEAD))
+        self._read, self._filled = 0, 0  # of `_ahead`, what was taken and what is there
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message; blocks. Raises: Ended."""
         data = self._encoder.encode(message)
+        length = _LENGTH.pack(len(data))
         try:
-            self._socket.sendall(_LENGTH.pack(len(data)))
-            self._socket.sendall(data)
+            if len(data) < N_BYTES_AHEAD:
+                self._socket.sendall(length + data)
+            else:
+                self._socket.sendall(length)
+                self._socket.sendall(data)
         except OSError as error:
             raise Ended(str(error)) from error
 
     def receive(self) -> T:
         """Wait for the next message. Raises: Ended, also for what is no message."""
-        self._fill(memoryview(self._length))
-        (n_bytes,) = _LENGTH.unpack(self._length)
+        length = bytearray(_LENGTH.size)
+        self._fill(memoryview(length))
+        (n_bytes,) = _LENGTH.unpack(length)
         if n_bytes > N_BYTES_FRAME_MAX:
             raise Ended("what came was no frame")
         data = bytearray(n_bytes)
@@ -248,15 +360,37 @@ class Channel(Generic[T]):
         try:
             message: T = self._decoder.decode(data)
         except msgspec.MsgspecError as error:
-            raise Ended(f"what came was no message: {error}") from error
+            raise Garbled(f"what came was no message: {error}") from error
         return message
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long for something to come; return whether it did. Raises: Ended."""
+        try:
+            return self._has_more or bool(select.select([self._socket], [], [], seconds)[0])
+        except (OSError, ValueError) as error:
+            raise Ended(str(error)) from error
+
+    @property
+    def _has_more(self) -> bool:
+        return self._read < self._filled
 
     def _fill(self, view: memoryview) -> None:
         while len(view):
-            try:
-                n = self._socket.recv_into(view)
-            except OSError as error:
-                raise Ended(str(error)) from error
-            if not n:
-                raise Ended("the other side has closed")
+            if not self._has_more and len(view) < N_BYTES_AHEAD:
+                self._read, self._filled = 0, self._receive_into(self._ahead)
+            if self._has_more:
+                n = min(len(view), self._filled - self._read)
+                view[:n] = self._ahead[self._read : self._read + n]
+                self._read += n
+            else:
+                n = self._receive_into(view)
             view = view[n:]
+
+    def _receive_into(self, view: memoryview) -> int:
+        try:
+            n = self._socket.recv_into(view)
+        except OSError as error:
+            raise Ended(str(error)) from error
+        if not n:
+            raise Ended("the other side has closed")
+        return n

@@ -9,23 +9,25 @@ from functools import partial
 import structlog
 import trio
 
-from cllm.backend import StepModel
+from cllm.backend import StepModel, n_logprobs_max_of
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.streaming import StreamScheduler
+from cllm.engine.telling import TextScheduler
 from cllm.errors import Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
 from cllm.serve.engine import Embeddings, Engine, new_engine
-from cllm.serve.loading import Loaded, load, load_unmeasured, measured, open_disk, what_is_kept
+from cllm.serve.loading import Loaded, limits_of, load, load_unmeasured, measured, open_disk, what_is_kept
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, open_model_thread, run_apart
 from cllm.serve.progress import Progress
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.streamloop import StreamLoop
+from cllm.text.unread import NoVocabulary
 
 log = structlog.get_logger("cllm.engine")
 
@@ -114,7 +116,7 @@ class EngineLife:
 
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
         disk = None if self._settings.cache_dir is None else await thread.run(open_disk, loaded.step_model, self._settings)
-        loop = make_loop(loaded.step_model, loaded.limits, loaded.cost, self.engine.metrics, thread, disk)
+        loop = make_loop(loaded.step_model, self._settings, loaded.limits, loaded.cost, self.engine.metrics, thread, disk)
         if self._draining:
             return
         self._loop = loop
@@ -145,10 +147,23 @@ class EngineLife:
         return not self._abort_load.is_set()
 
 
+def _stream_scheduler(model: StreamsOnly, limits: Limits) -> StreamScheduler:
+    streams = model.stream_model
+    if isinstance(model.vocabulary, NoVocabulary):
+        return TextScheduler(limits, model.vocabulary, streams.heeds, n_logprobs_max_of(streams))
+    return StreamScheduler(limits, model.vocabulary, streams.heeds, n_logprobs_max_of(streams))
+
+
 def make_loop(
-    model: StepModel, limits: Limits, cost: CostModel | None, metrics: Metrics, thread: ModelThread, disk: DiskTier | None = None
+    model: StepModel,
+    settings: Settings,
+    limits: Limits,
+    cost: CostModel | None,
+    metrics: Metrics,
+    thread: ModelThread,
+    disk: DiskTier | None = None,
 ) -> StepLoop:
     """Return what runs `model`, with a scheduler of its kind."""
     if isinstance(model, StreamsOnly):
-        return StreamLoop(model, StreamScheduler(limits, model.vocabulary, model.stream_model.heeds), metrics, thread)
-    return StepLoop(model, Scheduler(limits, model.vocabulary, cost), metrics, thread, disk)
+        return StreamLoop(model, _stream_scheduler(model, limits), metrics, thread)
+    return StepLoop(model, Scheduler(limits, model.vocabulary, cost), metrics, thread, disk, partial(limits_of, settings=settings))

@@ -11,7 +11,7 @@ import attrs
 import structlog
 
 from cllm import hub
-from cllm.backend import Backend, KvLayout, OnProgress, StepModel
+from cllm.backend import Backend, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.config import Settings, api_keys, name_of_model
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
@@ -27,13 +27,16 @@ from cllm.serve.spec import embedder_spec, model_spec
 from cllm.serve.stepless import Stepless, StreamsOnly
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.text.builtin_templates import CHATML
-from cllm.text.dialect import dialect_of
+from cllm.text.dialect import UNKNOWN, dialect_of
 from cllm.text.grammar import Grammars
 from cllm.text.template import ChatTemplate
 
 log = structlog.get_logger("cllm.load")
 
 N_LIVE_DEFAULT_MAX = 64
+N_SLOTS_APART = 16  # with cells of their own, where it is not said how many sequences run at once: each has a part of the cells only
+N_CELLS_PART = 256  # llama.cpp rounds parts to so many
+LAYOUT_S, LAYOUT_GIB_S = 0.1, 0.5  # to lay cells out anew, as measured: mostly for the system to give fresh memory
 SHARE_LOADING = 0.8  # of the progress that is shown; the rest is measuring
 
 
@@ -102,7 +105,7 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
         limits = limits_of(model, settings)
         if isinstance(model, StreamsOnly):  # it knows itself how many steps of what size it takes
             limits = attrs.evolve(limits, itl_max_s=None, keeps_prefixes=False, n_live_max=settings.parallel or model.n_slots)
-        served = served_model(model, limits, settings, backend=name, name=_name_of(settings.model, name, backend))
+        served = served_model(model, limits, settings, backend=name, name=_name_of(model, settings.model, name, backend))
         embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_loading)
         return Loaded(
             step_model=model,
@@ -174,14 +177,18 @@ def _knows_models(backend: Backend) -> bool:
     return bool(getattr(backend, "knows_models", False))
 
 
-def _name_of(model: str | None, backend_name: str, backend: Backend) -> str:
-    return model or backend_name if _knows_models(backend) else name_of_model(model)
+def _name_of(model: StepModel, path: str | None, backend_name: str, backend: Backend) -> str:
+    if not _knows_models(backend):
+        return name_of_model(path)
+    return model.info.name if path and "://" in path else path or backend_name
 
 
 def limits_of(model: StepModel, settings: Settings) -> Limits:
     """Return what the scheduler may deal out of `model` under `settings`."""
     can, layout = model.capabilities, model.capabilities.kv_layout
     keys = api_keys(settings)
+    n_slots_apart = settings.parallel or N_SLOTS_APART
+    n_cells_apart = model.n_cells // n_slots_apart // N_CELLS_PART * N_CELLS_PART
     return Limits(
         n_cells=model.n_cells,
         n_slots=model.n_slots,
@@ -205,7 +212,15 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         can_save_part=can.can_save_part,
         host_pool_n_bytes=settings.host_cache_mb << 20,
         rows_by_slot=layout is KvLayout.STREAMS,
+        n_slots_apart=n_slots_apart if n_cells_apart and may_change_layout(model, settings) else None,
+        n_cells_slot_apart=n_cells_apart,
+        layout_change_s=LAYOUT_S + LAYOUT_GIB_S * model.info.cells_bytes / 2**30,
     )
+
+
+def may_change_layout(model: StepModel, settings: Settings) -> bool:
+    """Whether the cells may be laid out anew while it serves. With a disk tier they stay: its states fit one layout."""
+    return isinstance(model, LaysOut) and model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS} and settings.cache_dir is None
 
 
 def what_is_kept(limits: Limits) -> str:
@@ -246,7 +261,8 @@ def _why_no_disk(model: StepModel, settings: Settings) -> str:
 def served_model(model: StepModel, limits: Limits, settings: Settings, *, backend: str, name: str) -> ServedModel:
     """Return what is told of `model`; `name` is what it is called unless the settings give it another."""
     aliases = settings.alias or (name,)
-    template = _template(model)
+    reads_text = isinstance(model, StreamsOnly) and model.reads_text
+    template = ChatTemplate("", bos_token="", eos_token="") if reads_text else _template(model)
     return ServedModel(
         name=aliases[0],
         aliases=aliases,
@@ -254,8 +270,9 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         info=model.info,
         vocabulary=model.vocabulary,
         template=template,
-        dialect=dialect_of(template, model.vocabulary, settings.tool_format),
-        grammars=Grammars(model.vocabulary),  # now, while nobody waits for a token: it keeps everything else from running
+        dialect=UNKNOWN if reads_text else dialect_of(template, model.vocabulary, settings.tool_format),
+        # Now, while nobody waits for a token: it keeps everything else from running.
+        grammars=None if reads_text else Grammars(model.vocabulary),
         capabilities=model.capabilities,
         n_ctx=limits.n_ctx,
         n_cells=limits.n_cells,
@@ -263,6 +280,7 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         n_live_max=limits.n_live_max,
         loaded_at=time.time(),
         generates=not isinstance(model, EmbeddingsOnly),
+        reads_text=reads_text,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from functools import partial
@@ -10,18 +11,21 @@ from functools import partial
 import structlog
 import trio
 
-from cllm.backend import StepModel
+from cllm.backend import KvLayout, LaysOut, StepModel
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, Event
 from cllm.engine.plan import Plan, StepOutput
-from cllm.engine.scheduler import Scheduler
+from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import Aborted, ModelDied, NoRoom, RequestError, Unavailable
+from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread
+from cllm.serve.stepless import StreamsOnly
 from cllm.serve.streams import EventStream
 from cllm.serve.worker import WorkerModel
+from cllm.serve.workerlife import WorkerLife
+from cllm.serve.workerstreams import WorkerStreams
 
 log = structlog.get_logger("cllm.loop")
 
@@ -31,14 +35,24 @@ N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs fr
 class StepLoop:
     """Runs one model for one scheduler. All methods belong to the Trio thread; only `compute` runs elsewhere."""
 
-    def __init__(self, model: StepModel, scheduler: Scheduler, metrics: Metrics, thread: ModelThread, disk: DiskTier | None = None) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        thread: ModelThread,
+        disk: DiskTier | None = None,
+        limits_of: Callable[[StepModel], Limits] | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.thread = thread
         self.disk = disk  # takes what the host pool gives up
         if disk is not None and scheduler.memory.offload is not None:
             scheduler.memory.offload.pool.keep_evicted()
         self._model = model
-        self._worker = model if isinstance(model, WorkerModel) else None  # what may die and be replaced
+        self._limits_of = limits_of  # of the model, when its cells have been laid out anew
+        self._worker = model if isinstance(model, WorkerModel) else None
+        self._life: WorkerLife | None = life_of(model)  # what may die and be replaced
         self._metrics = metrics
         self._streams: dict[int, EventStream] = {}
         self._owed: list[Event] = []  # to be delivered, in this order
@@ -88,8 +102,8 @@ class StepLoop:
     async def run(self) -> None:
         """Work until `stop` and nothing is left. Raises: ModelDied, and whatever is our own mistake; every stream is ended first."""
         try:
-            if self._worker is not None:
-                self._worker.on_death = partial(self._notice_death, trio.lowlevel.current_trio_token())
+            if self._life is not None:
+                self._life.on_death = partial(self._notice_death, trio.lowlevel.current_trio_token())
             while not (self._stopping and not self.scheduler.n_sequences):
                 if self._failure is not None:
                     raise self._failure
@@ -98,8 +112,11 @@ class StepLoop:
             self.end_all(Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped"))
 
     async def _turn(self) -> None:
-        if self._worker is not None and self._worker.is_dead:
-            await self._replace(self._worker, None, ModelDied("the worker died between two steps"))
+        if self._life is not None and self._life.is_dead:
+            await self._replace(self._life, None, ModelDied("the worker died between two steps"))
+        layout = self.scheduler.layout_due()
+        if layout is not None:
+            await self._lay_out(layout)
         plan = self.scheduler.plan(trio.current_time())
         if plan is None:
             self._deliver_owed()
@@ -153,9 +170,9 @@ class StepLoop:
                 self._deliver_owed()
             output = await self.thread.run(self._compute, plan, token)
         except ModelDied as error:
-            if self._worker is None:
+            if self._life is None:
                 raise
-            await self._replace(self._worker, plan, error)
+            await self._replace(self._life, plan, error)
             return
         except Exception as error:
             self._progress_at = trio.current_time()
@@ -169,16 +186,35 @@ class StepLoop:
         self._owed += self.scheduler.apply(plan, output, now)
         self._hand_down()
 
-    async def _replace(self, worker: WorkerModel, plan: Plan | None, error: ModelDied) -> None:
+    async def _lay_out(self, layout: KvLayout) -> None:
+        """Lay the model's cells out anew; everybody waits meanwhile, and is computed again. Raises: ModelDied."""
+        assert isinstance(self._model, LaysOut)
+        assert self._limits_of is not None
+        began_at = trio.current_time()
+        n_running, n_slots = self.scheduler.n_running, self.scheduler.limits.n_slots_apart or 1
+        self.scheduler.vacate(began_at)
+        self._deliver_owed()
+        try:
+            await self.thread.run(self._model.lay_out, layout, n_slots)
+        except LoadFailed as error:
+            log.warning("layout.failed", layout=layout.value, why=str(error))
+        self._progress_at = trio.current_time()
+        self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - began_at)
+        log.info("layout", layout=layout.value, n_running=n_running, seconds=round(self._progress_at - began_at, 2))
+
+    async def _replace(self, life: WorkerLife, plan: Plan | None, error: ModelDied) -> None:
         """The worker died, in the step of `plan` or between two: another one goes on where it was. Raises: ModelDied when none can."""
         died_at = trio.current_time()
         log.error("worker.died", why=str(error), n_sequences=self.scheduler.n_sequences)
         self._metrics.step_failed(error)
-        self._owed += self.scheduler.apply_death(plan, error, died_at)
+        self._owed += self._apply_death(plan, error, died_at)
         self._deliver_owed()
-        await self.thread.run(worker.revive)
+        await self.thread.run(life.revive)
         self._progress_at = trio.current_time()
-        log.warning("worker.replaced", pid=worker.pid, seconds=round(self._progress_at - died_at, 2))
+        log.warning("worker.replaced", pid=life.pid, seconds=round(self._progress_at - died_at, 2))
+
+    def _apply_death(self, plan: Plan | None, error: ModelDied, now: float) -> list[Event]:
+        return self.scheduler.apply_death(plan, error, now)
 
     def _notice_death(self, token: trio.lowlevel.TrioToken) -> None:
         """From a thread: an idle loop is woken to look."""
@@ -239,3 +275,9 @@ class StepLoop:
         if not self._work.is_set():
             self._progress_at = now
             self._work.set()
+
+
+def life_of(model: StepModel) -> WorkerLife | None:
+    """Return what may die apart from this process, if there is such a thing."""
+    inner = model.stream_model if isinstance(model, StreamsOnly) else model
+    return inner.life if isinstance(inner, WorkerModel | WorkerStreams) else None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cllm.backend import Measure, Measures
 from cllm.engine.events import Failed, Finished
 from cllm.engine.hostpool import HostPool
 from cllm.engine.plan import Plan, StepOutput
@@ -15,6 +19,9 @@ from cllm.engine.scheduler import Scheduler
 from cllm.errors import RequestError
 from cllm.serve.disktier import DiskTier
 
+log = structlog.get_logger("cllm.metrics")
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 N_STEPS_PENDING_MAX = 512  # an observation costs 2 us, an append 0.05: steps are counted in heaps
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
@@ -45,6 +52,11 @@ class Metrics:
         self.registry.register(_SchedulerCollector(scheduler))
         if disk is not None:
             self.registry.register(_DiskCollector(disk))
+
+    def watch_model(self, model: object) -> None:
+        """Show the numbers that a model keeps of itself, if it does."""
+        if isinstance(model, Measures):
+            self.registry.register(_ModelCollector(model))
 
     def step(self, plan: Plan, output: StepOutput) -> None:
         """Count a step that went well."""
@@ -129,6 +141,9 @@ class _SchedulerCollector(Collector):
         error = scheduler.cost.error()
         if error is not None:
             yield GaugeMetricFamily("cllm_step_prediction_error_median", "Median of that over the last steps", value=error)
+        layout = GaugeMetricFamily("cllm_kv_apart", "1 while each slot has cells of its own, 0 while they are one pool")
+        layout.add_metric([], int(scheduler.limits.rows_by_slot))
+        yield layout
         by_state = GaugeMetricFamily("cllm_cells", "Cells of the KV cache", labels=["state"])
         by_state.add_metric(["free"], cells.n_free)
         by_state.add_metric(["held"], cells.n_held)
@@ -138,7 +153,7 @@ class _SchedulerCollector(Collector):
         sequences.add_metric(["waiting"], scheduler.n_waiting)
         sequences.add_metric(["running"], scheduler.n_running)
         yield sequences
-        for name, help_text, value in (
+        yield from _counters(
             ("cllm_sequences_submitted", "Sequences accepted", totals.n_submitted),
             ("cllm_preemptions", "Sequences that gave their cells back to be computed again", totals.n_preempted),
             ("cllm_prompt_tokens", "Tokens of admitted prompts", totals.n_prompt_tokens),
@@ -146,11 +161,42 @@ class _SchedulerCollector(Collector):
             ("cllm_generated_tokens", "Tokens drawn", totals.n_generated),
             ("cllm_prefix_hits", "Admissions that found cells of their first tokens", cache.n_hits),
             ("cllm_prefix_tokens", "Tokens that were not computed for that", cache.n_tokens_saved),
+            ("cllm_kv_layouts", "Times that the cells were laid out anew", totals.n_layouts),
             ("cllm_evicted_cells", "Cached cells that made room", cache.n_evicted_cells),
-        ):
-            yield _counter(name, help_text, value)
+        )
         if scheduler.memory.offload is not None:
             yield from _of_pool(scheduler.memory.offload.pool)
+
+
+class _ModelCollector(Collector):
+    """What a plugin says of itself; if that is nonsense, it is left out, and the rest is told."""
+
+    def __init__(self, model: Measures) -> None:
+        self._model = model
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # nothing is asked of it before it is time
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            families = _families(self._model.measures())
+        except Exception as error:
+            log.error("metrics.failed", why=f"{type(error).__name__}: {error}")
+            families = []
+        yield from families
+
+
+def _families(measures: Sequence[Measure]) -> list[Metric]:
+    families: dict[str, Metric] = {}
+    for measure in measures:
+        if not _NAME.fullmatch(measure.name):
+            raise ValueError(f"{measure.name!r} is no name of a measure")
+        family = families.get(measure.name)
+        if family is None:
+            family = families[measure.name] = Metric(f"cllm_{measure.name}", measure.help, "counter" if measure.is_count else "gauge")
+        suffix = "_total" if measure.is_count else ""
+        family.add_sample(family.name + suffix, dict(measure.labels), float(measure.value))
+    return list(families.values())
 
 
 class _DiskCollector(Collector):
@@ -160,31 +206,31 @@ class _DiskCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         disk, totals = self._disk, self._disk.totals
         yield GaugeMetricFamily("cllm_disk_cache_bytes", "Size of this model's files in --cache-dir", disk.n_bytes)
-        for name, help_text, value in (
+        yield from _counters(
             ("cllm_disk_cache_hits", "Requests for which something was read", totals.n_hits),
             ("cllm_disk_cache_reads", "Files read", totals.n_reads),
             ("cllm_disk_cache_writes", "Files written", totals.n_writes),
             ("cllm_disk_cache_failures", "Files that could not be read or written", totals.n_failures),
             ("cllm_disk_cache_lost", "States that came faster than they could be written", totals.n_lost),
-        ):
-            yield _counter(name, help_text, value)
+        )
 
 
 def _of_pool(pool: HostPool) -> Iterator[Metric]:
     totals = pool.totals
     yield GaugeMetricFamily("cllm_host_cache_bytes", "Saved states in the host's memory", pool.n_bytes)
-    for name, help_text, value in (
+    yield from _counters(
         ("cllm_host_cache_saves", "States saved to the host's memory", totals.n_saves),
         ("cllm_host_cache_saved_cells", "Cells of these", totals.n_cells_saved),
         ("cllm_host_cache_hits", "Sequences that began with restored cells", totals.n_restores),
         ("cllm_host_cache_restored_cells", "Cells of these", totals.n_cells_restored),
         ("cllm_host_cache_evictions", "States that made room for others", totals.n_evictions),
         ("cllm_host_cache_failures", "States that could not be saved or restored", totals.n_failures),
-    ):
-        yield _counter(name, help_text, value)
+    )
 
 
-def _counter(name: str, help_text: str, value: int) -> Metric:
-    metric = Metric(name, help_text, "counter")
-    metric.add_sample(f"{name}_total", {}, value)
-    return metric
+def _counters(*counted: tuple[str, str, int]) -> Iterator[Metric]:
+    """One counter for each name, help text and value."""
+    for name, help_text, value in counted:
+        metric = Metric(name, help_text, "counter")
+        metric.add_sample(f"{name}_total", {}, value)
+        yield metric

@@ -18,7 +18,7 @@ from cllm.errors import BackendUnavailable, LoadFailed, NotSupported, RequestErr
 from cllm.serve.engine import ServedModel
 from cllm.serve.loading import Loaded, load
 from cllm.serve.logs import configure_logging
-from cllm.serve.progress import make_progress
+from cllm.serve.progress import shown
 from cllm.serve.stepless import StreamsOnly
 from cllm.text.prompt import prompt_tokens
 
@@ -33,19 +33,12 @@ def run(
         settings = attrs.evolve(settings, log_level="warning")
     settings = attrs.evolve(settings, calibrate="off")  # one answer is there before its steps were measured
     configure_logging(settings)
-    progress = make_progress(settings.model or "the default model")
-
-    def on_progress(share: float) -> bool:
-        progress.update(share)
-        return True
-
     try:
-        loaded = load(settings, on_progress)
+        with shown(settings.model or "the default model") as on_progress:
+            loaded = load(settings, on_progress)
     except (BackendUnavailable, LoadFailed) as error:
         print(f"cllm: {error}", file=sys.stderr)
         return FAILED
-    finally:
-        progress.stop()
     try:
         spec = SequenceSpec(
             prompt=_tokens(loaded.served, prompt, system, raw=raw),
@@ -58,7 +51,7 @@ def run(
         print(f"cllm: {error}", file=sys.stderr)
         return FAILED
     finally:
-        loaded.step_model.close()
+        loaded.close()
 
 
 def _tokens(model: ServedModel, prompt: str, system: str | None, *, raw: bool) -> list[int]:

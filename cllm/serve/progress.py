@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import structlog
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from cllm.backend import OnProgress
 from cllm.serve.engine import ServedModel
 
 log = structlog.get_logger("cllm.load")
@@ -84,6 +87,21 @@ class LogProgress:
 def make_progress(name: str) -> Progress:
     """A bar if standard error is a terminal, else lines in the log."""
     return BarProgress(name) if sys.stderr.isatty() else LogProgress(name)
+
+
+@contextmanager
+def shown(name: str) -> Iterator[OnProgress]:
+    """Show the course of a load that nobody gives up, for as long as the block runs."""
+    progress = make_progress(name)
+
+    def on_progress(share: float) -> bool:
+        progress.update(share)
+        return True
+
+    try:
+        yield on_progress
+    finally:
+        progress.stop()
 
 
 def _tell(model: ServedModel) -> None:

@@ -6,6 +6,8 @@ from typing import NoReturn
 
 from cllm.backend import Batch, Capabilities, Logits, ModelInfo, StreamModel, Vocabulary
 from cllm.errors import StepFailed
+from cllm.registry import vocabulary_of
+from cllm.text.unread import NoVocabulary
 
 
 class Stepless:
@@ -57,8 +59,11 @@ class StreamsOnly(Stepless):
     """A `StreamModel` as the rest of the server sees it."""
 
     def __init__(self, stream_model: StreamModel) -> None:
+        """Raises: LoadFailed when the file that has its vocabulary cannot be read."""
         n_ctx = min(stream_model.n_ctx, stream_model.info.n_ctx_train)
-        super().__init__(stream_model.vocabulary, stream_model.info, n_slots=stream_model.n_live_max, n_cells_slot=n_ctx)
+        vocabulary = vocabulary_of(stream_model)
+        self.reads_text = vocabulary is None
+        super().__init__(vocabulary or NoVocabulary(), stream_model.info, n_slots=stream_model.n_live_max, n_cells_slot=n_ctx)
         self.stream_model = stream_model
 
     def close(self) -> None:

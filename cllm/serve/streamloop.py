@@ -8,10 +8,13 @@ from collections import deque
 
 import trio
 
-from cllm.backend import StreamEvent, StreamModel, StreamToken
+from cllm.backend import StreamBeat, StreamEnd, StreamEvent, StreamModel, StreamRequest, StreamText, StreamToken
 from cllm.engine.events import Event
+from cllm.engine.plan import Plan
+from cllm.engine.sequence import Sequence
 from cllm.engine.streaming import StreamScheduler, Turn, request_of
-from cllm.errors import ModelDied
+from cllm.engine.telling import TextScheduler, text_request_of
+from cllm.errors import ModelDied, RequestError
 from cllm.serve.loop import StepLoop, log
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread
@@ -23,6 +26,7 @@ class StreamLoop(StepLoop):
 
     def __init__(self, model: StreamsOnly, scheduler: StreamScheduler, metrics: Metrics, thread: ModelThread) -> None:
         super().__init__(model, scheduler, metrics, thread)
+        metrics.watch_model(model.stream_model)
         self._streaming = scheduler
         self._model_of_streams: StreamModel = model.stream_model
         self._heard: deque[StreamEvent] = deque()
@@ -40,6 +44,9 @@ class StreamLoop(StepLoop):
     async def _turn(self) -> None:
         self._work = trio.Event()  # whatever is said from here on is a reason for another turn
         self._take_heard()
+        if self._life is not None and self._life.is_dead:
+            await self._replace(self._life, None, ModelDied("the worker died"))
+            self._heard.clear()  # what came of it late: everybody begins anew
         turn = self._streaming.turn(trio.current_time())
         self._owed += turn.events
         self._tell(turn)
@@ -47,6 +54,10 @@ class StreamLoop(StepLoop):
         deadline = self._streaming.next_deadline
         with trio.move_on_at(math.inf if deadline is None else deadline):
             await self._work.wait()
+
+    def _apply_death(self, _plan: Plan | None, _error: ModelDied, now: float) -> list[Event]:
+        self._take_heard()  # what it told before it died
+        return self._streaming.take_death(now)
 
     def _hear(self, event: StreamEvent) -> None:
         """From any thread."""
@@ -66,21 +77,37 @@ class StreamLoop(StepLoop):
 
     def _settle(self, event: StreamEvent, now: float) -> list[Event]:
         if isinstance(event, StreamToken):
-            return self._streaming.take(event.seq_id, event.token, now)
+            return self._streaming.take(event, now)
+        if isinstance(event, StreamText):
+            assert isinstance(self._streaming, TextScheduler), "a model with a vocabulary tells tokens"
+            return self._streaming.take_text(event, now)
+        if isinstance(event, StreamBeat):
+            return []
         if event.error:
             log.error("stream.failed", why=event.error)
-        return self._streaming.take_end(event.seq_id, event.error, now)
+        return self._streaming.take_end(event, now)
 
     def _tell(self, turn: Turn) -> None:
         for seq_id in turn.stopped:
             self._model_of_streams.cancel(seq_id)
         for sequence in turn.started:
             try:
-                self._model_of_streams.start(sequence.seq_id, request_of(sequence))
+                self._model_of_streams.start(sequence.seq_id, self._request_of(sequence))
             except ModelDied:
                 raise
             except Exception as error:
-                self._metrics.step_failed(error)
-                log.error("stream.failed", why=f"{type(error).__name__}: {error}")
-                self._owed += self._streaming.take_end(sequence.seq_id, str(error) or type(error).__name__, trio.current_time())
+                self._refused(sequence.seq_id, error)
                 self._work.set()  # its place is free again
+
+    def _request_of(self, sequence: Sequence) -> StreamRequest:
+        reads_text = isinstance(self._streaming, TextScheduler)
+        return text_request_of(sequence) if reads_text else request_of(sequence, self._model.vocabulary)
+
+    def _refused(self, seq_id: int, error: Exception) -> None:
+        """Settle a start that raised."""
+        refusal = error if isinstance(error, RequestError) else None
+        if refusal is None:
+            self._metrics.step_failed(error)
+            log.error("stream.failed", why=f"{type(error).__name__}: {error}")
+        end = StreamEnd(seq_id, str(error) or type(error).__name__, refusal)
+        self._owed += self._streaming.take_end(end, trio.current_time())

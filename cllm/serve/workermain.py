@@ -1,7 +1,8 @@
-"""The worker process: one model, which does what comes over its sockets until they close.
+"""The worker process: one model or embedder, which does what comes over its sockets until they close.
 
-Started by `cllm.serve.workerprocess` with the numbers of four sockets. The main thread computes, always the same one; a thread listens for
-aborts and for the parent's end; two tokenise. Standard output and error are the parent's log.
+Started by `cllm.serve.workerprocess` with the numbers of four sockets. The main thread computes, always the same one, or takes what a model
+that schedules itself is to begin; a thread listens for aborts and for the parent's end; two tokenise. Standard output and error are the
+parent's log.
 """
 
 from __future__ import annotations
@@ -16,18 +17,35 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
 
-from cllm.backend import Backend, Batch, StepModel, StreamModel, Vocabulary, infill_of
-from cllm.errors import Aborted, BackendError, LoadFailed, ModelDied
+from cllm.backend import (
+    Backend,
+    Batch,
+    Embedder,
+    Embeds,
+    FileVocabulary,
+    LoadsEmbedders,
+    StepModel,
+    StreamEnd,
+    StreamEvent,
+    StreamModel,
+    Vocabulary,
+    infill_of,
+    n_logprobs_max_of,
+)
+from cllm.errors import Aborted, BackendError, LoadFailed, ModelDied, RequestError
 from cllm.serve import frames
 from cllm.serve.calibration import measure
-from cllm.serve.crossing import Bench, failed
+from cllm.serve.crossing import Bench, failed, fill, told_of
 from cllm.serve.frames import Channel, Ended
 from cllm.serve.workerprocess import Line
+
+T = TypeVar("T")
+MakePair: TypeAlias = Callable[[str, str], list[int]]
 
 N_ABORTS: Final = 100
 BETWEEN_ABORTS_S: Final = 0.002
@@ -41,7 +59,7 @@ class Worker:
         engine, control, short, long = sockets
         self._channel: Channel[frames.ToWorker] = Channel(engine, frames.ToWorker)
         self._control: Channel[frames.Abort] = Channel(control, frames.Abort)
-        self._tokenizers: list[Channel[frames.Tokenize]] = [Channel(end, frames.Tokenize) for end in (short, long)]
+        self._tokenizers: list[Channel[frames.ToTokenizer]] = [Channel(end, frames.ToTokenizer) for end in (short, long)]
         self._model: StepModel | None = None
         self._number: int | None = None  # of the step under way
         self._aborted = 0  # the last step that was to end
@@ -52,25 +70,56 @@ class Worker:
         load = self._channel.receive()
         assert isinstance(load, frames.Load)
         logging.getLogger().setLevel(load.log_level)
+        if load.wants_embedder:
+            embedder = self._loaded(self._load_embedder, load)
+            if embedder is not None:
+                self._run_embedder(embedder, load)
+        else:
+            model = self._loaded(self._load, load)
+            if model is not None:
+                self._run_model(model, load)
+
+    def _loaded(self, load_it: Callable[[frames.Load], T], load: frames.Load) -> T | None:
+        """What `load_it` gives; what it raises is told, and nothing is left to do."""
         try:
-            model = self._load(load)
+            return load_it(load)
         except Exception as error:
             self._channel.send(failed(error if isinstance(error, BackendError) else LoadFailed(f"{type(error).__name__}: {error}")))
-            return
-        self._model = model
-        for channel in self._tokenizers:
-            threading.Thread(target=_tokenize, args=(channel, model.vocabulary), daemon=True).start()
-        self._channel.send(_loaded(model, with_vocabulary=load.wants_vocabulary))
-        self._serve(model, Bench(model, model.vocabulary, Batch(model.n_rows_max)))
+            return None
 
-    def _load(self, load: frames.Load) -> StepModel:
-        module, _, name = load.factory.partition(":")
-        backend = cast(Callable[[], Backend], getattr(importlib.import_module(module), name))()
-        model = backend.load(load.spec, self._on_progress)
+    def _run_model(self, model: StepModel | StreamModel, load: frames.Load) -> None:
+        if (vocabulary := _own_vocabulary(model)) is not None:
+            self._tokenize(vocabulary)
         if isinstance(model, StreamModel):
-            model.close()
-            raise LoadFailed("this backend's models schedule themselves, and such cannot be had in a process of their own")
-        return model
+            self._channel.send(_loaded_streams(model, with_vocabulary=load.wants_vocabulary))
+            self._serve_streams(model)
+        else:
+            self._model = model
+            self._channel.send(_loaded(model, with_vocabulary=load.wants_vocabulary))
+            self._serve(model, Bench(model, model.vocabulary, Batch(model.n_rows_max)))
+
+    def _run_embedder(self, embedder: Embedder, load: frames.Load) -> None:
+        self._tokenize(embedder.vocabulary, embedder.pair)
+        self._channel.send(_loaded_embedder(embedder, with_vocabulary=load.wants_vocabulary))
+        batch = Batch(embedder.n_rows_max)
+        while True:
+            self._channel.send(_vectors(embedder, batch, self._channel.receive()))
+
+    def _tokenize(self, vocabulary: Vocabulary, pair: MakePair | None = None) -> None:
+        for channel in self._tokenizers:
+            threading.Thread(target=_tokenize, args=(channel, vocabulary, pair), daemon=True).start()
+
+    def _load(self, load: frames.Load) -> StepModel | StreamModel:
+        return _backend(load.factory).load(load.spec, self._on_progress)
+
+    def _load_embedder(self, load: frames.Load) -> Embedder:
+        backend = _backend(load.factory)
+        if isinstance(backend, LoadsEmbedders):
+            return backend.load_embedder(load.spec, self._on_progress)
+        model = backend.load(load.spec, self._on_progress)
+        if isinstance(model, Embeds):
+            return model.make_embedder(load.spec)
+        raise LoadFailed("this backend's models give no vectors")
 
     def _on_progress(self, share: float) -> bool:
         self._channel.send(frames.Progress(share))
@@ -88,11 +137,30 @@ class Worker:
             self._number = None
             self._channel.send(answer)
 
+    def _serve_streams(self, model: StreamModel) -> None:
+        tell = _Telling(self._channel)
+        model.open(tell)
+        while True:
+            match self._channel.receive():
+                case frames.Begin(seq_id, request):
+                    try:
+                        model.start(seq_id, request)
+                    except ModelDied:
+                        raise
+                    except RequestError as error:
+                        tell(StreamEnd(seq_id, str(error), error))
+                    except Exception as error:
+                        tell(StreamEnd(seq_id, f"{type(error).__name__}: {error}"))
+                case frames.GiveUp(seq_id):
+                    model.cancel(seq_id)
+                case other:
+                    raise AssertionError(other)
+
     def _answer(self, message: frames.ToWorker, model: StepModel, bench: Bench) -> msgspec.Struct:
         try:
             match message:
-                case frames.Rows():
-                    return frames.Answer(np.ascontiguousarray(model.step(bench.fill(message))).tobytes())
+                case frames.Rows(_, columns):
+                    return frames.Answer(np.ascontiguousarray(model.step(fill(bench.batch, columns))).tobytes())
                 case frames.Call(name, numbers, state) if name in CALLS:
                     given = getattr(model, name)(*numbers, *([state] if name == "restore" else []))
                     return frames.Answer(given or b"")
@@ -126,6 +194,34 @@ class Worker:
             time.sleep(BETWEEN_ABORTS_S)
 
 
+def _vectors(embedder: Embedder, batch: Batch, message: frames.ToWorker) -> msgspec.Struct:
+    try:
+        match message:
+            case frames.Rows(_, columns):
+                return frames.Answer(np.ascontiguousarray(embedder.step(fill(batch, columns)), np.float32).tobytes())
+            case frames.Call("drop", (slot,)):
+                embedder.drop(slot)
+                return frames.Answer()
+            case _:
+                raise AssertionError(message)
+    except Exception as error:
+        return failed(error)
+
+
+def _loaded_embedder(embedder: Embedder, *, with_vocabulary: bool) -> frames.LoadedEmbedder:
+    return frames.LoadedEmbedder(
+        info=embedder.info,
+        pooling=embedder.pooling,
+        n_embd=embedder.n_embd,
+        n_tokens_max=embedder.n_tokens_max,
+        n_cells=embedder.n_cells,
+        n_slots=embedder.n_slots,
+        n_rows_max=embedder.n_rows_max,
+        can_split=embedder.can_split,
+        vocabulary=_facts(embedder.vocabulary) if with_vocabulary else None,
+    )
+
+
 def _loaded(model: StepModel, *, with_vocabulary: bool) -> frames.Loaded:
     return frames.Loaded(
         info=model.info,
@@ -136,6 +232,38 @@ def _loaded(model: StepModel, *, with_vocabulary: bool) -> frames.Loaded:
         n_rows_max=model.n_rows_max,
         vocabulary=_facts(model.vocabulary) if with_vocabulary else None,
     )
+
+
+class _Telling:
+    """Sends what a model tells, from any of its threads. When the parent has gone, so does this process."""
+
+    def __init__(self, channel: Channel[frames.ToWorker]) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+
+    def __call__(self, event: StreamEvent) -> None:
+        try:
+            with self._lock:
+                self._channel.send(told_of(event))
+        except Ended:
+            os._exit(0)
+
+
+def _loaded_streams(model: StreamModel, *, with_vocabulary: bool) -> frames.LoadedStreams:
+    own = _own_vocabulary(model)
+    return frames.LoadedStreams(
+        info=model.info,
+        n_live_max=model.n_live_max,
+        n_ctx=model.n_ctx,
+        heeds=model.heeds,
+        n_logprobs_max=n_logprobs_max_of(model),
+        vocabulary=None if own is None or not with_vocabulary else _facts(own),
+        vocabulary_path=model.vocabulary.path if isinstance(model.vocabulary, FileVocabulary) else None,
+    )
+
+
+def _own_vocabulary(model: StepModel | StreamModel) -> Vocabulary | None:
+    return None if isinstance(model.vocabulary, FileVocabulary) else model.vocabulary
 
 
 def _facts(vocabulary: Vocabulary) -> frames.VocabularyFacts:
@@ -153,22 +281,33 @@ def _facts(vocabulary: Vocabulary) -> frames.VocabularyFacts:
     )
 
 
-def _tokenize(channel: Channel[frames.Tokenize], vocabulary: Vocabulary) -> None:
+def _tokenize(channel: Channel[frames.ToTokenizer], vocabulary: Vocabulary, pair: MakePair | None) -> None:
     try:
         while True:
-            wish = channel.receive()
-            channel.send(_tokens(wish, vocabulary))
+            channel.send(_tokens(channel.receive(), vocabulary, pair))
     except Ended:
         pass
 
 
-def _tokens(wish: frames.Tokenize, vocabulary: Vocabulary) -> msgspec.Struct:
+def _tokens(wish: frames.ToTokenizer, vocabulary: Vocabulary, pair: MakePair | None) -> msgspec.Struct:
     try:
-        text = wish.text.decode("utf-8", "surrogatepass")
-        tokens = vocabulary.tokenize(text, add_special=wish.add_special, parse_special=wish.parse_special)
+        if isinstance(wish, frames.Tokenize):
+            tokens = vocabulary.tokenize(_text(wish.text), add_special=wish.add_special, parse_special=wish.parse_special)
+        else:
+            assert pair is not None, "this model judges no pairs"
+            tokens = pair(_text(wish.query), _text(wish.document))
     except Exception as error:
         return failed(error)
     return frames.Answer(np.array(tokens, np.int32).tobytes())
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _backend(factory: str) -> Backend:
+    module, _, name = factory.partition(":")
+    return cast(Callable[[], Backend], getattr(importlib.import_module(module), name))()
 
 
 class _ToParent(logging.Handler):

@@ -45,8 +45,14 @@ class WorkerVocabulary:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """See `Vocabulary.tokenize`."""
-        wish = frames.Tokenize(text.encode("utf-8", "surrogatepass"), add_special, parse_special)
-        kind = "short" if len(text) <= N_CHARS_SHORT else "long"
+        return self._tokens(frames.Tokenize(_bytes_of(text), add_special, parse_special), len(text))
+
+    def pair(self, query: str, document: str) -> list[int]:
+        """See `Embedder.pair`."""
+        return self._tokens(frames.Pair(_bytes_of(query), _bytes_of(document)), len(query) + len(document))
+
+    def _tokens(self, wish: frames.ToTokenizer, n_chars: int) -> list[int]:
+        kind = "short" if n_chars <= N_CHARS_SHORT else "long"
         for _ in range(N_TRIES):
             try:
                 return self._ask(wish, kind)
@@ -54,7 +60,7 @@ class WorkerVocabulary:
                 continue
         raise TokenizeFailed("the tokeniser's process died of this text, or beside it")
 
-    def _ask(self, wish: frames.Tokenize, kind: str) -> list[int]:
+    def _ask(self, wish: frames.ToTokenizer, kind: str) -> list[int]:
         with self._locks[kind]:
             process = self._process(REVIVAL_S)
             channel = process.short if kind == "short" else process.long
@@ -69,3 +75,7 @@ class WorkerVocabulary:
             raise error if isinstance(error, TokenizeFailed | ModelDied) else TokenizeFailed(str(error))
         tokens: list[int] = np.frombuffer(answer.data, np.int32).tolist()
         return tokens
+
+
+def _bytes_of(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

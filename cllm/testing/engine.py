@@ -10,6 +10,7 @@ import trio
 
 from cllm.backend import Embedder, StepModel
 from cllm.config import Settings
+from cllm.engine.cost import CostModel
 from cllm.engine.scheduler import Scheduler
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, embeddings_of, loaded_embedder
@@ -38,6 +39,7 @@ async def running_engine(
     watchdog_s: float = 60.0,
     embedder: Embedder | None = None,
     disk: DiskTier | None = None,
+    cost: CostModel | None = None,
 ) -> AsyncIterator[RunningEngine]:
     """Run `model` as `cllm serve` would, beside `embedder`; on leaving, all sequences are ended and the invariants are checked.
 
@@ -48,7 +50,7 @@ async def running_engine(
     metrics = Metrics()
     engine = Engine(metrics=metrics, stream_n_bytes_max=settings.stream_buffer_kb * 1024, watchdog_s=watchdog_s)
     async with open_model_thread() as thread:
-        loop = make_loop(model, limits, None, metrics, thread, disk)
+        loop = make_loop(model, settings, limits, cost, metrics, thread, disk)
         scheduler = loop.scheduler
         metrics.watch(scheduler)
         served = served_model(model, limits, settings, backend="fake", name="fake")

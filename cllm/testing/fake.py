@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -40,7 +41,7 @@ N_TOKENS_LEAST = 259
 N_ROWS_OF_LOGITS = 509  # prime: the hash picks one of so many prepared rows
 HASH_FACTOR, HASH_MASK = 6364136223846793005, (1 << 64) - 1
 N_STREAMS = 8  # slots in the streams layout, unless it is said how many sequences run at once
-STATE_MAGIC, STATE_HEADER = b"fake", struct.Struct("<4sII")  # magic, position of the first cell, cells
+STATE_MAGIC, STATE_HEADER = b"fake", struct.Struct("<4sIII")  # magic, mark of the layout, position of the first cell, cells
 STATE_CELL = np.dtype([("token", "<i4"), ("hash", "<u8")])
 
 TEMPLATE = (
@@ -112,7 +113,7 @@ class FakeModel:
     `step_s(batch)` gives the seconds that a step pretends to take, unless it is aborted where `can_abort`; `before_step` may raise, to
     make a step fail. It never draws a token that ends the turn unless `n_tokens_to_end` is given: then about one in so many does.
     Without `can_trim`, its memory is like a recurrent one: slots are shared whole and dropped whole. Without `can_save`, they stay where
-    they are.
+    they are. Where it `lays_out`, it takes either layout; `before_lay_out` may raise LoadFailed or ModelDied.
     """
 
     def __init__(
@@ -128,40 +129,27 @@ class FakeModel:
         can_trim: bool = True,
         can_save: bool = True,
         can_abort: bool = False,
+        lays_out: bool = False,
         step_s: Callable[[Batch], float] | None = None,
         before_step: Callable[[Batch], None] | None = None,
+        before_lay_out: Callable[[KvLayout, int], None] | None = None,
     ) -> None:
         self.vocabulary: Vocabulary = FakeVocabulary(n_tokens)
-        self.info = ModelInfo(
-            name="fake",
-            architecture="fake",
-            n_params=0,
-            size_bytes=0,
-            n_ctx_train=n_ctx_train,
-            n_embd=0,
-            fingerprint=f"fake {kv_layout.value}",
+        self.info = ModelInfo(name="fake", architecture="fake", n_params=0, size_bytes=0, n_ctx_train=n_ctx_train, n_embd=0)
+        self.capabilities = Capabilities(  # from a command line they come as numbers
+            can_share=False, can_trim=bool(can_trim), can_save=bool(can_save), can_abort=bool(can_abort)
         )
-        pooled = kv_layout is KvLayout.UNIFIED
-        self.capabilities = Capabilities(
-            can_share=pooled and can_trim,
-            can_trim=can_trim,
-            can_save=can_save,
-            can_save_part=pooled and can_trim and can_save,
-            can_abort=can_abort,
-            kv_layout=kv_layout,
-        )
+        self.layouts = frozenset((KvLayout.UNIFIED, KvLayout.STREAMS) if lays_out else (kv_layout,))
         self.n_cells = n_cells
-        self.n_slots = n_slots
-        self.n_cells_slot = n_cells if pooled else n_cells // n_slots
         self.n_rows_max = n_rows_max
         self.n_steps = 0
         self.n_aborts = 0
         self._aborted = threading.Event()
         self.before_step = before_step
+        self.before_lay_out = before_lay_out
         self._step_s = step_s
-        self._pooled = pooled
-        self._slots: list[_Slot] = [[] for _ in range(n_slots)]
-        self._n_cells_used = 0
+        self._n_slots_at_load = n_slots
+        self._lay_out(kv_layout, n_slots)
         self._n_tokens_to_end = n_tokens_to_end
         self._table = self._logits_table(n_tokens)
         self._logits = np.empty((n_rows_max if n_tokens < 1024 else min(n_rows_max, 256), n_tokens), np.float32)
@@ -226,13 +214,13 @@ class FakeModel:
         if not 0 <= start <= len(cells) or (start and not self.capabilities.can_save_part):
             raise StepFailed(f"slot {slot} cannot be saved from {start} on")
         saved = np.array([(cell.token, cell.hash) for cell in cells[start:]], STATE_CELL)
-        return STATE_HEADER.pack(STATE_MAGIC, start, len(saved)) + saved.tobytes()
+        return STATE_HEADER.pack(STATE_MAGIC, self._mark, start, len(saved)) + saved.tobytes()
 
     def restore(self, slot: int, state: bytes) -> None:
         """See `StepModel.restore`."""
         self._check_can_save()
         cells = self._slot(slot)
-        start, saved = _read_state(state)
+        start, saved = _read_state(state, self._mark)
         if len(cells) != start:
             raise StepFailed(f"slot {slot} has {len(cells)} cells, the state was saved behind {start}")
         if start + len(saved) > self.n_cells_slot or len(saved) > self.n_cells - self._n_cells_used:
@@ -255,6 +243,16 @@ class FakeModel:
 
         return FakeEmbedder(pooling=spec.pooling or Pooling.MEAN)
 
+    def lay_out(self, layout: KvLayout, n_slots: int) -> None:
+        """See `LaysOut.lay_out`. In either layout it has all its cells."""
+        if layout not in self.layouts:
+            raise StepFailed(f"this memory cannot be laid out as {layout.value}")
+        for slot in range(self.n_slots):
+            self.drop(slot)
+        if self.before_lay_out is not None:
+            self.before_lay_out(layout, n_slots)
+        self._lay_out(layout, self._n_slots_at_load if layout is KvLayout.UNIFIED else max(1, min(n_slots, self.n_cells)))
+
     # --- for tests ----------------------------------------------------------------------------------------------------
 
     @property
@@ -267,6 +265,19 @@ class FakeModel:
         return [cell.token for cell in self._slot(slot)]
 
     # --- how it works -------------------------------------------------------------------------------------------------
+
+    def _lay_out(self, layout: KvLayout, n_slots: int) -> None:
+        pooled, can = layout is KvLayout.UNIFIED, self.capabilities
+        self.capabilities = attrs.evolve(
+            can, can_share=pooled and can.can_trim, can_save_part=pooled and can.can_trim and can.can_save, kv_layout=layout
+        )
+        self.info = attrs.evolve(self.info, fingerprint=f"fake {layout.value} {n_slots}")
+        self.n_slots = n_slots
+        self.n_cells_slot = self.n_cells if pooled else self.n_cells // n_slots
+        self._mark = zlib.crc32(self.info.fingerprint.encode())
+        self._pooled = pooled
+        self._slots: list[_Slot] = [[] for _ in range(n_slots)]
+        self._n_cells_used = 0
 
     def _slot(self, slot: int) -> _Slot:
         if not 0 <= slot < len(self._slots):
@@ -323,19 +334,21 @@ class FakeModel:
         return table
 
 
-def _read_state(state: bytes) -> tuple[int, list[tuple[int, int]]]:
+def _read_state(state: bytes, mark: int) -> tuple[int, list[tuple[int, int]]]:
     """Return where the state's first cell stands, and its (token, hash) pairs."""
     if len(state) < STATE_HEADER.size:
         raise StepFailed("this is not a saved state")
-    magic, start, n_cells = STATE_HEADER.unpack_from(state)
+    magic, mark_then, start, n_cells = STATE_HEADER.unpack_from(state)
     if magic != STATE_MAGIC or len(state) != STATE_HEADER.size + STATE_CELL.itemsize * n_cells:
         raise StepFailed("this is not a saved state, or not a whole one")
+    if mark_then != mark:
+        raise StepFailed("the state was saved in another layout")
     saved: list[tuple[int, int]] = np.frombuffer(state, STATE_CELL, offset=STATE_HEADER.size).tolist()
     return start, saved
 
 
 class FakeBackend:
-    """A backend that gives `FakeModel`s; `options` of the spec are its keyword arguments, as integers."""
+    """A backend that gives `FakeModel`s; `options` of the spec are its keyword arguments, as integers. With `draws`, they draw tokens."""
 
     contract_version = CONTRACT_VERSION
 
@@ -354,7 +367,7 @@ class FakeBackend:
         layout = KvLayout.UNIFIED if spec.kv_layout is KvLayout.AUTO else spec.kv_layout
         if layout is KvLayout.STREAMS:
             chosen.setdefault("n_slots", spec.n_live or N_STREAMS)
-        return FakeModel(n_rows_max=spec.n_rows_max, kv_layout=layout, **chosen)  # type: ignore[arg-type]
+        return _model_class(draws=bool(chosen.pop("draws", 0)))(n_rows_max=spec.n_rows_max, kv_layout=layout, **chosen)  # type: ignore[arg-type]
 
     def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:
         """Give a `FakeEmbedder`. See `LoadsEmbedders.load_embedder`."""
@@ -363,6 +376,12 @@ class FakeBackend:
         if not on_progress(1.0):
             raise LoadAborted("the load was asked to stop")
         return FakeEmbedder(pooling=spec.pooling or Pooling.MEAN)
+
+
+def _model_class(*, draws: bool) -> type[FakeModel]:
+    from cllm.testing.fake_drawing import DrawingFakeModel
+
+    return DrawingFakeModel if draws else FakeModel
 
 
 def make_backend() -> FakeBackend:

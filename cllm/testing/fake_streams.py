@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -19,12 +21,16 @@ from cllm.backend import (
     StreamEvent,
     StreamModel,
     StreamRequest,
+    StreamText,
     StreamToken,
+    StreamUsage,
+    Vocabulary,
 )
 from cllm.errors import LoadAborted, StepFailed
 from cllm.testing.fake import FakeModel
 
 HEEDS = frozenset({"temperature"})
+UNWANTED, DEADLY = "\x05", "\x06"  # prompts of which `FakeStreamBackend`'s models refuse one, and end their process on the other
 
 
 @attrs.define(eq=False)
@@ -41,7 +47,6 @@ class FakeStreamModel:
 
     def __init__(self, *, n_live_max: int = 4, n_ctx: int = 256, n_tokens_to_end: int | None = None, by_itself: bool = True) -> None:
         self._model = FakeModel(n_cells=n_live_max * n_ctx, n_slots=n_live_max, n_ctx_train=n_ctx, n_tokens_to_end=n_tokens_to_end)
-        self.vocabulary = self._model.vocabulary
         self.info = self._model.info
         self.n_live_max = n_live_max
         self.n_ctx = n_ctx
@@ -55,6 +60,11 @@ class FakeStreamModel:
         self._closed = False
         self._by_itself = by_itself
         self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """See `StreamModel.vocabulary`."""
+        return self._model.vocabulary
 
     @property
     def n_live(self) -> int:
@@ -118,10 +128,16 @@ class FakeStreamModel:
         token = int(np.argmax(self._logits(live)))
         live.tokens = [token]
         live.n_generated += 1
-        self._tell(StreamToken(seq_id, token))
+        self._tell(self._told(seq_id, token))
         if token in live.request.end_tokens or live.n_generated == live.request.n_tokens_max:
             self._leave(seq_id)
-            self._tell(StreamEnd(seq_id))
+            self._tell(self._ended(seq_id, live))
+
+    def _told(self, seq_id: int, token: int) -> StreamEvent:
+        return StreamToken(seq_id, token)
+
+    def _ended(self, seq_id: int, live: _Live) -> StreamEnd:
+        return StreamEnd(seq_id)
 
     def _logits(self, live: _Live) -> Logits:
         n = len(live.tokens)
@@ -140,11 +156,57 @@ class FakeStreamModel:
             self._model.drop(live.slot)
 
 
+class FakeTextModel(FakeStreamModel):
+    """The same without a vocabulary: it reads text, and of a conversation what was said last; it tells text, and what it took."""
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """None."""
+        return None
+
+    def start(self, seq_id: int, request: StreamRequest) -> None:
+        """See `StreamModel.start`."""
+        if not request.prompt:
+            tokens = self._model.vocabulary.tokenize(_said(request), add_special=False, parse_special=False)
+            request = attrs.evolve(request, prompt=tuple(tokens))
+        super().start(seq_id, request)
+
+    def _told(self, seq_id: int, token: int) -> StreamEvent:
+        return StreamText(seq_id, self._model.vocabulary.token_bytes(token).decode("utf-8", "replace"))
+
+    def _ended(self, seq_id: int, live: _Live) -> StreamEnd:
+        usage = StreamUsage(n_prompt=len(live.request.prompt), n_generated=live.n_generated)
+        return StreamEnd(seq_id, is_cut=live.n_generated == live.request.n_tokens_max, usage=usage)
+
+
+def _said(request: StreamRequest) -> str:
+    if request.text is not None:
+        return request.text
+    assert request.chat is not None
+    return str(request.chat.messages[-1]["content"])
+
+
+def _touchy(request: StreamRequest) -> str:
+    if request.prompt == tuple(DEADLY.encode()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "not this one" if request.prompt == tuple(UNWANTED.encode()) else ""
+
+
+def make_isolated() -> object:
+    """For the contract suite: such a model in a process of its own."""
+    from cllm.serve.worker import WorkerBackend
+
+    return WorkerBackend(FakeStreamBackend(), "cllm.testing.fake_streams:make_backend", hang_s=60.0)
+
+
 class FakeStreamBackend:
-    """A backend that gives `FakeStreamModel`s."""
+    """A backend that gives `FakeStreamModel`s, or what `make` makes."""
 
     contract_version = CONTRACT_VERSION
     knows_models = True
+
+    def __init__(self, make: type[FakeStreamModel] = FakeStreamModel) -> None:
+        self._make = make
 
     def probe(self) -> Probe:
         """Always available, only by name."""
@@ -154,9 +216,16 @@ class FakeStreamBackend:
         """Give a `FakeStreamModel`. See `Backend.load`."""
         if not on_progress(1.0):
             raise LoadAborted("the load was asked to stop")
-        return FakeStreamModel(**{name: int(value) for name, value in spec.options.items()})  # type: ignore[arg-type]
+        model = self._make(**{name: int(value) for name, value in spec.options.items()})  # type: ignore[arg-type]
+        model.fails = _touchy
+        return model
 
 
 def make_backend() -> FakeStreamBackend:
     """What an entry point names."""
     return FakeStreamBackend()
+
+
+def make_text_backend() -> FakeStreamBackend:
+    """The same, of models without a vocabulary."""
+    return FakeStreamBackend(FakeTextModel)

@@ -13,9 +13,10 @@ import attrs
 import trio
 
 from cllm.api.app import create_app
-from cllm.backend import Embedder, StepModel
+from cllm.backend import Embedder, StepModel, StreamModel
 from cllm.config import Settings
 from cllm.serve.http import HttpConfig, serve_http
+from cllm.serve.stepless import StreamsOnly
 from cllm.testing.engine import running_engine
 
 START_S, END_S = 20.0, 20.0
@@ -29,10 +30,11 @@ class _Started:
 
 
 @contextmanager
-def live_server(model: StepModel, *, embedder: Embedder | None = None, **settings: Any) -> Iterator[str]:
+def live_server(model: StepModel | StreamModel, *, embedder: Embedder | None = None, **settings: Any) -> Iterator[str]:
     """Serve `model` over HTTP on loopback; give the server's URL. Settings by name."""
     started: SimpleQueue[_Started] = SimpleQueue()
-    thread = threading.Thread(target=trio.run, args=(partial(_serve, model, embedder, Settings(**settings), started),), daemon=True)
+    served = StreamsOnly(model) if isinstance(model, StreamModel) else model
+    thread = threading.Thread(target=trio.run, args=(partial(_serve, served, embedder, Settings(**settings), started),), daemon=True)
     thread.start()
     server = started.get(timeout=START_S)
     try:

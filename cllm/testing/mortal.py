@@ -8,8 +8,9 @@ import time
 
 import attrs
 
-from cllm.backend import CONTRACT_VERSION, Batch, ModelSpec, OnProgress, Probe, StepModel
+from cllm.backend import CONTRACT_VERSION, Batch, Embedder, ModelSpec, OnProgress, Pooling, Probe, StepModel
 from cllm.testing.fake import FakeBackend, FakeModel
+from cllm.testing.fake_embedder import FakeEmbedder
 
 KILL, ABORT, HANG = 1, 2, 3  # tokens that no text has
 HANG_S = 3600.0
@@ -26,7 +27,7 @@ def _die(batch: Batch) -> None:
 
 
 class MortalBackend:
-    """`FakeBackend` with such models. A path of `dies` ends the process while it loads."""
+    """`FakeBackend` with such models. A path of `dies` ends the process while it loads, one of `garbled` tells what is no bool."""
 
     contract_version = CONTRACT_VERSION
     wants_worker = True
@@ -42,7 +43,13 @@ class MortalBackend:
         model = FakeBackend().load(attrs.evolve(spec), on_progress)
         assert isinstance(model, FakeModel)
         model.before_step = _die
+        if spec.path == "garbled":
+            model.capabilities = attrs.evolve(model.capabilities, can_trim=1)  # type: ignore[arg-type]
         return model
+
+    def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:
+        """See `LoadsEmbedders.load_embedder`."""
+        return FakeEmbedder(pooling=spec.pooling or Pooling.MEAN, before_step=_die)
 
 
 def make_backend() -> MortalBackend:

@@ -49,12 +49,21 @@ _Put = Callable[[str, _Array], None]
 
 
 def make_tiny_gguf(
-    path: str | Path, architecture: str, *, seed: int = 0, pre: str = "qwen2", pooling: str | None = None, infills: bool = False
+    path: str | Path,
+    architecture: str,
+    *,
+    seed: int = 0,
+    pre: str = "qwen2",
+    pooling: str | None = None,
+    infills: bool = False,
+    half: bool = False,
 ) -> None:
     """Write a model of `architecture` (one of ARCHITECTURES) with random F32 weights; the same seed gives the same file.
 
     `pre` names the pre-tokeniser (llama.cpp's ``tokenizer.ggml.pre``); `pooling`, as ``LAST``, makes it an embedding model;
-    with `infills` the vocabulary has fill-in-the-middle tokens. Logits are spread widely, so that greedy choices stand well above rounding.
+    with `infills` the vocabulary has fill-in-the-middle tokens; with `half` its matrices are F16.
+
+    Logits are spread widely, so that greedy choices stand well above rounding.
     """
     import gguf
 
@@ -65,7 +74,11 @@ def make_tiny_gguf(
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType[pooling])
     n_vocab = _write_vocabulary(writer, pre, _INFILL if infills else ())
-    _write_weights(lambda name, array: writer.add_tensor(name, array), architecture, n_vocab, np.random.default_rng(seed))
+
+    def put(name: str, array: _Array) -> None:
+        writer.add_tensor(name, array.astype(np.float16) if half and array.ndim > 1 else array)
+
+    _write_weights(put, architecture, n_vocab, np.random.default_rng(seed))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -70,7 +70,7 @@ class AnswerReader:
                 self._reasoning = None
         if text:
             parts += [Content(text)] if self._calls is None else self._calls.push(text)
-        return self._watched(parts) if can_stop and self._stops is not None else (parts, None)
+        return watched(parts, self._stops) if can_stop and self._stops is not None else (parts, None)
 
     def finish(self) -> list[Part]:
         """Return what was still undecided, the end having come otherwise than by a stop string."""
@@ -79,23 +79,23 @@ class AnswerReader:
             parts += self._calls.finish()
         if self._stops is None:
             return parts
-        parts, match = self._watched(parts)
+        parts, match = watched(parts, self._stops)
         held = self._stops.flush()
         return parts if match is not None or not held else [*parts, Content(held)]
 
-    def _watched(self, parts: list[Part]) -> tuple[list[Part], str | None]:
-        """Look for stop strings in the content; it may not be held back behind what comes after it."""
-        assert self._stops is not None
-        watched: list[Part] = []
-        for part in parts:
-            if isinstance(part, Content):
-                text, match = self._stops.push(part.text)
-            else:
-                text, match = self._stops.flush(), None
-            if text:
-                watched.append(Content(text))
-            if match is not None:
-                return watched, match
-            if not isinstance(part, Content):
-                watched.append(part)
-        return watched, None
+
+def watched(parts: list[Part], stops: StopStrings) -> tuple[list[Part], str | None]:
+    """Look for stop strings in the content; it may not be held back behind what comes after it."""
+    told: list[Part] = []
+    for part in parts:
+        if isinstance(part, Content):
+            text, match = stops.push(part.text)
+        else:
+            text, match = stops.flush(), None
+        if text:
+            told.append(Content(text))
+        if match is not None:
+            return told, match
+        if not isinstance(part, Content):
+            told.append(part)
+    return told, None

@@ -31,6 +31,10 @@ class Dialect:
         return frozenset(self.control.values())
 
 
+UNKNOWN = Dialect(tags=None, closing=(), calls=HERMES, knows_tools=True, control={})
+"""Of a model whose answers somebody else reads."""
+
+
 def dialect_of(template: ChatTemplate, vocabulary: Vocabulary, tool_format: str = "auto") -> Dialect:
     """Find out. `tool_format` names a form of tool calls, where what the template says is not to count."""
     tags = tags_in(template.source)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cllm.text.answers import AnswerFormat, AnswerReader
+from cllm.text.answers import AnswerFormat, AnswerReader, watched
 from cllm.text.detokenizer import Detokenizer, TokenTexts
-from cllm.text.parts import Content, Part
+from cllm.text.parts import CallBegun, Content, Part, Reasoning
 from cllm.text.stops import StopStrings
 
 
@@ -66,7 +66,7 @@ class Transcript:
         text = self._detokenizer.flush()
         if self._reader is not None:
             parts, match = self._reader.push(text, can_stop=True)
-            return _told(parts if match is not None else [*parts, *self._reader.finish()])
+            return told(parts if match is not None else [*parts, *self._reader.finish()])
         if self._stops is None:
             return text, None
         released, match = self._stops.push(text)
@@ -79,10 +79,22 @@ class Transcript:
         self._is_stopped = match is not None
         if reader.is_idle:
             self._reader = None
-        return *_told(parts), match
+        return *told(parts), match
+
+    def push_parts(self, parts: list[Part], n_tokens: int) -> tuple[list[Part], str | None]:
+        """Take parts that somebody else has read; for a transcript that takes no tokens, and has no form."""
+        self.n_calls += sum(isinstance(part, CallBegun) for part in parts)
+        if any(isinstance(part, Reasoning) for part in parts):
+            self.n_reasoning += n_tokens
+        if self._stops is None:
+            return parts, None
+        parts, match = watched(parts, self._stops)
+        self._is_stopped = match is not None
+        return parts, match
 
 
-def _told(parts: list[Part]) -> tuple[str, list[Part] | None]:
+def told(parts: list[Part]) -> tuple[str, list[Part] | None]:
+    """Parts as a transcript tells them."""
     if all(isinstance(part, Content) for part in parts):
         return "".join([part.text for part in parts if isinstance(part, Content)]), None
     return "", parts

@@ -16,7 +16,7 @@ from cllm.api.ollama.requests import ChatRequest, CommonFields, GenerateRequest
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, NDJSON, Operation
 from cllm.api.sampling_fields import Wanted, wanted
-from cllm.api.structured import compiled
+from cllm.api.structured import compiled, told
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
 
@@ -91,11 +91,12 @@ async def _open_text(context: Context, model: ServedModel, body: GenerateRequest
     check_room(context, asked, "prompt")
     prompts.check_fits(model, body.prompt)
     if body.suffix:
-        tokens = list(await prompts.infill_prompt(context, model, body.prompt, body.suffix))
+        tokens = await prompts.infill_prompt(context, model, body.prompt, body.suffix)
     else:
         tokens = await prompts.text_prompt(context, body.prompt)
-    grammar = await compiled(context, model, requests.form_of(body))
-    specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id, grammar=grammar)
+    form = requests.form_of(body)
+    grammar = await compiled(context, model, form)
+    specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id, grammar=grammar, form=told(model, form))
     return Chat(await open_generation(context, specs, GENERATE), len(tokens))
 
 

@@ -20,7 +20,7 @@ from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNam
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import wanted
 from cllm.api.sse import SseBody, data, sse_response
-from cllm.api.structured import compiled, form_of
+from cllm.api.structured import compiled, form_of, told
 from cllm.engine.events import Delta, Finished, TokenLogprob
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import InvalidRequest
@@ -96,10 +96,18 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
     check_room(context, asked, param, body.n_each * len(texts))
     for text in texts:
         prompts.check_fits(model, text)
-    grammar = await compiled(context, model, form_of(body))
+    form = form_of(body)
+    grammar = await compiled(context, model, form)
     given = [await _prompt(context, model, body, text) for text in texts]
     asked = attrs.evolve(asked, n=body.n_each)
-    specs = asked.specs([one.tokens for one in given], n_logprobs=_n_logprobs(body), key=g.key, request_id=g.request_id, grammar=grammar)
+    specs = asked.specs(
+        [one.tokens for one in given],
+        n_logprobs=_n_logprobs(body),
+        key=g.key,
+        request_id=g.request_id,
+        grammar=grammar,
+        form=told(model, form),
+    )
     generation = await open_generation(context, _scored(specs, body), ENDPOINT)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     head = envelope("cmpl", "text_completion", model.name)

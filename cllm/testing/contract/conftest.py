@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cllm.backend import Backend, ModelSpec, StepModel, StreamModel, Vocabulary
+from cllm.registry import vocabulary_of
 from cllm.testing.contract.hand import Hand, Near, PlainTokens
 from cllm.testing.contract.options import backend_of, spec_of
 
@@ -45,12 +46,14 @@ class Shared:
 
     def vocabulary(self) -> Vocabulary:
         """The vocabulary of either kind of model."""
-        if self._model is None and self._vocabulary is None:
+        if self._model is None and self._streams is None:
             model = self._load()
             if isinstance(model, StreamModel):
-                self._streams, self._vocabulary = model, model.vocabulary
+                self._streams, self._vocabulary = model, vocabulary_of(model)
             else:
                 self._model = model
+        if self._streams is not None and self._vocabulary is None:
+            pytest.skip("this model reads text")
         return self._vocabulary or self.with_empty_slots().vocabulary
 
     def load_streams(self) -> StreamModel:
@@ -121,6 +124,12 @@ def streams(shared: Shared) -> Iterator[StreamModel]:
     model = shared.load_streams()
     yield model
     model.close()
+
+
+@pytest.fixture
+def vocabulary(shared: Shared) -> Vocabulary:
+    """The model's tokens, or its file's."""
+    return shared.vocabulary()
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from cllm.backend import Batch, KvLayout, Logits, StepModel, Vocabulary
-from cllm.errors import Aborted, ModelDied, NoRoom
+from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed
 
 N_CELLS_TO_FILL_MAX: Final = 8192  # more would take minutes on a real model
 
@@ -172,6 +172,14 @@ class PlainTokens:
         return drawn
 
 
+class PlainText:
+    """Draws text, for models without a vocabulary; about as many tokens as asked for."""
+
+    def draw(self, n_tokens: int, seed: int = 0) -> str:
+        rng = np.random.default_rng(seed)
+        return " ".join(str(word) for word in rng.integers(100, 999, n_tokens))
+
+
 @attrs.frozen
 class Near:
     """Compares logits row by row."""
@@ -200,12 +208,16 @@ class Near:
         return float(np.abs(one[finite] - other[finite]).max() / other[finite].std())
 
 
-Call: TypeAlias = Callable[[], object]
-
-
 @contextmanager
 def refused() -> Iterator[None]:
     """What a model cannot do raises StepFailed, or something that the engine takes for it: any exception without a meaning of its own."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - that is the contract
         yield
     assert not isinstance(caught.value, NoRoom | Aborted | ModelDied), f"{caught.value!r} means something else"
+
+
+@contextmanager
+def denied() -> Iterator[None]:
+    """What `Capabilities` rule out raises StepFailed by its name: the server tells it from a fault by what it said about itself."""
+    with pytest.raises(StepFailed):
+        yield

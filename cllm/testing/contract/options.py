@@ -58,6 +58,12 @@ def backend_of(config: pytest.Config) -> Backend:
         raise pytest.UsageError(str(error)) from error
 
 
+def factory_of(config: pytest.Config) -> str:
+    """Return the entry point's value, by which another process finds the backend."""
+    name: str = config.getoption("backend")
+    return name if ":" in name else registry.factory_of(name)
+
+
 def _make(module: str, attribute: str) -> Backend:
     try:
         make = cast(Callable[[], Backend], getattr(importlib.import_module(module), attribute))

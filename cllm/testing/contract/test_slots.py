@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from cllm.backend import KvLayout, StepModel
-from cllm.errors import Aborted, NoRoom
-from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens, needs_slots, refused
+from cllm.errors import NoRoom
+from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens, denied, needs_slots, refused
 
-N_ABORTS = 10
 N_PREFIX = 20  # of a slot whose end alone is saved
+
+
+def check_denied(hand: Hand, plain: PlainTokens, near: Near, *calls: Callable[[], object]) -> None:
+    """What this memory cannot do is refused by name, and the slot goes on as if nobody had asked."""
+    tokens = plain.draw(15)
+    expected = hand.alone(tokens)
+    hand.put(0, tokens[:10])
+    for call in calls:
+        with denied():
+            call()
+    near.check(hand.put(0, tokens[10:], Outputs.ALL), expected[10:])
 
 
 # --- drop -------------------------------------------------------------------------------------------------------------
@@ -124,12 +134,7 @@ def test_trimming_one_slot_leaves_the_others(hand: Hand, plain: PlainTokens, nea
 def test_a_memory_that_cannot_be_trimmed_refuses_and_keeps_the_slot(hand: Hand, plain: PlainTokens, near: Near) -> None:
     if hand.model.capabilities.can_trim:
         pytest.skip("this memory can be trimmed")
-    tokens = plain.draw(15)
-    expected = hand.alone(tokens)
-    hand.put(0, tokens[:10])
-    with refused():
-        hand.model.trim(0, 4)
-    near.check(hand.put(0, tokens[10:], Outputs.ALL), expected[10:])
+    check_denied(hand, plain, near, lambda: hand.model.trim(0, 4))
 
 
 # --- share ------------------------------------------------------------------------------------------------------------
@@ -230,7 +235,7 @@ def test_where_only_whole_slots_are_shared_a_part_is_refused(hand: Hand, plain: 
     tokens = plain.draw(20)
     expected = hand.alone(tokens)
     hand.put(0, tokens[:12])
-    with refused():
+    with denied():
         hand.model.share(0, 1, 5)
     try:
         hand.share(0, 1, 12)
@@ -250,14 +255,10 @@ def saves(model: StepModel) -> None:
 
 
 def test_a_memory_that_cannot_be_saved_refuses_and_keeps_the_slot(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    needs_slots(hand.model, 2)
     if hand.model.capabilities.can_save:
         pytest.skip("this memory can be saved")
-    tokens = plain.draw(15)
-    expected = hand.alone(tokens)
-    hand.put(0, tokens[:10])
-    with refused():
-        hand.model.save(0)
-    near.check(hand.put(0, tokens[10:], Outputs.ALL), expected[10:])
+    check_denied(hand, plain, near, lambda: hand.model.save(0), lambda: hand.model.restore(1, b"a state of another model"))
 
 
 @pytest.mark.usefixtures("saves")
@@ -480,46 +481,4 @@ def test_a_part_that_there_is_not_is_not_saved(hand: Hand, plain: PlainTokens, s
 def test_where_only_whole_slots_are_saved_a_part_is_refused(hand: Hand, plain: PlainTokens, near: Near) -> None:
     if hand.model.capabilities.can_save_part:
         pytest.skip("this memory saves any part")
-    tokens = plain.draw(15)
-    expected = hand.alone(tokens)
-    hand.put(0, tokens[:10])
-    with refused():
-        hand.model.save(0, 5)
-    near.check(hand.put(0, tokens[10:], Outputs.ALL), expected[10:])
-
-
-# --- abort ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_abort_ends_a_step_with_aborted_or_comes_too_late_and_other_slots_are_as_they_were(
-    hand: Hand, plain: PlainTokens, near: Near
-) -> None:
-    needs_slots(hand.model, 2)
-    tokens = plain.draw(N_ABORTS + 10)
-    expected = hand.alone(tokens)
-    hand.put(0, tokens[:10])
-    n_rows = min(hand.model.n_rows_max, hand.model.n_cells_slot)
-    for i in range(N_ABORTS):
-        _step_and_abort(hand, 1, plain.draw(n_rows, seed=i))
-        near.check(hand.put(0, [tokens[10 + i]]), expected[10 + i : 11 + i])
-
-
-def _step_and_abort(hand: Hand, slot: int, tokens: list[int]) -> None:
-    """Abort a step while it runs, as far as that can be arranged, and leave its slot empty."""
-    batch = hand.write(hand.rows(slot, tokens))
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(hand.model.step, batch)
-        while not running.done():
-            hand.model.abort()
-        error = running.exception()
-    assert error is None or isinstance(error, Aborted)
-    assert error is None or hand.model.capabilities.can_abort, "it says that it cannot be aborted"
-    hand.drop(slot)
-
-
-def test_what_an_aborted_step_had_can_be_computed_again(hand: Hand, plain: PlainTokens, near: Near) -> None:
-    tokens = plain.draw(min(hand.model.n_rows_max, hand.model.n_cells_slot))
-    expected = hand.alone(tokens, Outputs.LAST)
-    for _ in range(3):
-        _step_and_abort(hand, 0, tokens)
-        near.check(hand.alone(tokens, Outputs.LAST), expected)
+    check_denied(hand, plain, near, lambda: hand.model.save(0, 5))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from cllm.backend import Batch, StepModel
+from cllm.backend import Batch
 from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens, Row, n_tokens_max, needs_slots
 
 
@@ -219,11 +219,3 @@ def test_calls_may_come_from_another_thread_each_time(hand: Hand, plain: PlainTo
     for i, token in enumerate(tokens):
         with ThreadPoolExecutor(1) as thread:
             near.check(thread.submit(hand.put, 0, [token]).result(), expected[i : i + 1])
-
-
-def test_an_abort_when_nothing_runs_has_no_effect(model: StepModel, hand: Hand, plain: PlainTokens, near: Near) -> None:
-    tokens = plain.draw(8)
-    model.abort()
-    expected = hand.alone(tokens)
-    model.abort()
-    near.check(hand.alone(tokens), expected)

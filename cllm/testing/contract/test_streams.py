@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, get_args
 
 import attrs
 import pytest
 
-from cllm.backend import StreamEnd, StreamEvent, StreamModel, StreamRequest, StreamToken
-from cllm.testing.contract.hand import PlainTokens
+from cllm.backend import FormKind, StreamBeat, StreamChat, StreamEnd, StreamEvent, StreamModel, StreamRequest, StreamText, StreamToken
+from cllm.registry import vocabulary_of
+from cllm.testing.contract.hand import PlainText, PlainTokens
 
 TELL_S: Final = 60.0  # within which something must be told of a sequence
 SILENCE_S: Final = 0.2  # for which nothing is told where nothing may be
@@ -24,14 +25,16 @@ class Ear:
 
     def __init__(self, model: StreamModel) -> None:
         self.model = model
+        self.vocabulary = vocabulary_of(model)
         self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.n_told: dict[int, int] = defaultdict(int)  # tokens, also of a model without a vocabulary
         self.errors: dict[int, str] = {}  # of those that have ended; empty for a good end
         self._queue: SimpleQueue[StreamEvent] = SimpleQueue()
         model.open(self._queue.put)
 
-    def start(self, seq_id: int, prompt: list[int], n_tokens: int = N_TOKENS, **fields: object) -> None:
-        request = StreamRequest(prompt=tuple(prompt), n_tokens_max=n_tokens, **fields)  # type: ignore[arg-type]
-        self.model.start(seq_id, request)
+    def start(self, seq_id: int, prompt: list[int] | str, n_tokens: int = N_TOKENS, **fields: object) -> None:
+        said = {"text": prompt} if isinstance(prompt, str) else {"prompt": tuple(prompt)}
+        self.model.start(seq_id, StreamRequest(n_tokens_max=n_tokens, **said, **fields))  # type: ignore[arg-type]
 
     def until(self, enough: Callable[[], bool]) -> None:
         while not enough():
@@ -44,7 +47,7 @@ class Ear:
         self.until(lambda: self.errors.keys() >= set(seq_ids))
 
     def has_heard(self, seq_id: int, n_tokens: int) -> bool:
-        return len(self.tokens[seq_id]) >= n_tokens
+        return self.n_told[seq_id] >= n_tokens
 
     def silence(self) -> None:
         """Hear what comes in a while."""
@@ -55,13 +58,25 @@ class Ear:
             pass
 
     def _take(self, event: StreamEvent) -> None:
+        if isinstance(event, StreamBeat):
+            return
         assert event.seq_id not in self.errors, f"{event} after the end"
         if isinstance(event, StreamToken):
+            assert self.vocabulary is not None
+            assert 0 <= event.token < self.vocabulary.n_tokens
             self.tokens[event.seq_id].append(event.token)
+            self.n_told[event.seq_id] += 1
+        elif isinstance(event, StreamText):
+            assert self.vocabulary is None
+            self.n_told[event.seq_id] += event.n_tokens
         else:
-            assert isinstance(event, StreamEnd)
-            assert "\n" not in event.error
-            self.errors[event.seq_id] = event.error
+            self._take_end(event)
+
+    def _take_end(self, event: StreamEnd) -> None:
+        assert "\n" not in event.error
+        self.errors[event.seq_id] = event.error or ("" if event.refusal is None else str(event.refusal))
+        if event.usage is not None:
+            self.n_told[event.seq_id] = event.usage.n_generated
 
 
 @pytest.fixture
@@ -70,34 +85,46 @@ def ear(streams: StreamModel) -> Ear:
 
 
 @pytest.fixture
-def words(streams: StreamModel) -> PlainTokens:
-    return PlainTokens(streams.vocabulary)
+def words(ear: Ear) -> PlainTokens | PlainText:
+    return PlainText() if ear.vocabulary is None else PlainTokens(ear.vocabulary)
 
 
 def test_it_tells_what_it_can_take(streams: StreamModel) -> None:
     assert streams.n_live_max >= 1
     assert streams.n_ctx >= 2
     assert streams.info.name
-    assert streams.heeds <= set(attrs.fields_dict(StreamRequest))
+    known = set(attrs.fields_dict(StreamRequest))
+    if vocabulary_of(streams) is None:
+        known |= set(attrs.fields_dict(StreamChat)) | set(get_args(FormKind))
+    assert streams.heeds <= known
 
 
-def test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end(ear: Ear, words: PlainTokens) -> None:
+def test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end(ear: Ear, words: PlainTokens | PlainText) -> None:
     ear.start(7, words.draw(10))
     ear.until_ended(7)
     ear.silence()
     assert ear.errors == {7: ""}
-    assert len(ear.tokens[7]) == N_TOKENS
-    assert all(0 <= token < ear.model.vocabulary.n_tokens for token in ear.tokens[7])
+    assert ear.n_told[7] == N_TOKENS
 
 
-def test_a_single_token_may_be_all(ear: Ear, words: PlainTokens) -> None:
+def test_a_single_token_may_be_all(ear: Ear, words: PlainTokens | PlainText) -> None:
     ear.start(0, words.draw(10), n_tokens=1)
     ear.until_ended(0)
-    assert len(ear.tokens[0]) == 1
+    assert ear.n_told[0] == 1
 
 
-def test_a_sequence_ends_with_an_end_token_which_is_told_too(ear: Ear, words: PlainTokens) -> None:
-    if "temperature" not in ear.model.heeds:
+def test_a_conversation_is_answered_by_who_reads_text(ear: Ear) -> None:
+    if ear.vocabulary is not None:
+        pytest.skip("this model reads tokens")
+    chat = StreamChat(messages=[{"role": "user", "content": "Is anybody there?"}])
+    ear.model.start(0, StreamRequest(chat=chat, n_tokens_max=N_TOKENS))
+    ear.until_ended(0)
+    assert ear.errors == {0: ""}
+    assert 1 <= ear.n_told[0] <= N_TOKENS
+
+
+def test_a_sequence_ends_with_an_end_token_which_is_told_too(ear: Ear, words: PlainTokens | PlainText) -> None:
+    if ear.vocabulary is None or "temperature" not in ear.model.heeds:
         pytest.skip("nobody knows what it will say")
     ear.start(0, words.draw(10), temperature=0.0)
     ear.until_ended(0)
@@ -107,18 +134,18 @@ def test_a_sequence_ends_with_an_end_token_which_is_told_too(ear: Ear, words: Pl
     assert ear.tokens[1] == ear.tokens[0][: ear.tokens[0].index(last) + 1]
 
 
-def test_as_many_as_it_takes_run_at_once_and_each_has_its_end(ear: Ear, words: PlainTokens) -> None:
+def test_as_many_as_it_takes_run_at_once_and_each_has_its_end(ear: Ear, words: PlainTokens | PlainText) -> None:
     seq_ids = range(min(ear.model.n_live_max, 64))
     for seq_id in seq_ids:
         ear.start(seq_id, words.draw(5 + seq_id, seed=seq_id))
     ear.until_ended(*seq_ids)
     assert set(ear.errors.values()) == {""}
-    assert {len(ear.tokens[seq_id]) for seq_id in seq_ids} == {N_TOKENS}
+    assert {ear.n_told[seq_id] for seq_id in seq_ids} == {N_TOKENS}
 
 
-@pytest.mark.parametrize("n_heard", [0, 1, 3])
-def test_one_that_is_given_up_makes_room_at_once_and_the_others_go_on(ear: Ear, words: PlainTokens, n_heard: int) -> None:
-    """Whenever it comes: before the first token, after it, in the middle."""
+@pytest.mark.parametrize("n_heard", [0, 1, 3, N_TOKENS - 1, N_TOKENS])
+def test_one_that_is_given_up_makes_room_at_once_and_the_others_go_on(ear: Ear, words: PlainTokens | PlainText, n_heard: int) -> None:
+    """Whenever it comes: before the first token, after it, in the middle, before the last one and after it."""
     n_live = min(ear.model.n_live_max, 8)
     for round_ in range(3):
         first = round_ * 2 * n_live
@@ -130,7 +157,31 @@ def test_one_that_is_given_up_makes_room_at_once_and_the_others_go_on(ear: Ear, 
         ear.until_ended(*range(first + 1, first + n_live + 1))
 
 
-def test_giving_up_one_that_has_ended_or_never_was_has_no_effect(ear: Ear, words: PlainTokens) -> None:
+def test_all_may_be_given_up_at_once_and_as_many_have_their_places(ear: Ear, words: PlainTokens | PlainText) -> None:
+    n_live = min(ear.model.n_live_max, 16)
+    for first in (0, n_live, 2 * n_live):
+        for i in range(n_live):
+            ear.start(first + i, words.draw(8, seed=i))
+        if first < 2 * n_live:
+            for i in range(n_live):
+                ear.model.cancel(first + i)
+    ear.until_ended(*range(2 * n_live, 3 * n_live))
+    assert {ear.n_told[2 * n_live + i] for i in range(n_live)} == {N_TOKENS}
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}], ids=["without chance", "by a seed"])
+def test_what_it_heeds_it_heeds_the_same_request_begins_in_the_same_way_each_time(
+    ear: Ear, words: PlainTokens | PlainText, fields: dict[str, object]
+) -> None:
+    if ear.vocabulary is None or not fields.keys() <= ear.model.heeds:
+        pytest.skip("nobody knows what it will say")
+    for seq_id in range(8):
+        ear.start(seq_id, words.draw(8, seed=seq_id // 2), n_tokens=1, **fields)
+        ear.until_ended(seq_id)
+    assert [ear.tokens[seq_id] for seq_id in range(0, 8, 2)] == [ear.tokens[seq_id] for seq_id in range(1, 8, 2)]
+
+
+def test_giving_up_one_that_has_ended_or_never_was_has_no_effect(ear: Ear, words: PlainTokens | PlainText) -> None:
     ear.start(0, words.draw(5))
     ear.until_ended(0)
     ear.model.cancel(0)
@@ -140,11 +191,11 @@ def test_giving_up_one_that_has_ended_or_never_was_has_no_effect(ear: Ear, words
     assert ear.errors == {0: "", 1: ""}
 
 
-def test_nothing_is_told_after_close_and_closing_twice_is_harmless(ear: Ear, words: PlainTokens) -> None:
+def test_nothing_is_told_after_close_and_closing_twice_is_harmless(ear: Ear, words: PlainTokens | PlainText) -> None:
     ear.start(0, words.draw(5), n_tokens=min(200, ear.model.n_ctx - 6))
     ear.model.close()
     ear.silence()
-    n_told = len(ear.tokens[0])
+    n_told = ear.n_told[0]
     ear.silence()
-    assert len(ear.tokens[0]) == n_told
+    assert ear.n_told[0] == n_told
     ear.model.close()

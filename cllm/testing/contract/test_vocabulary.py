@@ -11,7 +11,6 @@ import pytest
 
 from cllm.backend import StepModel, Vocabulary
 from cllm.errors import TokenizeFailed
-from cllm.testing.contract.conftest import Shared
 from cllm.testing.contract.hand import Hand, Near, PlainTokens
 
 TEXTS: Final = {
@@ -45,11 +44,6 @@ HOSTILE: Final = {
 }
 
 by_name = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-
-
-@pytest.fixture
-def vocabulary(shared: Shared) -> Vocabulary:
-    return shared.vocabulary()
 
 
 def plain_ids(vocabulary: Vocabulary, text: str) -> list[int]:

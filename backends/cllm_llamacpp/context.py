@@ -1,0 +1,74 @@
+"""A model's context: its cells as llama.cpp has laid them out. It can be made anew while the weights stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from cllm.backend import KvLayout, ModelSpec
+from cllm_llamacpp import settings
+from cllm_llamacpp.abortflag import AbortFlag
+from cllm_llamacpp.adapters import Adapters
+from cllm_llamacpp.facts import Facts
+from cllm_llamacpp.failure import load_failed
+from cllm_llamacpp.library import LOG
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Context:
+    """A context's handles, and the sizes that llama.cpp says it has, which are not always those asked for."""
+
+    handle: Any
+    memory: Any  # none for models that keep no cells
+    layout: KvLayout
+    n_cells: int
+    n_cells_slot: int
+    n_sequences: int  # slots, and spare ones
+    n_rows_max: int
+
+
+@attrs.define(eq=False)
+class Contexts:
+    """Makes the context of one model. There is one at a time, since its cells may be most of the memory."""
+
+    lib: Any
+    model: Any
+    facts: Facts
+    adapters: Adapters
+    abort: AbortFlag
+    gpu: bool
+    _handle: Any = None
+
+    def make(self, spec: ModelSpec, *, free_bytes: int = 0) -> Context:
+        """Free the context that there is and make one as `spec` says; `free_bytes` counts where that names no cells.
+
+        Raises: LoadFailed, there is none then.
+        """
+        self.free()
+        params = settings.context_params(self.lib, spec, self.facts, free_bytes=free_bytes, gpu=self.gpu)
+        params.abort_callback, params.abort_callback_data = self.abort.callback, self.abort.address
+        LOG.forget_errors()
+        self._handle = self.lib.llama_init_from_model(self.model, params) or None
+        if self._handle is None:
+            raise load_failed(spec.path, f"no memory for {params.n_ctx} cells")
+        self.adapters.activate(self._handle)
+        return self._described(self._handle, settings.layout_of(spec))
+
+    def free(self) -> None:
+        """Free the context, if there is one."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self.lib.llama_free(handle)
+
+    def _described(self, handle: Any, layout: KvLayout) -> Context:
+        lib = self.lib
+        return Context(
+            handle=handle,
+            memory=lib.llama_get_memory(handle),
+            layout=layout,
+            n_cells=lib.llama_n_ctx(handle),
+            n_cells_slot=lib.llama_n_ctx_seq(handle),
+            n_sequences=lib.llama_n_seq_max(handle),
+            n_rows_max=lib.llama_n_batch(handle),
+        )

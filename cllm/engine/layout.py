@@ -1,0 +1,103 @@
+"""Chooses how the model's cells lie while it serves: in one pool, where sequences share them, or apart, where attention is faster.
+
+By the order of ggml's loops, attention in a pool goes through a head's rows one after the other, so that a sequence's cells have left the
+CPU's cache when the next head that reads them has its turn. Eight sequences of 128 cells generate in 67 ms a step, apart in 59; sixteen of
+130 in 125, apart in 91. But eight that have 1,000 cells in common read these once in a pool: 43 tokens/s, apart 25 to 31.
+
+So cells lie apart while nothing is shared. To lay them out anew, all of them must be computed again, but for those that nobody holds: it
+is done when staying has cost as much as that, so that never more than twice the least is paid.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+
+N_REMEMBERED: Final = 64  # sequences whose lengths count
+N_SEEN_LEAST: Final = 8  # sequences that tell whether anything is shared
+MEMORY: Final = 0.95  # of the share that is reused, for each sequence
+REUSE_LOW, REUSE_HIGH = 0.1, 0.25  # of tokens and of sequences: with less the cells may lie apart, with more they go back into a pool
+SPARE: Final = 1.25  # the next sequence may be so many times as long as the longest one was, unless it says how long it will be
+SHARE_LEFT: Final = 0.5  # of what attention gains: prompts, which a pool computes beside answers, take the rest
+
+
+@attrs.frozen(kw_only=True)
+class Apart:
+    """What cells that lie apart would come to."""
+
+    n_slots: int
+    n_cells_slot: int
+    gain_cell_s: float  # seconds that a generating row gains for each cell of its sequence
+    change_s: float  # to lay out cells that nobody holds, until it was measured
+
+
+class LayoutChoice:
+    """Takes note of who comes and of what steps cost, and says when the layout should change. The cells lie in a pool at first."""
+
+    def __init__(self, apart: Apart) -> None:
+        self.apart = apart
+        self.is_apart = False
+        self.is_outgrown = False  # somebody needs more cells than a slot has apart
+        self._lengths: deque[int] = deque(maxlen=N_REMEMBERED)
+        self._crowds: deque[int] = deque(maxlen=N_REMEMBERED)
+        self._reuse = 0.0
+        self._n_seen = 0
+        self._lost_s = 0.0
+        self._change_s = apart.change_s
+
+    @property
+    def may_be_due(self) -> bool:
+        """Whether it is worth asking if a change is due; cheap."""
+        return self.is_outgrown or self._lost_s >= self._change_s or (self.is_apart and self._should_go_back())
+
+    def came(self, n_prompt: int, n_known: int, n_live: int) -> None:
+        """A sequence was admitted, of whose prompt `n_known` tokens were there; with it, `n_live` would like to run."""
+        self._reuse += (1 - MEMORY) * (n_known / n_prompt - self._reuse)
+        self._n_seen += 1
+        self._crowds.append(n_live)
+
+    def ended(self, n_tokens: int, n_max: int) -> None:
+        """A sequence has ended with so many tokens; it would have ended with `n_max` in any case."""
+        self._lengths.append(min(int(SPARE * n_tokens), n_max))
+
+    def grew(self, n_tokens: int) -> None:
+        """A sequence has so many tokens, each of which is to have its cell."""
+        if n_tokens > self.apart.n_cells_slot:
+            self._lengths.append(n_tokens)
+            self.is_outgrown = self.is_apart
+
+    def stepped(self, n_decoding: int, n_live: int, n_cells: int) -> None:
+        """A step was made, in which `n_decoding` of `n_live` sequences generated, who have `n_cells` cells; shared ones count once."""
+        if not self.is_apart and n_live > 1:
+            self._lost_s += SHARE_LEFT * self.apart.gain_cell_s * n_cells * n_decoding / n_live
+
+    def is_due(self, compute_again_s: float, n_longest: int, demand: float) -> bool:
+        """Say whether to change now. What is held would take `compute_again_s` to compute again, the longest who is here has `n_longest`
+        tokens, and `demand` is the share of ended sequences that are asked for again.
+        """
+        if self.is_apart:
+            return self.is_outgrown or self._should_go_back() or demand > REUSE_HIGH
+        if not self._is_unshared(demand) or not self._has_room(n_longest):
+            self._lost_s = 0.0
+            return False
+        return self._lost_s >= self._change_s + compute_again_s
+
+    def changed(self, seconds: float) -> None:
+        """The other layout is in force since now; to lay out the cells took `seconds`."""
+        self.is_apart = not self.is_apart
+        self.is_outgrown = False
+        self._lost_s = 0.0
+        self._n_seen = 0
+        self._change_s = seconds
+
+    def _should_go_back(self) -> bool:
+        return self._reuse > REUSE_HIGH or max(self._crowds, default=0) > self.apart.n_slots
+
+    def _is_unshared(self, demand: float) -> bool:
+        return self._n_seen >= N_SEEN_LEAST and self._reuse < REUSE_LOW and demand < REUSE_LOW
+
+    def _has_room(self, n_longest: int) -> bool:
+        longest = max(n_longest, *self._lengths)
+        return longest <= self.apart.n_cells_slot and max(self._crowds, default=0) <= self.apart.n_slots

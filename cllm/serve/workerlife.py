@@ -1,0 +1,164 @@
+"""The processes of one model, one after the other: a worker is started, asked, buried, and replaced by another one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from cllm.backend import ModelSpec, OnProgress
+from cllm.errors import BackendError, LoadFailed, ModelDied
+from cllm.serve import frames
+from cllm.serve.crossing import error_of
+from cllm.serve.frames import Ended, Garbled
+from cllm.serve.workerprocess import WorkerProcess
+
+N_LIVES_MAX: Final = 12  # in a row without success: what dies so often will not be better the next time
+LOAD_SILENCE_S: Final = 600.0  # between two words of how far a load is
+PAUSE_S: Final = 0.1  # before the second life in a row, doubled before each further one
+PAUSE_MAX_S: Final = 5.0
+
+
+class WorkerLife:
+    """What the parent knows of a model that lives in a worker. `start` begins its first life, `revive` the others.
+
+    Loads what `spec` says with the backend of `factory`, an entry point's value; with `embeds`, what gives vectors of it. A worker that is
+    silent for `hang_s` in the middle of a call counts as dead.
+    """
+
+    def __init__(self, factory: str, spec: ModelSpec, hang_s: float, *, embeds: bool = False) -> None:
+        self.hang_s = hang_s
+        self.n_lives = 0  # since something went well, which whoever asks the worker knows
+        self.on_death: Callable[[], None] = lambda: None  # called from a thread of the worker's, whenever one has ended
+        self.on_start: Callable[[WorkerProcess], None] = lambda process: None  # called before anybody else may use a new one
+        self.process: WorkerProcess | None = None  # None: there is none just now
+        self.is_closed = False
+        self._factory = factory
+        self._spec = spec
+        self._embeds = embeds
+        self._loaded: frames.AnyLoaded | None = None
+        self._alive = threading.Condition()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the worker has ended, so that the next call would fail."""
+        process = self.process
+        return not self.is_closed and (process is None or process.is_lost)
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id; None while there is none."""
+        return None if self.process is None else self.process.pid
+
+    def of_vectors(self, spec: ModelSpec) -> WorkerLife:
+        """Return another one, not begun yet, that gives vectors of the same file; of `spec` only its sizes and pooling count."""
+        return WorkerLife(self._factory, attrs.evolve(spec, path=self._spec.path, loras=()), self.hang_s, embeds=True)
+
+    def start(self, on_progress: OnProgress) -> frames.AnyLoaded:
+        """Start the first worker; blocks. Raises: what its load raises."""
+        loaded = self._start(on_progress, wants_vocabulary=True)
+        self._loaded = loaded
+        if isinstance(loaded, frames.Loaded | frames.LoadedEmbedder):
+            self._spec = attrs.evolve(self._spec, n_cells=loaded.n_cells)  # the next life has what this one found
+        return loaded
+
+    def revive(self) -> None:
+        """Start another worker with the same model; blocks. Raises: ModelDied when it cannot be, or was too often without success."""
+        why = self.bury()
+        while not self.is_closed:
+            self.n_lives += 1
+            if self.n_lives > N_LIVES_MAX:
+                break
+            if self.n_lives > 1:
+                time.sleep(min(PAUSE_S * 2 ** (self.n_lives - 2), PAUSE_MAX_S))
+            try:
+                loaded = self._start(lambda share: not self.is_closed, wants_vocabulary=False)
+            except BackendError as error:
+                why = str(error)
+                continue
+            if _all_but_the_vocabulary(loaded) != _all_but_the_vocabulary(self._loaded):
+                self.bury()
+                raise ModelDied("the model is another one now: its file was changed while it was served")
+            return
+        raise ModelDied(f"the worker died {self.n_lives - 1} times in a row, the last time: {why}")
+
+    def ask(self, message: frames.ToWorker, on_progress: OnProgress = lambda share: True) -> frames.FromWorker:
+        """Say something and wait for the answer. Raises: ModelDied · what the worker raised."""
+        process = self.process
+        if process is None:
+            raise ModelDied("the model's process has ended")
+        try:
+            process.channel.send(message)
+            answer = _answer(process, on_progress)
+        except Ended:
+            raise ModelDied(f"the worker died: {self.bury()}") from None
+        if isinstance(answer, frames.Failed):
+            raise error_of(answer)
+        return answer
+
+    def living(self, timeout_s: float) -> WorkerProcess:
+        """The worker, or the next one. Raises: ModelDied."""
+        with self._alive:
+            if not self._alive.wait_for(lambda: self.is_closed or not self.is_dead, timeout_s) or self.is_closed:
+                raise ModelDied("the model's process has ended")
+            assert self.process is not None
+            return self.process
+
+    def bury(self) -> str:
+        """Make sure that the worker is gone; return in words how it ended."""
+        with self._alive:
+            process, self.process = self.process, None
+        return "" if process is None else process.kill()
+
+    def close(self) -> None:
+        """End it for good."""
+        self.is_closed = True
+        self.bury()
+        with self._alive:
+            self._alive.notify_all()
+
+    def _start(self, on_progress: OnProgress, *, wants_vocabulary: bool) -> frames.AnyLoaded:
+        process = WorkerProcess(lambda: self.on_death())
+        process.limit(max(LOAD_SILENCE_S, self.hang_s))
+        load = frames.Load(self._factory, self._spec, logging.getLogger().getEffectiveLevel(), wants_vocabulary, self._embeds)
+        try:
+            loaded = _load(process, load, on_progress)
+            process.limit(self.hang_s)
+            self.on_start(process)
+        except BaseException:
+            process.kill()
+            raise
+        with self._alive:
+            self.process = process
+            self._alive.notify_all()
+        return loaded
+
+
+def _all_but_the_vocabulary(loaded: frames.AnyLoaded | None) -> tuple[object, ...]:
+    """What two lives of one model have in common."""
+    assert loaded is not None
+    return tuple(getattr(loaded, name) for name in loaded.__struct_fields__ if name != "vocabulary")
+
+
+def _load(process: WorkerProcess, load: frames.Load, on_progress: OnProgress) -> frames.AnyLoaded:
+    try:
+        process.channel.send(load)
+        answer = _answer(process, on_progress)
+    except Garbled as error:  # a plugin that tells of its model what is not of the contract's types
+        raise LoadFailed(f"{load.spec.path}: {error}") from error
+    except Ended:
+        raise LoadFailed(f"{load.spec.path}: the worker died while it loaded this: {process.kill()}") from None
+    if isinstance(answer, frames.AnyLoaded):
+        return answer
+    raise error_of(answer) if isinstance(answer, frames.Failed) else LoadFailed("the worker did not load anything")
+
+
+def _answer(process: WorkerProcess, on_progress: OnProgress) -> frames.FromWorker:
+    """Wait for the answer; what is told of its progress before it goes to `on_progress`. Raises: Ended."""
+    while isinstance(message := process.channel.receive(), frames.Progress):
+        process.channel.send(frames.Proceed(on_progress(message.share)))
+    return message

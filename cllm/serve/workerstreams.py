@@ -1,0 +1,108 @@
+"""A model that schedules itself, in a process of its own: what is said to it and what it tells cross as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from cllm.backend import FileVocabulary, StreamEnd, StreamEvent, StreamRequest, Vocabulary
+from cllm.serve import frames
+from cllm.serve.crossing import event_of
+from cllm.serve.frames import Ended
+from cllm.serve.workerlife import WorkerLife
+from cllm.serve.workerprocess import WorkerProcess
+from cllm.serve.workervocabulary import WorkerVocabulary
+
+
+class WorkerStreams:
+    """See `cllm.backend.StreamModel`. After a death nothing more is told of what was under way: who hears it must start it again.
+
+    A thread for each life hears what the worker tells. While sequences are under way, a worker that tells nothing for too long is ended.
+    """
+
+    def __init__(self, life: WorkerLife, loaded: frames.LoadedStreams) -> None:
+        self.life = life
+        self._vocabulary = _vocabulary(loaded, life)
+        self.info = loaded.info
+        self.n_live_max = loaded.n_live_max
+        self.n_ctx = loaded.n_ctx
+        self.heeds = loaded.heeds
+        self.n_logprobs_max = loaded.n_logprobs_max
+        self._live: set[int] = set()
+        self._lock = threading.Lock()
+        self._tell: Callable[[StreamEvent], None] = lambda _event: None
+
+    @property
+    def vocabulary(self) -> Vocabulary | FileVocabulary | None:
+        """See `StreamModel.vocabulary`."""
+        return self._vocabulary
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id; None while there is none."""
+        return self.life.pid
+
+    def open(self, tell: Callable[[StreamEvent], None]) -> None:
+        """See `StreamModel.open`."""
+        self._tell = tell
+        self.life.on_start = self._listen
+        if self.life.process is not None:
+            self._listen(self.life.process)
+
+    def start(self, seq_id: int, request: StreamRequest) -> None:
+        """See `StreamModel.start`. What could not be begun is told as an end with an error."""
+        with self._lock:
+            self._live.add(seq_id)
+        self._say(frames.Begin(seq_id, request))
+
+    def cancel(self, seq_id: int) -> None:
+        """See `StreamModel.cancel`."""
+        with self._lock:
+            self._live.discard(seq_id)
+        self._say(frames.GiveUp(seq_id))
+
+    def close(self) -> None:
+        """See `StreamModel.close`."""
+        self._tell = lambda _event: None
+        self.life.close()
+
+    def _say(self, message: frames.ToWorker) -> None:
+        process = self.life.process
+        if process is not None:
+            with contextlib.suppress(Ended):  # whoever waits for its death learns of it
+                process.channel.send(message)
+
+    def _listen(self, process: WorkerProcess) -> None:
+        with self._lock:
+            self._live.clear()
+        threading.Thread(target=self._hear, args=(process,), name="worker streams", daemon=True).start()
+
+    def _hear(self, process: WorkerProcess) -> None:
+        try:
+            while True:
+                self._wait(process)
+                told = process.channel.receive()
+                self._take(event_of(told))
+        except Ended:
+            process.slay()
+
+    def _wait(self, process: WorkerProcess) -> None:
+        """Wait until something is told. Raises: Ended after too long a silence."""
+        while not process.channel.wait(self.life.hang_s):
+            if self._live:
+                raise Ended("it is silent")
+
+    def _take(self, event: StreamEvent) -> None:
+        if isinstance(event, StreamEnd):
+            with self._lock:
+                self._live.discard(event.seq_id)
+        else:
+            self.life.n_lives = 0
+        self._tell(event)
+
+
+def _vocabulary(loaded: frames.LoadedStreams, life: WorkerLife) -> Vocabulary | FileVocabulary | None:
+    if loaded.vocabulary is not None:
+        return WorkerVocabulary(loaded.vocabulary, life.living)
+    return None if loaded.vocabulary_path is None else FileVocabulary(loaded.vocabulary_path)
