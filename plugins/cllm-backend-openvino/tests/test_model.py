@@ -1,0 +1,234 @@
+"""The backend on a tiny model: what it says is what llama.cpp says, and what it cannot do it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cllm.backend import Batch, FlashAttention, ModelSpec, StreamEnd, StreamEvent, StreamRequest, StreamToken
+from cllm.errors import LoadFailed, NotHeeded, StepFailed
+from cllm.registry import load_backend
+from cllm.testing.tiny import make_tiny_gguf
+from cllm_backend_openvino import OpenVinoBackend
+from cllm_backend_openvino.model import OpenVinoModel
+
+TELL_S = 60.0
+EXACT = {"precision": "f32", "kv_precision": "f32"}
+PROMPT = (72, 101, 108, 108, 111, 32)
+N_CELLS = 512
+
+
+def load(path: Path, options: dict[str, str] | None = None, **fields: Any) -> OpenVinoModel:
+    spec = ModelSpec(
+        path=str(path), n_cells=N_CELLS, n_live=4, n_rows_physical=64, n_threads=1, options=EXACT if options is None else options, **fields
+    )
+    model = OpenVinoBackend().load(spec, lambda share: True)
+    assert isinstance(model, OpenVinoModel)
+    return model
+
+
+class Told:
+    """What a model told, sequence by sequence."""
+
+    def __init__(self, model: OpenVinoModel) -> None:
+        self.model = model
+        self.tokens: dict[int, list[StreamToken]] = defaultdict(list)
+        self.ends: dict[int, StreamEnd] = {}
+        self._queue: SimpleQueue[StreamEvent] = SimpleQueue()
+        model.open(self._queue.put)
+
+    def until(self, enough: Callable[[], bool]) -> None:
+        while not enough():
+            event = self._queue.get(timeout=TELL_S)
+            if isinstance(event, StreamToken):
+                self.tokens[event.seq_id].append(event)
+            elif isinstance(event, StreamEnd):
+                self.ends[event.seq_id] = event
+
+    def ask(self, seq_id: int, **fields: Any) -> list[int]:
+        """The tokens of one answer."""
+        self.model.start(seq_id, StreamRequest(**{"prompt": PROMPT, "n_tokens_max": 12, "temperature": 0.0, **fields}))
+        self.until(lambda: seq_id in self.ends)
+        assert self.ends[seq_id].error == ""
+        return [told.token for told in self.tokens[seq_id]]
+
+
+@pytest.fixture
+def told(tiny: Path) -> Iterator[Told]:
+    model = load(tiny)
+    yield Told(model)
+    model.close()
+
+
+def scores_of_llama_cpp(path: Path, tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The logits at each of the tokens."""
+    spec = ModelSpec(
+        path=str(path), n_cells=N_CELLS, n_threads=1, cache_type_k="f32", cache_type_v="f32", flash_attention=FlashAttention.OFF
+    )
+    model: Any = load_backend("llama-cpu").load(spec, lambda share: True)
+    n = len(tokens)
+    batch = Batch(n)
+    batch.n_rows = batch.n_outputs = n
+    batch.tokens[:], batch.positions[:], batch.outputs[:] = tokens, range(n), 1
+    logits = model.step(batch).copy()
+    model.close()
+    return logits
+
+
+def log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+# --- what it says ------------------------------------------------------------------------------------------------------
+
+
+def test_it_says_what_llama_cpp_says_with_the_same_logprobs(told: Told, tiny: Path) -> None:
+    tokens = told.ask(0, n_logprobs=0)
+    rows = log_softmax(scores_of_llama_cpp(tiny, [*PROMPT, *tokens]))[len(PROMPT) - 1 : -1]
+    assert tokens == rows.argmax(axis=1).tolist()
+    logprobs = [one.logprob for one in told.tokens[0]]
+    assert np.allclose(logprobs, rows[range(len(tokens)), tokens], atol=0.02)
+
+
+def test_no_logprob_is_told_that_nobody_asked_for(told: Told) -> None:
+    told.ask(0)
+    assert {one.logprob for one in told.tokens[0]} == {None}
+
+
+def test_the_logits_that_are_compared_are_llama_cpps_and_those_behind_the_tokens(told: Told, tiny: Path) -> None:
+    tokens = [*PROMPT, *told.ask(0)]
+    logits = told.model.logits(tokens)
+    assert np.abs(logits - scores_of_llama_cpp(tiny, tokens)).max() < 0.1
+    assert logits[len(PROMPT) - 1 : -1].argmax(axis=1).tolist() == tokens[len(PROMPT) :]
+
+
+def test_a_seed_gives_the_same_text_and_another_one_another(told: Told) -> None:
+    texts = [told.ask(i, temperature=1.5, seed=seed, n_tokens_max=24) for i, seed in enumerate((7, 7, 8))]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_an_end_token_is_the_last_and_not_before_it_may_come(told: Told) -> None:
+    whole = told.ask(0)
+    last = whole[4]
+    assert told.ask(1, end_tokens=frozenset({last})) == whole[: whole.index(last) + 1]
+    later = told.ask(2, end_tokens=frozenset({last}), n_tokens_min=8)
+    assert len(later) >= 8
+    assert last not in later[:8]
+
+
+def test_tokens_that_are_barred_never_come(told: Told) -> None:
+    barred = frozenset(range(150))
+    drawn = told.ask(0, temperature=100.0, barred_tokens=barred, n_tokens_max=100)
+    assert len(drawn) == 100
+    assert not barred.intersection(drawn)
+
+
+def test_others_may_end_it_while_some_are_barred(told: Told) -> None:
+    whole = told.ask(0)
+    last = whole[4]
+    barred = frozenset(range(300)) - set(whole)
+    assert told.ask(1, barred_tokens=barred, end_tokens=frozenset({last})) == whole[: whole.index(last) + 1]
+
+
+def test_who_is_given_up_leaves_his_cells_to_the_next(told: Told) -> None:
+    """Two of these do not fit beside each other, and one that ran on would take the rest of the test's time."""
+    long = {"prompt": tuple(range(30, 130)), "n_tokens_max": N_CELLS - 100, "temperature": 0.0}
+    for i in range(8):
+        told.model.start(i, StreamRequest(**long))
+        told.until(lambda i=i: len(told.tokens[i]) > 2)  # type: ignore[misc]
+        told.model.cancel(i)
+    assert len(told.ask(99, prompt=long["prompt"], n_tokens_max=300)) == 300
+
+
+# --- what it does not ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"barred_tokens": frozenset({1}), "end_tokens": frozenset({2}), "n_tokens_min": 3}, "min_tokens"),
+    ],
+)
+def test_what_openvino_cannot_be_told_is_refused_by_name(told: Told, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(NotHeeded) as caught:
+        told.ask(0, **fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ()}, {"prompt": (100_000,)}, {"n_tokens_max": 0}, {"n_tokens_max": N_CELLS}])
+def test_what_would_end_the_process_fails_alone(told: Told, fields: dict[str, Any]) -> None:
+    with pytest.raises(StepFailed):
+        told.ask(0, **fields)
+    assert len(told.ask(1)) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"precision": "f8"}, "the openvino backend's option precision is one of bf16, f16, f32, not f8"),
+        ({"colour": "red"}, "the openvino backend has no option colour, only precision, kv_precision, prefix_cache, vocabulary"),
+    ],
+)
+def test_unknown_options_are_refused(tiny: Path, options: dict[str, str], complaint: str) -> None:
+    with pytest.raises(LoadFailed) as caught:
+        load(tiny, options)
+    assert str(caught.value) == complaint
+
+
+def test_a_file_of_another_architecture_is_refused_by_name_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "gemma.gguf"
+    make_tiny_gguf(path, "gemma3")
+    with pytest.raises(LoadFailed) as caught:
+        load(path)
+    told = f"{path}: OpenVINO reads GGUF files of llama, qwen2, qwen3, and this is gemma3; serve it with --backend llama-cpu"
+    assert str(caught.value) == told
+
+
+def test_weights_of_another_type_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "f32.gguf"
+    make_tiny_gguf(path, "qwen3")
+    with pytest.raises(LoadFailed, match=r"some are F32; quantise it anew, or serve it with --backend llama-cpu$"):
+        load(path)
+
+
+# --- openvino's own format -----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_in_openvinos_format_says_the_same(tiny: Path, tmp_path: Path, told: Told) -> None:
+    folder = folder_of(tiny, tmp_path)
+    model = load(folder, {**EXACT, "vocabulary": str(tiny)})
+    other = Told(model)
+    try:
+        assert other.ask(0) == told.ask(0)
+        assert model.vocabulary.path == str(tiny)
+    finally:
+        model.close()
+
+
+def test_a_folder_needs_a_file_for_its_tokens(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match="--backend-option vocabulary=FILE"):
+        load(folder_of(tiny, tmp_path), {})
+
+
+def folder_of(gguf: Path, folder: Path) -> Path:
+    """Have OpenVINO write the model in its own format, which it does beside the file."""
+    import openvino_genai
+
+    path = folder / gguf.name
+    shutil.copy(gguf, path)
+    openvino_genai.LLMPipeline(path, "CPU", enable_save_ov_model=True)
+    path.unlink()
+    (folder / "config.json").write_text(
+        '{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,'
+        ' "head_dim": 16, "max_position_embeddings": 2048, "vocab_size": 342}'
+    )
+    return folder

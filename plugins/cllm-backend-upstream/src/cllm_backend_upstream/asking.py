@@ -1,0 +1,80 @@
+"""From a `StreamRequest` to the body that an upstream is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from cllm.backend import StreamChat, StreamForm, StreamRequest
+from cllm_backend_upstream.kinds import Forms, Kind
+
+N_STOPS_MAX: Final = 4  # more are refused by some; the server in front looks for all of them anyway
+SEED_MASK: Final = (1 << 31) - 1  # what every server takes for a seed
+
+_DEFAULTS: Final = {field.name: field.default for field in attrs.fields(StreamRequest)}
+_ANY_OBJECT: Final = {"type": "object"}
+
+
+def path_of(request: StreamRequest) -> str:
+    """Return where the request is posted to."""
+    return "/v1/completions" if request.chat is None else "/v1/chat/completions"
+
+
+def body_of(request: StreamRequest, model: str, kind: Kind) -> bytes:
+    """Return what is posted."""
+    body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}, "seed": request.seed & SEED_MASK}
+    for name, theirs in kind.sampling.items():
+        if kind.sends_defaults or getattr(request, name) != _DEFAULTS[name]:
+            body[theirs] = getattr(request, name)
+    if request.stop:
+        body["stop"] = list(request.stop[:N_STOPS_MAX])
+    if request.ignore_eos:
+        body["ignore_eos"] = True
+    if request.n_tokens_max is not None:
+        body["max_tokens" if request.chat is None else kind.limit] = request.n_tokens_max
+    if request.n_logprobs is not None:
+        body |= _logprobs(request.n_logprobs, is_chat=request.chat is not None)
+    if request.form is not None:
+        body |= _form(request.form, kind)
+    body |= {"prompt": _prompt(request)} if request.chat is None else _chat(request.chat)
+    return msgspec.json.encode(body)
+
+
+def _logprobs(n: int, *, is_chat: bool) -> dict[str, Any]:
+    """For completions 0 means none to some; what comes too much is left out again."""
+    return {"logprobs": True, "top_logprobs": n} if is_chat else {"logprobs": max(n, 1)}
+
+
+def _prompt(request: StreamRequest) -> str | list[int]:
+    return list(request.prompt) if request.text is None else request.text
+
+
+def _chat(chat: StreamChat) -> dict[str, Any]:
+    body: dict[str, Any] = {"messages": list(chat.messages)}
+    if chat.tools:
+        body |= {"tools": list(chat.tools)}
+        if chat.tool_choice != "auto":
+            body["tool_choice"] = chat.tool_choice
+        if not chat.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
+    if chat.reasoning_effort is not None:
+        body["reasoning_effort"] = chat.reasoning_effort
+    if chat.template_variables:
+        body["chat_template_kwargs"] = dict(chat.template_variables)
+    if chat.continue_final_message:
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    return body
+
+
+def _form(form: StreamForm, kind: Kind) -> dict[str, Any]:
+    if form.kind == "json_schema":
+        schema = json.loads(form.source)
+        if schema == _ANY_OBJECT:
+            return {"response_format": {"type": "json_object"}}
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}}
+    if kind.forms is Forms.GRAMMAR:
+        return {"grammar": form.source}
+    return {"structured_outputs": {form.kind: json.loads(form.source) if form.kind == "choice" else form.source}}

@@ -1,0 +1,97 @@
+"""What the upstreams are and what they serve, asked once while the backend loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import msgspec
+import trio
+
+from cllm.errors import LoadFailed, RequestError
+from cllm_backend_upstream.exchange import Exchange
+from cllm_backend_upstream.failures import Failure
+from cllm_backend_upstream.kinds import KINDS, Kind, kind_of
+from cllm_backend_upstream.options import Options
+
+N_CTX_UNKNOWN: Final = 1 << 20  # then the upstream alone says what is too long
+N_NAMES_TOLD: Final = 8
+
+
+@attrs.frozen(kw_only=True)
+class Found:
+    """What the upstreams serve."""
+
+    model: str  # what they call it
+    kind_name: str
+    n_ctx: int
+
+    @property
+    def kind(self) -> Kind:
+        """What they are like."""
+        return KINDS[self.kind_name]
+
+
+class _Entry(msgspec.Struct):
+    id: str
+    owned_by: str | None = None
+    max_model_len: int | None = None  # vLLM's
+    meta: dict[str, Any] | None = None  # llama-server's and cLLM's
+
+
+class _List(msgspec.Struct):
+    data: list[_Entry]
+
+
+def discover(options: Options) -> Found:
+    """Ask each until one answers; blocks. Raises: LoadFailed."""
+    return trio.run(_discover, options)
+
+
+async def _discover(options: Options) -> Found:
+    complaints: list[str] = []
+    exchange = Exchange(options)
+    for url in options.urls:
+        try:
+            entries = msgspec.json.decode(await exchange.get(f"{url}/v1/models"), type=_List).data
+        except (Failure, RequestError) as error:
+            complaints.append(f"{url}: {error}")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            complaints.append(f"{url}: /v1/models is no list of models")
+        else:
+            return await _found(exchange, url, entries, options)
+    raise LoadFailed(f"upstream: no server answers: {'; '.join(complaints)}")
+
+
+async def _found(exchange: Exchange, url: str, entries: list[_Entry], options: Options) -> Found:
+    entry = _chosen(url, entries, options.model)
+    kind = options.kind or kind_of(entry.owned_by or "")
+    if kind == "other" and not options.kind and await _is_tgi(exchange, url):
+        kind = "tgi"
+    return Found(model=entry.id, kind_name=kind, n_ctx=options.n_ctx or _n_ctx(entry))
+
+
+def _chosen(url: str, entries: list[_Entry], name: str) -> _Entry:
+    chosen = [entry for entry in entries if not name or entry.id == name]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(entry.id for entry in entries[:N_NAMES_TOLD]) + (", ..." if len(entries) > N_NAMES_TOLD else "")
+    if not entries:
+        raise LoadFailed(f"upstream: {url} serves no model")
+    if not chosen:
+        raise LoadFailed(f"upstream: {url} serves no model {name}, but {names}")
+    raise LoadFailed(f"upstream: {url} serves several models; choose one: --backend-option model=NAME, of {names}")
+
+
+def _n_ctx(entry: _Entry) -> int:
+    told = entry.max_model_len or (entry.meta or {}).get("n_ctx") or (entry.meta or {}).get("n_ctx_train")
+    return told if isinstance(told, int) and 2 <= told <= N_CTX_UNKNOWN else N_CTX_UNKNOWN
+
+
+async def _is_tgi(exchange: Exchange, url: str) -> bool:
+    try:
+        info: Mapping[str, Any] = msgspec.json.decode(await exchange.get(f"{url}/info"), type=dict[str, Any])
+    except (Failure, RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return "text-generation" in str(info.get("router", ""))

@@ -1,0 +1,49 @@
+"""Asks every upstream every few seconds whether it is well, and says so in the log when that changes."""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from cllm.errors import RequestError
+from cllm_backend_upstream.exchange import Exchange
+from cllm_backend_upstream.failures import Busy, KeyRefused
+from cllm_backend_upstream.options import Options
+from cllm_backend_upstream.pool import Pool, Upstream
+
+log = logging.getLogger("cllm.upstream")
+
+
+async def watch(pool: Pool, exchange: Exchange, options: Options) -> None:
+    """Check all, for ever."""
+    while True:
+        async with trio.open_nursery() as nursery:
+            for upstream in pool.upstreams:
+                nursery.start_soon(check, upstream, exchange)
+        await trio.sleep(options.health_s)
+
+
+async def check(upstream: Upstream, exchange: Exchange) -> None:
+    """Ask one how it is: by /health, or where there is none by its list of models."""
+    was_well, why = upstream.is_well, ""
+    try:
+        await _ask(upstream.url, exchange)
+    except Exception as error:  # whatever it is: the other upstreams are none the worse for it
+        why = str(error) or type(error).__name__
+    upstream.is_well = not why
+    if was_well and why:
+        log.warning("upstream %s is down: %s", upstream.url, why)
+    elif not was_well and not why:
+        upstream.answered()
+        log.warning("upstream %s is up again", upstream.url)
+
+
+async def _ask(url: str, exchange: Exchange) -> None:
+    try:
+        await exchange.get(f"{url}/health")
+    except (RequestError, KeyRefused):  # it has none
+        await exchange.get(f"{url}/v1/models")
+    except Busy as busy:
+        if busy.status != 429:
+            raise

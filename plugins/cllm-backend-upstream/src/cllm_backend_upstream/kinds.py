@@ -1,0 +1,73 @@
+"""What the servers in use heed, and what they call it: so that nothing is sent that one would ignore."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+import attrs
+
+_OPENAI: Final = {name: name for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")}
+_TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+_LOCAL: Final = _TOOLS | {"json_schema", "n_logprobs", "prompt", "ignore_eos", "template_variables"}
+
+
+class Forms(Enum):
+    """How a server takes forms that are no JSON Schema."""
+
+    NONE = "none"
+    STRUCTURED = "structured_outputs"
+    GRAMMAR = "grammar"  # GBNF alone
+
+
+@attrs.frozen(kw_only=True)
+class Kind:
+    """What one server is like. Sampling is by the names of `StreamRequest`; the values are the server's."""
+
+    sampling: Mapping[str, str] = attrs.field(factory=lambda: dict(_OPENAI))
+    others: frozenset[str] = _TOOLS | {"reasoning_effort", "json_schema", "n_logprobs"}
+    forms: Forms = Forms.NONE
+    limit: str = "max_tokens"  # of a conversation's answer
+    sends_defaults: bool = True  # its own may be others; False: they are the same, and it refuses ours
+
+    @property
+    def heeds(self) -> frozenset[str]:
+        """What of a request it does not ignore."""
+        forms = {Forms.NONE: (), Forms.STRUCTURED: ("regex", "choice", "grammar"), Forms.GRAMMAR: ("grammar",)}[self.forms]
+        return self.others.union(self.sampling, forms)
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "openai": Kind(limit="max_completion_tokens"),
+    "vllm": Kind(
+        sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
+        others=_LOCAL | {"reasoning_effort", "continue_final_message"},
+        forms=Forms.STRUCTURED,
+    ),
+    "cllm": Kind(
+        sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
+        others=_LOCAL | {"reasoning_effort", "continue_final_message"},
+        forms=Forms.STRUCTURED,
+    ),
+    "llamacpp": Kind(
+        sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
+        others=_LOCAL,
+        forms=Forms.GRAMMAR,
+    ),
+    "ollama": Kind(others=frozenset({"tools", "reasoning_effort", "json_schema"})),
+    "tgi": Kind(
+        sampling={name: name for name in ("temperature", "top_p", "frequency_penalty")},
+        others=frozenset({"tools", "tool_choice", "json_schema"}),
+        sends_defaults=False,
+    ),
+    "other": Kind(),
+}
+"""By the names that operators use. `other` is what OpenAI's reference says, for servers that nothing is known of."""
+
+_OWNERS: Final = {"vllm": "vllm", "cllm": "cllm", "llamacpp": "llamacpp", "library": "ollama", "openai": "openai", "system": "openai"}
+
+
+def kind_of(owner: str) -> str:
+    """Return the name of the kind whose models say that they are owned by `owner`."""
+    return _OWNERS.get(owner, "other")

@@ -1,0 +1,72 @@
+"""What is learnt of upstreams when the backend loads, and who is told of a key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cllm.errors import LoadFailed
+
+
+@pytest.mark.parametrize(
+    ("models", "complaint"),
+    [
+        ({"data": []}, "serves no model"),
+        ({"data": [{"id": "a"}, {"id": "b"}]}, "choose one: --backend-option model=NAME, of a, b"),
+        ({"models": []}, "no list of models"),
+        ("garbage", "no list of models"),
+    ],
+)
+def test_what_is_no_use_is_said_in_one_line(faulty: Any, make_model: Any, models: Any, complaint: str) -> None:
+    faulty.models = models
+    with pytest.raises(LoadFailed, match=complaint):
+        make_model(faulty.url)
+
+
+def test_one_of_several_models_is_chosen_by_its_name(faulty: Any, make_model: Any) -> None:
+    faulty.models = {"data": [{"id": "a"}, {"id": "b", "owned_by": "vllm", "max_model_len": 4096}]}
+    model = make_model(faulty.url, model="b")
+    assert (model.info.name, model.info.architecture, model.n_ctx) == ("b", "upstream (vllm)", 4096)
+    assert {"top_k", "regex", "continue_final_message"} <= model.heeds
+    with pytest.raises(LoadFailed, match="serves no model c, but a, b"):
+        make_model(faulty.url, model="c")
+
+
+def test_a_server_that_nobody_answers_for_is_named(faulty: Any, make_model: Any) -> None:
+    faulty.stop()
+    with pytest.raises(LoadFailed, match=f"no server answers: {faulty.url}: "):
+        make_model(faulty.url, connect_s="1")
+
+
+def test_it_is_enough_that_one_answers(make_faulty: Any, make_front: Any) -> None:
+    gone, here = make_faulty(), make_faulty()
+    gone.stop()
+    front = make_front(gone.url, here.url, health_s="60")
+    assert {front.chat().status for _ in range(3)} == {200}
+
+
+def test_the_key_is_sent_with_every_request(faulty: Any, make_front: Any, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("s3cret")
+    assert make_front(faulty.url, key_file=str(tmp_path / "key")).chat().status == 200
+    assert faulty.asked[0].headers["authorization"] == "Bearer s3cret"
+
+
+def test_unknown_servers_get_what_openais_reference_has_and_nothing_else(faulty: Any, make_front: Any) -> None:
+    front = make_front(faulty.url)
+    reply = front.chat(top_k=3)
+    assert (reply.status, reply.error["param"], faulty.asked) == (400, "top_k", [])
+    assert front.chat(temperature=0.5, top_p=0.9).status == 200
+    assert {"model", "messages", "stream", "stream_options", "seed"} <= faulty.asked[0].body.keys()
+    assert (faulty.asked[0].body["model"], faulty.asked[0].body["temperature"]) == ("faulty-1", 0.5)
+
+
+def test_logprobs_that_it_does_not_tell_are_not_left_out_in_silence(faulty: Any, make_front: Any) -> None:
+    reply = make_front(faulty.url).chat(logprobs=True, stream=True)
+    assert (reply.status, reply.error["type"], reply.error["param"]) == (400, "not_supported_error", "logprobs")
+    assert faulty.left.wait(20)
+
+
+def test_the_operator_may_know_better(faulty: Any, make_front: Any) -> None:
+    assert make_front(faulty.url, kind="llamacpp").chat(top_k=3).status == 200

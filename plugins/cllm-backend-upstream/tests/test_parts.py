@@ -1,0 +1,237 @@
+"""What needs no socket: options, events, statuses, and who is asked next."""
+
+from __future__ import annotations
+
+import json
+from email.utils import formatdate
+from pathlib import Path
+from time import time
+from typing import Any
+
+import attrs
+import pytest
+
+from cllm.backend import ModelSpec, StreamCall, StreamChat, StreamForm, StreamLogprob, StreamRequest
+from cllm.errors import LoadFailed
+from cllm_backend_upstream.answers import DONE, Answer
+from cllm_backend_upstream.asking import body_of, path_of
+from cllm_backend_upstream.failures import Broken, Busy, Garbled, Unreachable
+from cllm_backend_upstream.kinds import KINDS
+from cllm_backend_upstream.lines import N_LINE_MAX, EventLines
+from cllm_backend_upstream.options import KEY_VARIABLE, options_of
+from cllm_backend_upstream.pool import Pool
+from cllm_backend_upstream.statuses import RETRY_AFTER_S, RETRY_AFTER_S_MAX, retry_after_s
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def read(path: str = "http://a:1", **options: str) -> Any:
+    return options_of(ModelSpec(path=path, options=options))
+
+
+def test_urls_are_taken_with_and_without_their_version() -> None:
+    assert read("http://a:1/v1/, https://b/openai/v1,http://a:1").urls == ("http://a:1", "https://b/openai")
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "complaint"),
+    [
+        ("", {}, "which servers"),
+        ("a:1", {}, "is no URL of a server"),
+        ("ftp://a", {}, "is no URL of a server"),
+        ("http://a:x", {}, "is no URL of a server"),
+        ("http://a b", {}, "is no URL of a server"),
+        ("http://me:secret@a", {}, "a URL has no user"),
+        ("http://a", {"paralel": "4"}, "there is no option paralel"),
+        ("http://a", {"parallel": "0"}, "expected a whole number"),
+        ("http://a", {"token_s": "nan"}, "expected a number of seconds"),
+        ("http://a", {"kind": "apache"}, "expected one of cllm"),
+        ("http://a", {"key_file": "/nowhere"}, "key_file /nowhere"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(path: str, options: dict[str, str], complaint: str) -> None:
+    with pytest.raises(LoadFailed, match=complaint) as raised:
+        read(path, **options)
+    assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_key_comes_from_a_file_or_from_the_environment_and_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("s3cret\n")
+    monkeypatch.setenv(KEY_VARIABLE, "other")
+    assert (read().key, read(key_file=str(tmp_path / "key")).key) == ("other", "s3cret")
+    assert "other" not in repr(read())
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 1000])
+def test_events_are_the_same_in_whatever_pieces_they_come(n: int) -> None:
+    stream = b': hello\n\ndata: {"a":1}\r\n\r\nevent: x\nid: 5\ndata:[DONE]\n\n'
+    lines = EventLines()
+    assert [data for i in range(0, len(stream), n) for data in lines.feed(stream[i : i + n])] == [b'{"a":1}', b"[DONE]"]
+
+
+def test_no_more_than_a_line_is_kept() -> None:
+    lines = EventLines()
+    list(lines.feed(b"data: " + b"x" * (N_LINE_MAX - 10)))
+    with pytest.raises(Garbled):
+        list(lines.feed(b"x" * 20))
+
+
+def chunk(**choice: Any) -> bytes:
+    return json.dumps({"choices": [choice]}).encode()
+
+
+def test_pieces_of_several_calls_find_theirs() -> None:
+    answer = Answer(0)
+    begun = {"index": 3, "id": "a", "function": {"name": "look", "arguments": ""}}
+    more = {"index": 3, "function": {"arguments": "{}"}}
+    other = {"index": 3, "id": "b", "function": {"name": "go", "arguments": "{}"}}  # Ollama gives all the same index
+    told = [answer.take(chunk(delta={"tool_calls": [call]})) for call in (begun, more, other)]
+    assert [text.calls for text in told if text] == [(StreamCall(0, "look"),), (StreamCall(0, "", "{}"),), (StreamCall(1, "go", "{}"),)]
+
+
+def test_an_answer_is_whole_only_if_its_end_was_told() -> None:
+    answer = Answer(0)
+    answer.take(chunk(delta={"content": "a"}))
+    answer.take(DONE)
+    with pytest.raises(Broken):
+        answer.end()
+    answer.take(chunk(delta={}, finish_reason="length"))
+    assert answer.end().is_cut
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_is_known_by_both_its_names(name: str) -> None:
+    text = Answer(0).take(chunk(delta={name: "hm", "content": None}))
+    assert text is not None
+    assert (text.reasoning, text.content) == ("hm", "")
+
+
+@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b'{"choices":5}', b"\xff", b'{"usage":{"prompt_tokens":-1}}', b"[" * 100_000])
+def test_what_is_no_chunk_is_garbage(data: bytes) -> None:
+    with pytest.raises(Garbled):
+        Answer(0).take(data)
+
+
+OLD = {"tokens": ["a", "bytes:\\xe2\\x82"], "token_logprobs": [-1.0, -2.0], "top_logprobs": [{"b": -3.0, "a": -1.0}, None]}
+
+
+def test_logprobs_are_read_in_both_shapes() -> None:
+    likely = {"token": "b", "logprob": -3.0, "bytes": [98]}
+    new = {"content": [{"token": "\ufffd", "bytes": [226, 130], "logprob": -2.0, "top_logprobs": [likely]}]}
+    told = [Answer(0, n_logprobs=2).take(chunk(text="a", logprobs=logprobs)) for logprobs in (OLD, new)]
+    assert told[0] is not None
+    assert told[1] is not None
+    assert told[0].logprobs == (
+        StreamLogprob(b"a", -1.0, ((b"a", -1.0), (b"b", -3.0))),
+        StreamLogprob(b"\xe2\x82", -2.0),
+    )
+    assert told[1].logprobs == (StreamLogprob(b"\xe2\x82", -2.0, ((b"b", -3.0),)),)
+    assert told[0].n_tokens == 2
+
+
+@pytest.mark.parametrize("change", [{"token_logprobs": [-1.0]}, {"token_logprobs": [None, -1.0]}, {"top_logprobs": [{}]}], ids=str)
+def test_logprobs_that_do_not_fit_are_garbage(change: dict[str, Any]) -> None:
+    with pytest.raises(Garbled):
+        Answer(0, n_logprobs=2).take(chunk(text="a", logprobs={**OLD, **change}))
+
+
+# --- statuses and the pool --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7.0),
+        ("0", 0.0),
+        ("-5", 0.0),
+        (None, RETRY_AFTER_S),
+        ("soon", RETRY_AFTER_S),
+        ("nan", RETRY_AFTER_S),
+        ("1e99", RETRY_AFTER_S_MAX),
+    ],
+)
+def test_how_long_to_stay_away(text: str | None, seconds: float) -> None:
+    assert retry_after_s(text) == seconds
+
+
+def test_until_when_to_stay_away() -> None:
+    assert 25 < retry_after_s(formatdate(time() + 30, usegmt=True)) <= 30
+
+
+def test_one_that_failed_is_asked_last_until_it_has_answered_again() -> None:
+    pool = Pool(["a", "b"])
+    first, second = pool.upstreams
+    first.failed(Broken("no"), now=0.0)
+    second.n_live = 5
+    assert pool.choose(0.5) is second
+    assert pool.choose(0.5, [second]) is first
+    first.failed(Broken("no"), now=2.0)
+    assert pool.choose(3.9) is second  # twice as long
+    first.answered()
+    assert pool.choose(3.9) is first
+
+
+def test_one_without_connection_is_not_asked_and_one_that_rests_is_not_either() -> None:
+    pool = Pool(["a", "b"])
+    first, second = pool.upstreams
+    first.failed(Unreachable("no"), now=0.0)
+    second.failed(Busy(429, 10.0), now=0.0)
+    assert pool.choose(5.0) is None
+    refusal = pool.why_not(5.0, None, health_s=2.0)
+    assert (refusal.status, refusal.retry_after_s) == (429, 5.0)  # type: ignore[attr-defined]
+    assert pool.choose(10.0) is second
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+def asked(request: StreamRequest, kind: str) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(body_of(request, "m", KINDS[kind]))
+    return body
+
+
+def test_each_kind_is_asked_in_its_own_words() -> None:
+    request = StreamRequest(text="once", n_tokens_max=5, seed=(1 << 40) + 7, repeat_penalty=1.1, top_k=4, stop=("a",) * 6, ignore_eos=True)
+    vllm, llamacpp = asked(request, "vllm"), asked(request, "llamacpp")
+    assert (path_of(request), vllm["prompt"], vllm["max_tokens"], vllm["seed"], len(vllm["stop"])) == ("/v1/completions", "once", 5, 7, 4)
+    assert (vllm["repetition_penalty"], llamacpp["repeat_penalty"]) == (1.1, 1.1)
+    assert (vllm["temperature"], vllm["ignore_eos"]) == (1.0, True)  # said, since its own default may be another
+    assert "top_p" not in asked(StreamRequest(text="once"), "tgi")
+
+
+def test_a_conversation_is_passed_on_as_it_came() -> None:
+    chat = StreamChat(
+        messages=[{"role": "user", "content": "hello"}],
+        tools=[{"type": "function"}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        reasoning_effort="low",
+        template_variables={"a": 1},
+    )
+    body = asked(StreamRequest(chat=chat, n_tokens_max=3), "openai")
+    expected = {"messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs"}
+    assert expected < body.keys()
+    assert body["max_completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "expected"),
+    [
+        ("other", StreamForm("json_schema", '{"type":"object"}'), {"response_format": {"type": "json_object"}}),
+        ("vllm", StreamForm("regex", "a+"), {"structured_outputs": {"regex": "a+"}}),
+        ("cllm", StreamForm("choice", '["a"]'), {"structured_outputs": {"choice": ["a"]}}),
+        ("llamacpp", StreamForm("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
+    ],
+)
+def test_a_form_goes_where_each_kind_looks_for_it(kind: str, form: StreamForm, expected: dict[str, Any]) -> None:
+    assert expected.items() <= asked(StreamRequest(text="a", form=form), kind).items()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_kind_heeds_are_fields_of_the_seam(kind: str) -> None:
+    fields = {*attrs.fields_dict(StreamRequest), *attrs.fields_dict(StreamChat), "json_schema", "regex", "choice", "grammar"}
+    assert KINDS[kind].heeds <= fields
