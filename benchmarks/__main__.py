@@ -11,6 +11,7 @@ COMMANDS: Final = {
     "against-native": ("benchmarks.against_native", "all layers together, over HTTP, beside a bare loop of llama_decode"),
     "stack": ("benchmarks.ceiling", "what the layers above a model could carry, on an instant fake"),
     "peers": ("benchmarks.peers", "other servers beside ours, on the same work"),
+    "kills": ("benchmarks.kills", "what clients see when the model's own process is killed, again and again"),
     "simulate": ("benchmarks.simulate", "what rules for the row budget would bring, on a machine that only counts time"),
     "report": ("benchmarks.report", "Markdown and plots of the results that are kept, and README's table"),
     "smoke": ("benchmarks.smoke", "all of it in two minutes on the demo model, to see that it works"),

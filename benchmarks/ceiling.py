@@ -1,31 +1,33 @@
 """What the layers above a model can carry: tokens/s, requests/s and CPU time on fake models that cost nothing: python -m benchmarks stack
 
-Two fakes: `instant`, greedy on a small vocabulary, shows the price of a token in each layer; `gpu` takes 2 ms for a step and gives 152k
-logits a row, of which top_p 0.95 draws: what a fast device would meet. The server has a process of its own, and so has the client. CPU
-time is what counts: it does not depend on what else the machine does, as tokens/s do.
+Three fakes: `instant`, greedy on a small vocabulary, shows the price of a token in each layer; `gpu` takes 2 ms for a step and gives 152k
+logits a row, of which top_p 0.95 draws: what a fast device would meet; `gpu-draws` draws in these 2 ms, so that no logits leave it. The
+server has a process of its own, and so has the client. CPU time is what counts: it does not depend on what else the machine does, as
+tokens/s do.
 
-`--profile` says which functions of the server's Trio thread the time goes to.
+A profile of the server's Trio thread says which functions a token's time goes to, and the server's metrics how a step is made up.
 """
 
 from __future__ import annotations
 
 import argparse
-import pstats
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from benchmarks import results, stages
-from benchmarks.instant import InstantModel
+from benchmarks.instant import DrawingModel, InstantModel
 from benchmarks.ladder import numbers, spread, tell
 from benchmarks.layers import Counter
 from benchmarks.serving import CountedServer
 from benchmarks.stages import Ran, Stage, Work, run_checked
+from benchmarks.whereabouts import Phases, profile_page, reading_ms
 from benchmarks.workload import GREEDY, Sampling, seed_workload
 from cllm.config import Settings
 from cllm.serve.logs import configure_logging
@@ -34,13 +36,13 @@ TOP_P: Final = Sampling(name="top_p 0.95", fields=(("temperature", 1.0), ("top_p
 N_PROMPT: Final = 32
 N_SHORT, N_TOKENS_LEAST = 4, 1000  # requests of so few tokens come in such numbers that a pass takes a while
 OPTIONS: Final = ["--parallel", "256"]
+PROFILED: Final = 64  # streams, where they are among those that are measured
 
 # Which layers each stage must pass through; the fakes have nothing of llama.cpp's.
 ENGINE: Final = ("sampling", "engine")
 LOOP: Final = (*ENGINE, "loop")
 APP: Final = (*LOOP, "app", "sse")
-LAYERS_OF: Final = {"engine": ENGINE, "loop": LOOP, "app": APP, "sse": (*APP, "http")}
-ONE_PIECE: Final = (*LOOP, "app", "http")
+LAYERS_OF: Final = {"engine": ENGINE, "loop": LOOP, "app": APP, "sse": (*APP, "http"), "http": (*LOOP, "app", "http")}
 
 
 @attrs.frozen(kw_only=True)
@@ -52,16 +54,28 @@ class Fake:
     step_s: float
     n_rows: int
     sampling: Sampling
+    draws: bool = False  # by itself, so that no logits are given
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What `InstantModel` takes."""
-        return {"n_tokens": self.n_tokens, "step_s": self.step_s, "n_rows": self.n_rows}
+        """What `InstantBackend` takes."""
+        return {"n_tokens": self.n_tokens, "step_s": self.step_s, "n_rows": self.n_rows, "draws": self.draws}
+
+    def make(self) -> InstantModel:
+        """Make one."""
+        make = DrawingModel if self.draws else InstantModel
+        return make(n_tokens=self.n_tokens, step_s=self.step_s, n_rows=self.n_rows)
+
+    @property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        """Which layers each stage must pass through."""
+        return {name: tuple(one for one in layers if not (self.draws and one == "sampling")) for name, layers in LAYERS_OF.items()}
 
 
 FAKES: Final = {
     "instant": Fake(name="instant", n_tokens=512, step_s=0.0, n_rows=256, sampling=GREEDY),
     "gpu": Fake(name="gpu", n_tokens=151_936, step_s=0.002, n_rows=64, sampling=TOP_P),
+    "gpu-draws": Fake(name="gpu-draws", n_tokens=151_936, step_s=0.002, n_rows=64, sampling=TOP_P, draws=True),
 }
 
 
@@ -118,27 +132,31 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure one fake; return `data` of the result (`benchmarks.results`). Raises: Bypassed when a stage went round a layer."""
     fake = FAKES[arguments.fake]
     configure_logging(Settings(log_level="warning"))
-    bench = stages.Bench(InstantModel(**fake.fields), Settings(parallel=256), Counter())
+    model = fake.make()
+    bench = stages.Bench(model, Settings(parallel=256), Counter())
     rungs = []
     with CountedServer(None, OPTIONS, instant=fake.fields) as server:
         for n_streams in arguments.streams:
             inner: list[Stage] = [stages.EngineStage(bench), stages.LoopStage(bench), stages.AppStage(bench, stream=True)]
             measured = [Measured(stage=stage) for stage in [*inner, stages.sse_stage(server)]]
-            one_piece = stages.http_stage(server)
+            one_piece, phases = stages.http_stage(server), Phases(server.port)
             requests: list[Ran] = []
             for turn in range(-1, arguments.turns):
-                _turn(arguments, fake, measured, n_streams, turn)
-                ran = run_checked(one_piece, work_of(fake, n_streams, 1, 7000 + turn), ONE_PIECE)
+                _turn(arguments, fake, measured, phases, n_streams, turn)
+                ran = run_checked(one_piece, work_of(fake, n_streams, 1, 7000 + turn), fake.layers["http"])
                 requests += [ran] if turn >= 0 else []
-            rungs.append({"streams": n_streams, "stages": pages_of(measured), **requests_page(requests)})
+            rungs.append({"streams": n_streams, "stages": pages_of(measured), "step": phases.page(), **requests_page(requests)})
             show(fake, rungs[-1])
-    return {"rungs": rungs}
+    page = profile(arguments)
+    show_profile(page)
+    return {"rungs": rungs, "profile": page, "reading_ms": reading_ms(model.logits)}
 
 
-def _turn(arguments: argparse.Namespace, fake: Fake, measured: list[Measured], n_streams: int, turn: int) -> None:
+def _turn(arguments: argparse.Namespace, fake: Fake, measured: list[Measured], phases: Phases, n_streams: int, turn: int) -> None:
     work = work_of(fake, n_streams, arguments.generated if turn >= 0 else 4, seed=1000 * (turn + 2))
     for one in measured:
-        ran = run_checked(one.stage, work, LAYERS_OF[one.stage.name])
+        run = partial(run_checked, one.stage, work, fake.layers[one.stage.name])
+        ran = phases.watch(run) if turn >= 0 and one is measured[-1] else run()
         if turn >= 0:
             one.passes.append(ran)
             tell(f"{fake.name} {n_streams:3} streams, turn {turn} {one.stage.name:7} {ran.n_tokens / ran.wall_s:9.0f} tokens/s")
@@ -171,65 +189,34 @@ def show(fake: Fake, rung: dict[str, Any]) -> None:
             f"{page['cpu_us_per_token']['median']:13.1f} {page['us_per_token']:11.1f} {page['cpu_share']:10.0%}  {client}"
         )
     requests, cost = rung["requests_per_s"]["median"], rung["cpu_us_per_request"]["median"]
+    step = rung["step"]
+    print(f"a step of the last: model {step['model_ms']:.2f} ms, sampling {step['sample_ms']:.2f}, between steps {step['rest_ms']:.2f}")
     print(f"requests of one token, in one piece: {requests:.0f} a second, {cost:.0f} us CPU each", flush=True)
 
 
 # --- where the time goes -----------------------------------------------------------------------------------------------
 
-PARTS: Final = (  # of a file's path, the first that fits; what a built-in function takes counts for its caller
-    ("engine", "/cllm/engine/"),
-    ("text", "/cllm/text/"),
-    ("loop and streams", "/cllm/serve/loop"),
-    ("loop and streams", "/cllm/serve/streams"),
-    ("loop and streams", "/cllm/serve/metrics"),
-    ("http", "/cllm/serve/http/"),
-    ("api", "/cllm/api/"),
-    ("hypercorn", "/hypercorn/"),
-    ("h11", "/h11/"),
-    ("quart", "/quart"),
-    ("trio", "/trio/"),
-    ("trio", "/outcome/"),
-)
 
-
-def profile(arguments: argparse.Namespace) -> None:
-    """Print the costs of a token by layer and by function, in the server's Trio thread."""
+def profile(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The costs of a token by layer and by function, in the server's Trio thread, at one of the numbers of streams."""
     fake = FAKES[arguments.fake]
-    n_streams = max(arguments.streams)
+    n_streams = PROFILED if PROFILED in arguments.streams else max(arguments.streams)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile"
         with CountedServer(None, OPTIONS, instant=fake.fields, profile=path) as server:
             work = work_of(fake, n_streams, arguments.generated, seed=1)
             ran = stages.sse_stage(server).run(work)
-        print(f"{n_streams} streams: {ran.n_tokens / ran.wall_s:.0f} tokens/s under the profiler, which slows calls down\n")
-        _show_profile(pstats.Stats(str(path)), ran.n_tokens)
+        return {"streams": n_streams, "tokens_per_s": ran.n_tokens / ran.wall_s, **profile_page(path, ran.n_tokens)}
 
 
-def _show_profile(stats: pstats.Stats, n_tokens: int) -> None:
-    functions: dict[Any, Any] = stats.stats  # type: ignore[attr-defined]  # typeshed does not tell
-    parts: dict[str, float] = {}
-    sends_s = 0.0
-    for (file, _, name), (_, _, own_s, _, callers) in functions.items():
-        if "poll" in name or "'acquire'" in name:
-            continue  # waiting
-        if "'send' of '_socket" in name:
-            sends_s += own_s
-        elif file == "~":
-            for caller, (_, _, caller_own_s, _) in callers.items():
-                parts[_part(caller[0])] = parts.get(_part(caller[0]), 0.0) + caller_own_s
-        else:
-            parts[_part(file)] = parts.get(_part(file), 0.0) + own_s
-    parts["the kernel's send"] = sends_s
-    for part, own_s in sorted(parts.items(), key=lambda item: -item[1]):
-        print(f"{own_s / n_tokens * 1e6:8.2f} us/token  {part}")
+def show_profile(page: dict[str, Any]) -> None:
+    """Print it."""
+    print(f"\n{page['streams']} streams: {page['tokens_per_s']:.0f} tokens/s under the profiler, which slows calls down\n")
+    for part, us in page["us_by_part"].items():
+        print(f"{us:8.2f} us/token  {part}")
     print()
-    top = sorted(functions.items(), key=lambda item: -item[1][2])[:25]
-    for (file, line, name), (_, n_calls, own_s, _, _) in top:
-        print(f"{own_s / n_tokens * 1e6:8.2f} us/token  {n_calls / n_tokens:6.2f} calls/token  {Path(file).name}:{line} {name}")
-
-
-def _part(file: str) -> str:
-    return next((part for part, mark in PARTS if mark in file), "other")
+    for one in page["functions"]:
+        print(f"{one['us']:8.2f} us/token  {one['calls']:6.2f} calls/token  {one['name']}")
 
 
 # --- the command -------------------------------------------------------------------------------------------------------
@@ -253,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.streams is None:
         asked.streams = [64] if asked.profile else [n for n in (1, 8, 64, 256) if n <= FAKES[asked.fake].n_rows]
     if asked.profile:
-        profile(asked)
+        show_profile(profile(asked))
         return
     settings = {**vars(asked), **FAKES[asked.fake].fields}
     print(f"\nkept in {results.write('stack', asked.name or asked.fake, settings, run(asked)).name}", file=sys.stderr)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from cllm.backend import (
     CONTRACT_VERSION,
     Batch,
     Capabilities,
+    Draw,
+    Drawn,
     KvLayout,
     Logits,
     ModelInfo,
@@ -25,6 +29,7 @@ from cllm.testing.fake import FakeVocabulary
 N_ROWS_PREPARED: Final = 256
 N_LIKELY: Final = 100  # tokens that stand above the bulk, as in a trained model's logits
 SPREAD: Final = 0.5
+N_DRAWN: Final = 16  # tokens that a fake which draws chooses from
 
 
 class WordVocabulary(FakeVocabulary):
@@ -53,14 +58,14 @@ class InstantModel:
         self.n_rows_max = 2048
         self.n_steps = 0
         self._step_s = step_s
-        self._logits = prepared_logits(n_rows, n_tokens)
+        self.logits = prepared_logits(n_rows, n_tokens)
 
     def step(self, batch: Batch) -> Logits:
         """See `StepModel.step`."""
         self.n_steps += 1
         if self._step_s:
             _wait_until(time.perf_counter() + self._step_s)
-        return self._logits[: batch.n_outputs]
+        return self.logits[: batch.n_outputs]
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         """Nothing is kept."""
@@ -85,6 +90,22 @@ class InstantModel:
         """Nothing to give back."""
 
 
+class DrawingModel(InstantModel):
+    """The same, drawing tokens as one on a device may, in its own time: the likeliest of what it prepared, or one near it by the key."""
+
+    def __init__(self, *, n_tokens: int = 512, step_s: float = 0.0, n_rows: int = N_ROWS_PREPARED) -> None:
+        super().__init__(n_tokens=n_tokens, step_s=step_s, n_rows=n_rows)
+        self._likely = np.argpartition(self.logits, -N_DRAWN, axis=1)[:, -N_DRAWN:].astype(np.int32)
+
+    def step_and_draw(self, batch: Batch, draws: Sequence[Draw | None], keys: npt.NDArray[np.uint64]) -> Drawn:
+        """See `DrawsTokens.step_and_draw`. What it draws from is a few tokens of each row, whatever the draw says."""
+        logits = self.step(batch)
+        rows = np.array([i for i, draw in enumerate(draws) if draw is not None])
+        left = [i for i, draw in enumerate(draws) if draw is None]
+        tokens = self._likely[rows, (keys[rows] % np.uint64(N_DRAWN)).astype(np.int64)]
+        return Drawn(tokens, np.ones(len(rows), np.bool_), logits[left])
+
+
 def prepared_logits(n_rows: int, n_tokens: int) -> Logits:
     """Logits as a trained model's: a bulk, and likely tokens above it whose likelihood falls with their rank. No end of turn."""
     rng = np.random.default_rng(20250101)
@@ -106,13 +127,14 @@ def _wait_until(end: float) -> None:
 
 
 class InstantBackend:
-    """A backend that gives an `InstantModel`."""
+    """A backend that gives an `InstantModel`, or one that draws."""
 
     contract_version = CONTRACT_VERSION
 
-    def __init__(self, *, n_tokens: int = 512, step_s: float = 0.0, n_rows: int = N_ROWS_PREPARED) -> None:
+    def __init__(self, *, n_tokens: int = 512, step_s: float = 0.0, n_rows: int = N_ROWS_PREPARED, draws: bool = False) -> None:
         self._fields = {"n_tokens": n_tokens, "n_rows": n_rows}
         self._step_s = step_s
+        self._class = DrawingModel if draws else InstantModel
 
     def probe(self) -> Probe:
         """Always available."""
@@ -121,4 +143,4 @@ class InstantBackend:
     def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
         """Give the model. See `Backend.load`."""
         on_progress(1.0)
-        return InstantModel(step_s=self._step_s, **self._fields)
+        return self._class(step_s=self._step_s, **self._fields)

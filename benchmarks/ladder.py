@@ -1,8 +1,8 @@
 """What each layer costs over the one below, on a real model: python -m benchmarks ladder
 
 The stages (`benchmarks.stages`) run the same requests turn by turn, A B C ... A B C ..., so that the machine's own drift meets all of
-them. A stage's ratio is to the bare loop of the same turn. Every pass is counted at the entry points of its layers (`benchmarks.layers`),
-and one that did not pass through them ends the run.
+them. A stage's ratio is to the bare loop of the same turn. The last one is no layer above the others: what it costs is told beside `loop`.
+Every pass is counted at the entry points of its layers (`benchmarks.layers`), and one that did not pass through them ends the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +31,8 @@ from cllm.serve.loading import load
 from cllm.serve.logs import configure_logging
 
 SAMPLINGS: Final = {"greedy": (GREEDY,), "all": (GREEDY, PLAIN, USUAL), "plain": (PLAIN,), "usual": (USUAL,)}
-STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse", "client")
+STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse", "client", "isolated")
+BESIDE: Final = {"isolated": "loop"}  # which stage another one is compared with, where that is not the one below
 LOSS_TOLD: Final = 0.01  # of the stage below; what costs more is told with what it is spent on
 REASONS: Final = {
     "backend": "the batch's columns are checked before llama.cpp sees them",
@@ -42,6 +43,7 @@ REASONS: Final = {
     "http": "parsing and framing in a process that has the same cores as the model's threads and the client",
     "sse": "a write to a socket for each token, on the cores that compute",
     "client": "the client's own parsing of each event, on the cores that compute",
+    "isolated": "each step's rows go over a socket and its tokens come back, with a process to be woken both times",
 }
 N_WARM_UP: Final = 4  # tokens of each answer in the turn that does not count
 FIRST_TOKEN: Final = 40  # of the first prompt; each has another, so that no prompt is the beginning of one that was computed before
@@ -80,6 +82,8 @@ class Measured:
             losses = [1 - own / less for own, less in zip(self.tokens_per_s, below.tokens_per_s, strict=True)]
             if statistics.median(losses) > LOSS_TOLD:
                 page["reason"] = REASONS[self.stage.name]
+            if self.stage.name in BESIDE:
+                page["beside"] = below.stage.name
         return page
 
 
@@ -99,11 +103,9 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 @contextmanager
 def open_stages(model: Path, options: list[str], settings: Settings, names: Sequence[str]) -> Iterator[tuple[int, list[Stage]]]:
     """Load the model here, start a server on it, and give the vocabulary's size and the stages by number; names say which."""
-    with ThreadPoolExecutor(1) as thread:  # which ends before a stage's own computes: see `Bench.timed`
-        loaded = thread.submit(load, settings, lambda _share: True).result()
-    try:
-        bench = stages.Bench(loaded.step_model, settings, Counter())
-        n_vocab = loaded.served.vocabulary.n_tokens
+    with ExitStack() as opened:
+        bench = opened.enter_context(_open_bench(settings))
+        n_vocab = bench.model.vocabulary.n_tokens
         inner: list[Callable[[], Stage]] = [
             lambda: stages.NativeStage(bench),
             lambda: stages.BackendStage(bench),
@@ -113,14 +115,23 @@ def open_stages(model: Path, options: list[str], settings: Settings, names: Sequ
             lambda: stages.AppStage(bench),
         ]
         chosen = [make() for make, name in zip(inner, STAGES, strict=False) if name in names]
-        if not {"http", "sse", "client"} & set(names):
-            yield n_vocab, chosen
-            return
-        with CountedServer(str(model), options) as server:
+        if {"http", "sse", "client"} & set(names):
+            server = opened.enter_context(CountedServer(str(model), options))
             outer: list[Stage] = [stages.http_stage(server), stages.sse_stage(server), stages.ClientStage(server, Counter(("client",)))]
-            yield n_vocab, chosen + [stage for stage in outer if stage.name in names]
+            chosen += [stage for stage in outer if stage.name in names]
+        if "isolated" in names:
+            chosen.append(stages.isolated_stage(opened.enter_context(_open_bench(attrs.evolve(settings, isolate=True)))))
+        yield n_vocab, chosen
+
+
+@contextmanager
+def _open_bench(settings: Settings) -> Iterator[stages.Bench]:
+    with ThreadPoolExecutor(1) as thread:  # which ends before a stage's own computes: see `Bench.timed`
+        loaded = thread.submit(load, settings, lambda _share: True).result()
+    try:
+        yield stages.Bench(loaded.step_model, settings, Counter())
     finally:
-        loaded.step_model.close()
+        loaded.close()
 
 
 def found(names: Sequence[str]) -> list[str]:
@@ -145,8 +156,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in missing:
         tell(f"stage {name}: its package is not installed, so it is left out")
     model = Path(arguments.model)
-    options = ["--ctx-size", str(arguments.ctx_size), "--threads", str(arguments.threads), "--row-budget", str(arguments.row_budget)]
-    settings = Settings(str(model), ctx_size=arguments.ctx_size, threads=arguments.threads, row_budget=arguments.row_budget)
+    sizes = ["--ctx-size", str(arguments.ctx_size), "--threads", str(arguments.threads), "--row-budget", str(arguments.row_budget)]
+    options = [*sizes, "--kv", arguments.kv]
+    settings = Settings(
+        str(model), ctx_size=arguments.ctx_size, threads=arguments.threads, row_budget=arguments.row_budget, kv=arguments.kv
+    )
     rungs = []
     with open_stages(model, options, settings, names) as (n_vocab, chosen):
         for concurrency in arguments.concurrency:
@@ -173,8 +187,13 @@ def _turn(arguments: argparse.Namespace, measured: list[Measured], n_vocab: int,
 
 
 def pages_of(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """The stages' figures from the floor up."""
-    return [one.page(measured[0], measured[i - 1] if i else None) for i, one in enumerate(measured)]
+    """The stages' figures from the floor up, each over the one below or the one that it stands beside, if that was measured."""
+    by_name = {one.stage.name: one for one in measured}
+    before = [None, *measured[:-1]]
+    return [
+        one.page(measured[0], by_name.get(BESIDE[one.stage.name]) if one.stage.name in BESIDE else below)
+        for one, below in zip(measured, before, strict=True)
+    ]
 
 
 def tell(line: str) -> None:
@@ -189,9 +208,10 @@ def show(rung: dict[str, Any]) -> None:
     for page in rung["stages"]:
         speed, n_steps, ratio = statistics.median(page["tokens_per_s"]), statistics.median(page["n_steps"]), page["ratio"]
         costs = f"{page['us_per_token']:9.1f} {page['us_per_step']:9.1f}" if "us_per_token" in page else " " * 19
+        beside = f"  over {page['beside']}" if "beside" in page else ""
         print(
             f"{page['number']} {page['name']:9} {speed:9.1f} {costs} {n_steps:6.0f}  "
-            f"{ratio['median']:6.3f} {ratio['min']:6.3f} {ratio['max']:6.3f}",
+            f"{ratio['median']:6.3f} {ratio['min']:6.3f} {ratio['max']:6.3f}{beside}",
             flush=True,
         )
 
@@ -212,6 +232,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", type=stage_names, default=list(STAGES), help="as in native,engine,sse; the first is the floor")
     parser.add_argument("--ctx-size", type=int, default=4096)
     parser.add_argument("--row-budget", type=int, default=512)
+    parser.add_argument("--kv", choices=["unified", "streams"], default="unified", help="the layout, which is to be the same at all stages")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--name", default="seed-40x8", help="of the result")

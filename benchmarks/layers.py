@@ -35,6 +35,11 @@ def _once_in_worker(*_arguments: Any) -> int:
     return int(threading.current_thread() is not threading.main_thread())
 
 
+def _with_rows(_model: Any, plan: Any, *_arguments: Any) -> int:
+    """A plan of memory moves alone is no step."""
+    return int(plan.n_rows > 0)
+
+
 GATES: Final = (
     Gate("native", "llama_cpp", "llama_decode", "step"),
     Gate("backend", "cllm_llamacpp.model", "LlamaModel.step", "step"),
@@ -51,8 +56,12 @@ GATES: Final = (
     Gate("sse", "cllm.api.sse", "SseBody._chunk", "request"),
     Gate("sse", "cllm.api.openai.completions", "CompletionStream.delta", "token"),
     Gate("client", "openai.resources.completions", "AsyncCompletions.create", "request"),
+    Gate("isolated", "cllm.serve.worker", "WorkerModel.compute", "step", _with_rows),
+    Gate("isolated", "cllm.serve.frames", "Channel.send", "step"),
+    Gate("isolated", "cllm.serve.frames", "Channel.receive", "step"),
 )
-LAYERS: Final = tuple(dict.fromkeys(gate.layer for gate in GATES))  # from the bottom up
+BORDER: Final = "isolated"  # between two processes: what is below the engine is on its other side, and so are the gates of that
+LAYERS: Final = tuple(dict.fromkeys(gate.layer for gate in GATES if gate.layer != BORDER))  # from the bottom up
 
 Counts = dict[str, int]
 
@@ -65,7 +74,7 @@ def key_of(gate: Gate) -> str:
 class Counter:
     """Counts the calls at the gates that exist in this process."""
 
-    def __init__(self, layers: tuple[str, ...] = LAYERS) -> None:
+    def __init__(self, layers: tuple[str, ...] = (*LAYERS, BORDER)) -> None:
         self.counts: Counts = {key_of(gate): 0 for gate in GATES}
         self._gates = [gate for gate in GATES if gate.layer in layers]
         self._originals: list[tuple[Any, str, Any]] = []

@@ -1,6 +1,6 @@
 """Other servers beside ours, on the same model file, threads, slots and cells, turn by turn.
 
-    python -m benchmarks peers --llama-server PATH [--workloads seed-40x8,mixed-small] [--pairs 10] [--model FILE]
+    python -m benchmarks peers --llama-server PATH [--workloads seed-40x8,mixed-small] [--pairs 10] [--model FILE] [--backend NAME]
 
 Each setting of a peer first gets a few pairs; those that are the best at anything go on to all of them. A pair is a pass of ours and one of
 theirs, one after the other, with the same fresh requests; which goes first alternates. What is compared is the ratio within a pair, so that
@@ -265,6 +265,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--ollama", default="ollama", help="the program (default: on PATH)")
     parser.add_argument("--vllm", default="vllm", help="the program (default: on PATH)")
     parser.add_argument("--only", default="", help="only settings whose name has one of these words, with commas between")
+    parser.add_argument("--backend", default="", help="of ours, as openvino where that plugin is installed (default: as it comes)")
     parser.add_argument("--ours", action="append", default=[], help="an option for `cllm serve`, as in --ours=--kv=unified; repeatable")
     parser.add_argument(
         "--beside",
@@ -303,12 +304,19 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
         sampling=asked.sampling,
         goal=Goal(asked.goodput_ttft_s, asked.goodput_itl_s),
     )
-    for one in _at_rates(plan, house, asked.ours):
-        data = run_plan(one, house, contenders, asked.ours)
-        name = "-".join(filter(None, (one.name, f"c{workload.concurrency}" if asked.concurrency else "", asked.label)))
+    for one in _at_rates(plan, house, ours_options(asked)):
+        data = run_plan(one, house, contenders, ours_options(asked))
+        concurrency = f"c{workload.concurrency}" if asked.concurrency else ""
+        name = "-".join(filter(None, (one.name, concurrency, asked.backend, asked.label)))
         path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found}, asked.results)
         _print_best(data)
         print(f"written: {path.name}", flush=True)
+
+
+def ours_options(asked: argparse.Namespace) -> list[str]:
+    """What `cllm serve` is told besides the sizes."""
+    backend = [f"--backend={asked.backend}"] if asked.backend else []
+    return [*backend, *asked.ours]
 
 
 def house_for(asked: argparse.Namespace, model: Path, workload: Workload) -> House:
@@ -352,7 +360,7 @@ def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, 
         "n_cells": house.n_cells,
         "n_threads": house.n_threads,
         "goal": attrs.asdict(plan.goal),
-        "ours": list(asked.ours),
+        "ours": ours_options(asked),
     }
 
 

@@ -28,10 +28,11 @@ def draw(runs: Sequence[Run], folder: Path) -> None:
 def draw_waterfall(rung: Run, path: str) -> None:
     """From the floor down, what each stage takes off, in percent of the floor; the line is the least and the most of the turns."""
     figure, axis = pyplot().subplots(figsize=(8, 3.2))
-    before = 100.0
+    before, at = 100.0, {}
     for place, stage in enumerate(rung["stages"]):
         ratios = [100 * ratio for ratio in stage["ratios"]]
-        now = statistics.median(ratios)
+        now = at[stage["name"]] = statistics.median(ratios)
+        before = at.get(stage.get("beside"), before)
         if place == 0:
             axis.bar(place, now, color=OURS)
         else:

@@ -27,6 +27,7 @@ SIDE_FIGURES: Final = (
     "tokens/s", "good requests/s", "first text p50, ms", "first text p99, ms", "between texts p50, ms", "between texts p99, ms",
     "whole answer p99, ms", "longest wait of the others, ms", "server CPU per token, ms", "server peak memory, MiB",
 )  # fmt: skip
+N_FUNCTIONS: Final = 10  # of a profile
 SERVED: Final = "sse"  # the stage that a user meets
 
 INTRODUCTION: Final = """\
@@ -41,7 +42,23 @@ report` writes this page and README's table.
 LADDER: Final = """\
 Each stage adds one real layer to the one above it in the table and answers the same requests; calls through each layer are counted, and a
 run in which a stage went round its layer fails. The stages take turns within a run. Ratios are to the first stage of the same turn: median,
-least and most over the turns.
+least and most over the turns. `isolated` is the loop with the model in a process of its own (`--isolate`), and is compared with `loop`.
+"""
+
+STACK: Final = """\
+Fake models, so that the stack's own cost shows: `instant` takes no time, greedy on a small vocabulary; `gpu` takes 2 ms a step and gives
+152k logits a row, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms. The stages are those above that
+need no real model. CPU time is that of the process that serves; its client has another on the same cores. What a stage takes over the one
+above may come out below 0 where the two differ by less than they vary. Between steps the scheduler applies what came and plans anew; what
+is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python, of which the kernel's send takes a
+quarter: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose floor is to read all logits once.
+"""
+
+KILLS: Final = """\
+Eight streams over HTTP at a time, half of them greedy and half seeded, on `cllm serve --isolate`; in each round the process that has the
+model is killed (SIGKILL) at a random moment of them. A pause is the longest time without text that one of them had after that: loading the
+model anew and computing all prompts and answers again. With F32 weights and cells, arithmetic does not depend on what else is in a batch,
+and texts are the same; with 16 bits and less they may differ where two tokens are nearly equally likely.
 """
 
 PEERS: Final = """\
@@ -78,7 +95,8 @@ def page(runs: Sequence[Run]) -> str:
     """The report."""
     parts = [INTRODUCTION]
     parts += _section("What each layer costs, on a model", LADDER, (_ladder(run) for run in of_kind(runs, "ladder")))
-    parts += _section("What the layers could carry, on a fake model", LADDER, (_ladder(run) for run in of_kind(runs, "stack")))
+    parts += _section("What the layers could carry, on a fake model", STACK, (_stack(run) for run in of_kind(runs, "stack")))
+    parts += _section("When the model's process is killed", KILLS, _kills(of_kind(runs, "kills")))
     parts += _section("Beside other servers", PEERS, (_peers(run) for run in of_kind(runs, "peers")))
     if not runs:
         parts.append("No results are kept yet.\n")
@@ -104,6 +122,53 @@ def _ladder(run: Run) -> str:
     return "\n".join(parts)
 
 
+def _stack(run: Run) -> str:
+    parts = [f"### {run['name']}\n", _circumstances(run)]
+    for rung in run["data"]["rungs"]:
+        parts += [f"{rung_title(rung)}:\n", _carried(rung["stages"]), _served(rung)]
+        parts.append(f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n")
+    if run["data"].get("profile"):
+        parts += _profile(run["data"])
+    return "\n".join(parts)
+
+
+def _carried(stages: Sequence[Run]) -> str:
+    rows = [
+        (
+            str(stage["number"]),
+            stage["name"],
+            _number(statistics.median(stage["tokens_per_s"])),
+            _number(stage.get("steps_per_s")),
+            _number(stage.get("cpu_us_per_token", {}).get("median")),
+            _number(stage.get("us_per_token")),
+            _number(stage.get("us_per_step")),
+        )
+        for stage in stages
+    ]
+    return table(("", "stage", "tokens/s", "steps/s", "CPU us a token", "over the one above", "CPU us a step, over it"), rows)
+
+
+def _served(rung: Run) -> str:
+    lines = []
+    if step := rung.get("step"):
+        model, sample, rest = (_number(step[name]) for name in ("model_ms", "sample_ms", "rest_ms"))
+        lines.append(f"A step of the last stage: {model} ms in the model, {sample} ms in sampling, {rest} ms between steps.")
+    if requests := rung.get("requests_per_s"):
+        cost = _number(rung["cpu_us_per_request"]["median"])
+        lines.append(f"Requests of one token, in one piece: {_number(requests['median'])} a second, {cost} us of CPU time each.")
+    return "\n".join(lines) + "\n"
+
+
+def _profile(data: Run) -> list[str]:
+    page = data["profile"]
+    rows = [(part, _number(us)) for part, us in page["us_by_part"].items()]
+    functions = [(f"`{one['name']}`", _number(one["us"]), _number(one["calls"])) for one in page["functions"][:N_FUNCTIONS]]
+    told = f"The server's Trio thread at {page['streams']} streams, under a profiler, which slows calls down"
+    reading = f"To read the logits of a full step once, straight on, takes {_number(data['reading_ms'])} ms here.\n"
+    own = ("function", "us a token, its own", "calls a token")
+    return [f"{told}:\n", table(("", "us a token"), rows), table(own, functions), reading]
+
+
 def rung_title(rung: Run) -> str:
     """What a rung was measured at."""
     at = f"{rung['concurrency']} at a time" if "concurrency" in rung else f"{rung['streams']} streams"
@@ -124,7 +189,7 @@ def _stages(stages: Sequence[Run]) -> str:
     rows = [
         (
             str(stage["number"]),
-            stage["name"],
+            f"{stage['name']}, over {stage['beside']}" if stage.get("beside") else stage["name"],
             _number(statistics.median(stage["tokens_per_s"])),
             _number(stage.get("us_per_token")),
             _number(stage.get("us_per_step")),
@@ -137,6 +202,17 @@ def _stages(stages: Sequence[Run]) -> str:
 
 def _ratios(ratios: Sequence[float] | None) -> str:
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})" if ratios else ""
+
+
+def _kills(runs: Sequence[Run]) -> list[str]:
+    rows = []
+    for run in runs:
+        data = run["data"]
+        n, pause = data["n_streams"], data["pause_s"]
+        complete, same = f"{data['n_complete']} of {n}", f"{data['n_same']} of {n}"
+        rows.append((run["name"], str(data["n_rounds"]), complete, same, _number(pause["median"]), _number(pause["max"])))
+    head = ("model", "kills", "streams complete", "with the same text", "pause, median s", "pause, most s")
+    return [table(head, rows), *(f"{run['name']}: {_circumstances(run)}" for run in runs)] if runs else []
 
 
 def _peers(run: Run) -> str:
@@ -230,6 +306,7 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
 
 def _readme_peers(run: Run) -> list[tuple[str, ...]]:
     wanted = README_OVERLOAD_FIGURES if run["settings"].get("rate") else README_FIGURES
+    wanted = wanted[:1] if run["settings"].get("ours") else wanted  # another engine, or other options: the rest is on the page
     rows = {row["figure"]: row for row in run["data"]["best"]}
     return [(run["name"], name, *_best_cells(rows[name])) for name in wanted if name in rows]
 

@@ -54,6 +54,11 @@ class Server:
             return page
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
     def n_vocab(self) -> int:
         """The size of the vocabulary, from which prompts are drawn."""
         models = self.get("/v1/models")["data"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from benchmarks import ceiling, ladder, peers, report, results
+from benchmarks import ceiling, kills, ladder, peers, report, results
 from benchmarks.contenders import House, cllm_serve
 from cllm import demo
 from cllm.bench.metrics import Goal
@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
         run_peers(Path(folder))
         run_ladder(Path(folder))
         run_stack(Path(folder))
+        run_kills(Path(folder))
         run_report(Path(folder))
     print(f"smoke: all ran, in {time.monotonic() - began:.0f} s")
 
@@ -60,6 +61,7 @@ def run_ladder(folder: Path) -> None:
         numbers = [stage["number"] for stage in rung["stages"]]
         assert numbers == sorted(set(numbers)), numbers
         assert numbers[:8] == list(range(8)), numbers
+        assert rung["stages"][-1]["beside"] == "loop", rung["stages"][-1]
         assert all(len(stage["tokens_per_s"]) == len(stage["ratios"]) == 2 for stage in rung["stages"])
     results.write("ladder", "seed-40x8", {"model": results.model_facts(demo.path())}, data, folder)
 
@@ -70,7 +72,19 @@ def run_stack(folder: Path) -> None:
     ceiling.add_arguments(parser)
     data = ceiling.run(parser.parse_args(["--streams=1,4", "--turns=1", "--generated=20"]))
     assert [rung["streams"] for rung in data["rungs"]] == [1, 4]
+    assert data["profile"]["functions"]
+    assert {"engine", "api", "the kernel's send"} <= set(data["profile"]["us_by_part"]), data["profile"]["us_by_part"]
     results.write("stack", "instant", {}, data, folder)
+
+
+def run_kills(folder: Path) -> None:
+    """Two deaths that nobody notices."""
+    parser = argparse.ArgumentParser()
+    kills.add_arguments(parser)
+    data = kills.run(parser.parse_args(["--rounds=2", "--generated=40", "--threads=1"]))
+    assert data["n_complete"] == data["n_same"] == data["n_streams"] == 16, data
+    assert data["n_under_way"] > 0, data
+    results.write("kills", "exact", {}, data, folder)
 
 
 def run_peers(folder: Path) -> None:

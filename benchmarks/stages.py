@@ -1,8 +1,8 @@
 """The stages of the ladder: each runs the same requests through one layer more than the one before.
 
 Stages `native` to `app` run in this process on one loaded model, so that they share the context and its parameters; `http`, `sse` and
-`client` run against `cllm serve` in a process of its own, as a user has it, and this process is the client. Only one of the two computes at
-a time.
+`client` run against `cllm serve` in a process of its own, as a user has it, and this process is the client. `isolated` is no layer above
+these: it is `loop` once more, with the model in a process of its own. Only one of the processes computes at a time.
 
 In the first three the batches are fixed in advance, with every sequence's tokens; from `engine` on the model's own tokens are fed back,
 as many of them.
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import trio
 
 from benchmarks import closed_loop
-from benchmarks.layers import LAYERS, Counter, Counts, check, difference
+from benchmarks.layers import BORDER, LAYERS, Counter, Counts, check, difference
 from benchmarks.serving import CountedServer
 from benchmarks.workload import Ask, Sampling
 from cllm.api.app import create_app
@@ -44,6 +44,7 @@ from cllm.serve.streams import EventStream
 from cllm.testing.engine import running_engine
 
 PATH: Final = "/v1/completions"
+STEP_ACROSS: Final = "cllm.serve.worker.WorkerModel.compute"
 KNOWN_TO_OPENAI: Final = ("prompt", "max_tokens", "seed", "temperature", "top_p", "stream", "stream_options")
 
 Ints = npt.NDArray[np.int32]
@@ -96,7 +97,7 @@ class Work:
 
     def needed(self, counts: Counts) -> Counts:
         """What a pass's counts must reach at each gate."""
-        n_steps = max(self.n_steps_least, counts.get("llama_cpp.llama_decode", 0))
+        n_steps = max(self.n_steps_least, counts.get("llama_cpp.llama_decode", 0), counts.get(STEP_ACROSS, 0))
         return {"step": n_steps, "request": len(self.asks), "token": self.n_tokens}
 
 
@@ -122,15 +123,15 @@ class Stage(Protocol):
         """Run a pass."""
 
 
-def layers_up_to(name: str) -> tuple[str, ...]:
+def layers_of(name: str) -> tuple[str, ...]:
     """The layers that the stage of that name must pass through. Streaming and its client stand on what comes before."""
-    return LAYERS[: LAYERS.index(name) + 1]
+    return ("engine", "loop", BORDER) if name == BORDER else LAYERS[: LAYERS.index(name) + 1]
 
 
 def run_checked(stage: Stage, work: Work, layers: tuple[str, ...] | None = None) -> Ran:
     """Run a pass and refuse it unless it went through its layers and no others, and gave every token. Raises: Bypassed · RuntimeError."""
     ran = stage.run(work)
-    check(stage.name, layers_up_to(stage.name) if layers is None else layers, ran.counts, work.needed(ran.counts))
+    check(stage.name, layers_of(stage.name) if layers is None else layers, ran.counts, work.needed(ran.counts))
     if ran.n_tokens != work.n_tokens:
         raise RuntimeError(f"stage {stage.name} gave {ran.n_tokens} tokens, asked for were {work.n_tokens}")
     return ran
@@ -248,7 +249,7 @@ class Bench:
 
 def n_steps_of(counts: Counts) -> int:
     """Steps, by the lowest layer that the pass had."""
-    keys = ("llama_cpp.llama_decode", "cllm.engine.compute.sample", "cllm.engine.scheduler.Scheduler.apply")
+    keys = ("llama_cpp.llama_decode", "cllm.engine.compute.sample", STEP_ACROSS, "cllm.engine.scheduler.Scheduler.apply")
     return next((counts[key] for key in keys if counts.get(key)), 0)
 
 
@@ -408,6 +409,11 @@ class LoopStage:
             for _ in range(work.concurrency):
                 nursery.start_soon(read_one_after_another)
         return n_tokens
+
+
+def isolated_stage(bench: Bench) -> LoopStage:
+    """The same on a bench whose model is in a process of its own, so that this one computes nothing."""
+    return LoopStage(bench, name=BORDER, adds="the loop, with the model in a process of its own (--isolate)")
 
 
 async def _count_tokens(stream: EventStream) -> int:
