@@ -67,8 +67,8 @@ def test_version_is_printed() -> None:
         (["serve", "no-such.gguf"], "cllm: MODEL: no such file: no-such.gguf"),
         (
             ["serv"],
-            'cllm: Unknown command "serv". Did you mean "serve"? Available commands: serve, generate, calibrate, bench, backends, pull, '
-            "models.",
+            'cllm: Unknown command "serv". Did you mean "serve"? Available commands: serve, generate, calibrate, verify, bench, backends, '
+            "pull, models.",
         ),
         (["generate"], 'cllm: Command "generate" parameter PROMPT requires an argument.'),
         (["bench", "--concurrency", "0"], "cllm: --concurrency: must be at least 1, not 0"),
@@ -76,6 +76,7 @@ def test_version_is_printed() -> None:
         (["bench", "--rate", "1", "--workload", "chat-turns"], "cllm: --rate: the requests of chat-turns wait for each other"),
         (["bench", "ftp://there"], "cllm: URL: not an address as in http://127.0.0.1:8080: ftp://there"),
         (["bench", "http://localhost:port"], "cllm: URL: not an address as in http://127.0.0.1:8080: http://localhost:port"),
+        (["verify"], "cllm: --backend: name the backend that is to be compared with the reference"),
         (["generate", "hi", "--max-tokens", "0"], "cllm: --max-tokens: must be at least 1, not 0"),
         (["generate", "hi", "--temperature", "nan"], "cllm: --temperature: must be 0 or more, not nan"),
     ],

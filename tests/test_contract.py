@@ -43,12 +43,83 @@ def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str, can_trim
     check(run_contract("--backend", FAKE, "--kv", layout, "--backend-option", f"can_trim={can_trim}", folder=tmp_path))
 
 
+def test_the_fake_model_that_can_be_laid_out_anew_keeps_the_contract(tmp_path: Path) -> None:
+    run = run_contract("--backend", FAKE, "--backend-option", "lays_out=1", "-k", "layouts", "-rs", folder=tmp_path)
+    check(run)
+    assert "skipped" not in run.stdout
+
+
 def test_a_model_that_can_do_the_least_keeps_the_contract(tmp_path: Path) -> None:
     check(run_contract("--backend", FAKE, "--backend-option", "can_trim=0", "--backend-option", "can_save=0", folder=tmp_path))
 
 
-def test_the_fake_model_that_schedules_itself_keeps_the_contract(tmp_path: Path) -> None:
-    check(run_contract("--backend", "cllm.testing.fake_streams:make_backend", folder=tmp_path))
+def test_a_model_that_draws_tokens_keeps_the_contract(tmp_path: Path) -> None:
+    check(run_contract("--backend", FAKE, "--backend-option", "draws=1", "-k", "drawing or step", folder=tmp_path))
+
+
+DRAWING = """
+from cllm.testing.fake import FakeBackend
+from cllm.testing import fake_drawing
+{meddle}
+
+class Backend(FakeBackend):
+    def load(self, spec, on_progress):
+        return fake_drawing.DrawingFakeModel(n_rows_max=spec.n_rows_max)
+"""
+MISTAKES = {
+    "draw_one = fake_drawing.draw_one; fake_drawing.draw_one = lambda row, draw, key: draw_one(row, draw, 1)": "other_keys_draw_others",
+    "fake_drawing.draw_one = lambda row, draw, key: key % 97": "leave_the_likeliest_that_they_say",
+    "import os; draw_one = fake_drawing.draw_one; fake_drawing.draw_one = lambda row, draw, key: draw_one(row, draw, os.getrandom(1)[0])": (
+        "a_key_draws_the_same_token_again"
+    ),
+}
+
+
+@pytest.mark.parametrize("meddle", MISTAKES)
+def test_a_model_that_draws_otherwise_than_it_is_told_fails_the_suite(tmp_path: Path, meddle: str) -> None:
+    (tmp_path / "drawing.py").write_text(DRAWING.format(meddle=meddle))
+    run = run_contract("--backend", "drawing:Backend", "-k", "drawing", folder=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert MISTAKES[meddle] in run.stdout
+
+
+ABORTABLE = """
+from cllm.testing.fake import FakeBackend, FakeModel
+
+class Backend(FakeBackend):
+    def load(self, spec, on_progress):
+        model = FakeModel(n_rows_max=spec.n_rows_max, can_abort=True, step_s=lambda batch: 1e-4 * batch.n_rows)
+        {meddle}
+        return model
+"""
+
+
+def test_a_model_that_can_be_aborted_keeps_the_contract(tmp_path: Path) -> None:
+    (tmp_path / "abortable.py").write_text(ABORTABLE.format(meddle=""))
+    check(run_contract("--backend", "abortable:Backend", "-k", "abort and not load", folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("meddle", "seen_by"),
+    [
+        ("model.abort = lambda: None", "test_a_model_that_says_that_it_can_be_aborted_can"),
+        ("model._aborted.clear = lambda: None", "test_a_step_after_an_aborted_one_is_not_aborted_too"),
+    ],
+)
+def test_a_model_that_cannot_be_aborted_as_it_says_fails_the_suite(tmp_path: Path, meddle: str, seen_by: str) -> None:
+    (tmp_path / "abortable.py").write_text(ABORTABLE.format(meddle=meddle))
+    run = run_contract("--backend", "abortable:Backend", "-k", "abort and not load", folder=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert seen_by in run.stdout
+
+
+@pytest.mark.parametrize("make", ["make_backend", "make_text_backend"])
+def test_the_fake_model_that_schedules_itself_keeps_the_contract(tmp_path: Path, make: str) -> None:
+    check(run_contract("--backend", f"cllm.testing.fake_streams:{make}", folder=tmp_path))
+
+
+def test_a_model_that_schedules_itself_keeps_the_contract_in_a_process_of_its_own(tmp_path: Path) -> None:
+    check(run_contract("--backend", "cllm.testing.fake_streams:make_isolated", folder=tmp_path))
 
 
 def test_a_model_that_tells_of_those_that_were_given_up_fails_the_suite(tmp_path: Path) -> None:
@@ -73,6 +144,12 @@ def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", [pytest.param(name, marks=[] if name == "qwen3" else pytest.mark.slow) for name in ARCHITECTURES])
 def test_llama_cpp_keeps_the_contract(tmp_path: Path, architecture: str, layout: str) -> None:
     check(run_contract("--backend", "llama-cpu", "--model", f"tiny:{architecture}", "--kv", layout, folder=tmp_path))
+
+
+def test_llama_cpp_keeps_the_contract_when_it_is_laid_out_anew(tmp_path: Path) -> None:
+    run = run_contract("--backend", "llama-cpu", "--kv", "auto", "-k", "layouts", "-rs", folder=tmp_path)
+    check(run)
+    assert "skipped" not in run.stdout
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
     if here in names:
         codes.append(tox([here], arguments, links))
     if not arguments:
-        codes.append(tox(["clients", "plugin-echo"], [], links))
+        codes.append(tox(["clients", "plugin-echo", "plugin-openvino", "plugin-upstream", "bench-smoke"], [], links))
     return max(codes)
 
 

@@ -58,7 +58,7 @@ def test_a_conversation_is_answered_and_the_stream_says_the_same(url: str) -> No
 def test_what_the_model_cannot_do_is_refused_by_the_fields_name(url: str, fields: dict[str, Any], param: str, is_stream: bool) -> None:
     status, body = post(url + CHAT, {**ASKED, **fields, "stream": is_stream})
     error = json.loads(body)["error"]
-    assert (status, error["type"], error["param"]) == (501, "not_supported_error", param)
+    assert (status, error["type"], error["param"]) == (400, "not_supported_error", param)
 
 
 def test_the_pages_of_the_server_know_it(url: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,14 @@ import trio
 
 from benchmarks import ceiling, ladder, stages
 from benchmarks.instant import InstantModel
-from benchmarks.layers import GATES, LAYERS, Bypassed, Counter, Gate, check, key_of
-from benchmarks.stages import Bench, Ran, Work, layers_up_to, run_checked
+from benchmarks.layers import BORDER, GATES, LAYERS, Bypassed, Counter, Gate, check, key_of
+from benchmarks.stages import Bench, Ran, Work, layers_of, run_checked
 from benchmarks.workload import GREEDY, PLAIN, Ask
+from cllm.backend import ModelSpec
 from cllm.config import Settings
 from cllm.serve.modelthread import ModelThread
+from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.testing.fake import FakeBackend
 
 ENGINE, LOOP = ceiling.ENGINE, ceiling.LOOP
 NEEDED = {"step": 5, "request": 3, "token": 12}
@@ -40,25 +45,26 @@ def small_work(**fields: Any) -> Work:
 
 def counts_of(stage: str) -> dict[str, int]:
     """What a truthful pass of a stage counts."""
-    return {key_of(gate): COUNTS[key_of(gate)] if gate.layer in layers_up_to(stage) else 0 for gate in GATES}
+    return {key_of(gate): COUNTS[key_of(gate)] if gate.layer in layers_of(stage) else 0 for gate in GATES}
 
 
-@pytest.mark.parametrize("stage", LAYERS)
+@pytest.mark.parametrize("stage", [*LAYERS, BORDER])
 def test_a_pass_through_all_its_layers_is_accepted(stage: str) -> None:
-    check(stage, layers_up_to(stage), counts_of(stage), NEEDED)
+    check(stage, layers_of(stage), counts_of(stage), NEEDED)
 
 
 @pytest.mark.parametrize("gate", GATES, ids=key_of)
 def test_whichever_gate_a_pass_misses_it_is_refused(gate: Gate) -> None:
+    stage = BORDER if gate.layer == BORDER else "client"
     for n_calls in (0, NEEDED[gate.per] - 1):
         with pytest.raises(Bypassed, match=f"went round its layer {gate.layer}"):
-            check("client", LAYERS, {**counts_of("client"), key_of(gate): n_calls}, NEEDED)
+            check(stage, layers_of(stage), {**counts_of(stage), key_of(gate): n_calls}, NEEDED)
 
 
 @pytest.mark.parametrize(("below", "above"), list(itertools.pairwise(LAYERS)))
 def test_a_pass_through_a_layer_above_its_own_is_refused(below: str, above: str) -> None:
     with pytest.raises(Bypassed, match=f"went through {above}, which is not part of it"):
-        check(below, layers_up_to(below), counts_of(above), NEEDED)
+        check(below, layers_of(below), counts_of(above), NEEDED)
 
 
 @attrs.define(eq=False)
@@ -98,6 +104,28 @@ def test_steps_computed_in_the_trio_thread_are_no_hop(bench: Bench, monkeypatch:
     monkeypatch.setattr(ModelThread, "run", run_here)
     with pytest.raises(Bypassed, match=r"0 calls of cllm\.serve\.loop\.StepLoop\._compute"):
         run_checked(stages.LoopStage(bench), small_work(), LOOP)
+
+
+def test_a_stage_that_computes_in_its_own_process_is_not_isolated(bench: Bench) -> None:
+    with pytest.raises(Bypassed, match="stage isolated went through sampling, which is not part of it"):
+        run_checked(stages.isolated_stage(bench), small_work())
+
+
+def test_an_isolated_stage_sends_every_step_across_and_takes_every_answer() -> None:
+    with isolated_fake() as model:
+        ran = run_checked(stages.isolated_stage(Bench(model, Settings(), Counter())), small_work())
+    assert ran.n_tokens == 15
+    assert ran.counts["cllm.serve.frames.Channel.send"] >= ran.n_steps >= 8
+
+
+@contextmanager
+def isolated_fake() -> Iterator[WorkerModel]:
+    model = WorkerBackend(FakeBackend(), "cllm.testing.fake:make_backend", hang_s=60.0).load(ModelSpec(path=""), lambda share: True)
+    try:
+        assert isinstance(model, WorkerModel)
+        yield model
+    finally:
+        model.close()
 
 
 def test_after_counting_everything_is_as_it_was(bench: Bench) -> None:
@@ -162,12 +190,13 @@ def test_a_ladder_on_a_tiny_model_has_every_stage_and_its_figures(tiny_file: Pat
     data = ladder.run(parsed(ladder, "--model", str(tiny_file), "--concurrency", "2", "--sampling", "plain", *small))
     (rung,) = data["rungs"]
     assert (rung["concurrency"], rung["sampling"]) == (2, PLAIN.name)
-    assert [page["name"] for page in rung["stages"]] + rung["not_found"] == list(ladder.STAGES)
+    assert [page["name"] for page in rung["stages"]] == [name for name in ladder.STAGES if name not in rung["not_found"]]
     for number, page in enumerate(rung["stages"]):
-        assert page["number"] == number
+        assert ladder.STAGES[page["number"]] == page["name"]
         assert len(page["tokens_per_s"]) == len(page["ratios"]) == len(page["n_steps"]) == 2
         assert min(page["n_steps"]) >= 8  # 15 tokens, two at a time
         assert ("us_per_token" in page) == ("us_per_step" in page) == (number > 0)
+        assert page.get("beside") == ladder.BESIDE.get(page["name"])
     assert rung["stages"][0]["ratios"] == [1.0, 1.0]
     assert "concurrency 2, temperature 1" in capsys.readouterr().out
 
@@ -182,6 +211,6 @@ def test_a_ceiling_has_every_stage_and_its_cpu_time(capsys: pytest.CaptureFixtur
 
 
 def test_a_profile_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    ceiling.profile(parsed(ceiling, "--streams", "2", "--generated", "5", "--profile"))
+    ceiling.show_profile(ceiling.profile(parsed(ceiling, "--streams", "2", "--generated", "5", "--profile")))
     shown = capsys.readouterr().out
     assert all(part in shown for part in ("engine", "http", "trio", "the kernel's send"))

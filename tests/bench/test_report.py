@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import peers, report, results
+from benchmarks import kills, peers, report, results
 from benchmarks.contenders import Contender
 from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import summarize
 
 ROOT = Path(__file__).parents[2]
+KILLED = [{"n_under_way": 8, "n_pieces_before": 10, "n_complete": 8, "n_same": 7, "pause_s": 0.5}]
 
 
 def summary(speed: float) -> dict[str, Any]:
@@ -40,11 +41,25 @@ def stage(number: int, name: str, speed: float, **more: Any) -> dict[str, Any]:
     return {"number": number, "name": name, "tokens_per_s": [speed, speed + 1], "ratios": [speed / 100, speed / 100], **more}
 
 
+def stack_data(stages: list[dict[str, Any]]) -> dict[str, Any]:
+    step = {"model_ms": 2.1, "sample_ms": 5.25, "rest_ms": 0.5}
+    requests = {"requests_per_s": {"median": 900.0}, "cpu_us_per_request": {"median": 850.0}}
+    profile = {
+        "streams": 64,
+        "tokens_per_s": 30000.0,
+        "us_by_part": {"engine": 6.5, "the kernel's send": 5.5},
+        "functions": [{"us": 5.5, "calls": 1.01, "name": "send"}, {"us": 2.125, "calls": 1.0, "name": "engine/scheduler.py:1 _accept"}],
+    }
+    return {"rungs": [{"streams": 64, "stages": stages, "step": step, **requests}], "profile": profile, "reading_ms": 0.975}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     stages = [stage(0, "native", 100.0), stage(7, "sse", 97.0, us_per_token=300.0, us_per_step=2400.0, reason="events are sent")]
+    stages.append(stage(9, "isolated", 98.0, us_per_token=10.0, us_per_step=80.0, beside="loop"))
     results.write("ladder", "seed-40x8", {"threads": 2}, {"rungs": [{"concurrency": 8, "stages": stages}]}, tmp_path)
-    results.write("stack", "instant", {}, {"rungs": [{"streams": 64, "stages": stages}]}, tmp_path)
+    results.write("kills", "exact", {"rounds": 20}, kills.data_of(KILLED * 20, 2.0), tmp_path)
+    results.write("stack", "instant", {}, stack_data(stages), tmp_path)
     data = peers.page([side("as it comes", 0.5), side("-b 64", 2.0), side("-b 32", 0.9, n_pairs=1)])
     results.write("peers", "seed-40x8", {"rate": None}, {**data, "not_found": ["ollama"]}, tmp_path)
     return tmp_path
@@ -72,7 +87,9 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     assert "64 streams:" in page
     assert "| 7 | sse | 97.5 | 300 | 2400 | 0.970 (0.970 to 0.970) |" in page
     assert "- sse: events are sent" in page
+    assert "| 9 | isolated, over loop | 98.5 | 10 | 80 |" in page
     assert "Not found on this machine: ollama." in page
+    assert "| exact | 20 | 160 of 160 | 140 of 160 | 0.5 | 0.5 |" in page
     assert "threads 2" in page
 
 
@@ -129,3 +146,11 @@ def test_matplotlib_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BenchFailed, match=r"pip install 'cllm\[bench\]'"):
         pyplot()
+
+
+def test_a_fakes_steps_and_the_profile_of_its_server_are_told(folder: Path) -> None:
+    text = report.page(results.read_all(folder))
+    assert "2.1 ms in the model, 5.25 ms in sampling, 0.5 ms between steps" in text
+    assert "Requests of one token, in one piece: 900 a second" in text
+    assert "| `engine/scheduler.py:1 _accept` | 2.12 | 1 |" in text
+    assert "takes 0.975 ms here" in text

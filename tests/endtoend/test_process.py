@@ -274,8 +274,13 @@ def test_a_broken_model_file_is_one_line_and_code_1(broken_file: Path) -> None:
 
 def worker_of(server: Process) -> int:
     """The process id of a server's only child."""
-    (pid,) = "".join(path.read_text() for path in Path(f"/proc/{server.popen.pid}/task").glob("*/children")).split()
-    return int(pid)
+    (pid,) = workers_of(server)
+    return pid
+
+
+def workers_of(server: Process) -> list[int]:
+    """The process ids of a server's children."""
+    return [int(pid) for path in Path(f"/proc/{server.popen.pid}/task").glob("*/children") for pid in path.read_text().split()]
 
 
 def is_running(pid: int) -> bool:
@@ -299,6 +304,22 @@ def test_clients_do_not_see_that_the_process_which_computes_is_killed() -> None:
         assert [answer.result()["usage"]["completion_tokens"] for answer in answers] == [300] * len(bodies)
     assert server.end(signal.SIGTERM) == 0
     assert "worker.replaced" in server.output
+
+
+def test_vectors_too_come_of_a_process_of_their_own_and_outlive_it() -> None:
+    here = serve("--embeddings", "--calibrate", "off")
+    here.wait_ready()
+    body = {"input": ["a sea", "a mountain"]}
+    expected = [one["embedding"] for one in here.post("/v1/embeddings", body)["data"]]
+    here.end(signal.SIGKILL)
+    server = serve("--isolate", "--embeddings", "--calibrate", "off")
+    server.wait_ready()
+    for _ in range(2):
+        given = [one["embedding"] for one in server.post("/v1/embeddings", body)["data"]]
+        assert given == [pytest.approx(vector, abs=1e-4) for vector in expected]
+        for pid in workers_of(server):
+            os.kill(pid, signal.SIGKILL)
+    assert server.end(signal.SIGTERM) == 0
 
 
 def test_a_server_that_is_killed_leaves_no_worker_behind() -> None:

@@ -107,7 +107,7 @@ async def kill_at_random(running: RunningEngine, model: WorkerModel, n_kills: in
     rng = random.Random(11)
     for i in range(n_kills):
         n_tokens = N_STREAMS * N_TOKENS * i // (n_kills + 1)
-        while running.scheduler.totals.n_generated < n_tokens or model.is_dead:  # noqa: ASYNC110 - a process sets no event
+        while running.scheduler.totals.n_generated < n_tokens or model.life.is_dead:  # noqa: ASYNC110 - a process sets no event
             await trio.sleep(0.0005)
         await trio.sleep(rng.random() * 0.005)
         if model.pid is not None:

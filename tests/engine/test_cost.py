@@ -30,6 +30,23 @@ def test_a_step_costs_its_rows_its_outputs_and_the_cells_that_attention_walks() 
     assert model().step_s(8, 0, 0) == pytest.approx(0.060)
 
 
+def test_a_step_in_passes_costs_what_they_cost_one_after_the_other() -> None:
+    cost = model()
+    assert cost.step_s(40, 8, 0, passes=(8, 32)) == pytest.approx(cost.step_s(8, 8, 0) + cost.step_s(32, 0, 0))
+
+
+def test_where_slots_have_cells_of_their_own_a_row_does_not_walk_those_of_others() -> None:
+    apart = CostModel(model().curve, n_rows_max=2048, apart=True)
+    assert apart.step_s(64, 8, 1000) - apart.step_s(64, 8, 0) == pytest.approx(1000 * 6e-7)
+
+
+def test_a_step_in_passes_corrects_the_sizes_of_its_passes() -> None:
+    cost = CostModel(model().curve, n_rows_max=2048, measured=False)
+    for _ in range(30):
+        cost.observe(40, 8, 0, 2 * model().step_s(40, 8, 0, passes=(8, 32)), passes=(8, 32))
+    assert cost.step_s(40, 8, 0, passes=(8, 32)) == pytest.approx(2 * model().step_s(40, 8, 0, passes=(8, 32)), rel=0.05)
+
+
 def test_between_measured_counts_lies_a_straight_line_and_beyond_the_last_it_goes_on() -> None:
     assert model().step_s(40, 0, 0) == pytest.approx((0.120 + 0.179) / 2)
     assert model().step_s(1024, 0, 0) == pytest.approx(1.725 * 2, rel=0.02)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cllm.backend import Batch, Pooling, Vectors
 from cllm.engine.embedding import EmbedScheduler, InputTooLong, Job, compute
 from cllm.engine.pace import N_ROWS_FIRST, N_ROWS_LEAST, Pace
-from cllm.errors import GenerationFailed, InvalidRequest, StepFailed, Unavailable
+from cllm.errors import GenerationFailed, InvalidRequest, ModelDied, StepFailed, Unavailable
 from cllm.testing.fake_embedder import FakeEmbedder
 
 ALL_POOLINGS = list(Pooling)
@@ -145,6 +145,50 @@ def test_after_a_failed_step_inputs_are_tried_one_by_one_and_the_one_that_fails_
     assert (good.error, other.error) == (None, None)
     assert good.vectors[0] == pytest.approx(alone([1, 2], Pooling.MEAN))
     assert scheduler.plan(10) is None
+
+
+def die_of(token: int, scheduler: EmbedScheduler, n_rows: int = 512) -> list[Job]:
+    """Step until nothing is left on models that die of a token, each with empty slots; return the jobs in the order of their ends."""
+    over: list[Job] = []
+    embedder = FakeEmbedder()
+    while (plan := scheduler.plan(n_rows)) is not None:
+        if token in plan.batch.tokens[: plan.batch.n_rows]:
+            embedder = FakeEmbedder()
+            over += scheduler.apply_death(plan, ModelDied("it died"))
+        else:
+            over += scheduler.apply(plan, compute(embedder, plan))
+    return over
+
+
+def test_after_a_death_everything_starts_over_and_the_input_with_which_it_dies_alone_twice_ends_its_request() -> None:
+    scheduler = EmbedScheduler(FakeEmbedder())
+    good, bad, other = scheduler.submit([[1, 2], [3]]), scheduler.submit([[4], [66]]), scheduler.submit([[5] * 30])
+    assert die_of(66, scheduler)[0] is not bad
+    assert isinstance(bad.error, GenerationFailed)
+    assert (good.error, other.error) == (None, None)
+    assert good.vectors[0] == pytest.approx(alone([1, 2], Pooling.MEAN))
+    assert other.vectors[0] == pytest.approx(alone([5] * 30, Pooling.MEAN))
+
+
+def test_what_was_computed_of_an_input_before_a_death_is_computed_again_also_if_it_had_no_part_in_it() -> None:
+    embedder = FakeEmbedder()
+    scheduler = EmbedScheduler(embedder)
+    long = scheduler.submit([list(range(100))])
+    plan = scheduler.plan(40)
+    assert plan is not None
+    scheduler.apply(plan, compute(embedder, plan))
+    assert scheduler.apply_death(None, ModelDied("between two steps")) == []
+    run(scheduler, FakeEmbedder(), 40)
+    assert long.vectors[0] == pytest.approx(alone(list(range(100)), Pooling.MEAN))
+
+
+def test_an_input_that_was_alone_at_one_death_is_not_blamed_for_it() -> None:
+    scheduler = EmbedScheduler(FakeEmbedder())
+    job = scheduler.submit([[1, 2, 3]])
+    plan = scheduler.plan(10)
+    assert scheduler.apply_death(plan, ModelDied("somebody killed it")) == []
+    run(scheduler, FakeEmbedder())
+    assert job.error is None
 
 
 def test_a_vector_that_is_not_made_of_numbers_fails_its_request_alone() -> None:

@@ -224,6 +224,8 @@ def _plan_lines(plan: Plan) -> list[str]:
     batch, pos = plan.batch, 0
     rows = []
     owners = [(sequence, 1) for sequence in plan.decoding] + plan.prefilling
+    if plan.passes and not plan.scorings:
+        owners.sort(key=lambda owner: owner[0].slot)
     for sequence, n_rows in owners:
         start, end = int(batch.positions[pos]), int(batch.positions[pos + n_rows - 1])
         assert (batch.slots[pos : pos + n_rows] == sequence.slot).all()

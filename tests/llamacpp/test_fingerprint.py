@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from cllm.backend import KvLayout, Lora, ModelSpec
-from cllm_llamacpp.fingerprint import fingerprint
+from cllm_llamacpp.fingerprint import fingerprint, mark_of_files
 
 FACTS_OF_NO_WEIGHT = {"n_cells": 512, "n_rows_max": 64, "n_threads": 2}
 
@@ -64,7 +64,8 @@ def test_other_weights_under_the_same_name_are_another_model(tiny_files, load, t
 
 
 def of_file(path, model, **changes):
-    return fingerprint(ModelSpec(path=str(path), **changes), model, n_slots=4, n_cells_slot=512, gpu=False)
+    spec = ModelSpec(path=str(path), **changes)
+    return fingerprint(mark_of_files(spec), spec, model, n_slots=4, n_cells_slot=512, gpu=False)
 
 
 def test_all_parts_of_a_split_model_count(load, tmp_path):

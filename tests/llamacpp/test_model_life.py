@@ -73,6 +73,16 @@ def test_cells_take_a_quarter_of_the_free_memory_at_most(load, monkeypatch):
     assert load(n_cells=None).n_cells == 512
 
 
+def test_cells_for_which_the_machine_has_no_memory_are_refused_before_they_are_made(load, monkeypatch):
+    from cllm_llamacpp import machine
+
+    bytes_per_cell = 4 * 2 * (16 + 16) * 4  # layers, heads, key and value, f32
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 1000 * bytes_per_cell)
+    assert load(n_cells=1000).n_cells >= 1000
+    with pytest.raises(LoadFailed, match=r"^1001 cells of .* take 0 GiB, and this machine has 0: ask for fewer"):
+        load(n_cells=1001)
+
+
 @pytest.mark.parametrize(
     ("architecture", "settings", "n_slots"),
     [
@@ -202,12 +212,17 @@ def watch(monkeypatch, *names: str) -> list[str]:
     return called
 
 
-def test_a_load_that_fails_half_way_frees_what_it_made(tiny_files, monkeypatch):
+def test_a_load_that_fails_half_way_frees_what_it_made_last_first(tiny_files, monkeypatch, adapter):
     freed = watch(monkeypatch, "llama_model_free", "llama_free", "llama_adapter_lora_free")
+    good = Lora(adapter)
 
-    fails(tiny_files["qwen3"], loras=(Lora("/nowhere.gguf"),))
+    fails(tiny_files["qwen3"], loras=(good, Lora("/nowhere.gguf")))
+    assert freed == ["llama_adapter_lora_free", "llama_model_free"]
 
-    assert freed == ["llama_free", "llama_model_free"]
+    freed.clear()
+    monkeypatch.setattr(open_library(), "llama_decode", lambda *_: -3)
+    fails(tiny_files["qwen3"], loras=(good,))
+    assert freed == ["llama_free", "llama_adapter_lora_free", "llama_model_free"]
 
 
 @pytest.mark.parametrize(("name", "answer"), [("llama_get_memory", None), ("llama_model_has_encoder", True)])

@@ -9,12 +9,12 @@ import pytest
 import trio
 import trio.testing
 
-from cllm.backend import StreamRequest
+from cllm.backend import StreamEvent, StreamRequest, StreamToken
 from cllm.config import Settings
-from cllm.engine.events import FinishReason
+from cllm.engine.events import Delta, FinishReason
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sequence import Phase
-from cllm.errors import DeadlineExceeded, GenerationFailed, ModelDied, NotSupported
+from cllm.errors import DeadlineExceeded, GenerationFailed, ModelDied, NotHeeded, NotSupported
 from cllm.serve.loading import load
 from cllm.serve.stepless import StreamsOnly
 from cllm.testing.engine import RunningEngine, running_engine
@@ -180,6 +180,45 @@ async def test_what_the_model_does_not_heed_is_refused_by_name_before_it_is_queu
         assert caught.value.param == param
         assert running.scheduler.n_sequences == 0
     assert model.started == []
+
+
+class Telling(FakeStreamModel):
+    """Tells logprobs, of the drawn token and one other, and can be told when a sequence may end."""
+
+    n_logprobs_max = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heeds |= {"n_logprobs", "n_tokens_min"}
+
+    def _told(self, seq_id: int, token: int) -> StreamEvent:
+        return StreamToken(seq_id, token, -0.5, ((token, -0.5),))
+
+
+async def test_logprobs_are_handed_on_as_the_model_tells_them() -> None:
+    async with streaming(Telling()) as running:
+        with running.engine.open([make_spec(n_tokens=3, n_logprobs=1)]) as stream:
+            told = [event async for events in stream for _, event in events]
+    found = [one for event in told if isinstance(event, Delta) for one in event.logprobs or []]
+    assert [(one.logprob, one.top) for one in found] == [(-0.5, [(one.token, -0.5)]) for one in found]
+    assert len(found) == 3
+
+
+async def test_more_likely_tokens_than_the_model_tells_are_refused() -> None:
+    async with streaming(Telling()) as running:
+        with pytest.raises(NotHeeded) as caught:
+            running.engine.open([make_spec(n_logprobs=2)])
+    assert caught.value.param == "top_logprobs"
+
+
+async def test_the_model_is_told_which_end_tokens_count_and_from_when_on() -> None:
+    model = Telling()
+    end_tokens = model.vocabulary.end_tokens if model.vocabulary else frozenset()
+    async with streaming(model) as running:
+        await read_all(running.engine.open([make_spec(stopping=StopParams(max_tokens=9, min_tokens=3))]))
+        await read_all(running.engine.open([make_spec(stopping=StopParams(max_tokens=9, ignore_eos=True))]))
+    asked = [(request.n_tokens_min, request.end_tokens, request.barred_tokens) for request in model.started]
+    assert asked == [(3, end_tokens, frozenset()), (0, frozenset(), end_tokens)]
 
 
 async def test_a_model_that_dies_ends_every_stream_and_the_engine() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from cllm.backend import ModelSpec
+from cllm.backend import LaysOut, ModelSpec
 from cllm.config import Settings
 from cllm.engine.params import SamplingParams
 from cllm.engine.prices import Prices
 from cllm.errors import GenerationFailed, LoadAborted, LoadFailed, ModelDied
-from cllm.serve import worker
+from cllm.serve import workerlife
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.testing import mortal
 from cllm.testing.engine import RunningEngine, running_engine
@@ -138,6 +138,11 @@ async def test_a_step_that_nobody_waits_for_leaves_the_others_as_they_are(model:
     assert answer.text == text_alone("the sea", 8)
 
 
+def test_its_cells_stay_as_they_were_laid_out_when_it_was_loaded(model: WorkerModel) -> None:
+    assert isinstance(FakeModel(), LaysOut)
+    assert not isinstance(model, LaysOut)
+
+
 # --- its death --------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +243,11 @@ def test_a_worker_that_dies_while_it_loads_is_told_in_one_line() -> None:
         load("dies")
 
 
+def test_a_model_that_says_of_itself_what_cannot_be_is_told_in_one_line() -> None:
+    with pytest.raises(LoadFailed, match=r"^garbled: what came was no message: Expected `bool`, got `int`"):
+        load("garbled")
+
+
 def test_a_load_can_be_given_up() -> None:
     backend = WorkerBackend(mortal.make_backend(), "cllm.testing.mortal:make_backend", TEST_S)
     with pytest.raises(LoadAborted):
@@ -245,12 +255,12 @@ def test_a_load_can_be_given_up() -> None:
 
 
 def test_one_that_cannot_come_back_is_given_up(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "PAUSE_S", 0.0)
-    monkeypatch.setattr(worker, "N_LIVES_MAX", 2)
-    model._factory = "cllm.testing.mortal:no_such_name"
+    monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
+    monkeypatch.setattr(workerlife, "N_LIVES_MAX", 2)
+    model.life._factory = "cllm.testing.mortal:no_such_name"
     kill(model)
     with pytest.raises(ModelDied, match="2 times in a row"):
-        model.revive()
+        model.life.revive()
 
 
 def test_nothing_of_it_is_left_when_it_is_closed(model: WorkerModel, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cllm.backend import Batch, KvLayout, ModelSpec
-from cllm.errors import LoadAborted, NoRoom, StepFailed
+from cllm.errors import LoadAborted, LoadFailed, NoRoom, StepFailed
 from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary, make_backend
 
 
@@ -162,6 +162,38 @@ def test_a_saved_slot_gives_back_its_tokens() -> None:
     model.restore(9, state)
     assert model.slot_tokens(9) == [5, 6, 7]
     assert put(model, 9, [8], 3) == put(model, 0, [5, 6, 7, 8])
+
+
+def test_it_is_laid_out_anew_only_where_asked_to() -> None:
+    assert FakeModel().layouts == {KvLayout.UNIFIED}
+    assert FakeModel(n_slots=2, kv_layout=KvLayout.STREAMS).layouts == {KvLayout.STREAMS}
+    with pytest.raises(StepFailed, match="cannot be laid out as streams"):
+        FakeModel().lay_out(KvLayout.STREAMS, 2)
+
+
+def test_laid_out_anew_it_is_as_if_loaded_so() -> None:
+    model, loaded = FakeModel(n_cells=40, lays_out=True), FakeModel(n_cells=40, n_slots=4, kv_layout=KvLayout.STREAMS)
+    put(model, 7, [1, 2, 3])
+    model.lay_out(KvLayout.STREAMS, 4)
+    assert (model.capabilities, model.info, model.n_cells_slot, model.n_slots) == (
+        loaded.capabilities, loaded.info, loaded.n_cells_slot, loaded.n_slots,
+    )  # fmt: skip
+    assert model.n_cells_used == 0
+    with pytest.raises(NoRoom):
+        put(model, 0, [1] * 11)
+    model.lay_out(KvLayout.UNIFIED, 4)
+    assert (model.n_slots, model.n_cells_slot, model.capabilities.can_share) == (256, 40, True)
+
+
+def test_a_hook_may_make_it_fail_to_be_laid_out_and_its_slots_are_empty_then() -> None:
+    def fail(_layout: KvLayout, _n_slots: int) -> None:
+        raise LoadFailed("as told")
+
+    model = FakeModel(lays_out=True, before_lay_out=fail)
+    put(model, 0, [1, 2, 3])
+    with pytest.raises(LoadFailed, match="as told"):
+        model.lay_out(KvLayout.STREAMS, 4)
+    assert (model.capabilities.kv_layout, model.n_slots, model.n_cells_used) == (KvLayout.UNIFIED, 256, 0)
 
 
 # --- its handles ------------------------------------------------------------------------------------------------------

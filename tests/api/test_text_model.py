@@ -1,0 +1,225 @@
+"""A model that reads and tells text, over HTTP: conversations and prompts go to it as they came, and its own counts come back."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cllm.backend import StreamCall, StreamChat, StreamEnd, StreamEvent, StreamForm, StreamLogprob, StreamRequest, StreamText, StreamUsage
+from cllm.errors import InvalidRequest, RateLimited, RequestError, Unavailable
+from cllm.serve.stepless import StreamsOnly
+from cllm.testing.fake_streams import FakeTextModel
+from cllm.testing.live import live_server
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USAGE = StreamUsage(n_prompt=5, n_generated=4, n_cached=2)
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}
+
+
+class Told(FakeTextModel):
+    """Tells what a test has it tell."""
+
+    def __init__(self) -> None:
+        super().__init__(by_itself=False)
+        self.heeds |= {"tools", "json_schema", "template_variables", "prompt", "top_p", "top_k", "repeat_penalty", "n_logprobs"}
+        self.n_logprobs_max = 3
+        self.events: list[StreamEvent] = []
+        self.refuses: RequestError | None = None
+
+    def start(self, seq_id: int, request: StreamRequest) -> None:
+        self.started.append(request)
+        if self.refuses is not None:
+            raise self.refuses
+        for event in self.events:
+            self._tell(type(event)(**{**{f: getattr(event, f) for f in event.__slots__ if f != "__weakref__"}, "seq_id": seq_id}))
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[tuple[Told, str]]:
+    model = Told()
+    with live_server(StreamsOnly(model)) as url:
+        yield model, url
+    model.close()
+
+
+@pytest.fixture
+def model(told: tuple[Told, str]) -> Told:
+    told[0].started.clear()
+    told[0].events = [StreamText(0, "a b "), StreamText(0, "c d", n_tokens=3), StreamEnd(0, usage=USAGE)]
+    told[0].refuses = None
+    return told[0]
+
+
+@pytest.fixture
+def url(told: tuple[Told, str]) -> str:
+    return told[1]
+
+
+def post(url: str, body: dict[str, Any]) -> tuple[int, str, Any]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, response.read().decode(), response.headers
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(), error.headers
+
+
+def hello(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hello"}], **fields}
+
+
+def chunks_of(stream: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
+
+
+def test_a_conversation_goes_to_it_as_it_came_and_its_usage_comes_back(model: Told, url: str) -> None:
+    status, body, _ = post(url + CHAT, hello(temperature=0.5, seed=3, max_tokens=9, stop=["x"]))
+    answer = json.loads(body)
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "a b c d")
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (5, 4, 2)
+    assert model.started == [
+        StreamRequest(
+            chat=StreamChat(messages=[{"role": "user", "content": "hello"}]), n_tokens_max=9, seed=3, stop=("x",), temperature=0.5
+        )
+    ]
+
+
+def test_without_a_limit_none_is_set(model: Told, url: str) -> None:
+    post(url + CHAT, hello())
+    assert model.started[0].n_tokens_max is None
+
+
+@pytest.mark.parametrize(("prompt", "field", "value"), [("once", "text", "once"), ([4, 5], "prompt", (4, 5))])
+def test_a_prompt_goes_to_it_as_it_came(model: Told, url: str, prompt: Any, field: str, value: Any) -> None:
+    status, body, _ = post(url + COMPLETIONS, {"prompt": prompt})
+    assert (status, json.loads(body)["choices"][0]["text"]) == (200, "a b c d")
+    assert getattr(model.started[0], field) == value
+    assert model.started[0].n_tokens_max == 16
+
+
+def test_a_stop_string_ends_the_answer_whatever_the_model_makes_of_it(model: Told, url: str) -> None:
+    for is_stream in (False, True):
+        _, body, _ = post(url + CHAT, hello(stop="b c", stream=is_stream))
+        if is_stream:
+            chunks = chunks_of(body)
+            assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "a "
+            assert chunks[-1]["choices"][0]["stop_reason"] == "b c"
+        else:
+            assert json.loads(body)["choices"][0]["message"]["content"] == "a "
+
+
+def test_reasoning_and_calls_are_told_apart_in_streams_too(model: Told, url: str) -> None:
+    model.events = [
+        StreamText(0, reasoning="hm"),
+        StreamText(0, calls=(StreamCall(0, "look", '{"at":'),)),
+        StreamText(0, calls=(StreamCall(0, "", '"it"}'),)),
+        StreamEnd(0, usage=USAGE),
+    ]
+    _, body, _ = post(url + CHAT, hello(tools=[TOOL]))
+    (choice,) = json.loads(body)["choices"]
+    assert (choice["finish_reason"], choice["message"]["reasoning_content"]) == ("tool_calls", "hm")
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at":"it"}'}
+    _, stream, _ = post(url + CHAT, hello(tools=[TOOL], stream=True))
+    calls = [call for chunk in chunks_of(stream) for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"at":"it"}'
+    chat = model.started[0].chat
+    assert chat is not None
+    assert [tool["function"]["name"] for tool in chat.tools] == ["look"]
+
+
+def test_a_form_goes_to_it_where_it_heeds_it(model: Told, url: str) -> None:
+    schema = {"type": "object"}
+    post(url + CHAT, hello(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}))
+    assert model.started[0].form == StreamForm("json_schema", '{"type": "object"}')
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"min_p": 0.5}, "min_p"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"stop_token_ids": [5]}, "stop_token_ids"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_budget": 7}, "reasoning_budget"),
+    ],
+)
+def test_what_it_does_not_heed_is_refused_by_the_fields_name(model: Told, url: str, fields: dict[str, Any], param: str) -> None:
+    status, body, _ = post(url + CHAT, hello(**fields))
+    error = json.loads(body)["error"]
+    assert (status, error["type"], error["param"]) == (400, "not_supported_error", param)
+    assert model.started == []
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"])
+def test_what_needs_its_tokens_is_not_served(model: Told, url: str, path: str) -> None:
+    status, body, _ = post(url + path, hello(content="a", tokens=[1], max_tokens=5) if path != "/tokenize" else {"content": "a"})
+    assert (status, "not" in body) == (501 if path != "/detokenize" else 400, True)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "retry_after"),
+    [
+        (InvalidRequest("top_p: too much", param="top_p"), 400, None),
+        (RateLimited("asked too often", retry_after_s=7.0), 429, "7"),
+        (Unavailable("all are busy", retry_after_s=3.0), 503, "3"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_refusal_is_told_to_the_client_as_it_is(
+    model: Told, url: str, refusal: RequestError, status: int, retry_after: str | None, at_once: bool
+) -> None:
+    if at_once:
+        model.refuses = refusal
+    else:
+        model.events = [StreamEnd(0, refusal=refusal)]
+    got, body, headers = post(url + CHAT, hello(stream=True))
+    assert (got, json.loads(body)["error"]["message"], headers["Retry-After"]) == (status, refusal.message, retry_after)
+
+
+def test_logprobs_are_told_by_the_models_own_tokens(model: Told, url: str) -> None:
+    first = StreamLogprob(b"ab", -0.5, ((b"ab", -0.5), (b"\xff", -2.0)))
+    model.events = [StreamText(0, "ab", logprobs=(first,)), StreamText(0, "cd", logprobs=(StreamLogprob(b"cd", -1.0),)), StreamEnd(0)]
+    _, body, _ = post(url + CHAT, hello(logprobs=True, top_logprobs=2))
+    ab, cd = json.loads(body)["choices"][0]["logprobs"]["content"]
+    assert (ab["token"], ab["logprob"], [likely["bytes"] for likely in ab["top_logprobs"]]) == ("ab", -0.5, [[97, 98], [255]])
+    assert (cd["token"], cd["top_logprobs"]) == ("cd", [])
+    assert model.started[0].n_logprobs == 2
+    status, body, _ = post(url + CHAT, hello(logprobs=True, top_logprobs=5))
+    assert (status, json.loads(body)["error"]["param"]) == (400, "top_logprobs")
+
+
+def test_a_token_that_no_vocabulary_has_ends_the_answer_alone(model: Told, url: str) -> None:
+    model.events = [StreamText(0, "ab", logprobs=(StreamLogprob(b"a" * 5000, -0.5),)), StreamEnd(0)]
+    assert post(url + CHAT, hello(logprobs=True))[0] == 500
+    model.events = [StreamText(0, "ab"), StreamEnd(0)]
+    assert post(url + CHAT, hello())[0] == 200
+
+
+def test_a_stream_that_breaks_ends_with_an_error_and_without_done(model: Told, url: str) -> None:
+    model.events = [StreamText(0, "a"), StreamEnd(0, "the line is cut")]
+    status, body, _ = post(url + CHAT, hello(stream=True))
+    assert status == 200
+    assert "error" in chunks_of(body)[-1]
+    assert "[DONE]" not in body
+    assert "the line is cut" not in body
+
+
+def test_other_surfaces_answer_too_and_the_pages_know_it(model: Told, url: str) -> None:
+    bodies = {"/v1/responses": {"input": "hello"}, "/v1/messages": hello(max_tokens=20), "/api/chat": hello(stream=False)}
+    bodies |= {path: {"prompt": "hello", "stream": False} for path in ("/api/generate", "/generate")}
+    for path, body in bodies.items():
+        status, answer, _ = post(url + path, body)
+        assert (status, "a b " in answer) == (200, True), (path, answer)
+    for path in ("/health", "/ready", "/metrics", "/slots", "/props", "/v1/models", "/model/info"):
+        with urllib.request.urlopen(url + path, timeout=30) as response:
+            assert response.status == 200

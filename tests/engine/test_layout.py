@@ -1,0 +1,120 @@
+"""When the cells are laid out anew: apart while nothing is shared and a slot's part suffices, and only once staying has cost as much."""
+
+from __future__ import annotations
+
+import pytest
+
+from cllm.engine.layout import N_SEEN_LEAST, Apart, LayoutChoice
+
+CHANGE_S = 0.5
+APART = Apart(n_slots=8, n_cells_slot=512, gain_cell_s=7e-6, change_s=CHANGE_S)
+NO_DEMAND = 0.0
+
+
+def choice(*, n_came: int = 20, n_known: int = 0, n_tokens: int = 200, n_live: int = 8) -> LayoutChoice:
+    """A choice that has seen so many sequences of 100 tokens come, and end with `n_tokens`."""
+    one = LayoutChoice(APART)
+    for _ in range(n_came):
+        one.came(100, n_known, n_live)
+        one.ended(n_tokens, n_max=4096)
+    return one
+
+
+def serve(one: LayoutChoice, seconds: float) -> None:
+    """Make steps of eight that generate, until staying in the pool has cost so much."""
+    while one._lost_s < seconds:  # what it comes to in steps is a matter of a constant
+        one.stepped(8, 8, 1000)
+
+
+def test_it_changes_once_staying_has_cost_as_much_as_changing() -> None:
+    one = choice()
+    serve(one, CHANGE_S)
+    assert one.may_be_due
+    assert one.is_due(0.0, 200, NO_DEMAND), "nobody holds anything"
+    assert not one.is_due(2.0, 200, NO_DEMAND), "what is held would have to be computed again"
+    serve(one, CHANGE_S + 2.0)
+    assert one.is_due(2.0, 200, NO_DEMAND)
+
+
+def test_one_sequence_alone_loses_nothing_in_a_pool() -> None:
+    one = choice()
+    for _ in range(10_000):
+        one.stepped(1, 1, 4000)
+    assert not one.may_be_due
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        choice(n_came=N_SEEN_LEAST - 1),
+        choice(n_known=90),
+        choice(n_tokens=500),
+        choice(n_live=9),
+    ],
+    ids=["few were seen", "prompts are shared", "the next one may outgrow a part", "more would run than there are parts"],
+)
+def test_the_pool_stays(one: LayoutChoice) -> None:
+    serve(one, 60.0)
+    assert not one.is_due(0.0, 200, NO_DEMAND)
+    assert not one.may_be_due, "what was lost does not count: it was worth it"
+
+
+def test_the_pool_stays_while_ended_sequences_are_asked_for_again() -> None:
+    one = choice()
+    serve(one, 60.0)
+    assert not one.is_due(0.0, 200, 0.3)
+
+
+def test_the_pool_stays_while_somebody_is_there_who_would_not_fit() -> None:
+    one = choice()
+    serve(one, 60.0)
+    assert not one.is_due(0.0, 513, NO_DEMAND)
+
+
+def test_a_sequence_that_says_how_long_it_will_be_needs_no_room_to_spare() -> None:
+    one = choice(n_tokens=100)
+    one.ended(512, n_max=512)
+    serve(one, CHANGE_S)
+    assert one.is_due(0.0, 0, NO_DEMAND)
+
+
+def changed() -> LayoutChoice:
+    one = choice()
+    one.changed(0.2)
+    return one
+
+
+def test_apart_it_stays_so() -> None:
+    one = changed()
+    for _ in range(1000):
+        one.stepped(8, 8, 1000)
+        one.came(100, 0, 8)
+        one.grew(512)
+    assert one.is_apart
+    assert not one.may_be_due
+
+
+def test_it_goes_back_at_once_when_a_sequence_outgrows_its_part() -> None:
+    one = changed()
+    one.grew(513)
+    assert one.may_be_due
+    assert one.is_due(5.0, 513, NO_DEMAND)
+    one.changed(0.2)
+    serve(one, 60.0)
+    for _ in range(N_SEEN_LEAST):
+        one.came(100, 0, 8)
+    assert not one.is_due(0.0, 200, NO_DEMAND), "and does not change again while such a one is remembered"
+
+
+def test_it_goes_back_when_prompts_are_shared_again() -> None:
+    one = changed()
+    for _ in range(10):
+        one.came(100, 90, 8)
+    assert one.may_be_due
+    assert one.is_due(5.0, 200, NO_DEMAND)
+
+
+def test_it_goes_back_when_more_would_run_than_there_are_parts() -> None:
+    one = changed()
+    one.came(100, 0, 9)
+    assert one.is_due(5.0, 200, NO_DEMAND)

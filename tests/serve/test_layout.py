@@ -1,0 +1,124 @@
+"""While it serves, the loop has the model's cells laid out anew as the work asks for it, and no client sees more of it than a pause."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import attrs
+import pytest
+import trio
+
+from cllm.backend import KvLayout
+from cllm.config import Settings
+from cllm.engine.cost import CostModel
+from cllm.engine.curve import DEFAULT_CURVE
+from cllm.engine.sequence import SequenceSpec
+from cllm.errors import LoadFailed, ModelDied
+from cllm.testing.engine import RunningEngine, running_engine
+from cllm.testing.fake import FakeModel
+from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, text_alone
+
+SETTINGS = Settings(parallel=4)  # parts of 1024 cells
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def cost(model: FakeModel) -> CostModel:
+    """Costs by which a few steps in the pool are as expensive as to leave it."""
+    return CostModel(attrs.evolve(DEFAULT_CURVE, apart_gain_cell_s=1.0), n_rows_max=model.n_rows_max)
+
+
+def words(n: int, *, seed: int, n_letters: int = 60) -> list[str]:
+    """Prompts that have nothing in common."""
+    rng = random.Random(seed)
+    return ["".join(rng.choices(LETTERS, k=n_letters)) for _ in range(n)]
+
+
+async def ask(running: RunningEngine, specs: Sequence[SequenceSpec], n_at_once: int = 4) -> list[Answer]:
+    """Answers, in the order of the specs."""
+    answers: dict[int, Answer] = {}
+    places = trio.Semaphore(n_at_once)
+
+    async def read(number: int) -> None:
+        async with places:
+            (answers[number],) = await read_all(running.engine.open([specs[number]]))
+
+    with trio.fail_after(TEST_S):
+        async with trio.open_nursery() as nursery:
+            for number in range(len(specs)):
+                nursery.start_soon(read, number)
+    return [answers[number] for number in range(len(specs))]
+
+
+async def ask_and_compare(running: RunningEngine, prompts: Sequence[str], n_tokens: int = 30) -> None:
+    answers = await ask(running, [make_spec(prompt, n_tokens) for prompt in prompts])
+    assert [answer.text for answer in answers] == [text_alone(prompt, n_tokens) for prompt in prompts]
+
+
+async def test_where_nothing_is_shared_the_cells_come_to_lie_apart_and_texts_stay_the_same() -> None:
+    model = FakeModel(lays_out=True)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        await ask_and_compare(running, words(60, seed=1))
+        assert model.capabilities.kv_layout is KvLayout.STREAMS
+        assert running.scheduler.limits.n_ctx == 4096, "what one sequence may have was promised"
+        await ask_and_compare(running, words(12, seed=2))
+        assert running.scheduler.totals.n_layouts == 1
+
+
+async def test_where_prompts_are_shared_the_pool_stays() -> None:
+    model = FakeModel(lays_out=True)
+    prompts = [LETTERS * 3 + word for word in words(60, seed=3, n_letters=8)]
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        await ask_and_compare(running, prompts)
+        assert running.scheduler.totals.n_layouts == 0
+        assert model.capabilities.kv_layout is KvLayout.UNIFIED
+
+
+async def test_a_prompt_longer_than_a_part_brings_the_pool_back_and_is_answered() -> None:
+    model = FakeModel(lays_out=True)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        await ask_and_compare(running, words(60, seed=4))
+        (long,) = words(1, seed=5, n_letters=1500)
+        await ask_and_compare(running, [*words(3, seed=6), long, *words(3, seed=7)])
+        assert model.capabilities.kv_layout is KvLayout.UNIFIED
+
+
+async def test_an_answer_that_outgrows_its_part_goes_on_in_the_pool() -> None:
+    model = FakeModel(lays_out=True)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        await ask_and_compare(running, words(60, seed=8))
+        await ask_and_compare(running, words(1, seed=9, n_letters=900), n_tokens=400)
+        assert model.capabilities.kv_layout is KvLayout.UNIFIED
+
+
+async def test_a_layout_that_cannot_be_had_costs_a_pause_and_is_not_tried_again() -> None:
+    def refuse(layout: KvLayout, n_slots: int) -> None:
+        tried.append(layout)
+        raise LoadFailed("no memory")
+
+    tried: list[KvLayout] = []
+    model = FakeModel(lays_out=True, before_lay_out=refuse)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        await ask_and_compare(running, words(80, seed=10))
+    assert tried == [KvLayout.STREAMS]
+
+
+async def test_a_model_that_dies_of_it_ends_the_engine_and_every_stream() -> None:
+    def die(layout: KvLayout, n_slots: int) -> None:
+        raise ModelDied("nothing is left")
+
+    model = FakeModel(lays_out=True, before_lay_out=die)
+    ended: list[Answer] = []
+    with pytest.RaisesGroup(ModelDied, flatten_subgroups=True):
+        async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+            stream = running.engine.open([make_spec(words(1, seed=11)[0], 4000)])
+            ended += await ask(running, [make_spec(prompt, 30) for prompt in words(60, seed=12)])
+            await read_all(stream)
+    assert model.capabilities.kv_layout is KvLayout.UNIFIED
+
+
+async def test_a_model_whose_layout_was_chosen_keeps_it() -> None:
+    model = FakeModel()
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        await ask_and_compare(running, words(60, seed=13))
+        assert running.scheduler.totals.n_layouts == 0

@@ -1,0 +1,152 @@
+"""Vectors of a model in a process of its own: they are what they are here, and its death costs nobody his but who brought it about."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import trio
+
+from cllm.backend import ModelSpec, Pooling, Vectors
+from cllm.config import Settings
+from cllm.errors import GenerationFailed, LoadFailed
+from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.serve.workerembedder import WorkerEmbedder
+from cllm.testing import fake_streams, mortal
+from cllm.testing.engine import RunningEngine, running_engine
+from cllm.testing.fake import FakeModel
+from cllm.testing.fake_embedder import FakeEmbedder
+from tests.serve.conftest import make_spec, read_all, text_alone
+
+TEST_S = 60.0
+HANG_S = 1.0
+INPUTS = [list(range(32 + i, 32 + i + n)) for i, n in enumerate((3, 40, 1, 12))]
+LONG = [97 + i % 20 for i in range(400)]
+
+
+def load(hang_s: float = TEST_S, pooling: Pooling = Pooling.MEAN) -> WorkerEmbedder:
+    backend = WorkerBackend(mortal.make_backend(), "cllm.testing.mortal:make_backend", hang_s)
+    embedder = backend.load_embedder(ModelSpec(path="", pooling=pooling), lambda share: True)
+    assert isinstance(embedder, WorkerEmbedder)
+    return embedder
+
+
+@pytest.fixture
+def embedder() -> Iterator[WorkerEmbedder]:
+    loaded = load()
+    yield loaded
+    loaded.close()
+
+
+def kill(embedder: WorkerEmbedder, number: signal.Signals = signal.SIGKILL) -> None:
+    assert embedder.pid is not None
+    os.kill(embedder.pid, number)
+
+
+async def vectors(running: RunningEngine, inputs: Sequence[Sequence[int]]) -> Vectors:
+    return await running.engine.embeddings.loop.vectors(inputs)
+
+
+async def expected(inputs: Sequence[Sequence[int]]) -> Vectors:
+    """What a model in this process gives."""
+    async with running_engine(FakeModel(), embedder=FakeEmbedder()) as running:
+        return await vectors(running, inputs)
+
+
+async def test_vectors_are_those_of_a_model_in_this_process(embedder: WorkerEmbedder) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(FakeModel(), embedder=embedder) as running:
+            assert np.array_equal(await vectors(running, INPUTS), await expected(INPUTS))
+
+
+async def test_a_query_and_a_document_become_tokens_there() -> None:
+    judge = load(pooling=Pooling.RANK)
+    try:
+        assert judge.pair("a", "b" * 5000) == FakeEmbedder(pooling=Pooling.RANK).pair("a", "b" * 5000)
+    finally:
+        judge.close()
+
+
+async def test_inputs_start_over_when_the_worker_is_killed_and_answers_go_on_beside_it(embedder: WorkerEmbedder) -> None:
+    many = [LONG] * 20
+    with trio.fail_after(TEST_S):
+        async with (
+            running_engine(FakeModel(), Settings(embedding_slice_ms=1), embedder=embedder) as running,
+            trio.open_nursery() as nursery,
+        ):
+            given: list[Vectors] = []
+
+            async def ask() -> None:
+                given.append(await vectors(running, many))
+
+            nursery.start_soon(ask)
+            loop = running.engine.embeddings.loop
+            for n_tokens in (500, 3000):
+                while loop.scheduler.n_tokens < n_tokens or embedder.life.is_dead:  # noqa: ASYNC110 - the scheduler sets no event
+                    await trio.sleep(0.001)
+                kill(embedder)
+            (answer,) = await read_all(running.engine.open([make_spec("the sea", 20)]))
+    assert answer.text == text_alone("the sea", 20)
+    assert np.array_equal(given[0], await expected(many))
+
+
+async def test_a_death_while_nobody_asks_is_mended_before_anybody_does(embedder: WorkerEmbedder) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(FakeModel(), embedder=embedder) as running:
+            await vectors(running, INPUTS)
+            first = embedder.pid
+            kill(embedder)
+            while embedder.pid in (first, None):  # noqa: ASYNC110 - a process sets no event
+                await trio.sleep(0.001)
+            assert np.array_equal(await vectors(running, INPUTS), await expected(INPUTS))
+
+
+@pytest.mark.parametrize("poison", [mortal.KILL, mortal.ABORT])
+async def test_an_input_that_kills_the_worker_every_time_gets_an_error_and_takes_no_other_with_it(
+    embedder: WorkerEmbedder, poison: int
+) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(FakeModel(), embedder=embedder) as running, trio.open_nursery() as nursery:
+            given: list[Vectors] = []
+
+            async def ask() -> None:
+                given.append(await vectors(running, INPUTS))
+
+            nursery.start_soon(ask)
+            with pytest.raises(GenerationFailed) as caught:
+                await vectors(running, [[65, poison, 66]])
+            assert caught.value.status == 500
+    assert np.array_equal(given[0], await expected(INPUTS))
+
+
+async def test_a_worker_that_hangs_is_ended_and_replaced() -> None:
+    embedder = load(hang_s=HANG_S)
+    try:
+        with trio.fail_after(TEST_S):
+            async with running_engine(FakeModel(), embedder=embedder) as running:
+                kill(embedder, signal.SIGSTOP)
+                assert np.array_equal(await vectors(running, INPUTS), await expected(INPUTS))
+    finally:
+        embedder.close()
+
+
+def test_a_served_models_own_vectors_come_of_its_file_in_another_process() -> None:
+    backend = WorkerBackend(mortal.make_backend(), "cllm.testing.mortal:make_backend", TEST_S)
+    model = backend.load(ModelSpec(path=""), lambda share: True)
+    assert isinstance(model, WorkerModel)
+    embedder = model.make_embedder(ModelSpec(path="another"))
+    try:
+        assert isinstance(embedder, WorkerEmbedder)
+        assert embedder.pid not in (model.pid, None)
+    finally:
+        embedder.close()
+        model.close()
+
+
+def test_a_model_without_vectors_says_so() -> None:
+    backend = WorkerBackend(fake_streams.make_backend(), "cllm.testing.fake_streams:make_backend", TEST_S)
+    with pytest.raises(LoadFailed, match="loads no embedding models"):
+        backend.load_embedder(ModelSpec(path=""), lambda share: True)
