@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 import pytest
 import trio
 from structlog.testing import capture_logs
 
+from cllm.backend import StepModel
 from cllm.config import Settings
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, Event, Failed, Finished
@@ -22,11 +25,15 @@ from cllm.engine.sequence import SequenceSpec
 from cllm.serve.disktier import DiskTier
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
+from cllm.serve.worker import WorkerModel
+from cllm.serve.workerembedder import WorkerEmbedder
+from cllm.serve.workerstreams import WorkerStreams
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
 
 T = TypeVar("T")
-TEST_S = 30.0
+TEST_S = 120.0  # ends a test that hangs; a machine that is busy with something else takes its time
+HANG_S = 1.0  # for workers that are made to hang; one that a busy machine keeps from answering is replaced, and nobody is the worse for it
 
 
 def make_spec(prompt: str = "once upon a time", n_tokens: int | None = 8, **fields: Any) -> SequenceSpec:
@@ -94,8 +101,21 @@ async def read_all(stream: EventStream) -> list[Answer]:
     return [answers[index] for index in range(len(answers))]
 
 
+async def answers(running: RunningEngine, *specs: SequenceSpec) -> list[Answer]:
+    """What requests of one sequence each get, all at once."""
+    given: dict[int, Answer] = {}
+
+    async def read(i: int, spec: SequenceSpec) -> None:
+        (given[i],) = await read_all(running.engine.open([spec]))
+
+    async with trio.open_nursery() as nursery:
+        for i, spec in enumerate(specs):
+            nursery.start_soon(read, i, spec)
+    return [given[i] for i in range(len(specs))]
+
+
 @asynccontextmanager
-async def serving(model: FakeModel, settings: Settings | None = None, disk: DiskTier | None = None) -> AsyncIterator[RunningEngine]:
+async def serving(model: StepModel, settings: Settings | None = None, disk: DiskTier | None = None) -> AsyncIterator[RunningEngine]:
     """Run an engine, and end a test that hangs."""
     with trio.fail_after(TEST_S):
         async with running_engine(model, settings, disk=disk) as running:
@@ -106,6 +126,47 @@ async def until(condition: Callable[[], bool]) -> None:
     """Wait for what a thread does."""
     while not condition():  # noqa: ASYNC110 - it sets no event of Trio's
         await trio.sleep(0.001)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+Worker: TypeAlias = WorkerModel | WorkerStreams | WorkerEmbedder
+
+
+def kill(worker: Worker, number: signal.Signals = signal.SIGKILL) -> int:
+    """Send the worker's process a signal; return its process id."""
+    assert worker.pid is not None
+    os.kill(worker.pid, number)
+    return worker.pid
+
+
+async def until_replaced(worker: Worker, pid: int) -> None:
+    """Wait until another process has taken the place of `pid`."""
+    await until(lambda: worker.pid not in (pid, None))
+
+
+async def kill_again_and_again(running: RunningEngine, worker: Worker, *counts: int) -> None:
+    """Kill the worker when so many tokens have come in all, each time another process.
+
+    In between every stream gets on: one with which the worker dies twice at the same token is to blame for it.
+    """
+
+    def generated() -> dict[int, int]:
+        return {view.seq_id: view.n_generated for view in running.engine.sequences()}
+
+    def all_got_on() -> bool:
+        now = generated()
+        return all(seq_id not in now or now[seq_id] > n for seq_id, n in before.items())
+
+    before: dict[int, int] = {}
+    for n_tokens in counts:
+        await until(lambda n=n_tokens: running.scheduler.totals.n_generated >= n and all_got_on())  # type: ignore[misc]
+        await until_replaced(worker, kill(worker))
+        before = generated()
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
 
 
 class Steps:

@@ -18,14 +18,24 @@ from cllm.errors import GenerationFailed, LoadAborted, LoadFailed, ModelDied
 from cllm.serve import workerlife
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.testing import mortal
-from cllm.testing.engine import RunningEngine, running_engine
+from cllm.testing.engine import RunningEngine
 from cllm.testing.fake import FakeModel
 from cllm.text.grammar import GrammarSource, Kind
-from tests.serve.conftest import Answer, make_spec, read_all, text_alone, until
+from tests.serve.conftest import (
+    HANG_S,
+    TEST_S,
+    Answer,
+    answers,
+    kill,
+    kill_again_and_again,
+    make_spec,
+    serving,
+    text_alone,
+    until,
+    until_replaced,
+)
 
-TEST_S = 60.0
 PROMPTS = ("once upon a time", "the sea", "a", "seven long winters and seven short summers", "lorem ipsum", "dolor", "b", "under a low sky")
-HANG_S = 1.0
 SAMPLINGS = {
     "at random": SamplingParams(temperature=1.0, top_p=0.95),
     "with penalties": SamplingParams(temperature=1.0, presence_penalty=1.0, frequency_penalty=0.5, repeat_penalty=1.2),
@@ -49,50 +59,24 @@ def model() -> Iterator[WorkerModel]:
     loaded.close()
 
 
-def kill(model: WorkerModel, number: signal.Signals = signal.SIGKILL) -> None:
-    assert model.pid is not None
-    os.kill(model.pid, number)
-
-
-async def answers(running: RunningEngine, *specs: object) -> list[Answer]:
-    """What requests of one sequence each get, all at once."""
-    given: dict[int, Answer] = {}
-
-    async def read(i: int, spec: object) -> None:
-        (given[i],) = await read_all(running.engine.open([spec]))  # type: ignore[list-item]
-
-    async with trio.open_nursery() as nursery:
-        for i, spec in enumerate(specs):
-            nursery.start_soon(read, i, spec)
-    return [given[i] for i in range(len(specs))]
-
-
 # --- nobody sees that it is elsewhere ---------------------------------------------------------------------------------
 
 
 async def test_requests_get_what_they_get_of_a_model_in_this_process(model: WorkerModel) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(model) as running:
-            given = await answers(running, *(make_spec(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)))
+    async with serving(model) as running:
+        given = await answers(running, *(make_spec(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)))
     assert [one.text for one in given] == [text_alone(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 async def test_whatever_sampling_remembers_goes_with_it_and_outlives_it(model: WorkerModel, sampling: SamplingParams) -> None:
     specs = [make_spec(prompt, 40, sampling=sampling, seed=i, n_logprobs=2) for i, prompt in enumerate(PROMPTS[:3])]
-    with trio.fail_after(TEST_S):
-        async with running_engine(FakeModel()) as running:
-            expected = await answers(running, *specs)
-        async with running_engine(model) as running, trio.open_nursery() as nursery:
-            nursery.start_soon(kill_when_generating, running, model, 20)
-            given = await answers(running, *specs)
+    async with serving(FakeModel()) as running:
+        expected = await answers(running, *specs)
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(kill_again_and_again, running, model, 20)
+        given = await answers(running, *specs)
     assert [one.tokens for one in given] == [one.tokens for one in expected]
-
-
-async def kill_when_generating(running: RunningEngine, model: WorkerModel, n_tokens: int) -> None:
-    while running.scheduler.totals.n_generated < n_tokens:  # noqa: ASYNC110 - the scheduler sets no event
-        await trio.sleep(0.001)
-    kill(model)
 
 
 async def test_grammars_and_the_prompts_own_logprobs_are_the_same(model: WorkerModel) -> None:
@@ -103,38 +87,34 @@ async def test_grammars_and_the_prompts_own_logprobs_are_the_same(model: WorkerM
         held = make_spec("is it?", 20, grammar=grammar, sampling=SamplingParams(temperature=1.0))
         return await answers(running, held, make_spec("the sea", 4, n_prompt_logprobs=1))
 
-    with trio.fail_after(TEST_S):
-        async with running_engine(FakeModel()) as running:
-            expected = await given(running)
-        async with running_engine(model) as running:
-            assert [(one.text, one.tokens) for one in await given(running)] == [(one.text, one.tokens) for one in expected]
+    async with serving(FakeModel()) as running:
+        expected = await given(running)
+    async with serving(model) as running:
+        assert [(one.text, one.tokens) for one in await given(running)] == [(one.text, one.tokens) for one in expected]
 
 
 async def test_what_must_come_comes_whatever_the_logits_are(model: WorkerModel) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(model) as running:
-            with running.engine.open([make_spec("a", 4)]) as stream:
-                running.scheduler._sequences[stream.seq_ids[0]].sampler.force([72, 105])
-                tokens = [token async for events in stream for _, event in events for token in getattr(event, "tokens", [])]
-            (after,) = await answers(running, make_spec("aHi", 2))
+    async with serving(model) as running:
+        with running.engine.open([make_spec("a", 4)]) as stream:
+            running.scheduler._sequences[stream.seq_ids[0]].sampler.force([72, 105])
+            tokens = [token async for events in stream for _, event in events for token in getattr(event, "tokens", [])]
+        (after,) = await answers(running, make_spec("aHi", 2))
     assert tokens == [72, 105, *after.tokens]
 
 
 async def test_texts_are_tokenised_there_and_longer_ones_than_a_line_too(model: WorkerModel) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(model) as running:
-            for text in ("", "hello", "x" * 100_000, "\ud800 and on"):
-                expected = FakeModel().vocabulary.tokenize(text, add_special=True, parse_special=False)
-                assert await running.engine.tokenize(text, add_special=True, parse_special=False) == expected
+    async with serving(model) as running:
+        for text in ("", "hello", "x" * 100_000, "\ud800 and on"):
+            expected = FakeModel().vocabulary.tokenize(text, add_special=True, parse_special=False)
+            assert await running.engine.tokenize(text, add_special=True, parse_special=False) == expected
 
 
 async def test_a_step_that_nobody_waits_for_leaves_the_others_as_they_are(model: WorkerModel) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(model) as running:
-            with running.engine.open([make_spec("a" * 2000, 100)]) as stream:
-                await until(lambda: running.loop.is_computing)
-                stream.cancel()
-            (answer,) = await answers(running, make_spec("the sea", 8))
+    async with serving(model) as running:
+        with running.engine.open([make_spec("a" * 2000, 100)]) as stream:
+            await until(lambda: running.loop.is_computing)
+            stream.cancel()
+        (answer,) = await answers(running, make_spec("the sea", 8))
     assert answer.text == text_alone("the sea", 8)
 
 
@@ -147,25 +127,20 @@ def test_its_cells_stay_as_they_were_laid_out_when_it_was_loaded(model: WorkerMo
 
 
 async def test_streams_go_on_where_they_were_when_the_worker_is_killed_again_and_again(model: WorkerModel) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(model) as running, trio.open_nursery() as nursery:
-            for n_tokens in (5, 60, 300):
-                nursery.start_soon(kill_when_generating, running, model, n_tokens)
-            given = await answers(running, *(make_spec(prompt, 60) for prompt in PROMPTS))
-            assert running.scheduler.totals.n_preempted > 0
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(kill_again_and_again, running, model, 5, 60, 300)
+        given = await answers(running, *(make_spec(prompt, 60) for prompt in PROMPTS))
+        assert running.scheduler.totals.n_preempted > 0
+        nursery.cancel_scope.cancel()  # they may have ended before the last death
     assert [one.text for one in given] == [text_alone(prompt, 60) for prompt in PROMPTS]
 
 
 async def test_a_death_while_nothing_is_computed_is_noticed_and_mended_before_anybody_asks(model: WorkerModel) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(model) as running:
-            await answers(running, make_spec("the sea", 8))
-            first = model.pid
-            kill(model)
-            while model.pid in (first, None):  # noqa: ASYNC110 - a process sets no event
-                await trio.sleep(0.001)
-            assert running.scheduler.cells.n_cached == 0
-            (answer,) = await answers(running, make_spec("the sea", 8))
+    async with serving(model) as running:
+        await answers(running, make_spec("the sea", 8))
+        await until_replaced(model, kill(model))
+        assert running.scheduler.cells.n_cached == 0
+        (answer,) = await answers(running, make_spec("the sea", 8))
     assert answer.text == text_alone("the sea", 8)
 
 
@@ -173,11 +148,10 @@ async def test_a_death_while_nothing_is_computed_is_noticed_and_mended_before_an
 async def test_a_request_that_kills_the_worker_every_time_gets_an_error_and_takes_no_other_with_it(model: WorkerModel, poison: int) -> None:
     deadly = make_spec("", 8)
     deadly.prompt.extend([65, poison, 66])  # type: ignore[attr-defined]
-    with trio.fail_after(TEST_S):
-        async with running_engine(model) as running:
-            *given, last = await answers(running, *(make_spec(prompt, 30) for prompt in PROMPTS[:4]), deadly)
-            assert isinstance(last.error, GenerationFailed)
-            assert last.error.status == 500
+    async with serving(model) as running:
+        *given, last = await answers(running, *(make_spec(prompt, 30) for prompt in PROMPTS[:4]), deadly)
+        assert isinstance(last.error, GenerationFailed)
+        assert last.error.status == 500
     assert [one.text for one in given] == [text_alone(prompt, 30) for prompt in PROMPTS[:4]]
 
 
@@ -186,9 +160,8 @@ async def test_a_worker_that_hangs_is_ended_and_replaced() -> None:
     deadly = make_spec("", 8)
     deadly.prompt.extend([65, mortal.HANG])  # type: ignore[attr-defined]
     try:
-        with trio.fail_after(TEST_S):
-            async with running_engine(model) as running:
-                other, hanging = await answers(running, make_spec("the sea", 30), deadly)
+        async with serving(model) as running:
+            other, hanging = await answers(running, make_spec("the sea", 30), deadly)
         assert isinstance(hanging.error, GenerationFailed)
         assert other.text == text_alone("the sea", 30)
     finally:
@@ -198,38 +171,35 @@ async def test_a_worker_that_hangs_is_ended_and_replaced() -> None:
 async def test_a_stopped_worker_is_replaced_too() -> None:
     model = load(hang_s=HANG_S)
     try:
-        with trio.fail_after(TEST_S):
-            async with running_engine(model) as running:
-                kill(model, signal.SIGSTOP)
-                (answer,) = await answers(running, make_spec("the sea", 8))
+        async with serving(model) as running:
+            kill(model, signal.SIGSTOP)
+            (answer,) = await answers(running, make_spec("the sea", 8))
         assert answer.text == text_alone("the sea", 8)
     finally:
         model.close()
 
 
 async def test_tokenising_waits_for_the_next_worker(model: WorkerModel) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(model) as running:
-            kill(model)
-            assert await running.engine.tokenize("ab", add_special=False, parse_special=False) == [97, 98]
+    async with serving(model) as running:
+        kill(model)
+        assert await running.engine.tokenize("ab", add_special=False, parse_special=False) == [97, 98]
 
 
 async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
     model = load(n_cells=256)
     try:
-        with trio.fail_after(TEST_S):
-            async with running_engine(model, Settings(row_budget=64)) as running:
-                assert running.scheduler.memory.offload is not None
-                pool = running.scheduler.memory.offload.pool
-                running.scheduler.memory.offload.prices = Prices()  # of a larger model, for which a move is always worth it
-                await answers(running, make_spec("once upon a time " * 8, 8))
-                running.scheduler.memory.retire_oldest()
-                await answers(running, make_spec("the sea", 2))
-                assert pool.totals.n_saves == 1
-                kill(model)
-                await answers(running, make_spec("a", 2))
-                (answer,) = await answers(running, make_spec("once upon a time " * 8, 8))
-                assert pool.totals.n_restores == 1
+        async with serving(model, Settings(row_budget=64)) as running:
+            assert running.scheduler.memory.offload is not None
+            pool = running.scheduler.memory.offload.pool
+            running.scheduler.memory.offload.prices = Prices()  # of a larger model, for which a move is always worth it
+            await answers(running, make_spec("once upon a time " * 8, 8))
+            running.scheduler.memory.retire_oldest()
+            await answers(running, make_spec("the sea", 2))
+            assert pool.totals.n_saves == 1
+            kill(model)
+            await answers(running, make_spec("a", 2))
+            (answer,) = await answers(running, make_spec("once upon a time " * 8, 8))
+            assert pool.totals.n_restores == 1
         assert answer.text == text_alone("once upon a time " * 8, 8)
     finally:
         model.close()

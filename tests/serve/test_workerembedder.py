@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator, Sequence
 
@@ -19,10 +18,8 @@ from cllm.testing import fake_streams, mortal
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
 from cllm.testing.fake_embedder import FakeEmbedder
-from tests.serve.conftest import make_spec, read_all, text_alone
+from tests.serve.conftest import HANG_S, TEST_S, kill, make_spec, read_all, text_alone, until, until_replaced
 
-TEST_S = 60.0
-HANG_S = 1.0
 INPUTS = [list(range(32 + i, 32 + i + n)) for i, n in enumerate((3, 40, 1, 12))]
 LONG = [97 + i % 20 for i in range(400)]
 
@@ -39,11 +36,6 @@ def embedder() -> Iterator[WorkerEmbedder]:
     loaded = load()
     yield loaded
     loaded.close()
-
-
-def kill(embedder: WorkerEmbedder, number: signal.Signals = signal.SIGKILL) -> None:
-    assert embedder.pid is not None
-    os.kill(embedder.pid, number)
 
 
 async def vectors(running: RunningEngine, inputs: Sequence[Sequence[int]]) -> Vectors:
@@ -82,12 +74,12 @@ async def test_inputs_start_over_when_the_worker_is_killed_and_answers_go_on_bes
             async def ask() -> None:
                 given.append(await vectors(running, many))
 
+            scheduler = running.engine.embeddings.loop.scheduler
             nursery.start_soon(ask)
-            loop = running.engine.embeddings.loop
-            for n_tokens in (500, 3000):
-                while loop.scheduler.n_tokens < n_tokens or embedder.life.is_dead:  # noqa: ASYNC110 - the scheduler sets no event
-                    await trio.sleep(0.001)
-                kill(embedder)
+            for n_more in (500, 2500):  # inputs in between, or the one that is under way at both deaths were to blame
+                n_tokens = scheduler.n_tokens + n_more
+                await until(lambda n=n_tokens: scheduler.n_tokens >= n)  # type: ignore[misc]
+                await until_replaced(embedder, kill(embedder))
             (answer,) = await read_all(running.engine.open([make_spec("the sea", 20)]))
     assert answer.text == text_alone("the sea", 20)
     assert np.array_equal(given[0], await expected(many))
@@ -97,10 +89,7 @@ async def test_a_death_while_nobody_asks_is_mended_before_anybody_does(embedder:
     with trio.fail_after(TEST_S):
         async with running_engine(FakeModel(), embedder=embedder) as running:
             await vectors(running, INPUTS)
-            first = embedder.pid
-            kill(embedder)
-            while embedder.pid in (first, None):  # noqa: ASYNC110 - a process sets no event
-                await trio.sleep(0.001)
+            await until_replaced(embedder, kill(embedder))
             assert np.array_equal(await vectors(running, INPUTS), await expected(INPUTS))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 
@@ -18,11 +17,8 @@ from cllm.serve.stepless import StreamsOnly
 from cllm.serve.worker import WorkerBackend
 from cllm.serve.workerstreams import WorkerStreams
 from cllm.testing import fake_streams
-from cllm.testing.engine import RunningEngine, running_engine
-from tests.serve.conftest import Answer, make_spec, read_all, text_alone
+from tests.serve.conftest import HANG_S, TEST_S, answers, kill, kill_again_and_again, make_spec, serving, text_alone, until_replaced
 
-TEST_S = 60.0
-HANG_S = 1.0
 PROMPTS = ("once upon a time", "the sea", "a", "seven long winters and seven short summers")
 
 
@@ -40,75 +36,38 @@ def model() -> Iterator[WorkerStreams]:
     loaded.close()
 
 
-def signal_to(model: WorkerStreams, number: signal.Signals) -> None:
-    assert model.pid is not None
-    os.kill(model.pid, number)
-
-
-async def answers(running: RunningEngine, *specs: object) -> list[Answer]:
-    """What requests of one sequence each get, all at once."""
-    given: dict[int, Answer] = {}
-
-    async def read(i: int, spec: object) -> None:
-        (given[i],) = await read_all(running.engine.open([spec]))  # type: ignore[list-item]
-
-    async with trio.open_nursery() as nursery:
-        for i, spec in enumerate(specs):
-            nursery.start_soon(read, i, spec)
-    return [given[i] for i in range(len(specs))]
-
-
-async def kill_when_generating(running: RunningEngine, model: WorkerStreams, *counts: int) -> None:
-    """Kill the worker when so many tokens have come, each time another one, after each stream got on: else it would be to blame."""
-    killed: int | None = None
-    n_killed = 0
-    for n_tokens in counts:
-        while running.scheduler.totals.n_generated < max(n_tokens, n_killed + 4 * len(PROMPTS)) or model.pid in (killed, None):  # noqa: ASYNC110 - nobody sets an event
-            await trio.sleep(0.001)
-        killed, n_killed = model.pid, running.scheduler.totals.n_generated
-        signal_to(model, signal.SIGKILL)
-
-
 async def test_requests_get_what_they_get_of_a_model_in_this_process(model: WorkerStreams) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(StreamsOnly(model)) as running:
-            given = await answers(running, *(make_spec(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)))
+    async with serving(StreamsOnly(model)) as running:
+        given = await answers(running, *(make_spec(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)))
     assert [one.text for one in given] == [text_alone(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)]
 
 
 async def test_one_that_cannot_be_begun_gets_an_error_and_the_others_go_on(model: WorkerStreams) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(StreamsOnly(model)) as running:
-            good, bad = await answers(running, make_spec("the sea", 8), make_spec(fake_streams.UNWANTED, 8))
+    async with serving(StreamsOnly(model)) as running:
+        good, bad = await answers(running, make_spec("the sea", 8), make_spec(fake_streams.UNWANTED, 8))
     assert good.text == text_alone("the sea", 8)
     assert isinstance(bad.error, GenerationFailed)
 
 
 async def test_streams_go_on_where_they_were_when_the_worker_is_killed_again_and_again(model: WorkerStreams) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(StreamsOnly(model)) as running, trio.open_nursery() as nursery:
-            nursery.start_soon(kill_when_generating, running, model, 5, 60, 150)
-            given = await answers(running, *(make_spec(prompt, 60) for prompt in PROMPTS))
-            nursery.cancel_scope.cancel()  # it may have been too fast for the last death
+    async with serving(StreamsOnly(model)) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(kill_again_and_again, running, model, 5, 60, 150)
+        given = await answers(running, *(make_spec(prompt, 60) for prompt in PROMPTS))
+        nursery.cancel_scope.cancel()  # they may have ended before the last death
     assert [one.text for one in given] == [text_alone(prompt, 60) for prompt in PROMPTS]
 
 
 async def test_a_death_while_nothing_is_asked_is_mended_before_anybody_asks(model: WorkerStreams) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(StreamsOnly(model)) as running:
-            first = model.pid
-            signal_to(model, signal.SIGKILL)
-            while model.pid in (first, None):  # noqa: ASYNC110 - a process sets no event
-                await trio.sleep(0.001)
-            (answer,) = await answers(running, make_spec("the sea", 8))
+    async with serving(StreamsOnly(model)) as running:
+        await until_replaced(model, kill(model))
+        (answer,) = await answers(running, make_spec("the sea", 8))
     assert answer.text == text_alone("the sea", 8)
 
 
 async def test_a_request_that_kills_the_worker_every_time_gets_an_error(model: WorkerStreams) -> None:
-    with trio.fail_after(TEST_S):
-        async with running_engine(StreamsOnly(model)) as running:
-            (deadly,) = await answers(running, make_spec(fake_streams.DEADLY, 8))
-            (answer,) = await answers(running, make_spec("the sea", 8))
+    async with serving(StreamsOnly(model)) as running:
+        (deadly,) = await answers(running, make_spec(fake_streams.DEADLY, 8))
+        (answer,) = await answers(running, make_spec("the sea", 8))
     assert isinstance(deadly.error, GenerationFailed)
     assert answer.text == text_alone("the sea", 8)
 
@@ -116,10 +75,9 @@ async def test_a_request_that_kills_the_worker_every_time_gets_an_error(model: W
 async def test_one_that_tells_nothing_for_too_long_is_replaced() -> None:
     model = load(hang_s=HANG_S)
     try:
-        with trio.fail_after(TEST_S):
-            async with running_engine(StreamsOnly(model)) as running:
-                signal_to(model, signal.SIGSTOP)
-                (answer,) = await answers(running, make_spec("the sea", 8))
+        async with serving(StreamsOnly(model)) as running:
+            kill(model, signal.SIGSTOP)
+            (answer,) = await answers(running, make_spec("the sea", 8))
         assert answer.text == text_alone("the sea", 8)
     finally:
         model.close()
