@@ -12,6 +12,7 @@ from quart_trio import QuartTrio
 
 from cllm.serve.http import wrap_asgi
 from cllm.serve.http.hypercorn_private import PARAMETERS, check_shape
+from tests.serve.http.conftest import BOUND_S
 
 
 def make_app() -> QuartTrio:
@@ -29,7 +30,7 @@ async def read_to_end(port: int, request: bytes) -> bytes:
     answer = b""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await stream.send_all(request)
-        with trio.fail_after(3):
+        with trio.fail_after(BOUND_S):
             async for data in stream:
                 answer += data
     return answer
@@ -46,7 +47,7 @@ async def read_to_end(port: int, request: bytes) -> bytes:
 )
 async def test_under_stock_hypercorn_every_response_comes_to_an_end(request_):
     config = Config()
-    config.bind, config.errorlog, config.keep_alive_timeout = ["127.0.0.1:0"], None, 0.3
+    config.bind, config.errorlog, config.keep_alive_timeout = ["127.0.0.1:0"], None, 1.0
     async with trio.open_nursery() as nursery:
         (url, *_) = await nursery.start(partial(serve, wrap_asgi(make_app()), config, shutdown_trigger=trio.sleep_forever, mode="asgi"))
         answer = await read_to_end(int(url.rpartition(":")[2]), request_)

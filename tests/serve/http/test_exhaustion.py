@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from cllm.serve.http import server as server_module
+from tests.serve.http.conftest import BOUND_S
 
 SERVER_WITH_64_DESCRIPTORS = """
     import resource
@@ -40,7 +41,7 @@ SERVER_WITH_64_DESCRIPTORS = """
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=5)
+    return socket.create_connection(("127.0.0.1", port), timeout=BOUND_S)
 
 
 def health(port: int) -> bytes:

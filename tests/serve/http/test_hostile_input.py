@@ -8,6 +8,9 @@ import random
 import pytest
 import structlog.testing
 import trio
+import trio.testing
+
+from tests.serve.http.conftest import BOUND_S
 
 HOST = b"Host: test\r\n"
 REFUSED = {
@@ -73,7 +76,7 @@ async def test_an_upgrade_is_ignored(serving, upgrade):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_client_that_goes_on_sending_too_large_a_body_can_read_the_413(serving, chunked):
+async def test_a_client_that_goes_on_sending_too_large_a_body_can_read_the_413(serving, slow_clock, chunked):
     async def send_all(client) -> None:
         for _ in range(160):
             await client.send(b"10000\r\n" + b"x" * 65536 + b"\r\n" if chunked else b"x" * 65536)
@@ -81,7 +84,7 @@ async def test_a_client_that_goes_on_sending_too_large_a_body_can_read_the_413(s
     async with serving() as server:
         client = await server.connect()
         await client.get("/echo", "POST", "Transfer-Encoding: chunked\r\n" if chunked else "Content-Length: 10485760\r\n")
-        with trio.fail_after(2):
+        with trio.fail_after(BOUND_S):
             await send_all(client)
         assert (await client.read_to_end()).startswith(b"HTTP/1.1 413 ")
 
@@ -94,29 +97,26 @@ async def test_a_body_that_does_not_come_is_408(serving, until):
             await client.get(path, "POST", "Content-Length: 100\r\n", b"some")
             assert (await client.answer())[0] == 408
             assert await client.read_to_end() == b""
-            assert 0.15 < trio.current_time() - start < 1.0
+            assert trio.current_time() - start >= 0.2
         await until(lambda: server.log.n_cancelled == 1)
 
 
-async def test_headers_that_come_a_byte_at_a_time_end_the_connection(serving):
-    async with serving(header_timeout_s=0.3, keep_alive_s=60) as server:
+async def test_headers_that_come_a_byte_at_a_time_end_the_connection(serving, slow_clock):
+    async with serving(header_timeout_s=0.3) as server:
         client = await server.connect()
         await client.get("/health")
         await client.answer()
-        start = trio.current_time()
-        with trio.fail_after(2), pytest.raises(trio.BrokenResourceError):  # noqa: PT012 the close shows at one of the sends
+        with trio.fail_after(BOUND_S), pytest.raises(trio.BrokenResourceError):  # noqa: PT012 the close shows at one of the sends
             for i in range(1000):
                 await client.send(b"GET /health HTTP/1.1\r\nx: "[i : i + 1] or b"y")
-                await trio.sleep(0.01)
-        assert trio.current_time() - start < 1.0
+                slow_clock.jump(0.01)
+                await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_a_connection_that_says_nothing_ends_in_the_time_for_headers(serving):
-    async with serving(header_timeout_s=0.2, keep_alive_s=60) as server:
-        start = trio.current_time()
+    async with serving(header_timeout_s=0.2) as server:
         assert await server.ask(b"") == b""
         assert await server.ask(b"\r\n\r\n") == b""
-        assert trio.current_time() - start < 1.5
 
 
 async def test_random_bytes_and_mutated_requests_do_no_harm(serving):

@@ -9,6 +9,7 @@ import trio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cllm.serve.http import HttpConfig, Traffic, serve_http
+from tests.serve.http.conftest import BOUND_S
 
 REQUEST = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
 
@@ -29,7 +30,7 @@ async def test_all_that_comes_and_goes_is_counted_by_direction(n_requests):
     registry = CollectorRegistry()
     registry.register(traffic)
     n_received = 0
-    with trio.fail_after(10.0):
+    with trio.fail_after(BOUND_S):
         async with trio.open_nursery() as nursery:
             (url,) = await nursery.start(partial(serve_http, app, config=HttpConfig(port=0), shutdown=shutdown, traffic=traffic))
             for _ in range(n_requests):
