@@ -12,6 +12,7 @@ COMMANDS: Final = {
     "stack": ("benchmarks.ceiling", "what the layers above a model could carry, on an instant fake"),
     "peers": ("benchmarks.peers", "other servers beside ours, on the same work"),
     "kills": ("benchmarks.kills", "what clients see when the model's own process is killed, again and again"),
+    "promises": ("benchmarks.promises", "what scheduling must come to: conversations, overload, keys that flood, too few cells"),
     "simulate": ("benchmarks.simulate", "what rules for the row budget would bring, on a machine that only counts time"),
     "report": ("benchmarks.report", "Markdown and plots of the results that are kept, and README's table"),
     "smoke": ("benchmarks.smoke", "all of it in two minutes on the demo model, to see that it works"),

@@ -173,6 +173,13 @@ def _model(named: str | None) -> Iterator[tuple[Path, Sequence[str]]]:
     if named is not None:
         yield Path(named), ()
         return
+    with exact_model() as (path, options):
+        yield path, options
+
+
+@contextmanager
+def exact_model() -> Iterator[tuple[Path, Sequence[str]]]:
+    """The demo model, and settings in which its arithmetic does not depend on what else is computed."""
     from cllm.testing.tiny import expand_to_f32
 
     with tempfile.TemporaryDirectory() as folder:

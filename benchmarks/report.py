@@ -61,6 +61,14 @@ model anew and computing all prompts and answers again. With F32 weights and cel
 and texts are the same; with 16 bits and less they may differ where two tokens are nearly equally likely.
 """
 
+PROMISES: Final = """\
+What scheduling must come to, held against bounds that need no other server. Over-commit runs on the demo model in settings in which texts
+can be compared, the planner on a fake model, the rest on the model that is named below; what steps cost was measured at the start of each.
+New text is what no earlier turn of a conversation had. In an overload, requests come at random times, whatever becomes of those before, and
+are counted as they end, once the load has settled. A step, seen from outside, is the time between two tokens of a request of the key that
+floods; the usual step of those among whom a long prompt comes is the median of their gaps before.
+"""
+
 PEERS: Final = """\
 The same model file, threads, slots and cells for all; ours and a peer take turns with the same requests, which are new in every pair, and
 who begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with the 95 % interval of a bootstrap over the pairs;
@@ -97,6 +105,7 @@ def page(runs: Sequence[Run]) -> str:
     parts += _section("What each layer costs, on a model", LADDER, (_ladder(run) for run in of_kind(runs, "ladder")))
     parts += _section("What the layers could carry, on a fake model", STACK, (_stack(run) for run in of_kind(runs, "stack")))
     parts += _section("When the model's process is killed", KILLS, _kills(of_kind(runs, "kills")))
+    parts += _section("What scheduling must come to", PROMISES, _promises(of_kind(runs, "promises")))
     parts += _section("Beside other servers", PEERS, (_peers(run) for run in of_kind(runs, "peers")))
     if not runs:
         parts.append("No results are kept yet.\n")
@@ -213,6 +222,42 @@ def _kills(runs: Sequence[Run]) -> list[str]:
         rows.append((run["name"], str(data["n_rounds"]), complete, same, _number(pause["median"]), _number(pause["max"])))
     head = ("model", "kills", "streams complete", "with the same text", "pause, median s", "pause, most s")
     return [table(head, rows), *(f"{run['name']}: {_circumstances(run)}" for run in runs)] if runs else []
+
+
+def _promises(runs: Sequence[Run]) -> list[str]:
+    rows = []
+    for run in runs:
+        for one in run["data"]["promises"]:
+            bound = f"{'at least' if one['is_least'] else 'at most'} {_number(one['bound'])}"
+            rows.append((run["name"], one["workload"], one["figure"], _number(one["value"]), bound, "kept" if one["is_kept"] else "missed"))
+    head = ("part", "workload", "figure", "measured", "promised", "")
+    loads = [text for run in runs if run["data"]["details"].get("capacity_per_s") for text in _loads(run)]
+    return [table(head, rows), *loads, *(f"{run['name']}: {_circumstances(run)}" for run in runs)] if runs else []
+
+
+def _loads(run: Run) -> list[str]:
+    """What became of requests at each load."""
+    details = run["data"]["details"]
+    rows = [
+        (
+            f"{one['factor']:g}",
+            *(_number(one[name]) for name in ("rate", "goodput_per_s", "requests_per_s", "tokens_per_s")),
+            _number(one["ttft_s"]["p90"]),
+            _number(one["itl_s"]["p99"]),
+        )
+        for one in details["passes"]
+    ]
+    goal = f"good: first text within {details['goal']['ttft_s']:g} s, then {details['goal']['itl_s']:g} s a token"
+    head = (
+        "times the capacity",
+        "requests/s that come",
+        "good ones/s",
+        "answered/s",
+        "tokens/s",
+        "first text p90, s",
+        "between texts p99, s",
+    )
+    return [f"{run['name']}: what becomes of requests at each load ({goal}).\n", table(head, rows)]
 
 
 def _peers(run: Run) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from benchmarks import ceiling, kills, ladder, peers, report, results
+from benchmarks import ceiling, kills, ladder, peers, promises, report, results
 from benchmarks.contenders import House, cllm_serve
 from cllm import demo
 from cllm.bench.metrics import Goal
@@ -47,6 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
         run_ladder(Path(folder))
         run_stack(Path(folder))
         run_kills(Path(folder))
+        run_promises(Path(folder))
         run_report(Path(folder))
     print(f"smoke: all ran, in {time.monotonic() - began:.0f} s")
 
@@ -85,6 +86,28 @@ def run_kills(folder: Path) -> None:
     assert data["n_complete"] == data["n_same"] == data["n_streams"] == 16, data
     assert data["n_under_way"] > 0, data
     results.write("kills", "exact", {}, data, folder)
+
+
+def run_promises(folder: Path) -> None:
+    """Every part, for as little as shows that it runs; what does not depend on speed is kept here, too."""
+    sizes = promises.Sizes(
+        n_conversations=(2, 4),
+        n_slots=2,
+        settled_s=1.0,
+        counted_s=1.0,
+        n_crowd=2,
+        n_quiet=4,
+        n_flooding=4,
+        think_s=0.01,
+        n_turns=1,
+        n_prompt_late=200,
+        n_over_requests=8,
+        n_planned=8,
+    )
+    asked = promises.Asked(model=demo.path(), n_threads=1, seed=1, sizes=sizes)
+    kept = {name: promises.run(name, asked, folder)["promises"] for name in promises.PARTS}
+    assert all(kept.values())
+    assert all(one["is_kept"] for one in kept["over-commit"]), kept["over-commit"]
 
 
 def run_peers(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -116,10 +117,11 @@ class _Loop:
                 on_started()
 
         record.sent_at = self.now()
+        record.error = "the pass was over before"  # stands if this is cancelled
         try:
             with trio.fail_after(REQUEST_S):
                 reader = await self._connections.fetch(self._requests[number], take)
-            record.status = reader.status
+            record.status, record.error = reader.status, ""
         except FAULTS as error:
             record.status = record.status or (200 if record.arrivals else 0)
             record.error = _fault(error)
@@ -140,10 +142,22 @@ def _fault(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-async def closed_loop(client: Client, work: Work, concurrency: int, progress: Progress | None = None) -> Pass:
-    """Send the chains, `concurrency` at a time; the late request when all of them are being answered."""
+async def closed_loop(
+    client: Client,
+    work: Work,
+    concurrency: int,
+    progress: Progress | None = None,
+    *,
+    scope: trio.CancelScope | None = None,
+    think_s: float = 0.0,
+) -> Pass:
+    """Send the chains, `concurrency` at a time; the late request when all of them are being answered.
+
+    Before each request a client thinks for a random time, `think_s` on average. When `scope` is cancelled, what has not ended is given up.
+    """
     loop = _Loop(client, work.asks, progress or Progress())
     chains = iter(_numbers(work))
+    dice = random.Random(f"thoughts {client.seed}")
     all_started = trio.Event()
     n_unstarted = len(work.chains)
 
@@ -156,19 +170,22 @@ async def closed_loop(client: Client, work: Work, concurrency: int, progress: Pr
     async def one_after_another() -> None:
         for chain in chains:
             for number in chain:
+                if think_s:
+                    await trio.sleep(dice.expovariate(1 / think_s))
                 await loop.exchange(number, on_started if work.late else None)
 
     async def late() -> None:
         await all_started.wait()
         await loop.exchange(len(loop.exchanges) - 1)
 
-    async with trio.open_nursery() as nursery:
-        if work.late:
-            nursery.start_soon(late)
-        async with trio.open_nursery() as workers:
-            for _ in range(min(concurrency, len(work.chains))):
-                workers.start_soon(one_after_another)
-        all_started.set()  # should one have failed before it started, the late one still goes
+    with scope or trio.CancelScope():
+        async with trio.open_nursery() as nursery:
+            if work.late:
+                nursery.start_soon(late)
+            async with trio.open_nursery() as workers:
+                for _ in range(min(concurrency, len(work.chains))):
+                    workers.start_soon(one_after_another)
+            all_started.set()  # should one have failed before it started, the late one still goes
     return await loop.finish()
 
 
@@ -181,8 +198,13 @@ def _numbers(work: Work) -> list[range]:
     return ranges
 
 
-async def open_loop(client: Client, work: Work, rate: float, *, seed: int, progress: Progress | None = None) -> Pass:
-    """Send each request when its time has come, whether or not others have been answered: `rate` a second, a Poisson process."""
+async def open_loop(
+    client: Client, work: Work, rate: float, *, seed: int, progress: Progress | None = None, scope: trio.CancelScope | None = None
+) -> Pass:
+    """Send each request when its time has come, whether or not others have been answered: `rate` a second, a Poisson process.
+
+    When `scope` is cancelled, what has not ended is given up.
+    """
     loop = _Loop(client, work.asks, progress or Progress())
     times = arrivals(len(loop.exchanges), rate, seed)
 
@@ -190,7 +212,8 @@ async def open_loop(client: Client, work: Work, rate: float, *, seed: int, progr
         await trio.sleep(max(0.0, times[number] - loop.now()))
         await loop.exchange(number)
 
-    async with trio.open_nursery() as nursery:
-        for number in range(len(times)):
-            nursery.start_soon(in_time, number)
+    with scope or trio.CancelScope():
+        async with trio.open_nursery() as nursery:
+            for number in range(len(times)):
+                nursery.start_soon(in_time, number)
     return await loop.finish()

@@ -165,6 +165,30 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert all(one.is_exact for one in done.answers)
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_a_pass_that_is_cut_keeps_what_has_ended_and_says_of_the_rest_that_it_has_not(is_open: bool) -> None:
+    scope, progress = trio.CancelScope(), Progress()
+
+    async def the_last_ones_hang(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if body["prompt"][0] < 3:
+            return await answer(path, body, stream)
+        while progress.n_ended < 3:  # noqa: ASYNC110  # what is counted sets no event
+            await trio.sleep(0.01)
+        scope.cancel()
+        await trio.sleep_forever()
+        return False
+
+    async with served(the_last_ones_hang) as (target, _):
+        client = Client(target=target, sampling=GREEDY)
+        if is_open:
+            done = await open_loop(client, chains(5), 1000.0, seed=1, progress=progress, scope=scope)
+        else:
+            done = await closed_loop(client, chains(5), 1, progress, scope=scope)
+    assert [one.is_exact for one in done.answers] == [True, True, True, False, False]
+    assert done.answers[3].error == "the pass was over before"
+    assert [one.ended_at > 0 for one in done.answers] == [True, True, True, False, False]
+
+
 async def test_a_connection_that_was_closed_while_idle_is_replaced_without_a_failure() -> None:
     async def close_after(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
         await answer(path, body, stream)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import kills, peers, report, results
 from benchmarks.contenders import Contender
+from benchmarks.promises import Part, Promise
 from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import summarize
 
@@ -53,6 +54,20 @@ def stack_data(stages: list[dict[str, Any]]) -> dict[str, Any]:
     return {"rungs": [{"streams": 64, "stages": stages, "step": step, **requests}], "profile": profile, "reading_ms": 0.975}
 
 
+def promised() -> dict[str, Any]:
+    figures = {
+        "rate": 8.0,
+        "goodput_per_s": 1.5,
+        "requests_per_s": 2.0,
+        "tokens_per_s": 80.0,
+        "ttft_s": {"p90": 3.0},
+        "itl_s": {"p99": None},
+    }
+    promise = Promise(workload="overload", figure="good requests", value=0.85, bound=0.9, is_least=True)
+    details = {"capacity_per_s": 2.0, "goal": {"ttft_s": 4.0, "itl_s": 0.25}, "passes": [{"factor": 4.0, **figures}]}
+    return Part([promise], details).page()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     stages = [stage(0, "native", 100.0), stage(7, "sse", 97.0, us_per_token=300.0, us_per_step=2400.0, reason="events are sent")]
@@ -60,6 +75,7 @@ def folder(tmp_path: Path) -> Path:
     results.write("ladder", "seed-40x8", {"threads": 2}, {"rungs": [{"concurrency": 8, "stages": stages}]}, tmp_path)
     results.write("kills", "exact", {"rounds": 20}, kills.data_of(KILLED * 20, 2.0), tmp_path)
     results.write("stack", "instant", {}, stack_data(stages), tmp_path)
+    results.write("promises", "overload", {"seed": 1}, promised(), tmp_path)
     data = peers.page([side("as it comes", 0.5), side("-b 64", 2.0), side("-b 32", 0.9, n_pairs=1)])
     results.write("peers", "seed-40x8", {"rate": None}, {**data, "not_found": ["ollama"]}, tmp_path)
     return tmp_path
@@ -91,6 +107,8 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     assert "Not found on this machine: ollama." in page
     assert "| exact | 20 | 160 of 160 | 140 of 160 | 0.5 | 0.5 |" in page
     assert "threads 2" in page
+    assert "| overload | overload | good requests | 0.85 | at least 0.9 | missed |" in page
+    assert "| 4 | 8 | 1.5 | 2 | 80 | 3 | - |" in page
 
 
 def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
