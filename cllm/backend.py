@@ -288,10 +288,12 @@ FormKind: TypeAlias = Literal["json_schema", "regex", "choice", "grammar"]
 
 @attrs.frozen
 class StreamForm:
-    """What the text of an answer must be."""
+    """What the text of an answer must be. For a model with a vocabulary the server has tried to compile it, and refused what is no form."""
 
     kind: FormKind
-    source: str  # the schema, or the list of choices, as JSON; the regular expression; GBNF or Lark
+    source: str  # the schema, or the list of choices, as JSON; the regular expression, which all of the text matches; GBNF or Lark
+    field: str = ""  # the request's field that says so, for a refusal
+    after: str = ""  # what ends the reasoning that comes before, which is free; empty: the form is all that comes
 
 
 @attrs.frozen(kw_only=True)
@@ -318,8 +320,8 @@ class StreamRequest:
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    ignore_eos: bool = False  # without a vocabulary only, as what follows
     form: StreamForm | None = None
+    ignore_eos: bool = False  # without a vocabulary only
 
 
 @attrs.frozen
@@ -411,8 +413,8 @@ class StreamModel(Protocol):
     n_live_max: int  # sequences that it takes at once
     n_ctx: int  # tokens of one sequence at most, prompt and generated
     heeds: frozenset[str]
-    """The names of what it heeds of a `StreamRequest` from `n_tokens_min` on; a request for another is refused. Without a vocabulary also
-    of `StreamChat` from `tools` on, each kind of `StreamForm`, and `prompt` for token ids."""
+    """The names of what it heeds of a `StreamRequest` from `n_tokens_min` on, with the kinds of a `StreamForm` in the place of `form`; a
+    request for another is refused. Without a vocabulary also of `StreamChat` from `tools` on, and `prompt` for token ids."""
 
     def open(self, tell: Callable[[StreamEvent], None]) -> None:
         """Take what events are told to, once, before the first `start`. `tell` may be called from any thread and returns at once."""

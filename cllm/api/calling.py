@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from cllm.api.context import Context
 from cllm.api.structured import Form, compiled
-from cllm.errors import GrammarInvalid, InvalidRequest
+from cllm.errors import GrammarInvalid, InvalidRequest, NotHeeded
 from cllm.serve.engine import ServedModel
 from cllm.text.call_grammar import call_grammar, content_grammar, is_held
 from cllm.text.grammar import Grammar, GrammarSource, Kind
@@ -20,12 +20,26 @@ async def grammar_of(
     """The grammar, if there is anything to hold. `parameters` is what the surface calls a tool's schema; `opening` is a tag of
     reasoning that may come first, None where there is no reasoning. Raises: InvalidRequest · Unavailable.
     """
-    if not is_held(model.dialect.calls, toolbox) and not (toolbox.is_open and form is not None):
+    held_calls = is_held(model.dialect.calls, toolbox)
+    if model.forms is not None:
+        _check_no_calls(toolbox, form, held_calls=held_calls)
+        return await compiled(context, model, form)
+    if not held_calls and not (toolbox.is_open and form is not None):
         return await _of_content(context, model, form, opening)
     try:
         return await _compiled(context, model, _source(model, toolbox, form, opening or ""))
     except GrammarInvalid as error:
         raise await _complaint(context, model, toolbox, parameters, error) from error
+
+
+def _check_no_calls(toolbox: Toolbox, form: Form | None, *, held_calls: bool) -> None:
+    """Refuse what takes a grammar over calls, from a model that holds its answers to forms by itself. Raises: NotHeeded."""
+    if held_calls:
+        param = "tool_choice" if toolbox.use is ToolUse.REQUIRED else "tools"
+        which = "calls that are required" if param == "tool_choice" else "tools that are strict"
+        raise NotHeeded(f"{param}: this model's backend cannot do {which}", param=param)
+    if toolbox.is_open and form is not None:
+        raise NotHeeded(f"{form.field}: this model's backend cannot do it beside tools", param=form.field)
 
 
 async def _of_content(context: Context, model: ServedModel, form: Form | None, opening: str | None) -> Grammar | None:

@@ -192,7 +192,16 @@ async def open_chat(
     form = _form(model, conversation, text)
     grammar = await _grammar(context, model, conversation, form)
     tokens = await _tokens(context, model, text)
-    specs = asked.specs([tokens], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, grammar=grammar, answer=form)
+    after = form.tags.closing if form is not None and form.tags is not None and form.opened else ""
+    specs = asked.specs(
+        [tokens],
+        n_logprobs=n_logprobs,
+        key=g.key,
+        request_id=g.request_id,
+        grammar=grammar,
+        form=told(model, conversation.form, after=after),
+        answer=form,
+    )
     return Chat(await open_generation(context, specs, endpoint), len(tokens))
 
 

@@ -15,7 +15,7 @@ from cllm.api.context import Context
 from cllm.api.sampling_fields import SamplingFields
 from cllm.api.wire import NULL, is_nothing
 from cllm.backend import FormKind, StreamForm
-from cllm.errors import GrammarInvalid, InvalidRequest
+from cllm.errors import GrammarInvalid, InvalidRequest, NotHeeded
 from cllm.serve.engine import ServedModel
 from cllm.text import grammar
 from cllm.text.grammar import Grammar, GrammarSource, Kind
@@ -70,6 +70,11 @@ class Form:
     source: GrammarSource
     param: str
 
+    @property
+    def field(self) -> str:
+        """What a client is told that the backend cannot do."""
+        return "response_format" if self.param.startswith("response_format") else self.param
+
 
 def form_of(fields: FormFields) -> Form | None:
     """What the fields ask for; None leaves the answer free. Raises: InvalidRequest."""
@@ -93,22 +98,31 @@ def any_object(param: str) -> Form:
     return Form(grammar.ANY_OBJECT, param)
 
 
-def told(model: ServedModel, form: Form | None) -> StreamForm | None:
-    """What a model that holds its answers to a form by itself is told of it; None for all others."""
-    if form is None or not model.reads_text:
+def told(model: ServedModel, form: Form | None, *, after: str = "") -> StreamForm | None:
+    """What a model that holds its answers to a form by itself is told of it, and of what ends the reasoning before; None for all others.
+
+    Raises: NotHeeded for a kind of form that it cannot hold them to.
+    """
+    if form is None or model.forms is None:
         return None
-    return StreamForm(_KINDS[form.source.kind], form.source.text)
+    kind = _KINDS[form.source.kind]
+    if kind not in model.forms:
+        raise NotHeeded(f"this model's backend cannot do {form.field}", param=form.field)
+    return StreamForm(kind, form.source.text, form.field, after)
 
 
 async def compiled(context: Context, model: ServedModel, form: Form | None) -> Grammar | None:
-    """The grammar that holds an answer to `form`, where that is the engine's work.
+    """The grammar that holds an answer to `form`, where that is the engine's work. Where it is the model's, the form is compiled all the
+    same, if there is a vocabulary to do it with: what cannot be held is told in the same words then, and in time.
 
-    Raises: InvalidRequest, with the field, and the place in it · Unavailable.
+    Raises: InvalidRequest, with the field, and the place in it · NotHeeded as `told` · Unavailable.
     """
+    told(model, form)
     if form is None or model.reads_text:
         return None
     try:
-        return await context.engine.grammar(model, form.source, timeout_s=context.settings.grammar_timeout_s)
+        grammar = await context.engine.grammar(model, form.source, timeout_s=context.settings.grammar_timeout_s)
+        return grammar if model.forms is None else None
     except GrammarInvalid as error:
         extra = {"pointer": error.pointer} if error.pointer else {}
         raise InvalidRequest(f"{form.param}: {error}", param=form.param, code="invalid_schema" if extra else None, **extra) from error

@@ -22,6 +22,8 @@ _USUAL = SamplingParams()
 _OTHER = ("typical_p", "top_n_sigma", "dry_multiplier", "xtc_probability", "mirostat", "dynatemp_range", "logit_bias")
 """The rest of it that switches something on."""
 
+_FORMS = {"json_schema": "response_format"}  # the kinds of a `StreamForm`; fields of the others are called as they are
+
 
 N_DEATHS_MAX = 3  # of the model, between two tokens of a sequence that it worked on each time
 
@@ -128,8 +130,8 @@ class StreamScheduler(Scheduler):
         return events
 
     def _can_go_on(self, sequence: Sequence) -> bool:
-        """Whether another model could continue what was told."""
-        return True
+        """Whether another model could continue what was told. Where a form was half filled in, it would begin it anew."""
+        return sequence.spec.form is None or sequence.n_generated == 0
 
     def _make_way(self, sequence: Sequence) -> bool:
         return False
@@ -149,6 +151,7 @@ def request_of(sequence: Sequence, vocabulary: Vocabulary) -> StreamRequest:
         n_tokens_min=max(0, spec.stopping.min_tokens - sequence.n_generated),
         seed=spec.seed,
         n_logprobs=spec.n_logprobs,
+        form=spec.form,
         **{name: getattr(spec.sampling, name) for name in SAMPLING},
     )
 
@@ -168,12 +171,14 @@ def check_heeded(
         "logprobs": spec.n_logprobs is not None and "n_logprobs" not in heeds,
         "top_logprobs": (spec.n_logprobs or 0) > n_logprobs_max,
         "prompt_logprobs": spec.n_prompt_logprobs is not None,
-        "response_format": spec.grammar is not None,
+        "response_format": spec.grammar is not None,  # the masks of a grammar are for logits
         "min_tokens": spec.stopping.min_tokens > 0 and "n_tokens_min" not in heeds,
         "repeat_last_n": sampling.repeat_penalty != 1 and sampling.repeat_last_n != _USUAL.repeat_last_n,
         "reasoning_budget": spec.answer is not None and spec.answer.n_reasoning_max is not None,
         "max_tokens": spec.stopping.max_tokens == 0,
     }
+    if spec.form is not None:
+        others[spec.form.field or _FORMS.get(spec.form.kind, spec.form.kind)] = spec.form.kind not in heeds
     asked += [name for name, is_asked in {**others, **further}.items() if is_asked]
     if asked:
         raise NotHeeded(f"this model's backend cannot do {asked[0]}", param=asked[0])

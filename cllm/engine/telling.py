@@ -23,7 +23,6 @@ _FIELDS = {  # of a `StreamChat`, by the names of the requests' fields that ask 
     "chat_template_kwargs": "template_variables",
     "continue_final_message": "continue_final_message",
 }
-_FORMS = {"json_schema": "response_format"}  # the kinds of a `StreamForm`; fields of the others are called as they are
 _NO_CHAT = StreamChat(messages=())
 
 
@@ -89,8 +88,6 @@ class TextScheduler(StreamScheduler):
         chat = spec.prompt.said if isinstance(spec.prompt, UnreadPrompt) else ""
         asked = {"ignore_eos": "ignore_eos" not in self._heeds and spec.stopping.ignore_eos}
         asked["prompt"] = "prompt" not in self._heeds and not isinstance(spec.prompt, UnreadPrompt)
-        if spec.form is not None:
-            asked[_FORMS.get(spec.form.kind, spec.form.kind)] = spec.form.kind not in self._heeds
         if isinstance(chat, StreamChat):
             for field, name in _FIELDS.items():
                 asked[field] = name not in self._heeds and getattr(chat, name) != getattr(_NO_CHAT, name)

@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
+from cllm.backend import StreamForm
 from cllm.serve.stepless import StreamsOnly
 from cllm.testing.fake_streams import FakeStreamModel
 from cllm.testing.live import live_server
+from cllm.testing.scripted import TOOL_TEMPLATE
 
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+JSON_OBJECT = {"response_format": {"type": "json_object"}}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +65,61 @@ def test_what_the_model_cannot_do_is_refused_by_the_fields_name(url: str, fields
     status, body = post(url + CHAT, {**ASKED, **fields, "stream": is_stream})
     error = json.loads(body)["error"]
     assert (status, error["type"], error["param"]) == (400, "not_supported_error", param)
+
+
+@pytest.fixture(scope="module")
+def holder() -> Iterator[tuple[FakeStreamModel, str]]:
+    """One that says of itself that it holds its answers to schemas and regular expressions."""
+    model = FakeStreamModel()
+    model.heeds |= {"json_schema", "regex"}
+    assert model.vocabulary is not None
+    model.vocabulary.chat_template = TOOL_TEMPLATE + "{% if enable_thinking %}<think>\n{% endif %}"
+    with live_server(StreamsOnly(model)) as url:
+        yield model, url
+    model.close()
+
+
+def test_a_form_goes_to_the_model_that_holds_its_answers_to_it(holder: tuple[FakeStreamModel, str]) -> None:
+    model, url = holder
+    for path, fields, form in (
+        (CHAT, JSON_OBJECT, StreamForm("json_schema", '{"type":"object"}', "response_format")),
+        (CHAT, {"structured_outputs": {"regex": "a+"}}, StreamForm("regex", "a+", "structured_outputs.regex")),
+        ("/v1/completions", {"prompt": "a", "messages": [], "json_schema": {}}, StreamForm("json_schema", "{}", "json_schema")),
+    ):
+        model.started.clear()
+        assert post(url + path, {**ASKED, **fields})[0] == 200
+        assert [request.form for request in model.started] == [form]
+
+
+def test_reasoning_comes_before_the_form(holder: tuple[FakeStreamModel, str]) -> None:
+    model, url = holder
+    model.started.clear()
+    assert post(url + CHAT, {**ASKED, **JSON_OBJECT, "chat_template_kwargs": {"enable_thinking": True}})[0] == 200
+    (request,) = model.started
+    assert request.form is not None
+    assert request.form.after == "</think>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "type_", "param"),
+    [
+        ({"grammar": 'root ::= "a"'}, "not_supported_error", "grammar"),
+        ({"structured_outputs": {"choice": ["a"]}}, "not_supported_error", "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": "(a"}}, "invalid_request_error", "structured_outputs.regex"),
+        ({"json_schema": {"not": {}}}, "invalid_request_error", "json_schema"),
+        ({**JSON_OBJECT, "tools": [TOOL]}, "not_supported_error", "response_format"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "not_supported_error", "tool_choice"),
+        ({"tools": [{**TOOL, "function": {**TOOL["function"], "strict": True}}]}, "not_supported_error", "tools"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_form_that_it_cannot_hold_is_refused_before_it_hears_of_it(
+    holder: tuple[FakeStreamModel, str], fields: dict[str, Any], type_: str, param: str
+) -> None:
+    model, url = holder
+    model.started.clear()
+    status, body = post(url + CHAT, {**ASKED, **fields})
+    error = json.loads(body)["error"]
+    assert (status, error["type"], error["param"], model.started) == (400, type_, param, [])
 
 
 def test_the_pages_of_the_server_know_it(url: str) -> None:

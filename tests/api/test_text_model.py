@@ -137,14 +137,14 @@ def test_reasoning_and_calls_are_told_apart_in_streams_too(model: Told, url: str
 def test_a_form_goes_to_it_where_it_heeds_it(model: Told, url: str) -> None:
     schema = {"type": "object"}
     post(url + CHAT, hello(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}))
-    assert model.started[0].form == StreamForm("json_schema", '{"type": "object"}')
+    assert model.started[0].form == StreamForm("json_schema", '{"type": "object"}', "response_format")
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"min_p": 0.5}, "min_p"),
-        ({"structured_outputs": {"regex": "a+"}}, "regex"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),

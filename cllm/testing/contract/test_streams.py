@@ -93,9 +93,9 @@ def test_it_tells_what_it_can_take(streams: StreamModel) -> None:
     assert streams.n_live_max >= 1
     assert streams.n_ctx >= 2
     assert streams.info.name
-    known = set(attrs.fields_dict(StreamRequest))
+    known = set(attrs.fields_dict(StreamRequest)) | set(get_args(FormKind))
     if vocabulary_of(streams) is None:
-        known |= set(attrs.fields_dict(StreamChat)) | set(get_args(FormKind))
+        known |= set(attrs.fields_dict(StreamChat))
     assert streams.heeds <= known
 
 

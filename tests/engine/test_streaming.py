@@ -1,0 +1,52 @@
+"""The queue before a model that schedules itself, and has a vocabulary."""
+
+from __future__ import annotations
+
+import pytest
+
+from cllm.backend import StreamForm, StreamToken
+from cllm.engine.events import Failed
+from cllm.engine.params import StopParams
+from cllm.engine.scheduler import Limits
+from cllm.engine.sequence import SequenceSpec
+from cllm.engine.streaming import StreamScheduler, request_of
+from cllm.errors import NotHeeded
+from cllm.testing.fake import FakeModel
+
+LIMITS = Limits(n_cells=44, n_slots=4, n_ctx=10, n_rows_max=4, row_budget=None, n_live_max=4, n_waiting_max=8)
+REGEX = StreamForm("regex", "a+")
+
+
+@pytest.fixture
+def scheduler() -> StreamScheduler:
+    return StreamScheduler(LIMITS, FakeModel(n_cells=44, n_slots=4).vocabulary, frozenset({"regex"}))
+
+
+def submitted(scheduler: StreamScheduler, form: StreamForm | None) -> int:
+    return scheduler.submit(SequenceSpec(prompt=[65, 66], form=form, stopping=StopParams(max_tokens=5)), now=0.0)
+
+
+def test_a_form_is_part_of_what_the_model_is_asked_for(scheduler: StreamScheduler) -> None:
+    submitted(scheduler, REGEX)
+    (sequence,) = scheduler.turn(0.0).started
+    assert request_of(sequence, FakeModel().vocabulary).form is REGEX
+
+
+@pytest.mark.parametrize(
+    ("form", "param"), [(StreamForm("choice", '["a"]'), "choice"), (StreamForm("json_schema", "{}", "format"), "format")]
+)
+def test_a_form_of_a_kind_that_it_does_not_heed_is_refused_by_its_field(scheduler: StreamScheduler, form: StreamForm, param: str) -> None:
+    with pytest.raises(NotHeeded) as raised:
+        submitted(scheduler, form)
+    assert raised.value.param == param
+
+
+def test_after_a_death_an_answer_goes_on_unless_it_had_begun_to_fill_in_a_form(scheduler: StreamScheduler) -> None:
+    """Another model would begin the form anew, in the middle of what was told."""
+    free, begun, waiting = (submitted(scheduler, form) for form in (None, REGEX, REGEX))
+    scheduler.turn(0.0)
+    for seq_id in (free, begun):
+        scheduler.take(StreamToken(seq_id, 66), 0.0)
+    failed = [event.seq_id for event in scheduler.take_death(0.0) if isinstance(event, Failed)]
+    assert failed == [begun]
+    assert [sequence.seq_id for sequence in scheduler.turn(0.0).started] == [free, waiting]
