@@ -99,5 +99,5 @@ class LayoutChoice:
         return self._n_seen >= N_SEEN_LEAST and self._reuse < REUSE_LOW and demand < REUSE_LOW
 
     def _has_room(self, n_longest: int) -> bool:
-        longest = max(n_longest, *self._lengths)
+        longest = max([n_longest, *self._lengths])  # nobody may have ended yet
         return longest <= self.apart.n_cells_slot and max(self._crowds, default=0) <= self.apart.n_slots

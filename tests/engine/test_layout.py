@@ -78,6 +78,15 @@ def test_a_sequence_that_says_how_long_it_will_be_needs_no_room_to_spare() -> No
     assert one.is_due(0.0, 0, NO_DEMAND)
 
 
+def test_it_may_be_due_before_any_sequence_has_ended() -> None:
+    one = LayoutChoice(APART)
+    for _ in range(N_SEEN_LEAST):
+        one.came(100, 0, 8)
+    serve(one, CHANGE_S)
+    assert one.is_due(0.0, 200, NO_DEMAND)
+    assert not one.is_due(0.0, 513, NO_DEMAND)
+
+
 def changed() -> LayoutChoice:
     one = choice()
     one.changed(0.2)

@@ -13,6 +13,7 @@ from cllm.backend import KvLayout
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
+from cllm.engine.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import LoadFailed, ModelDied
 from cllm.testing.engine import RunningEngine, running_engine
@@ -62,6 +63,15 @@ async def test_where_nothing_is_shared_the_cells_come_to_lie_apart_and_texts_sta
         assert model.capabilities.kv_layout is KvLayout.STREAMS
         assert running.scheduler.limits.n_ctx == 4096, "what one sequence may have was promised"
         await ask_and_compare(running, words(12, seed=2))
+        assert running.scheduler.totals.n_layouts == 1
+
+
+async def test_the_cells_come_to_lie_apart_while_the_first_answers_are_still_under_way() -> None:
+    model = FakeModel(lays_out=True)
+    async with running_engine(model, Settings(parallel=8, host_cache_mb=0), cost=cost(model)) as running:
+        stopping = StopParams(max_tokens=200, ignore_eos=True)
+        answers = await ask(running, [attrs.evolve(make_spec(prompt, 200), stopping=stopping) for prompt in words(8, seed=14)], n_at_once=8)
+        assert [len(answer.tokens) for answer in answers] == [200] * 8
         assert running.scheduler.totals.n_layouts == 1
 
 
