@@ -57,6 +57,10 @@ class Followers:
         self._leads[sequence] = best
         return best.leader
 
+    def n_common(self, sequence: Sequence) -> int:
+        """Tokens of a follower that its leader computes for it, or has."""
+        return self._leads[sequence].n_common
+
     def take_released(self) -> list[Sequence]:
         """Hand back those who need not wait for their leaders any longer."""
         released = [sequence for sequence, lead in self._leads.items() if lead.is_over]

@@ -6,6 +6,9 @@ CPU's cache when the next head that reads them has its turn. Eight sequences of 
 
 So cells lie apart while nothing is shared. To lay them out anew, all of them must be computed again, but for those that nobody holds: it
 is done when staying has cost as much as that, so that never more than twice the least is paid.
+
+A server that is started again goes on with the layout that it had, while nobody holds anything. If what comes now shares its beginnings
+after all, the first few that do are enough to have the pool back, before much was computed: who waits for another's prompt counts too.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import attrs
 N_REMEMBERED: Final = 64  # sequences whose lengths count
 N_SEEN_LEAST: Final = 8  # sequences that tell whether anything is shared
 MEMORY: Final = 0.95  # of the share that is reused, for each sequence
+N_AT_FIRST: Final = 4  # sequences that what is not known yet counts for: that nothing is shared
 REUSE_LOW, REUSE_HIGH = 0.1, 0.25  # of tokens and of sequences: with less the cells may lie apart, with more they go back into a pool
 SPARE: Final = 1.25  # the next sequence may be so many times as long as the longest one was, unless it says how long it will be
 SHARE_LEFT: Final = 0.5  # of what attention gains: prompts, which a pool computes beside answers, take the rest
@@ -34,27 +38,33 @@ class Apart:
 
 
 class LayoutChoice:
-    """Takes note of who comes and of what steps cost, and says when the layout should change. The cells lie in a pool at first."""
+    """Takes note of who comes and of what steps cost, and says when the layout should change.
 
-    def __init__(self, apart: Apart) -> None:
+    The cells lie in a pool at first; with `begins_apart` that is to change before anything is computed.
+    """
+
+    def __init__(self, apart: Apart, *, begins_apart: bool = False) -> None:
         self.apart = apart
         self.is_apart = False
+        self._begins_apart = begins_apart  # until it was done, or somebody came in between
         self.is_outgrown = False  # somebody needs more cells than a slot has apart
         self._lengths: deque[int] = deque(maxlen=N_REMEMBERED)
         self._crowds: deque[int] = deque(maxlen=N_REMEMBERED)
         self._reuse = 0.0
-        self._n_seen = 0
+        self._n_came = N_AT_FIRST
+        self._n_seen = 0  # since the layout changed
         self._lost_s = 0.0
         self._change_s = apart.change_s
 
     @property
     def may_be_due(self) -> bool:
         """Whether it is worth asking if a change is due; cheap."""
-        return self.is_outgrown or self._lost_s >= self._change_s or (self.is_apart and self._should_go_back())
+        return self._begins_apart or self.is_outgrown or self._lost_s >= self._change_s or (self.is_apart and self._should_go_back())
 
     def came(self, n_prompt: int, n_known: int, n_live: int) -> None:
-        """A sequence was admitted, of whose prompt `n_known` tokens were there; with it, `n_live` would like to run."""
-        self._reuse += (1 - MEMORY) * (n_known / n_prompt - self._reuse)
+        """A sequence came, of whose prompt `n_known` tokens were there or are being computed; with it, `n_live` would like to run."""
+        self._n_came += 1
+        self._reuse += max(1 - MEMORY, 1 / self._n_came) * (n_known / n_prompt - self._reuse)
         self._n_seen += 1
         self._crowds.append(n_live)
 
@@ -79,6 +89,9 @@ class LayoutChoice:
         """
         if self.is_apart:
             return self.is_outgrown or self._should_go_back() or demand > REUSE_HIGH
+        if self._begins_apart:
+            self._begins_apart = False
+            return compute_again_s == 0 and self._has_room(n_longest)
         if not self._is_unshared(demand) or not self._has_room(n_longest):
             self._lost_s = 0.0
             return False
@@ -87,7 +100,7 @@ class LayoutChoice:
     def changed(self, seconds: float) -> None:
         """The other layout is in force since now; to lay out the cells took `seconds`."""
         self.is_apart = not self.is_apart
-        self.is_outgrown = False
+        self._begins_apart = self.is_outgrown = False
         self._lost_s = 0.0
         self._n_seen = 0
         self._change_s = seconds

@@ -71,6 +71,7 @@ class Limits:
     n_slots_apart: int | None = None  # where the layout may be changed: slots, if each had cells of its own; None: it stays as it is
     n_cells_slot_apart: int = 0  # and cells of each
     layout_change_s: float = 0.5  # that it takes, until it was measured
+    begins_apart: bool = False  # whether they had when the server last ran
 
     def __attrs_post_init__(self) -> None:
         assert min(self.n_cells, self.n_slots, self.n_rows_max, self.n_live_max, self.n_waiting_max) >= 1
@@ -452,6 +453,8 @@ class Scheduler:
             return False
         self._queue.set_aside(sequence)
         sequence.timeline.note(self._now, "following")
+        if self._choice is not None and sequence.admitted_at is None and sequence.n_followed == 1:
+            self._choice.came(sequence.n_prompt, self._followers.n_common(sequence), self._n_crowd(0))
         if sequence.order < leader.order:
             self._rank(leader, sequence.order)
         return True
@@ -469,6 +472,10 @@ class Scheduler:
 
     def _n_places(self) -> int:
         return min(self._n_live_max, self._places.n(self.cells.n_total - self.cells.n_free))
+
+    def _n_crowd(self, n_coming: int) -> int:
+        """How many would run if all had room, and `n_coming` with them."""
+        return min(len(self._running) + self.n_waiting + n_coming, self.limits.n_live_max)
 
     def _make_way(self, sequence: Sequence) -> bool:
         return self._make_way_for_trial(sequence) if self._trials else self._make_way_for_justice(sequence)
@@ -498,9 +505,8 @@ class Scheduler:
         sequence.prefill_from = self.totals.n_prefill_rows
         if sequence.admitted_at is None:
             sequence.admitted_at = now
-            if self._choice is not None:
-                n_live = min(len(self._running) + 1 + self.n_waiting, self.limits.n_live_max)
-                self._choice.came(sequence.n_prompt, sequence.n_computed, n_live)
+            if self._choice is not None and not sequence.n_followed:
+                self._choice.came(sequence.n_prompt, sequence.n_computed, self._n_crowd(1))
             # Charged at once: otherwise the same key would be given the next place too.
             sequence.share.charge(PROMPT_TOKEN * (sequence.n_prompt - sequence.n_computed))
             self.totals.n_prompt_tokens += sequence.n_prompt
@@ -722,7 +728,8 @@ def _layout_choice(limits: Limits, cost: CostModel) -> LayoutChoice | None:
             n_cells_slot=limits.n_cells_slot_apart,
             gain_cell_s=gain_cell_s,
             change_s=limits.layout_change_s,
-        )
+        ),
+        begins_apart=limits.begins_apart,
     )
 
 

@@ -1,4 +1,7 @@
-"""Measured curves on disk, so that a model is measured once on a machine: one file each, found by all that a curve depends on."""
+"""Measured curves on disk, so that a model is measured once on a machine: one file each, found by all that a curve depends on.
+
+Beside each may stand another one, which tells how the model's cells lay when it was last served.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 import msgspec
 import structlog
 
-from cllm.backend import ModelSpec, StepModel
+from cllm.backend import KvLayout, ModelSpec, StepModel
 from cllm.engine.curve import Curve
 from cllm.registry import list_backends
 
@@ -25,6 +28,7 @@ FORMAT: Final = 2  # grows when what is measured, or how, changes
 N_BYTES_MAX: Final = 1 << 20  # a larger file is none of ours
 
 Key: TypeAlias = dict[str, Any]  # plain values, as JSON has them
+T = TypeVar("T")
 
 
 def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
@@ -44,31 +48,22 @@ def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
 
 def read(folder: Path, key: Key) -> Curve | None:
     """Return the curve that was kept for `key`; None when there is none, or the file is not what we wrote."""
-    path = _path(folder, key)
-    try:
-        if path.stat().st_size > N_BYTES_MAX:
-            return None
-        kept = msgspec.json.decode(path.read_bytes())
-        if not isinstance(kept, dict) or kept.get("key") != key:
-            return None
-        return Curve(**kept["curve"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        log.debug("calibration.ignored", file=str(path), why=f"{type(error).__name__}: {error}")
-        return None
+    return _read(_path(folder, key), key, lambda kept: Curve(**kept["curve"]))
 
 
 def write(folder: Path, key: Key, curve: Curve) -> None:
     """Keep `curve` for `key`. A folder that cannot be written to costs the next start its time, and nothing else."""
-    content = msgspec.json.format(msgspec.json.encode({"key": key, "curve": attrs.asdict(curve)}), indent=1)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", delete=False) as file:
-            file.write(content)
-        os.replace(file.name, _path(folder, key))
-    except OSError as error:
-        log.warning("calibration.not_kept", folder=str(folder), why=str(error))
+    _write(_path(folder, key), {"key": key, "curve": attrs.asdict(curve)})
+
+
+def read_layout(folder: Path, key: Key) -> KvLayout | None:
+    """Return how the cells of the model with this `key` lay last; None when that is not known."""
+    return _read(_layout_path(folder, key), key, lambda kept: KvLayout(kept["layout"]))
+
+
+def write_layout(folder: Path, key: Key, layout: KvLayout) -> None:
+    """Keep how the cells lie, for the next start. A folder that cannot be written to is no failure."""
+    _write(_layout_path(folder, key), {"key": key, "layout": layout.value})
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -76,6 +71,36 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "cllm" / "calibration"
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cllm" / "calibration"
+
+
+def _read(path: Path, key: Key, value_of: Callable[[dict[str, Any]], T]) -> T | None:
+    try:
+        if path.stat().st_size > N_BYTES_MAX:
+            return None
+        kept = msgspec.json.decode(path.read_bytes())
+        if not isinstance(kept, dict) or kept.get("key") != key:
+            return None
+        return value_of(kept)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        log.debug("calibration.ignored", file=str(path), why=f"{type(error).__name__}: {error}")
+        return None
+
+
+def _write(path: Path, kept: dict[str, Any]) -> None:
+    content = msgspec.json.format(msgspec.json.encode(kept), indent=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
+            file.write(content)
+        os.replace(file.name, path)
+    except OSError as error:
+        log.warning("calibration.not_kept", folder=str(path.parent), why=str(error))
+
+
+def _layout_path(folder: Path, key: Key) -> Path:
+    return _path(folder, key).with_suffix(".layout.json")
 
 
 def _path(folder: Path, key: Key) -> Path:

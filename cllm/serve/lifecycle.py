@@ -9,7 +9,7 @@ from functools import partial
 import structlog
 import trio
 
-from cllm.backend import StepModel, n_logprobs_max_of
+from cllm.backend import KvLayout, StepModel, n_logprobs_max_of
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
 from cllm.engine.scheduler import Limits, Scheduler
@@ -20,7 +20,7 @@ from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
 from cllm.serve.engine import Embeddings, Engine, new_engine
-from cllm.serve.loading import Loaded, limits_of, load, load_unmeasured, measured, open_disk, what_is_kept
+from cllm.serve.loading import Loaded, keep_layout, limits_of, load, load_unmeasured, measured, open_disk, what_is_kept
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, open_model_thread, run_apart
@@ -116,7 +116,8 @@ class EngineLife:
 
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
         disk = None if self._settings.cache_dir is None else await thread.run(open_disk, loaded.step_model, self._settings)
-        loop = make_loop(loaded.step_model, self._settings, loaded.limits, loaded.cost, self.engine.metrics, thread, disk)
+        keep = partial(keep_layout, loaded.curve_key, self._settings)
+        loop = make_loop(loaded.step_model, self._settings, loaded.limits, loaded.cost, self.engine.metrics, thread, disk, keep)
         if self._draining:
             return
         self._loop = loop
@@ -162,8 +163,11 @@ def make_loop(
     metrics: Metrics,
     thread: ModelThread,
     disk: DiskTier | None = None,
+    keep_layout: Callable[[KvLayout], None] = lambda layout: None,
 ) -> StepLoop:
     """Return what runs `model`, with a scheduler of its kind."""
     if isinstance(model, StreamsOnly):
         return StreamLoop(model, _stream_scheduler(model, limits), metrics, thread)
-    return StepLoop(model, Scheduler(limits, model.vocabulary, cost), metrics, thread, disk, partial(limits_of, settings=settings))
+    return StepLoop(
+        model, Scheduler(limits, model.vocabulary, cost), metrics, thread, disk, partial(limits_of, settings=settings), keep_layout
+    )

@@ -77,7 +77,9 @@ def measured(loaded: Loaded, settings: Settings, on_progress: OnProgress) -> Loa
     """
     try:
         _, on_measuring = _in_turn(on_progress, settings)
-        return attrs.evolve(loaded, cost=cost_of(loaded.step_model, loaded.curve_key, settings, on_measuring))
+        cost = cost_of(loaded.step_model, loaded.curve_key, settings, on_measuring)
+        limits = attrs.evolve(loaded.limits, begins_apart=last_layout(loaded.curve_key, settings) is KvLayout.STREAMS)
+        return attrs.evolve(loaded, cost=cost, limits=limits)
     except BaseException:
         loaded.close()
         raise
@@ -149,7 +151,7 @@ def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: 
 
     Raises: LoadAborted · what the model's calls raise.
     """
-    folder = Path(settings.calibration_dir) if settings.calibration_dir else curves.default_folder()
+    folder = _curves_folder(settings)
     curve = curves.read(folder, key) if settings.calibrate == "auto" else None
     if settings.calibrate == "off" or isinstance(model, Stepless):
         return _guess(model)
@@ -160,6 +162,21 @@ def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: 
         log.info("calibration.done", seconds=round(time.perf_counter() - began_at, 1), n_sizes=len(curve.rows))
         curves.write(folder, key, curve)
     return CostModel(curve, n_rows_max=model.n_rows_max)
+
+
+def last_layout(key: curves.Key, settings: Settings) -> KvLayout | None:
+    """Return how the model's cells lay when it was last served with such settings here; None when that is not known."""
+    return None if settings.calibrate == "off" else curves.read_layout(_curves_folder(settings), key)
+
+
+def keep_layout(key: curves.Key, settings: Settings, layout: KvLayout) -> None:
+    """Keep how the model's cells lie for the next start."""
+    if settings.calibrate != "off":
+        curves.write_layout(_curves_folder(settings), key, layout)
+
+
+def _curves_folder(settings: Settings) -> Path:
+    return Path(settings.calibration_dir) if settings.calibration_dir else curves.default_folder()
 
 
 def _local_path(model: str, on_progress: OnProgress) -> str:

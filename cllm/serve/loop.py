@@ -43,6 +43,7 @@ class StepLoop:
         thread: ModelThread,
         disk: DiskTier | None = None,
         limits_of: Callable[[StepModel], Limits] | None = None,
+        keep_layout: Callable[[KvLayout], None] = lambda layout: None,
     ) -> None:
         self.scheduler = scheduler
         self.thread = thread
@@ -51,6 +52,7 @@ class StepLoop:
             scheduler.memory.offload.pool.keep_evicted()
         self._model = model
         self._limits_of = limits_of  # of the model, when its cells have been laid out anew
+        self._keep_layout = keep_layout  # for the next start; may block
         self._worker = model if isinstance(model, WorkerModel) else None
         self._life: WorkerLife | None = life_of(model)  # what may die and be replaced
         self._metrics = metrics
@@ -200,6 +202,7 @@ class StepLoop:
             log.warning("layout.failed", layout=layout.value, why=str(error))
         self._progress_at = trio.current_time()
         self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - began_at)
+        await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
         log.info("layout", layout=layout.value, n_running=n_running, seconds=round(self._progress_at - began_at, 2))
 
     async def _replace(self, life: WorkerLife, plan: Plan | None, error: ModelDied) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import attrs
 import trio
 
-from cllm.backend import Embedder, StepModel
+from cllm.backend import Embedder, KvLayout, StepModel
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
 from cllm.engine.scheduler import Scheduler
@@ -40,17 +40,19 @@ async def running_engine(
     embedder: Embedder | None = None,
     disk: DiskTier | None = None,
     cost: CostModel | None = None,
+    begins_apart: bool = False,
+    keep_layout: Callable[[KvLayout], None] = lambda layout: None,
 ) -> AsyncIterator[RunningEngine]:
     """Run `model` as `cllm serve` would, beside `embedder`; on leaving, all sequences are ended and the invariants are checked.
 
     For use in a test's own task, where leaving by an exception of the body is fine; not in a generator fixture.
     """
     settings = Settings() if settings is None else settings
-    limits = limits_of(model, settings)
+    limits = attrs.evolve(limits_of(model, settings), begins_apart=begins_apart)
     metrics = Metrics()
     engine = Engine(metrics=metrics, stream_n_bytes_max=settings.stream_buffer_kb * 1024, watchdog_s=watchdog_s)
     async with open_model_thread() as thread:
-        loop = make_loop(model, settings, limits, cost, metrics, thread, disk)
+        loop = make_loop(model, settings, limits, cost, metrics, thread, disk, keep_layout)
         scheduler = loop.scheduler
         metrics.watch(scheduler)
         served = served_model(model, limits, settings, backend="fake", name="fake")

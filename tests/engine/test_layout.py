@@ -87,6 +87,37 @@ def test_it_may_be_due_before_any_sequence_has_ended() -> None:
     assert not one.is_due(0.0, 513, NO_DEMAND)
 
 
+def test_what_was_apart_when_it_last_served_is_to_be_apart_at_once() -> None:
+    one = LayoutChoice(APART, begins_apart=True)
+    assert one.may_be_due
+    assert one.is_due(0.0, 0, NO_DEMAND)
+    one.changed(0.2)
+    assert one.is_apart
+    assert not one.may_be_due
+
+
+def test_but_not_if_the_first_who_came_would_not_fit_and_then_the_rule_is_the_usual_one() -> None:
+    one = LayoutChoice(APART, begins_apart=True)
+    assert not one.is_due(0.0, 513, NO_DEMAND)
+    assert not one.may_be_due
+    assert not one.is_due(0.0, 0, NO_DEMAND)
+
+
+def test_nor_if_something_was_computed_already() -> None:
+    assert not LayoutChoice(APART, begins_apart=True).is_due(0.1, 0, NO_DEMAND)
+
+
+def test_where_it_began_apart_a_few_who_share_bring_the_pool_back() -> None:
+    one = LayoutChoice(APART, begins_apart=True)
+    one.changed(0.2)
+    one.came(100, 0, 8)
+    one.came(100, 90, 8)
+    assert not one.may_be_due, "one may be by chance"
+    one.came(100, 90, 8)
+    one.came(100, 90, 8)
+    assert one.is_due(5.0, 200, NO_DEMAND)
+
+
 def changed() -> LayoutChoice:
     one = choice()
     one.changed(0.2)

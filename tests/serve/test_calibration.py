@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
+import msgspec
 import pytest
 
 from cllm.backend import Batch, KvLayout, ModelSpec
@@ -12,7 +14,7 @@ from cllm.engine.curve import Curve
 from cllm.errors import LoadAborted, StepFailed
 from cllm.serve import curves
 from cllm.serve.calibration import SECONDS_MAX, measure
-from cllm.serve.loading import cost_of, load
+from cllm.serve.loading import cost_of, keep_layout, load
 from cllm.testing.fake import FakeBackend, FakeModel
 
 
@@ -165,6 +167,39 @@ def test_again_measures_in_any_case_and_off_never(tmp_path: Path) -> None:
     assert n_steps_of(Settings(calibration_dir=str(tmp_path), calibrate="again")) > 0
     assert n_steps_of(Settings(calibration_dir=str(tmp_path / "other"), calibrate="off")) == 0
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("layout", [KvLayout.UNIFIED, KvLayout.STREAMS])
+def test_how_the_cells_lay_last_is_kept_beside_the_curve(tmp_path: Path, layout: KvLayout) -> None:
+    curves.write(tmp_path, key(), CURVE)
+    assert curves.read_layout(tmp_path, key()) is None
+    curves.write_layout(tmp_path, key(), layout)
+    assert curves.read_layout(tmp_path, key()) is layout
+    assert curves.read_layout(tmp_path, key(n_threads=4)) is None
+    assert curves.read(tmp_path, key()) == CURVE
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"key": {}, "layout": "streams"}', b"\xff"])
+def test_a_layout_that_is_not_ours_is_ignored(tmp_path: Path, content: bytes) -> None:
+    curves.write_layout(tmp_path, key(), KvLayout.STREAMS)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(content)
+    assert curves.read_layout(tmp_path, key()) is None
+    file.write_bytes(content.replace(b"{}", msgspec.json.encode(key())).replace(b"streams", b"heaps"))
+    assert curves.read_layout(tmp_path, key()) is None
+
+
+def test_the_next_load_knows_the_layout_unless_nothing_is_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", FakeBackend()))
+    settings = Settings(calibration_dir=str(tmp_path))
+    loaded = load(settings, lambda _share: True)
+    assert not loaded.limits.begins_apart
+    keep_layout(loaded.curve_key, settings, KvLayout.STREAMS)
+    assert load(settings, lambda _share: True).limits.begins_apart
+    off = attrs.evolve(settings, calibrate="off")
+    keep_layout(loaded.curve_key, off, KvLayout.UNIFIED)
+    assert not load(off, lambda _share: True).limits.begins_apart
+    assert load(settings, lambda _share: True).limits.begins_apart
 
 
 def test_loading_and_measuring_share_one_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

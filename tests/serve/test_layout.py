@@ -75,6 +75,41 @@ async def test_the_cells_come_to_lie_apart_while_the_first_answers_are_still_und
         assert running.scheduler.totals.n_layouts == 1
 
 
+async def test_a_restarted_server_goes_on_with_the_layout_that_it_had() -> None:
+    kept: list[KvLayout] = []
+    first, second = FakeModel(lays_out=True), FakeModel(lays_out=True)
+    async with running_engine(first, SETTINGS, cost=cost(first), keep_layout=kept.append) as running:
+        await ask_and_compare(running, words(60, seed=1))
+    assert kept == [KvLayout.STREAMS]
+    async with running_engine(second, SETTINGS, cost=cost(second), begins_apart=True) as running:
+        await ask_and_compare(running, words(1, seed=2))
+        assert second.capabilities.kv_layout is KvLayout.STREAMS
+        assert running.scheduler.totals.n_layouts == 1
+
+
+async def test_who_begins_apart_has_the_pool_back_before_more_than_a_step_of_shared_prompts_was_computed() -> None:
+    kept: list[KvLayout] = []
+    model = FakeModel(lays_out=True)
+    prefix = "".join(words(1, seed=3, n_letters=600))
+    prompts = [prefix + word for word in words(4, seed=4, n_letters=8)]
+    settings = attrs.evolve(SETTINGS, row_budget=100)
+    async with running_engine(model, settings, cost=cost(model), begins_apart=True, keep_layout=kept.append) as running:
+        await ask_and_compare(running, prompts)
+        assert kept == [KvLayout.STREAMS, KvLayout.UNIFIED]
+        assert running.scheduler.totals.n_prefill_rows <= 100 + 600 + 4 * 8 + 4
+
+
+async def test_who_cannot_begin_apart_serves_from_the_pool() -> None:
+    def refuse(layout: KvLayout, n_slots: int) -> None:
+        raise LoadFailed("no memory")
+
+    kept: list[KvLayout] = []
+    model = FakeModel(lays_out=True, before_lay_out=refuse)
+    async with running_engine(model, SETTINGS, cost=cost(model), begins_apart=True, keep_layout=kept.append) as running:
+        await ask_and_compare(running, words(4, seed=5))
+    assert kept == [KvLayout.UNIFIED]
+
+
 async def test_where_prompts_are_shared_the_pool_stays() -> None:
     model = FakeModel(lays_out=True)
     prompts = [LETTERS * 3 + word for word in words(60, seed=3, n_letters=8)]
