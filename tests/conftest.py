@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+import trio.testing
 from hypothesis import settings
 
 settings.register_profile("cllm", deadline=None)
@@ -26,6 +27,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def slow_clock(mock_clock: trio.testing.MockClock) -> trio.testing.MockClock:
+    """Trio's time passes when the test makes it jump, and else so slowly that a busy machine uses no time limit up."""
+    mock_clock.rate = 0.1  # not 0: a test that hangs still ends
+    return mock_clock
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -33,15 +32,13 @@ def test_the_cpu_is_available_and_a_gpu_preferred_to_it():
 
 def test_importing_the_package_imports_no_llama_cpp():
     code = "import sys, cllm_llamacpp; cllm_llamacpp.make_cpu_backend(); assert 'llama_cpp' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_a_second_probe_is_immediate():
-    make_cpu_backend().probe()
-    start = time.perf_counter()
-    for _ in range(10):
-        make_cpu_backend().probe()
-    assert time.perf_counter() - start < 0.5
+def test_a_second_probe_opens_nothing(monkeypatch):
+    first = make_cpu_backend().probe()
+    monkeypatch.setattr(library, "_open", lambda: pytest.fail("it was opened already"))
+    assert make_cpu_backend().probe() == first
 
 
 def test_a_build_without_gpu_support_says_what_to_install(lib, monkeypatch, tiny_files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -159,25 +160,38 @@ async def test_steps_take_turns_while_both_have_work() -> None:
     assert max(len(list(run)) for _, run in itertools.groupby(together)) <= len(together) // 4
 
 
+def _wait_for(event: threading.Event) -> None:
+    assert event.wait(TEST_S)
+
+
 async def test_health_sees_an_embedders_step_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    embedder = FakeEmbedder(step_s=lambda _: 0.3)
+    go_on = threading.Event()
+    embedder = FakeEmbedder(before_step=lambda _: _wait_for(go_on))
     with trio.fail_after(TEST_S):
         async with running_engine(FakeModel(), watchdog_s=0.05, embedder=embedder) as running:
             assert running.engine.health().ok
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(running.engine.embeddings.loop.vectors, [[1]])
                 await until(lambda: not running.engine.health().ok)
+                go_on.set()
             assert running.engine.health().ok
 
 
 async def test_a_full_queue_is_refused() -> None:
-    embedder = FakeEmbedder(step_s=lambda _: 0.02)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def before_step(_: Batch) -> None:
+        begun.set()
+        _wait_for(go_on)
+
+    embedder = FakeEmbedder(before_step=before_step)
     with trio.fail_after(TEST_S):
         async with running_engine(FakeModel(), Settings(queue_size=2), embedder=embedder) as running:
             loop = running.engine.embeddings.loop
             async with trio.open_nursery() as nursery:
                 for _ in range(2):
                     nursery.start_soon(loop.vectors, [LONG])
-                await until(lambda: embedder.n_steps > 0)
+                await until(begun.is_set)
                 with pytest.raises(Unavailable):
                     await loop.vectors([[1]])
+                go_on.set()

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 from prometheus_client import CollectorRegistry
 
 from cllm.errors import GrammarInvalid, Unavailable
@@ -14,7 +15,7 @@ from cllm.testing.fake import FakeVocabulary
 from cllm.text.grammar import ANY_OBJECT, Grammar, Grammars, GrammarSource, Kind
 
 BAD = GrammarSource(Kind.REGEX, "(")
-MORE_THAN_ENOUGH_S = 20.0
+MORE_THAN_ENOUGH_S = 60.0
 
 
 class Slow:
@@ -59,11 +60,20 @@ async def test_what_does_not_compile_is_refused_and_counted(metrics: Metrics) ->
     assert counted(metrics.registry) == {"refused": 1}
 
 
-async def test_what_takes_too_long_is_refused_at_the_deadline_while_everything_else_runs(metrics: Metrics) -> None:
+async def test_what_takes_too_long_is_refused_at_the_deadline_while_everything_else_runs(
+    metrics: Metrics, slow_clock: trio.testing.MockClock
+) -> None:
     slow: Any = Slow()
-    try:
+
+    async def refused() -> None:
         with pytest.raises(GrammarInvalid, match="longer than"):
-            await GrammarDesk(metrics).compiled(slow, ANY_OBJECT, timeout_s=0.01)
+            await GrammarDesk(metrics).compiled(slow, ANY_OBJECT, timeout_s=MORE_THAN_ENOUGH_S)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(refused)
+            await trio.to_thread.run_sync(slow.began.acquire)
+            slow_clock.jump(MORE_THAN_ENOUGH_S)
         assert slow.n_ended == 0, "the compiler goes on; nobody waits for it"
     finally:
         slow.may_go.set()

@@ -126,13 +126,12 @@ async def test_events_of_a_step_are_delivered_while_the_next_one_runs(steps: Ste
 async def test_256_streams_at_once_end_without_an_error() -> None:
     model = FakeModel(n_cells=16384)
     prompts = [f"number {i}" for i in range(256)]
-    with trio.fail_after(30):
-        async with serving(model, Settings(parallel=256)) as running:
-            async with trio.open_nursery() as nursery:
-                readers = Readers(running, nursery)
-                for prompt in prompts:
-                    readers.ask(prompt, make_spec(prompt, 24))
-            await all_given_back(running, model)
+    async with serving(model, Settings(parallel=256)) as running:
+        async with trio.open_nursery() as nursery:
+            readers = Readers(running, nursery)
+            for prompt in prompts:
+                readers.ask(prompt, make_spec(prompt, 24))
+        await all_given_back(running, model)
     assert {prompt: answers[0].finished.reason for prompt, answers in readers.answers.items()} == dict.fromkeys(
         prompts, FinishReason.LENGTH
     )
@@ -166,12 +165,10 @@ async def test_an_idle_loop_does_no_work(steps: Steps, mock_clock: trio.testing.
 
 
 async def test_everybody_who_waits_for_the_loop_to_be_idle_is_told(steps: Steps) -> None:
-    async with serving(FakeModel()) as running:
-        with trio.fail_after(5):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read_all, running.engine.open([make_spec()]))
-                for _ in range(3):
-                    nursery.start_soon(running.loop.wait_idle)
+    async with serving(FakeModel()) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(read_all, running.engine.open([make_spec()]))
+        for _ in range(3):
+            nursery.start_soon(running.loop.wait_idle)
 
 
 # --- leaving ----------------------------------------------------------------------------------------------------------

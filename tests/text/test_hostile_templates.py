@@ -12,9 +12,10 @@ from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateIn
 from cllm.text.meter import RenderLimits
 from cllm.text.template import ChatTemplate
 
-# Small, so that the table is quick; the times below are a second's worth of slack for a noisy machine.
+# Small, so that the table is quick. Times are the thread's own: what a busy machine does meanwhile is no template's doing.
 LIMITS = RenderLimits(timeout_s=0.1, n_chars_max=2**18, n_chars_total=2**20)
 WITHIN_S = 1.5
+clock = time.thread_time
 WITHIN_BYTES = 64 * 2**20
 
 GUARD = "{% if messages[0].content == 'attack' %}"  # probing at load says other things, and must not trip
@@ -126,15 +127,15 @@ CLOSED = {
 
 
 def made(source: str, limits: RenderLimits = LIMITS) -> ChatTemplate:
-    return ChatTemplate(GUARD + source + "{% else %}fine{% endif %}", bos_token="", eos_token="", limits=limits)
+    return ChatTemplate(GUARD + source + "{% else %}fine{% endif %}", bos_token="", eos_token="", limits=limits, clock=clock)
 
 
 def attacked(source: str) -> RequestError:
     template = made(source)
-    begin = time.perf_counter()
+    begin = clock()
     with pytest.raises(RequestError) as ended:
         template.render(ATTACK)
-    assert time.perf_counter() - begin < WITHIN_S
+    assert clock() - begin < WITHIN_S
     assert template.render([{"role": "user", "content": "hi"}]) == "fine"
     return ended.value
 
@@ -173,9 +174,9 @@ CONSTANTS = {name: source for name, source in ALLOCATIONS.items() if source.star
 
 @pytest.mark.parametrize("source", CONSTANTS.values(), ids=CONSTANTS)
 def test_constants_are_not_evaluated_while_compiling(source: str) -> None:
-    begin = time.perf_counter()
+    begin = clock()
     made(source)
-    assert time.perf_counter() - begin < WITHIN_S
+    assert clock() - begin < WITHIN_S
 
 
 @pytest.mark.parametrize("source", ["{{ lipsum(9999) }}", "{{ cycler.__init__.__globals__ }}"])
@@ -205,17 +206,17 @@ def test_the_time_limit_is_the_clocks() -> None:
 
 def test_a_long_conversation_stays_well_within_the_limits() -> None:
     source = "{% for m in messages[::-1] %}{% set c = m.content.strip() %}{{ '<' + m.role + '>' ~ c ~ '\\n' }}{% endfor %}"
-    template = ChatTemplate(source, bos_token="", eos_token="")
+    template = ChatTemplate(source, bos_token="", eos_token="", clock=clock)
     text = template.render([{"role": "user", "content": "a word " * 100}] * 5000)  # 3.5 million characters
     assert len(text) > 3_000_000
 
 
 def test_the_deadline_holds_at_the_default_limits() -> None:
     template = made(LOOPS["loop in loop"], RenderLimits())
-    begin = time.perf_counter()
+    begin = clock()
     with pytest.raises(TemplateLimitExceeded):
         template.render(ATTACK)
-    assert time.perf_counter() - begin < 2.0
+    assert clock() - begin < 2.0
 
 
 def test_the_recursion_limit_is_left_as_it_was() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import attrs
 import pytest
@@ -14,6 +15,7 @@ from cllm.errors import LoadAborted, LoadFailed
 from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens
 
 Load = Callable[[], StepModel]
+N_PROBES: Final = 5
 
 
 def go_on(_share: float) -> bool:
@@ -29,10 +31,13 @@ def test_it_is_a_backend_of_this_version_of_the_contract(backend: Backend) -> No
 
 
 def test_a_probe_is_quick_and_says_why_in_one_line(backend: Backend) -> None:
-    backend.probe()  # the first may import what it needs
-    started_at = time.perf_counter()
-    probe = backend.probe()
-    assert time.perf_counter() - started_at < 1.0
+    probe = backend.probe()  # the first may import what it needs
+    seconds = []
+    for _ in range(N_PROBES):
+        started_at = time.perf_counter()
+        probe = backend.probe()
+        seconds.append(time.perf_counter() - started_at)
+    assert min(seconds) < 1.0  # the others may have been the machine's own pauses
     assert isinstance(probe, Probe)
     assert probe.reason
     assert "\n" not in probe.reason

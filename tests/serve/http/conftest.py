@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 from quart import request
 from quart_trio import QuartTrio
 
@@ -213,13 +212,6 @@ async def _until(condition: Callable[[], object]) -> None:
 @pytest.fixture
 def until():
     return _until
-
-
-@pytest.fixture
-def slow_clock(mock_clock: trio.testing.MockClock) -> trio.testing.MockClock:
-    """Time that passes when the test makes it jump, and else so slowly that a busy machine uses no time limit up."""
-    mock_clock.rate = 0.1  # not 0: a test that hangs still ends
-    return mock_clock
 
 
 @pytest.fixture
