@@ -12,6 +12,7 @@ import trio
 from cllm.backend import Batch, Pooling
 from cllm.errors import StepFailed
 from cllm.serve.embedders import EmbeddingsOnly
+from cllm.testing.fake import FakeModel
 from cllm.testing.fake_embedder import N_EMBD, FakeEmbedder
 
 
@@ -128,15 +129,18 @@ async def test_the_model_is_chosen_by_name_and_listed(serve: Any) -> None:
 
 
 async def test_a_stream_goes_on_while_vectors_are_computed(serve: Any) -> None:
-    embedder = FakeEmbedder(step_s=lambda _: 0.002)
-    async with serve(embedder=embedder, embedding_slice_ms=1) as api:
-        body = b'{"prompt": "once", "max_tokens": 60, "stream": true, "temperature": 0}'
-        async with api.asking("/v1/completions", body) as exchange, trio.open_nursery() as nursery:
+    order: list[str] = []
+    model = FakeModel(before_step=lambda _: order.append("text"), step_s=lambda _: 0.002)
+    embedder = FakeEmbedder(before_step=lambda _: order.append("vectors"), step_s=lambda _: 0.002)
+    async with serve(model, embedder, embedding_slice_ms=1) as api:
+        body = b'{"prompt": "once", "max_tokens": 4000, "stream": true, "temperature": 0}'
+        async with api.asking("/v1/completions", body) as exchange:
             await exchange.receive()
-            nursery.start_soon(embed, api, [[97] * 400] * 4)
-            await exchange.rest()
-            n_steps_meanwhile = embedder.n_steps
-    assert 0 < n_steps_meanwhile < embedder.n_steps  # neither waited for the other's end
+            answer = await embed(api, [[97] * 400] * 4)
+            exchange.leave()
+    assert answer.status == 200
+    meanwhile = order[order.index("vectors") : len(order) - order[::-1].index("vectors")]
+    assert "text" in meanwhile, "neither waited for the other's end"
 
 
 async def test_who_leaves_stops_the_work(serve: Any) -> None:

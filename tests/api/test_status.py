@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cllm.testing.fake import FakeModel
 from cllm.text.builtin_templates import CHATML
+from tests.api.conftest import TEST_S
 
 
 async def test_a_server_at_rest_is_healthy_and_ready(serve: Any) -> None:
@@ -64,7 +65,7 @@ async def test_a_dead_engine_is_not_healthy(loading: Any) -> None:
 
 async def test_a_full_queue_is_not_ready_and_503_with_retry_after(serve: Any) -> None:
     go_on = threading.Event()
-    model = FakeModel(before_step=lambda batch: go_on.wait(10) and None)
+    model = FakeModel(before_step=lambda batch: go_on.wait(TEST_S) and None)
     async with serve(model, queue_size=2, parallel=1) as api, trio.open_nursery() as nursery:
         nursery.start_soon(api.complete, "x")
         await api.until(lambda: api.scheduler.n_running == 1)
@@ -131,7 +132,7 @@ async def test_steps_are_in_the_metrics_as_soon_as_they_are_done(serve: Any, acc
 
 async def test_slots_show_the_sequences_under_way(serve: Any) -> None:
     go_on = threading.Event()
-    async with serve(FakeModel(before_step=lambda batch: go_on.wait(10) and None)) as api, trio.open_nursery() as nursery:
+    async with serve(FakeModel(before_step=lambda batch: go_on.wait(TEST_S) and None)) as api, trio.open_nursery() as nursery:
         nursery.start_soon(lambda: api.post("/v1/completions", {"prompt": "secret", "max_tokens": 3}, X_Request_Id="mine"))
         await api.until(lambda: api.scheduler.n_running == 1)
         answer = await api.get("/slots")
