@@ -11,8 +11,9 @@ from cllm.engine.sequence import SequenceSpec
 from cllm.testing.engine import running_engine
 from tests.endtoend.conftest import LoadModel
 
-TEST_S = 60.0
+TEST_S = 120.0
 N_PROMPT = 900  # one step
+N_TRIES = 50  # a step may end before a busy machine comes to say that nobody waits for it
 
 
 @pytest.mark.parametrize("n_before", [0, 3])
@@ -24,13 +25,18 @@ async def test_leaving_during_a_prompt_ends_its_step_and_others_are_answered_as_
     with trio.fail_after(TEST_S):
         async with running_engine(model, settings) as running:
             before = [await answer(running.engine.open([short])) for _ in range(n_before)]
-            with running.engine.open([spec]) as stream:
-                while not running.loop.is_computing:  # noqa: ASYNC110 - there is no event for it
-                    await trio.sleep(0.001)
-                stream.cancel()
-            await running.loop.wait_idle()
-            assert running.scheduler.totals.n_prefill_rows == 3 * n_before, "the step did not go to its end"
-            assert running.scheduler.cells.n_held == 0
+            for _ in range(N_TRIES):
+                n_rows = running.scheduler.totals.n_prefill_rows
+                with running.engine.open([spec]) as stream:
+                    while not running.loop.is_computing:  # noqa: ASYNC110 - there is no event for it
+                        await trio.sleep(0.001)
+                    stream.cancel()
+                await running.loop.wait_idle()
+                assert running.scheduler.cells.n_held == 0
+                if running.scheduler.totals.n_prefill_rows == n_rows:
+                    break
+            else:
+                pytest.fail("every step went to its end")
             after = await answer(running.engine.open([short]))
             assert all(tokens == after for tokens in before)
 

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +21,8 @@ from typing import Any
 import attrs
 import pytest
 
-START_S = 60.0
-END_S = 20.0
+START_S = END_S = 120.0  # end a test that hangs; a machine that is busy with something else takes its time
+FOREVER_S = "3600"  # of a time limit that must not be what ends the server
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for what is no character, as where the last one was cut
 FEW_CELLS = ("--ctx-size", "4096", "--threads", "1")
 STARTED: list[Process] = []
@@ -42,28 +42,26 @@ class Process:
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
         try:
-            with urllib.request.urlopen(self.url(path), timeout=10) as response:
+            with urllib.request.urlopen(self.url(path), timeout=END_S) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(self.url(path), json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=END_S) as response:
             data = response.read()
         return json.loads(data) if not body.get("stream") else data.decode()
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            assert self.popen.poll() is None, f"ended with {self.popen.returncode}: {self.popen.communicate()[0]}"
-            try:
-                if self.get("/ready")[0] == 200:
-                    return
-            except OSError:
-                pass
-            time.sleep(0.05)
-        raise AssertionError("not ready in time")
+        until(self._is_ready, START_S)
+
+    def _is_ready(self) -> bool:
+        assert self.popen.poll() is None, f"ended with {self.popen.returncode}: {self.popen.communicate()[0]}"
+        try:
+            return self.get("/ready")[0] == 200
+        except OSError:
+            return False
 
     def end(self, *signals: signal.Signals) -> int:
         """Send signals and wait; return the exit code."""
@@ -71,6 +69,14 @@ class Process:
             self.popen.send_signal(number)
         self.output = self.popen.communicate(timeout=END_S)[0]
         return self.popen.returncode
+
+
+def until(condition: Callable[[], bool], within_s: float = END_S) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.01)
 
 
 def free_port() -> int:
@@ -142,20 +148,26 @@ def cancelled(server: Process) -> int:
 
 def wait_submitted(server: Process, n_sequences: int) -> None:
     """Wait until the engine has accepted so many sequences in all."""
-    deadline = time.monotonic() + 10
-    while submitted(server) < n_sequences:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: submitted(server) >= n_sequences)
 
 
-def idle_cells(server: Process) -> dict[str, int]:
-    """The cells by state, once nothing is under way."""
-    deadline = time.monotonic() + 5
-    while True:
-        values = dict(metric(server, r'cllm_cells\{state="(\w+)"\}'))
-        if not values["held"] or time.monotonic() > deadline:
-            return values
-        time.sleep(0.02)
+def wait_generated(server: Process, n_tokens: int) -> None:
+    """Wait until so many tokens have come in all."""
+    until(lambda: dict(metric(server, r"cllm_(generated_tokens)_total")).get("generated_tokens", 0) >= n_tokens)
+
+
+def cells(server: Process) -> dict[str, int]:
+    """The cells by state."""
+    return dict(metric(server, r'cllm_cells\{state="(\w+)"\}'))
+
+
+def takes_connections(server: Process) -> bool:
+    """Whether it has not been told to stop."""
+    try:
+        socket.create_connection(("127.0.0.1", server.port)).close()
+    except ConnectionError:
+        return False
+    return True
 
 
 def test_it_answers_and_a_stream_is_the_same_as_no_stream(server: Process) -> None:
@@ -188,10 +200,15 @@ def test_a_character_is_never_split_whatever_max_tokens_is(server: Process) -> N
 
 
 def test_clients_that_leave_at_any_moment_leave_no_cell_held(server: Process) -> None:
+    def ask(path: str, body: dict[str, Any]) -> socket.socket:
+        client = socket.create_connection(("127.0.0.1", server.port))
+        data = json.dumps(body).encode()
+        client.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+        return client
+
     def leave(i: int) -> None:
-        body = json.dumps(chat("Count from 1 to 99." + " Please." * (i % 7 * 20), stream=i % 2 == 0)).encode()
-        with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        text = "Count from 1 to 99." + " Please." * (i % 7 * 20)
+        with ask("/v1/chat/completions", chat(text, stream=i % 2 == 0)) as client:
             leaves_at = time.monotonic() + 0.003 * i  # from before the first row to the middle of the answer
             with suppress(OSError):
                 while (left_s := leaves_at - time.monotonic()) > 0:
@@ -202,16 +219,18 @@ def test_clients_that_leave_at_any_moment_leave_no_cell_held(server: Process) ->
     n_submitted, n_cancelled = submitted(server), cancelled(server)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(leave, range(1, 41)))
-    cells = idle_cells(server)
-    assert cells["held"] == 0
-    assert cells["free"] + cells["cached"] == 4096
+    # However busy the machine, one leaves in the middle of its answer.
+    with ask("/v1/completions", {"prompt": "Count", "max_tokens": 3000, "ignore_eos": True, "stream": True}) as client:
+        assert client.recv(1)
+    until(lambda: cells(server)["held"] == 0)
+    assert cells(server)["free"] + cells(server)["cached"] == 4096
     assert submitted(server) > n_submitted, "all left before their requests were read"
     assert cancelled(server) > n_cancelled, "all stayed to the end"
     assert server.get("/health")[0] == 200
 
 
 def test_it_drains_and_exits_with_0() -> None:
-    process = serve()
+    process = serve("--grace-s", FOREVER_S)
     process.wait_ready()
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(process.post, "/v1/chat/completions", chat("Count from 1 to 60.")) for _ in range(4)]
@@ -223,17 +242,15 @@ def test_it_drains_and_exits_with_0() -> None:
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    process = serve("--grace-s", "60")
+    process = serve("--grace-s", FOREVER_S)
     process.wait_ready()
     with ThreadPoolExecutor(1) as pool:
         body = {"prompt": "Count", "max_tokens": 3000, "ignore_eos": True, "stream": True}
         pool.submit(process.post, "/v1/completions", body)
         wait_submitted(process, 1)
         process.popen.send_signal(signal.SIGTERM)
-        time.sleep(0.3)  # the first must have been taken before the second is sent, or they are one
-        began = time.monotonic()
+        until(lambda: not takes_connections(process))  # the first must have been taken before the second is sent, or they are one
         assert process.end(signal.SIGTERM) == 128 + signal.SIGTERM
-    assert time.monotonic() - began < 5
     assert "Traceback" not in process.output
 
 
@@ -243,7 +260,7 @@ def test_when_grace_is_over_streams_end_with_an_error_and_the_code_is_0() -> Non
     with ThreadPoolExecutor(1) as pool:
         body = {"prompt": "Count", "max_tokens": 3000, "ignore_eos": True, "stream": True}
         stream = pool.submit(process.post, "/v1/completions", body)
-        wait_submitted(process, 1)
+        wait_generated(process, 10)  # so that the answer has begun: an error can only be in it
         assert process.end(signal.SIGTERM) == 0
         data = stream.result()
     assert '"error"' in data
@@ -298,8 +315,7 @@ def test_clients_do_not_see_that_the_process_which_computes_is_killed() -> None:
     ]
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = [pool.submit(server.post, "/v1/completions", body) for body in bodies]
-        while not (values := dict(metric(server, r"cllm_(generated_tokens)_total"))) or values["generated_tokens"] < 100:
-            time.sleep(0.005)
+        wait_generated(server, 100)
         os.kill(worker_of(server), signal.SIGKILL)
         assert [answer.result()["usage"]["completion_tokens"] for answer in answers] == [300] * len(bodies)
     assert server.end(signal.SIGTERM) == 0
@@ -327,10 +343,7 @@ def test_a_server_that_is_killed_leaves_no_worker_behind() -> None:
     server.wait_ready()
     worker = worker_of(server)
     server.end(signal.SIGKILL)
-    deadline = time.monotonic() + END_S
-    while is_running(worker) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not is_running(worker)
+    until(lambda: not is_running(worker))
 
 
 def test_a_broken_model_file_is_one_line_from_a_worker_too(broken_file: Path) -> None:

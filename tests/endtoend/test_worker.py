@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.testing.engine import RunningEngine, running_engine
 from tests.endtoend.conftest import LoadModel
 from tests.endtoend.running import alone
+from tests.serve.conftest import kill_again_and_again
 
 TEST_S = 240.0
 N_STREAMS, N_TOKENS = 8, 120
@@ -68,7 +68,8 @@ async def test_eight_streams_are_what_they_are_undisturbed_however_often_the_wor
                 async with trio.open_nursery() as nursery:
                     for i, spec in enumerate(specs):
                         nursery.start_soon(read, running, spec, texts, i)
-                    nursery.start_soon(kill_at_random, running, model, n_kills)
+                    counts = [N_STREAMS * N_TOKENS * i // (n_kills + 1) for i in range(n_kills)]
+                    nursery.start_soon(partial(kill_again_and_again, running, model, *counts, within_s=0.005))
                 assert running.scheduler.totals.n_failed == 0
     finally:
         model.close()
@@ -100,15 +101,3 @@ async def read(running: RunningEngine, spec: SequenceSpec, texts: list[str], i: 
         async for events in stream:
             for _, event in events:
                 texts[i] += getattr(event, "text", "")
-
-
-async def kill_at_random(running: RunningEngine, model: WorkerModel, n_kills: int) -> None:
-    """Kill the worker each time after some more tokens, and a random moment later."""
-    rng = random.Random(11)
-    for i in range(n_kills):
-        n_tokens = N_STREAMS * N_TOKENS * i // (n_kills + 1)
-        while running.scheduler.totals.n_generated < n_tokens or model.life.is_dead:  # noqa: ASYNC110 - a process sets no event
-            await trio.sleep(0.0005)
-        await trio.sleep(rng.random() * 0.005)
-        if model.pid is not None:
-            os.kill(model.pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
@@ -146,8 +147,8 @@ async def until_replaced(worker: Worker, pid: int) -> None:
     await until(lambda: worker.pid not in (pid, None))
 
 
-async def kill_again_and_again(running: RunningEngine, worker: Worker, *counts: int) -> None:
-    """Kill the worker when so many tokens have come in all, each time another process.
+async def kill_again_and_again(running: RunningEngine, worker: Worker, *counts: int, within_s: float = 0.0) -> None:
+    """Kill the worker when so many tokens have come in all, each time another process, at a random moment `within_s` of that.
 
     In between every stream gets on: one with which the worker dies twice at the same token is to blame for it.
     """
@@ -160,8 +161,11 @@ async def kill_again_and_again(running: RunningEngine, worker: Worker, *counts: 
         return all(seq_id not in now or now[seq_id] > n for seq_id, n in before.items())
 
     before: dict[int, int] = {}
+    rng = random.Random(11)
     for n_tokens in counts:
         await until(lambda n=n_tokens: running.scheduler.totals.n_generated >= n and all_got_on())  # type: ignore[misc]
+        if within_s:
+            await trio.sleep(rng.random() * within_s)
         await until_replaced(worker, kill(worker))
         before = generated()
 
