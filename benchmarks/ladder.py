@@ -75,6 +75,7 @@ class Measured:
             "ratio": spread(ratios),
             "counts": {gate: count for gate, count in self.passes[-1].counts.items() if count},
         }
+        page |= self._cores()
         if below is not None:
             per_token, per_step = _costs(self.passes, below.passes, "n_tokens"), _costs(self.passes, below.passes, "n_steps")
             page |= {"us_per_token": statistics.median(per_token), "us_per_token_spread": spread(per_token)}
@@ -84,6 +85,18 @@ class Measured:
                 page["reason"] = REASONS[self.stage.name]
             if self.stage.name in BESIDE:
                 page["beside"] = below.stage.name
+        return page
+
+    def _cores(self) -> dict[str, float]:
+        """What of a step the threads that compute waited for a core, and what others spent, microseconds, as far as it is known."""
+        cores = [(ran.cores, 1e6 / ran.n_steps) for ran in self.passes if ran.cores is not None and ran.n_steps]
+        clients = [1e6 * ran.client_cpu_s / ran.n_steps for ran in self.passes if ran.client_cpu_s is not None and ran.n_steps]
+        page = {}
+        if cores:
+            page["waiting_us_per_step"] = statistics.median(one.waiting_s * us for one, us in cores)
+            page["others_us_per_step"] = statistics.median(one.others_s * us for one, us in cores)
+        if clients:
+            page["client_us_per_step"] = statistics.median(clients)
         return page
 
 
@@ -117,7 +130,9 @@ def open_stages(model: Path, options: list[str], settings: Settings, names: Sequ
         chosen = [make() for make, name in zip(inner, STAGES, strict=False) if name in names]
         if {"http", "sse", "client"} & set(names):
             server = opened.enter_context(CountedServer(str(model), options))
-            outer: list[Stage] = [stages.http_stage(server), stages.sse_stage(server), stages.ClientStage(server, Counter(("client",)))]
+            n = settings.threads or 1
+            client = stages.ClientStage(server, Counter(("client",)), n)
+            outer: list[Stage] = [stages.http_stage(server, n), stages.sse_stage(server, n), client]
             chosen += [stage for stage in outer if stage.name in names]
         if "isolated" in names:
             chosen.append(stages.isolated_stage(opened.enter_context(_open_bench(attrs.evolve(settings, isolate=True)))))

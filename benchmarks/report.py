@@ -43,6 +43,8 @@ LADDER: Final = """\
 Each stage adds one real layer to the one above it in the table and answers the same requests; calls through each layer are counted, and a
 run in which a stage went round its layer fails. The stages take turns within a run. Ratios are to the first stage of the same turn: median,
 least and most over the turns. `isolated` is the loop with the model in a process of its own (`--isolate`), and is compared with `loop`.
+Without a core is how long, in a step, a thread that computes could have run and had none, by the kernel's own count: its team waits for it
+at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads.
 """
 
 STACK: Final = """\
@@ -202,11 +204,13 @@ def _stages(stages: Sequence[Run]) -> str:
             _number(statistics.median(stage["tokens_per_s"])),
             _number(stage.get("us_per_token")),
             _number(stage.get("us_per_step")),
+            *(_number(stage.get(f"{what}_us_per_step")) for what in ("waiting", "others", "client")),
             _ratios(stage.get("ratios")),
         )
         for stage in stages
     ]
-    return table(("", "stage", "tokens/s", "us a token over the one above", "us a step", "ratio to the first"), rows)
+    cores = ("without a core", "CPU that serves", "CPU of the client")
+    return table(("", "stage", "tokens/s", "us a token over the one above", "us a step", *cores, "ratio to the first"), rows)
 
 
 def _ratios(ratios: Sequence[float] | None) -> str:

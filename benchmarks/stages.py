@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from benchmarks.serving import CountedServer
 from benchmarks.workload import Ask, Sampling
 from cllm.api.app import create_app
 from cllm.backend import Batch, StepModel
+from cllm.bench import process
+from cllm.bench.process import Threads, ThreadTimes
 from cllm.config import Settings
 from cllm.engine.compute import compute, do_move
 from cllm.engine.events import Delta, Event, Finished
@@ -102,6 +105,30 @@ class Work:
 
 
 @attrs.frozen(kw_only=True)
+class Cores:
+    """How the threads of a stage's process shared the machine's cores in one pass, seconds."""
+
+    waiting_s: (
+        float  # that each thread that computes could have run and had no core, the mean of them: all of them wait for the one that does
+    )
+    others_s: float  # CPU time of all other threads: what serves
+
+    @classmethod
+    def between(cls, before: Threads, after: Threads, n_computing: int) -> Cores | None:
+        """Those that compute are known by what they used."""
+        none = ThreadTimes(0.0, 0.0)
+        spent = [
+            ThreadTimes(times.cpu_s - before.get(thread, none).cpu_s, times.waiting_s - before.get(thread, none).waiting_s)
+            for thread, times in after.items()
+        ]
+        spent.sort(key=lambda times: times.cpu_s, reverse=True)
+        if len(spent) < n_computing:
+            return None
+        waiting_s = sum(times.waiting_s for times in spent[:n_computing]) / n_computing
+        return cls(waiting_s=waiting_s, others_s=sum(times.cpu_s for times in spent[n_computing:]))
+
+
+@attrs.frozen(kw_only=True)
 class Ran:
     """What one pass of one stage gave."""
 
@@ -111,6 +138,7 @@ class Ran:
     counts: Counts
     server_cpu_s: float | None = None  # CPU times where the stage's process does nothing but serve
     client_cpu_s: float | None = None
+    cores: Cores | None = None  # where the kernel tells
 
 
 class Stage(Protocol):
@@ -238,13 +266,17 @@ class Bench:
     def _timed(self, run: Callable[[], int]) -> Ran:
         self.clear()
         with self.counter.counting():
-            before = dict(self.counter.counts)
+            before, threads_before = dict(self.counter.counts), process.threads(os.getpid())
             began, cpu_began = time.perf_counter(), time.process_time()
             n_tokens = run()
             wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-            counts = difference(self.counter.counts, before)
+            counts, cores = difference(self.counter.counts, before), self.cores_since(threads_before)
         self.clear()
-        return Ran(wall_s=wall_s, n_steps=n_steps_of(counts), n_tokens=n_tokens, counts=counts, server_cpu_s=cpu_s)
+        return Ran(wall_s=wall_s, n_steps=n_steps_of(counts), n_tokens=n_tokens, counts=counts, server_cpu_s=cpu_s, cores=cores)
+
+    def cores_since(self, before: Threads) -> Cores | None:
+        """How this process and its children used the cores."""
+        return Cores.between(before, process.threads(os.getpid()), self.settings.threads or 1)
 
 
 def n_steps_of(counts: Counts) -> int:
@@ -443,12 +475,12 @@ def _n_tokens(event: Event) -> int:
 async def timed_in_trio(bench: Bench, work: Work, run: Callable[[], Any]) -> Ran:
     """As `Bench.timed`, inside Trio, while the step loop idles before and after."""
     with bench.counter.counting():
-        before = dict(bench.counter.counts)
+        before, threads_before = dict(bench.counter.counts), process.threads(os.getpid())
         began, cpu_began = time.perf_counter(), time.process_time()
         n_tokens = await run()
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-        counts = difference(bench.counter.counts, before)
-    return Ran(wall_s=wall_s, n_steps=n_steps_of(counts), n_tokens=n_tokens, counts=counts, server_cpu_s=cpu_s)
+        counts, cores = difference(bench.counter.counts, before), bench.cores_since(threads_before)
+    return Ran(wall_s=wall_s, n_steps=n_steps_of(counts), n_tokens=n_tokens, counts=counts, server_cpu_s=cpu_s, cores=cores)
 
 
 @attrs.define(eq=False)
@@ -543,13 +575,14 @@ class HttpStage:
     stream: bool
     name: str
     adds: str
+    n_threads: int = 1  # that compute
 
     def run(self, work: Work) -> Ran:
         """Run a pass."""
         requests = [closed_loop.post(PATH, body) for body in work.bodies(stream=self.stream)]
-        before = self.server.reading()
+        before, threads_before = self.server.reading(), process.threads(self.server.pid())
         loop = closed_loop.run(self.server.port, requests, work.concurrency)
-        after = self.server.reading()
+        after, threads_after = self.server.reading(), process.threads(self.server.pid())
         counts = difference(after.counts, before.counts)
         return Ran(
             wall_s=loop.wall_s,
@@ -558,17 +591,19 @@ class HttpStage:
             counts=counts,
             server_cpu_s=after.cpu_s - before.cpu_s,
             client_cpu_s=loop.client_cpu_s,
+            cores=Cores.between(threads_before, threads_after, self.n_threads),
         )
 
 
-def http_stage(server: CountedServer) -> HttpStage:
+def http_stage(server: CountedServer, n_threads: int = 1) -> HttpStage:
     """Answers in one piece."""
-    return HttpStage(server=server, stream=False, name="http", adds="cllm serve in a process of its own, on loopback, answers in one piece")
+    adds = "cllm serve in a process of its own, on loopback, answers in one piece"
+    return HttpStage(server=server, stream=False, name="http", adds=adds, n_threads=n_threads)
 
 
-def sse_stage(server: CountedServer) -> HttpStage:
+def sse_stage(server: CountedServer, n_threads: int = 1) -> HttpStage:
     """Streamed answers."""
-    return HttpStage(server=server, stream=True, name="sse", adds="streaming: an event for each token")
+    return HttpStage(server=server, stream=True, name="sse", adds="streaming: an event for each token", n_threads=n_threads)
 
 
 @attrs.define(eq=False)
@@ -577,6 +612,7 @@ class ClientStage:
 
     server: CountedServer
     counter: Counter  # of this process, where the client's gate is
+    n_threads: int = 1
     name: str = "client"
     adds: str = "the official openai package as the client"
 
@@ -584,13 +620,13 @@ class ClientStage:
         """Run a pass."""
         import asyncio
 
-        before = self.server.reading()
+        before, threads_before = self.server.reading(), process.threads(self.server.pid())
         n_answered_before = dict(self.counter.counts)
         with self.counter.counting():
             began, cpu_began = time.perf_counter(), time.process_time()
             n_tokens = asyncio.run(self._ask_all(work))
             wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-        after = self.server.reading()
+        after, threads_after = self.server.reading(), process.threads(self.server.pid())
         own = difference(self.counter.counts, n_answered_before)
         counts = {key: count + own[key] for key, count in difference(after.counts, before.counts).items()}
         return Ran(
@@ -600,6 +636,7 @@ class ClientStage:
             counts=counts,
             server_cpu_s=after.cpu_s - before.cpu_s,
             client_cpu_s=cpu_s,
+            cores=Cores.between(threads_before, threads_after, self.n_threads),
         )
 
     async def _ask_all(self, work: Work) -> int:

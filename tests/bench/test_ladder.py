@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +18,11 @@ import trio
 from benchmarks import ceiling, ladder, stages
 from benchmarks.instant import InstantModel
 from benchmarks.layers import BORDER, GATES, LAYERS, Bypassed, Counter, Gate, check, key_of
-from benchmarks.stages import Bench, Ran, Work, layers_of, run_checked
+from benchmarks.stages import Bench, Cores, Ran, Work, layers_of, run_checked
 from benchmarks.workload import GREEDY, PLAIN, Ask
 from cllm.backend import ModelSpec
+from cllm.bench import process
+from cllm.bench.process import ThreadTimes
 from cllm.config import Settings
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.worker import WorkerBackend, WorkerModel
@@ -38,6 +42,34 @@ def bench() -> Bench:
 def small_work(**fields: Any) -> Work:
     asks = [Ask(prompt=(40 + i, 50, 60), n_generated=4 + i) for i in range(3)]
     return Work(**{"asks": asks, "concurrency": 2, "sampling": GREEDY, "seed": 7, **fields})
+
+
+# --- who has the cores -------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_compute_are_those_that_used_the_cores_most() -> None:
+    before = {1: ThreadTimes(5.0, 1.0), 2: ThreadTimes(0.0, 0.0)}
+    after = {1: ThreadTimes(5.5, 1.25), 2: ThreadTimes(9.0, 0.5), 3: ThreadTimes(8.0, 1.5)}  # the third began in between
+    assert Cores.between(before, after, 2) == Cores(waiting_s=1.0, others_s=0.5)
+
+
+def test_where_the_kernel_does_not_tell_nothing_is_made_up() -> None:
+    assert Cores.between({}, {}, 2) is None
+
+
+@pytest.mark.skipif(not process.threads(os.getpid()), reason="needs a kernel that tells a thread's times: Linux with schedstats")
+def test_the_kernel_tells_what_this_thread_used() -> None:
+    before = process.threads(os.getpid())[threading.get_native_id()]
+    while (now := process.threads(os.getpid())[threading.get_native_id()]).cpu_s <= before.cpu_s:
+        pass
+    assert now.waiting_s >= before.waiting_s
+
+
+def test_a_stage_tells_what_its_steps_waited_and_what_else_was_spent(bench: Bench) -> None:
+    measured = ladder.Measured(number=0, stage=stages.EngineStage(bench))
+    measured.passes = [attrs.evolve(run_checked(measured.stage, small_work(), ENGINE), cores=Cores(waiting_s=0.5, others_s=1.0))]
+    page, n_steps = measured.page(measured, None), measured.passes[0].n_steps
+    assert (page["waiting_us_per_step"], page["others_us_per_step"]) == (0.5e6 / n_steps, 1e6 / n_steps)
 
 
 # --- the self-check ----------------------------------------------------------------------------------------------------
