@@ -16,6 +16,7 @@ from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import summarize
 
 ROOT = Path(__file__).parents[2]
+COSTS = {"us_per_token": 300.0, "us_per_step": 2400.0, "waiting_us_per_step": 150.0, "client_us_per_step": 2200.0}
 KILLED = [{"n_under_way": 8, "n_pieces_before": 10, "n_complete": 8, "n_same": 7, "pause_s": 0.5}]
 
 
@@ -70,7 +71,7 @@ def promised() -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    stages = [stage(0, "native", 100.0), stage(7, "sse", 97.0, us_per_token=300.0, us_per_step=2400.0, reason="events are sent")]
+    stages = [stage(0, "native", 100.0), stage(7, "sse", 97.0, reason="events are sent", **COSTS)]
     stages.append(stage(9, "isolated", 98.0, us_per_token=10.0, us_per_step=80.0, beside="loop"))
     results.write("ladder", "seed-40x8", {"threads": 2}, {"rungs": [{"concurrency": 8, "stages": stages}]}, tmp_path)
     results.write("kills", "exact", {"rounds": 20}, kills.data_of(KILLED * 20, 2.0), tmp_path)
@@ -101,7 +102,7 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     page = report.page(results.read_all(folder))
     assert "8 at a time:" in page
     assert "64 streams:" in page
-    assert "| 7 | sse | 97.5 | 300 | 2400 | 0.970 (0.970 to 0.970) |" in page
+    assert "| 7 | sse | 97.5 | 300 | 2400 | 150 | - | 2200 | 0.970 (0.970 to 0.970) |" in page
     assert "- sse: events are sent" in page
     assert "| 9 | isolated, over loop | 98.5 | 10 | 80 |" in page
     assert "Not found on this machine: ollama." in page
