@@ -4,7 +4,8 @@
 
 Each setting of a peer first gets a few pairs; those that are the best at anything go on to all of them. A pair is a pass of ours and one of
 theirs, one after the other, with the same fresh requests; which goes first alternates. What is compared is the ratio within a pair, so that
-the machine's own speed cancels out, and every figure of ours stands against the setting that is best at that figure.
+the machine's own speed cancels out, and every figure of ours stands against the setting that is best at that figure. A run that is told
+to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
 
 `data` of a result:
 
@@ -19,10 +20,11 @@ import argparse
 import itertools
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,28 +146,36 @@ class Match:
         )
 
 
-def run_plan(plan: Plan, house: House, contenders: Sequence[Contender], ours_options: Sequence[str]) -> dict[str, Any]:
-    """Measure all contenders; return `data` of the result."""
+def _never() -> bool:
+    return False
+
+
+def run_plan(
+    plan: Plan, house: House, contenders: Sequence[Contender], ours_options: Sequence[str], is_ended: Callable[[], bool] = _never
+) -> dict[str, Any]:
+    """Measure all contenders; return `data` of the result: all of it, or what there is after the pair in which `is_ended` became true."""
     sides = [Side(contender=contender) for contender in contenders]
     seeds = itertools.count(plan.seed, SEED_STEP)  # ours stays up, and would find a prompt that it has had in its cache
     with Generator() as generator, cllm_serve(house, ours_options).server() as ours:
         for side in sides:
-            _play(plan, generator, ours, side, seeds, n_to=min(plan.n_screen, plan.n_pairs))
+            _play(plan, generator, ours, side, seeds, n_to=min(plan.n_screen, plan.n_pairs), is_ended=is_ended)
         for side in _promising(sides):
-            _play(plan, generator, ours, side, seeds, n_to=plan.n_pairs)
+            _play(plan, generator, ours, side, seeds, n_to=plan.n_pairs, is_ended=is_ended)
     return page(sides)
 
 
-def _play(plan: Plan, generator: Generator, ours: Server, side: Side, seeds: Iterator[int], *, n_to: int) -> None:
-    if side.fault or len(side.ours) >= n_to:
+def _play(
+    plan: Plan, generator: Generator, ours: Server, side: Side, seeds: Iterator[int], *, n_to: int, is_ended: Callable[[], bool]
+) -> None:
+    if side.fault or len(side.ours) >= n_to or is_ended():
         return
     print(f"{plan.name}: ours and {side.contender.title}", flush=True)
     try:
         with side.contender.server() as theirs:
             match = Match(plan, generator, ours, theirs, side, seeds)
             match.warm_up()
-            for number in range(len(side.ours), n_to):
-                match.pair(number)
+            while len(side.ours) < n_to and not is_ended():
+                match.pair(len(side.ours))
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # one peer that cannot be measured does not end the run
         side.fault = re.sub(r"\S*/", "", " ".join(str(error).split()))[-300:]  # results name no folders
         print(f"  {side.fault}", flush=True)
@@ -281,6 +291,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each workload; write a result for each."""
     asked = parser().parse_args(arguments)
+    asked.ends = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: asked.ends.append(number))
     model = asked.model or model_file("qwen3-0.6b", asked.quantization)
     for name in asked.workloads.split(","):
         if name not in WORKLOADS:
@@ -305,7 +317,9 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
         goal=Goal(asked.goodput_ttft_s, asked.goodput_itl_s),
     )
     for one in _at_rates(plan, house, ours_options(asked)):
-        data = run_plan(one, house, contenders, ours_options(asked))
+        if asked.ends:
+            return
+        data = run_plan(one, house, contenders, ours_options(asked), lambda: bool(asked.ends))
         concurrency = f"c{workload.concurrency}" if asked.concurrency else ""
         name = "-".join(filter(None, (one.name, concurrency, asked.backend, asked.label)))
         path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found}, asked.results)

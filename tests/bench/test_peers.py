@@ -1,0 +1,64 @@
+"""A comparison with other servers, played with servers and passes that are not there."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import peers
+from benchmarks.contenders import Contender, House
+from cllm.bench.metrics import Goal
+from cllm.bench.workloads import WORKLOADS
+
+HOUSE = House(model=Path("model.gguf"), n_slots=8, n_cells=2048, n_threads=2)
+
+
+class Pairs:
+    """In the place of a match: notes who was played, and how often."""
+
+    def __init__(self, played: list[str]) -> None:
+        self.played = played
+
+    def __call__(self, _plan: peers.Plan, _generator: object, _ours: object, _theirs: object, side: peers.Side, _seeds: object) -> Pairs:
+        self.side = side
+        return self
+
+    def warm_up(self) -> None: ...
+
+    def pair(self, number: int) -> None:
+        self.played.append(f"{self.side.contender.setting} {number}")
+        for summaries in (self.side.ours, self.side.theirs):
+            summaries.append({"n_failed": 0})
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    pairs: list[str] = []
+    monkeypatch.setattr(peers, "Match", Pairs(pairs))
+    monkeypatch.setattr(peers, "Generator", nullcontext)
+    monkeypatch.setattr(peers, "_promising", lambda sides: sides[1:])
+    monkeypatch.setattr(peers, "page", lambda sides: {"n_pairs": [len(side.ours) for side in sides]})
+    monkeypatch.setattr(Contender, "server", lambda _contender: nullcontext())
+    return pairs
+
+
+def run(is_ended: Any = None) -> dict[str, Any]:
+    workload = WORKLOADS["seed-40x8"]
+    plan = peers.Plan(name="x", workload=workload, rate=None, n_pairs=3, n_screen=1, seed=1, sampling="usual", goal=Goal())
+    contenders = [Contender(peer="other", setting=name, command=("other",)) for name in "ab"]
+    return peers.run_plan(plan, HOUSE, contenders, (), *([] if is_ended is None else [is_ended]))
+
+
+def test_every_setting_is_played_once_and_the_best_go_on(played: list[str]) -> None:
+    assert run() == {"n_pairs": [1, 3]}
+    assert played == ["a 0", "b 0", "b 1", "b 2"]
+
+
+@pytest.mark.parametrize("n_pairs", range(4))
+def test_a_run_that_is_told_to_end_ends_after_its_pair_and_keeps_what_it_has(played: list[str], n_pairs: int) -> None:
+    assert sum(run(lambda: len(played) >= n_pairs)["n_pairs"]) == n_pairs
+    assert played == list(itertools.islice(["a 0", "b 0", "b 1"], n_pairs))
