@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cllm.backend import Backend, ModelSpec, StepModel, StreamModel, Vocabulary
+from cllm.backend import Backend, ModelInfo, ModelSpec, StepModel, StreamModel, Vocabulary
 from cllm.registry import vocabulary_of
 from cllm.testing.contract.hand import Hand, Near, PlainTokens
 from cllm.testing.contract.options import backend_of, spec_of
@@ -44,14 +44,19 @@ class Shared:
             model.close()
         pytest.skip("this model schedules itself")
 
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary of either kind of model."""
+    def info(self) -> ModelInfo:
+        """What either kind of model tells of itself."""
         if self._model is None and self._streams is None:
             model = self._load()
             if isinstance(model, StreamModel):
                 self._streams, self._vocabulary = model, vocabulary_of(model)
             else:
                 self._model = model
+        return (self._streams or self.with_empty_slots()).info
+
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of either kind of model."""
+        self.info()
         if self._streams is not None and self._vocabulary is None:
             pytest.skip("this model reads text")
         return self._vocabulary or self.with_empty_slots().vocabulary
@@ -124,6 +129,12 @@ def streams(shared: Shared) -> Iterator[StreamModel]:
     model = shared.load_streams()
     yield model
     model.close()
+
+
+@pytest.fixture
+def info(shared: Shared) -> ModelInfo:
+    """What a loaded model tells of itself."""
+    return shared.info()
 
 
 @pytest.fixture

@@ -6,12 +6,23 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import attrs
 import pytest
 
-from cllm.backend import FormKind, StreamBeat, StreamChat, StreamEnd, StreamEvent, StreamModel, StreamRequest, StreamText, StreamToken
+from cllm.backend import (
+    FormKind,
+    StreamBeat,
+    StreamChat,
+    StreamEnd,
+    StreamEvent,
+    StreamForm,
+    StreamModel,
+    StreamRequest,
+    StreamText,
+    StreamToken,
+)
 from cllm.registry import vocabulary_of
 from cllm.testing.contract.hand import PlainText, PlainTokens
 
@@ -179,6 +190,22 @@ def test_what_it_heeds_it_heeds_the_same_request_begins_in_the_same_way_each_tim
         ear.start(seq_id, words.draw(8, seed=seq_id // 2), n_tokens=1, **fields)
         ear.until_ended(seq_id)
     assert [ear.tokens[seq_id] for seq_id in range(0, 8, 2)] == [ear.tokens[seq_id] for seq_id in range(1, 8, 2)]
+
+
+@pytest.mark.parametrize("kind", ["choice", "regex", "json_schema"])
+def test_an_answer_is_held_to_a_form_by_who_heeds_it(ear: Ear, words: PlainTokens | PlainText, kind: FormKind) -> None:
+    if ear.vocabulary is None or kind not in ear.model.heeds:
+        pytest.skip(f"this model heeds no {kind}, or nobody here knows its tokens")
+    form = StreamForm(kind, {"choice": '["ab","ba"]', "regex": "ab|ba", "json_schema": '{"enum":[12,21]}'}[kind])
+    fields: dict[str, Any] = {"form": form, "end_tokens": ear.vocabulary.end_tokens}
+    for seq_id in range(4):
+        ear.start(seq_id, words.draw(8, seed=seq_id), **fields)
+    ear.model.cancel(0)
+    ear.until_ended(1, 2, 3)
+    for seq_id in (1, 2, 3):
+        assert ear.errors[seq_id] == ""
+        text = b"".join([ear.vocabulary.token_bytes(token) for token in ear.tokens[seq_id]])
+        assert text in (b"ab", b"ba", b"12", b"21")
 
 
 def test_giving_up_one_that_has_ended_or_never_was_has_no_effect(ear: Ear, words: PlainTokens | PlainText) -> None:

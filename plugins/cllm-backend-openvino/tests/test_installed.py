@@ -140,6 +140,7 @@ def test_it_is_installed_listed_served_asked_uninstalled_and_gone(environment: E
     assert environment.backends() == before | {MINE}
     with served(environment, str(tiny), "--backend", "openvino", "--ctx-size", "1024", "--parallel", "4") as url:
         check_answers(url)
+        check_forms(url)
         check_refusals(url)
         check_another_life(url)
     done = environment.run("cllm", "verify", str(tiny), "--backend", "openvino", "--text-tokens", "8", "--json")
@@ -165,10 +166,23 @@ def check_answers(url: str) -> None:
         assert json.loads(body)["choices"][0]["message"]["content"] == whole[: whole.index(letters[-1])]
 
 
+def check_forms(url: str) -> None:
+    """Each is answered in full, and held to what was asked."""
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}, "n": {"enum": [1, 2, 3]}}, "required": ["yes", "n"]}
+    for fields in ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}, {"json_schema": schema}):
+        status, body = ask(url, max_tokens=200, **fields)
+        assert status == 200, body
+        content = json.loads(json.loads(body)["choices"][0]["message"]["content"])
+        assert (content.keys(), content["yes"] in (True, False), content["n"] in (1, 2, 3)) == ({"yes", "n"}, True, True)
+    _, body = ask(url, structured_outputs={"choice": ["north", "south"]})
+    assert json.loads(body)["choices"][0]["message"]["content"] in ("north", "south")
+
+
 def check_refusals(url: str) -> None:
     for fields, param in (
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"grammar": 'root ::= "a"'}, "grammar"),
+        ({"json_schema": {"type": "integer", "multipleOf": 7}}, "json_schema"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
     ):
         status, body = ask(url, **fields)

@@ -210,8 +210,18 @@ def test_a_folder_in_openvinos_format_says_the_same(tiny: Path, tmp_path: Path, 
     try:
         assert other.ask(0) == told.ask(0)
         assert model.vocabulary.path == str(tiny)
+        assert model.heeds == told.model.heeds
     finally:
         model.close()
+
+
+def test_a_folder_without_openvinos_tokenizer_holds_no_answer_to_a_form(tiny: Path, tmp_path: Path, told: Told) -> None:
+    folder = folder_of(tiny, tmp_path)
+    (folder / "openvino_detokenizer.xml").unlink()
+    (folder / "openvino_tokenizer.xml").unlink()
+    model = load(folder, {**EXACT, "vocabulary": str(tiny)})
+    assert told.model.heeds - model.heeds == {"json_schema", "regex", "choice"}
+    model.close()
 
 
 def test_a_folder_needs_a_file_for_its_tokens(tiny: Path, tmp_path: Path) -> None:

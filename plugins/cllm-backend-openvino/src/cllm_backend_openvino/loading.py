@@ -11,8 +11,10 @@ import attrs
 
 from cllm.backend import FileVocabulary, ModelInfo, ModelSpec
 from cllm.errors import LoadFailed
+from cllm_backend_openvino.forms import KINDS
 from cllm_backend_openvino.header import TYPES, Header, NoGguf, read_header
 from cllm_backend_openvino.model import OpenVinoModel
+from cllm_backend_openvino.sampling import HEEDS
 from cllm_backend_openvino.scoring import Scorer
 
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
@@ -60,7 +62,13 @@ def load(spec: ModelSpec) -> OpenVinoModel:
     info = attrs.evolve(facts.info, cells_bytes=_cells_bytes(facts, options, n_cells))
     n_ctx = min(info.n_ctx_train, n_cells)
     scorer = Scorer(spec.path, _properties(spec, options))
-    return OpenVinoModel(pipeline, info, facts.vocabulary, scorer, n_vocab=facts.n_vocab, n_live_max=n_live_max, n_ctx=n_ctx)
+    heeds = HEEDS if _has_tokenizer(Path(spec.path)) else HEEDS - set(KINDS)
+    return OpenVinoModel(pipeline, info, facts.vocabulary, scorer, heeds=heeds, n_vocab=facts.n_vocab, n_live_max=n_live_max, n_ctx=n_ctx)
+
+
+def _has_tokenizer(path: Path) -> bool:
+    """Whether OpenVINO knows the tokens, without which it holds no answer to a form. Of a GGUF file it always does."""
+    return path.is_file() or all((path / f"openvino_{name}.xml").is_file() for name in ("tokenizer", "detokenizer"))
 
 
 def _pipeline(spec: ModelSpec, options: Options, *, n_blocks: int, n_live_max: int) -> Any:

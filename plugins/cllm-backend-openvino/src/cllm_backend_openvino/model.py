@@ -10,9 +10,12 @@ import attrs
 import numpy as np
 
 from cllm.backend import FileVocabulary, Logits, ModelInfo, StreamBeat, StreamEnd, StreamEvent, StreamRequest, StreamToken
-from cllm.errors import ModelDied, StepFailed
-from cllm_backend_openvino.sampling import HEEDS, config_of, ends_here
+from cllm.errors import ModelDied, NotHeeded, StepFailed
+from cllm_backend_openvino.forms import grammar_of
+from cllm_backend_openvino.line import Asked, Line
+from cllm_backend_openvino.sampling import config_of, ends_here
 from cllm_backend_openvino.scoring import Scorer
+from cllm_backend_openvino.trials import Trials
 
 FAILED_IN_A_ROW_MAX: Final = 3  # steps
 
@@ -24,19 +27,29 @@ class _Live:
     handle: Any
     has_logprobs: bool
     ends_here: frozenset[int]  # tokens that end it, which the pipeline does not know of
+    in_line: bool  # others wait until it has a token
 
 
 class OpenVinoModel:
     """See `cllm.backend.StreamModel`.
 
     `start` and `cancel` leave word for the thread that drives the pipeline, which takes it between two steps. Nobody else touches the
-    pipeline: its calls keep the GIL, and are not made to be called at once.
+    pipeline: its calls keep the GIL, and are not made to be called at once. Whose answer is held to a form stands in line before (`Line`).
     """
 
     n_logprobs_max = 0  # the drawn token's own alone
 
     def __init__(
-        self, pipeline: Any, info: ModelInfo, vocabulary: FileVocabulary, scorer: Scorer, *, n_vocab: int, n_live_max: int, n_ctx: int
+        self,
+        pipeline: Any,
+        info: ModelInfo,
+        vocabulary: FileVocabulary,
+        scorer: Scorer,
+        *,
+        heeds: frozenset[str],
+        n_vocab: int,
+        n_live_max: int,
+        n_ctx: int,
     ) -> None:
         self._pipeline = pipeline
         self._vocabulary = vocabulary
@@ -45,11 +58,12 @@ class OpenVinoModel:
         self.info = info
         self.n_live_max = n_live_max
         self.n_ctx = n_ctx
-        self.heeds = HEEDS
+        self.heeds = heeds
         self._tell: Callable[[StreamEvent], None] = lambda _event: None
         self._changed = threading.Condition()
         self._wanted: set[int] = set()  # sequences that were begun and have neither ended nor been given up
-        self._words: list[tuple[int, StreamRequest | None]] = []  # for the thread: begin this, or, without a request, give it up
+        self._words: list[tuple[int, Asked | None]] = []  # for the thread: begin this, or, without it, give the sequence up
+        self._line = Line(Trials(pipeline.get_tokenizer()), self._let_go, self._refuse)
         self._live: dict[int, _Live] = {}  # the thread's
         self._n_failed = 0  # steps in a row
         self._closed = False
@@ -65,19 +79,24 @@ class OpenVinoModel:
         """See `StreamModel.open`."""
         self._tell = tell
         self._thread.start()
+        self._line.open()
 
     def start(self, seq_id: int, request: StreamRequest) -> None:
         """See `StreamModel.start`."""
         self._check(request)
-        config_of(request)  # what it refuses, it refuses now
+        grammar = grammar_of(request)
+        asked = Asked(request, config_of(request, grammar), grammar)
         with self._changed:
             if self._dead:
                 raise ModelDied(self._dead)
             if len(self._wanted) >= self.n_live_max:
                 raise StepFailed(f"{self.n_live_max} sequences at once, and no more")
             self._wanted.add(seq_id)
-            self._words.append((seq_id, request))
-            self._changed.notify()
+            if grammar is None:
+                self._words.append((seq_id, asked))
+                self._changed.notify()
+        if grammar is not None:
+            self._line.join(seq_id, asked)
 
     def cancel(self, seq_id: int) -> None:
         """See `StreamModel.cancel`."""
@@ -86,6 +105,7 @@ class OpenVinoModel:
                 self._wanted.remove(seq_id)
                 self._words.append((seq_id, None))
                 self._changed.notify()
+        self._line.leave(seq_id)
 
     def logits(self, tokens: Sequence[int]) -> Logits:
         """See `cllm.backend.TellsLogits`."""
@@ -97,6 +117,7 @@ class OpenVinoModel:
             self._closed = True
             self._tell = lambda _event: None
             self._changed.notify()
+        self._line.close()
         if self._thread.is_alive():
             self._thread.join()
         self._live.clear()
@@ -110,6 +131,26 @@ class OpenVinoModel:
             raise StepFailed(f"{len(request.prompt)} and {request.n_tokens_max} tokens do not fit into {self.n_ctx}")
         if min(request.prompt) < 0 or max(request.prompt) >= self._n_vocab:
             raise StepFailed(f"a token is not below {self._n_vocab}")
+
+    # --- in the line's thread -----------------------------------------------------------------------------------------
+
+    def _let_go(self, seq_id: int, asked: Asked) -> bool:
+        with self._changed:
+            if seq_id not in self._wanted:
+                return False
+            self._words.append((seq_id, asked))
+            self._changed.notify()
+            return True
+
+    def _refuse(self, seq_id: int, error: Exception) -> None:
+        with self._changed:
+            if seq_id not in self._wanted:
+                return
+            self._wanted.remove(seq_id)
+        if isinstance(error, NotHeeded):
+            self._tell(StreamEnd(seq_id, refusal=error))
+        else:
+            self._tell(StreamEnd(seq_id, " ".join(f"it cannot be begun: {type(error).__name__}: {error}".split())))
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 
@@ -127,23 +168,24 @@ class OpenVinoModel:
             words, self._words = self._words, []
             if self._closed:
                 return False
-        for seq_id, request in words:
-            if request is not None:
-                self._begin(seq_id, request)
+        for seq_id, asked in words:
+            if asked is not None:
+                self._begin(seq_id, asked)
             elif (live := self._live.pop(seq_id, None)) is not None:
                 live.handle.cancel()
         return True
 
-    def _begin(self, seq_id: int, request: StreamRequest) -> None:
+    def _begin(self, seq_id: int, asked: Asked) -> None:
         import openvino
 
+        request = asked.request
         prompt = openvino.Tensor(np.array([request.prompt], np.int64))
         try:
-            handle = self._pipeline.add_request(seq_id, prompt, config_of(request))
+            handle = self._pipeline.add_request(seq_id, prompt, asked.config)
         except Exception as error:
             self._end(seq_id, f"it cannot be begun: {type(error).__name__}: {error}")
         else:
-            self._live[seq_id] = _Live(handle, request.n_logprobs is not None, ends_here(request))
+            self._live[seq_id] = _Live(handle, request.n_logprobs is not None, ends_here(request), in_line=asked.grammar is not None)
 
     def _step(self) -> None:
         """One step of everybody. It also frees the cells of those that were given up, be they all."""
@@ -157,6 +199,9 @@ class OpenVinoModel:
         """Tell what came of a sequence; return how many tokens."""
         n_told = 0
         is_over, why = _state_of(live.handle)
+        if live.in_line and live.handle.can_read():
+            live.in_line = False
+            self._line.leave(seq_id)
         while live.handle.can_read():
             for output in live.handle.read().values():
                 for token, logprob in zip(output.generated_ids, output.generated_log_probs, strict=True):
@@ -174,6 +219,7 @@ class OpenVinoModel:
         self._live.pop(seq_id, None)
         with self._changed:
             self._wanted.discard(seq_id)
+        self._line.leave(seq_id)
         self._tell(StreamEnd(seq_id, " ".join(error.split())))
 
     def _fail(self, error: Exception) -> None:

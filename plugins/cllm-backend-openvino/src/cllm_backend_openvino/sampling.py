@@ -6,11 +6,13 @@ from typing import Any, Final
 
 from cllm.backend import StreamRequest
 from cllm.errors import NotHeeded
+from cllm_backend_openvino.forms import KINDS, Grammar
 
 HEEDS: Final = frozenset(
     {
         "n_tokens_min",
         "n_logprobs",
+        "seed",
         "temperature",
         "top_k",
         "top_p",
@@ -18,6 +20,7 @@ HEEDS: Final = frozenset(
         "repeat_penalty",
         "presence_penalty",
         "frequency_penalty",
+        *KINDS,
     }
 )
 PENALTY_MAX: Final = 2.0
@@ -25,8 +28,8 @@ SMALLEST: Final = 1e-6  # what is below is as good as this, and OpenVINO wants m
 BELOW_ONE: Final = 1.0 - 1e-6
 
 
-def config_of(request: StreamRequest) -> Any:
-    """Return OpenVINO's configuration for a request. Raises: NotHeeded for what it cannot say.
+def config_of(request: StreamRequest, grammar: Grammar | None = None) -> Any:
+    """Return OpenVINO's configuration for a request, whose answer is held to `grammar`. Raises: NotHeeded for what it cannot say.
 
     End tokens are barred until a number of tokens; there is no other way to bar any, so that those that may never come are barred until the
     last one, and `ends_here` are looked for by the caller.
@@ -45,6 +48,8 @@ def config_of(request: StreamRequest) -> Any:
         config.stop_token_ids = set(request.end_tokens)
         config.min_new_tokens = request.n_tokens_min
     config.logprobs = 0 if request.n_logprobs is None else 1
+    if grammar is not None:
+        config.structured_output_config = grammar.config()
     _set_sampling(config, request)
     _set_penalties(config, request)
     return config
