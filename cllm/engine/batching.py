@@ -20,6 +20,7 @@ class BatchFormer:
         self._batch = Batch(n_rows_max)
         self._budget = budget
         self._rows_by_slot = rows_by_slot
+        self.n_room = 0  # rows of prompts that a step had room for, when there last were any
 
     def form(self, running: list[Sequence], moves: list[Move], events: list[Event], n_cells: int) -> Plan:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use."""
@@ -31,8 +32,8 @@ class BatchFormer:
         if len(running) > len(decoding):
             outputs = decoding.copy()
             prompts = [sequence for sequence in running if sequence.phase is Phase.PREFILL]
-            n_room = max(self._budget.n_rows(len(decoding), len(running), n_cells) - len(decoding), 1)
-            if sum(map(_n_owed, prompts)) > n_room:
+            n_room = self.n_room = max(self._budget.n_rows(len(decoding), len(running), n_cells) - len(decoding), 1)
+            if sum(map(n_owed, prompts)) > n_room:
                 prompts.sort(key=_prefill_rank)
             self._add_prefill(prompts, n_room, prefilling, outputs, scoring)
         sizes: tuple[int, ...] = ()
@@ -87,15 +88,15 @@ class BatchFormer:
         for sequence in prompts:
             if prefilling and n_room < n_rest:
                 return
-            n_owed = _n_owed(sequence)
-            n_rows = scoring.cut(sequence, min(n_owed, n_room))
+            n_left = n_owed(sequence)
+            n_rows = scoring.cut(sequence, min(n_left, n_room))
             if not n_rows:
                 continue
-            self._add_rows(sequence, n_rows, wants_output=n_rows == n_owed)
+            self._add_rows(sequence, n_rows, wants_output=n_rows == n_left)
             if sequence.n_unscored:
                 self._score_rows(sequence, n_rows, scoring)
             prefilling.append((sequence, n_rows))
-            if n_rows == n_owed:
+            if n_rows == n_left:
                 outputs.append(sequence)
                 self._batch.n_outputs += 1
             n_room -= n_rows
@@ -131,8 +132,9 @@ def _prefill_rank(sequence: Sequence) -> tuple[int, float, int]:
     Each prompt row that is computed, of whichever prompt, makes those admitted before it older by one. So a prompt is overtaken only by
     ones that were admitted before as many rows were computed as it had left when it came: a long one waits, but not for ever.
     """
-    return sequence.order[0], sequence.share.load, sequence.prefill_from + _n_owed(sequence)
+    return sequence.order[0], sequence.share.load, sequence.prefill_from + n_owed(sequence)
 
 
-def _n_owed(sequence: Sequence) -> int:
+def n_owed(sequence: Sequence) -> int:
+    """Rows that a sequence needs before its next token can be drawn."""
     return len(sequence.tokens) - sequence.n_computed

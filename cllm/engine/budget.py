@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from cllm.engine.cost import CostModel
 
 PACE = (
@@ -20,12 +22,20 @@ class RowBudget:
     """Rows of a step, decode rows included. A decode row always goes, and a row of a prompt too: the budget is what is aimed at."""
 
     def __init__(
-        self, cost: CostModel, *, n_rows_max: int, n_rows_fixed: int | None, itl_target_s: float | None, apart: bool = False
+        self,
+        cost: CostModel,
+        *,
+        n_rows_max: int,
+        n_rows_fixed: int | None,
+        itl_target_s: float | None,
+        itl_max_s: float | None = None,
+        apart: bool = False,
     ) -> None:
         self._cost = cost
         self._n_rows_max = n_rows_max
         self._n_rows_fixed = n_rows_fixed
         self._itl_target_s = itl_target_s
+        self._itl_max_s = math.inf if itl_max_s is None else itl_max_s
         self._apart = apart  # each slot has cells of its own, see `cllm.engine.passes`
 
     def n_rows(self, n_decoding: int, n_running: int, n_cells: int) -> int:
@@ -52,7 +62,7 @@ class RowBudget:
         """
         pace = min(PACE * (2.0 - n_decoding / n_running), PACE_MAX)
         decode_s = self._cost.step_s(n_running, n_running, n_cells)
-        return max(pace * decode_s, self._efficient_s(n_decoding, n_cells))
+        return max(min(pace * decode_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells))
 
     def _n_rows_apart(self, n_decoding: int, n_running: int, n_cells: int) -> int:
         """Rows of prompts: what fits into a pass of its own after the one of the decode rows, which has the first row of a prompt too."""

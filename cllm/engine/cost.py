@@ -69,6 +69,7 @@ class CostModel:
 
     def __init__(self, curve: Curve, *, n_rows_max: int, measured: bool = True, apart: bool = False) -> None:
         self.curve = curve
+        self.n_rows_max = n_rows_max
         self._row_cell_s = 0.0 if apart else curve.row_cell_s
         self._rows = _Part(curve.rows, n_rows_max, measured=measured)
         self._outputs = _Part(curve.outputs, n_rows_max, measured=measured)

@@ -14,6 +14,7 @@ RETRY_AFTER_S: Final = (1.0, 120.0)  # what a refused client is told at least an
 HALF_LIFE_S: Final = 20.0  # of the rate's memory, in seconds of work
 RATE_AFTER_S: Final = 2.0  # of work; before, no rate is known and nobody is refused for it
 N_GENERATED_GUESS: Final = 128  # of an answer, before any has ended
+PROMPT_ROWS_GUESS: Final = 1.0  # for each generated token
 N_ANSWERS_AVERAGED: Final = 32
 CERTAINTY: Final = 2.0  # a deadline counts as missed when it would be at so many times the measured rate
 
@@ -24,6 +25,8 @@ class Service:
     def __init__(self) -> None:
         self.n_generated_mean = float(N_GENERATED_GUESS)
         self._done = 0.0
+        self._n_prefill_rows = 0.0
+        self._n_decode_rows = 0.0
         self._seconds = 0.0
         self._worked_s = 0.0
         self._n_answers = 0
@@ -32,6 +35,8 @@ class Service:
         """Count a step."""
         kept = max(1.0 - seconds / HALF_LIFE_S, 0.0)
         self._done = self._done * kept + PROMPT_TOKEN * n_prefill_rows + GENERATED_TOKEN * n_decode_rows
+        self._n_prefill_rows = self._n_prefill_rows * kept + n_prefill_rows
+        self._n_decode_rows = self._n_decode_rows * kept + n_decode_rows
         self._seconds = self._seconds * kept + seconds
         self._worked_s += seconds
 
@@ -44,6 +49,11 @@ class Service:
     def rate(self) -> float | None:
         """Work done in a second; None as long as too little was measured, or none of it came to anything."""
         return self._done / self._seconds if self._done and self._worked_s >= RATE_AFTER_S else None
+
+    @property
+    def prompt_rows(self) -> float:
+        """Rows of prompts for each generated token; a guess, as long as nothing was."""
+        return self._n_prefill_rows / self._n_decode_rows if self._n_decode_rows else PROMPT_ROWS_GUESS
 
     def work(self, n_prompt: int, n_generated_max: int) -> float:
         """What a sequence will probably cost."""

@@ -6,13 +6,14 @@ from typing import Final
 
 from cllm.engine.cost import CostModel
 
-SHARE_OF_PROMPTS: Final = 2.0  # a step beside waiting prompts takes about so many times one without: the pace of `RowBudget`
-N_LEAST: Final = 16  # rows that fill a CPU's kernels: with fewer places, all are served later and hardly anybody faster
+SHARE_AIMED: Final = 0.8  # of the time between tokens that is bearable: steps vary
+SHARE_OF_BEST: Final = 0.85  # of the tokens in a second that the best number of places gives: what is left when a model is too slow
+N_USEFUL: Final = 16  # places that fill a CPU's kernels: where that takes too long, the best number is not looked for among more
 N_CALLS_TO_REFRESH: Final = 32
 
 
 class Places:
-    """A number that follows the machine. With `itl_max_s` None it is always `n_max`."""
+    """A number that follows the machine and the work. With `itl_max_s` None it is always `n_max`."""
 
     def __init__(self, cost: CostModel, *, n_max: int, itl_max_s: float | None) -> None:
         self._cost = cost
@@ -21,19 +22,27 @@ class Places:
         self._n_calls = 0
         self._n = n_max
 
-    def n(self, n_cells: int) -> int:
-        """Return how many sequences may run while `n_cells` cells are in use."""
+    def n(self, n_cells: int, prompt_rows: float) -> int:
+        """Return how many sequences may run while `n_cells` cells are in use, and each generated token comes with so many prompts' rows."""
         if self._itl_max_s is None:
             return self._n_max
         if self._n_calls % N_CALLS_TO_REFRESH == 0:
-            self._n = self._bearable(self._itl_max_s / SHARE_OF_PROMPTS, n_cells)
+            self._n = self._bearable(SHARE_AIMED * self._itl_max_s, n_cells, prompt_rows)
         self._n_calls += 1
         return self._n
 
-    def _bearable(self, step_s: float, n_cells: int) -> int:
+    def _bearable(self, step_s: float, n_cells: int, prompt_rows: float) -> int:
+        """A place for each is filled again as soon as it is free, so that a step has the rows of prompts that keep all places filled."""
         if not self._cost.is_grounded:
             return self._n_max
-        n = self._n_max
-        while n > N_LEAST and self._cost.step_s(n, n, n_cells) > step_s:
-            n -= 1
-        return n
+
+        def full_s(n: int) -> float:
+            return self._cost.step_s(min(round(n * (1.0 + prompt_rows)), self._cost.n_rows_max), n, n_cells)
+
+        for n in range(self._n_max, N_USEFUL, -1):
+            if full_s(n) <= step_s:
+                return n
+        rates = {n: n / full_s(n) for n in range(min(N_USEFUL, self._n_max), 0, -1)}
+        least = SHARE_OF_BEST * max(rates.values())
+        useful = [n for n, rate in rates.items() if rate >= least]
+        return next((n for n in useful if full_s(n) <= step_s), useful[-1])

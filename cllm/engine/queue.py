@@ -11,7 +11,7 @@ import attrs
 from cllm.engine.fairness import Share, Shares
 from cllm.engine.sequence import Sequence
 
-N_FRESH_IN_A_ROW_MAX = 9  # then the one that has waited longest has its turn: none waits for ever
+N_FRESH_IN_A_ROW_MAX = 19  # then the one that has waited longest has its turn: none waits for ever
 
 
 def order(sequence: Sequence) -> tuple[int, int]:
@@ -36,28 +36,26 @@ class Line:
         return self.new if sequence.admitted_at is None else self.begun
 
     def first(self, late_before: float) -> Sequence:
-        """Return who is next. Whoever arrived before `late_before` has waited in vain already and lets the others go first."""
+        """Return who is next. Whoever arrived before `late_before` has waited in vain already, and lets the newest go first.
+
+        Not the oldest that is not late: by the time of its first token it mostly would be.
+        """
         if self.begun:
             return self.begun[0]
-        return self.new[self._n_late(late_before)]
+        is_overrun = self.new[0].arrived_at < late_before <= self.new[-1].arrived_at
+        return self.new[-1] if is_overrun and self.n_passed < N_FRESH_IN_A_ROW_MAX else self.new[0]
 
     def work_before(self, late_before: float) -> float:
-        """Return what those that are not late will probably cost."""
-        n_late = bisect.bisect_left(self.new, late_before, key=_arrived_at)
-        return sum(sequence.work for sequence in (*self.begun, *self.new[n_late:]))
-
-    def _n_late(self, late_before: float) -> int:
-        if self.new[0].arrived_at >= late_before or self.n_passed >= N_FRESH_IN_A_ROW_MAX:
-            return 0
-        n_late = bisect.bisect_left(self.new, late_before, key=_arrived_at)
-        return n_late if n_late < len(self.new) else 0
+        """Return what those will probably cost that go before a newcomer in any case."""
+        is_overrun = bool(self.new) and self.new[0].arrived_at < late_before
+        return sum(sequence.work for sequence in (self.begun if is_overrun else (*self.begun, *self.new)))
 
 
 class Queue:
     """The sequences that wait. First by priority, then by what their keys have been served, then by arrival.
 
-    Within a key, those that have waited for more than `patience_s` are passed by fresher ones as long as there are any: when more comes
-    than can be served, a queue in order of arrival makes everybody wait too long. Every tenth time the oldest goes nevertheless.
+    Within a key, as soon as one has waited for more than `patience_s`, the newest goes first, if it has not: when more comes than can be
+    served, a queue in order of arrival makes everybody wait too long. Every twentieth time the oldest goes nevertheless.
     """
 
     def __init__(self, shares: Shares, patience_s: float | None = None) -> None:
@@ -205,7 +203,3 @@ def _rank(sequence: Sequence) -> tuple[int, float, float, int]:
 
 def _turn(line: Line) -> tuple[float, float, tuple[int, int]]:
     return (line.share.served, line.share.load, (line.begun or line.new)[0].order)
-
-
-def _arrived_at(sequence: Sequence) -> float:
-    return sequence.arrived_at

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 import attrs
 
 from cllm.backend import KvLayout, Vocabulary
-from cllm.engine.batching import BatchFormer
+from cllm.engine.batching import BatchFormer, n_owed
 from cllm.engine.budget import RowBudget
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
@@ -39,6 +39,7 @@ from cllm.text.detokenizer import TokenTexts
 from cllm.text.transcript import Transcript
 
 N_DEADLINES_SPARE = 64  # ended sequences whose deadlines are kept before they are cleared away
+N_STEPS_OWED = 2  # room for prompts' rows that is spoken for: whoever comes then waits outside
 N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often in a row while it is alone in them is the culprit
 
 
@@ -158,6 +159,7 @@ class Scheduler:
             n_rows_max=limits.n_rows_max,
             n_rows_fixed=limits.row_budget,
             itl_target_s=limits.itl_target_s,
+            itl_max_s=limits.itl_max_s,
             apart=limits.rows_by_slot,
         )
         former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot)
@@ -468,10 +470,18 @@ class Scheduler:
     def _fits(self, sequence: Sequence) -> bool:
         # One spare cell for each running sequence, so that a newcomer is not the reason for a preemption at the very next step.
         n_spare = len(self._running) + 1 if self._running else 0
-        return len(self._running) < self._n_places() and self.memory.fits(sequence, n_spare)
+        return len(self._running) < self._n_places() and not self._is_crowded(sequence) and self.memory.fits(sequence, n_spare)
 
     def _n_places(self) -> int:
-        return min(self._n_live_max, self._places.n(self.cells.n_total - self.cells.n_free))
+        return min(self._n_live_max, self._places.n(self.cells.n_total - self.cells.n_free, self._service.prompt_rows))
+
+    def _is_crowded(self, sequence: Sequence) -> bool:
+        """Say whether prompts that go before its own fill some steps already. Inside it would only wait, and keep a fresher one out."""
+        if self.limits.itl_max_s is None or self._trials:
+            return False
+        rank = sequence.order[0], sequence.share.load
+        before = (one for one in self._running if one.phase is Phase.PREFILL and (one.order[0], one.share.load) <= rank)
+        return sum(map(n_owed, before)) > N_STEPS_OWED * self._former.n_room
 
     def _n_crowd(self, n_coming: int) -> int:
         """How many would run if all had room, and `n_coming` with them."""
@@ -481,13 +491,13 @@ class Scheduler:
         return self._make_way_for_trial(sequence) if self._trials else self._make_way_for_justice(sequence)
 
     def _make_way_for_justice(self, sequence: Sequence) -> bool:
-        """Preempt sequences that must yield to `sequence`, if it then fits."""
-        n_places = len(self._running) + 1 - self._n_places()
+        """Preempt sequences that must yield to `sequence`, if it then fits. Should more run than there are places now, one goes for one."""
+        n_places = int(len(self._running) >= self._n_places())
         n_cells = self.memory.n_missing(sequence, len(self._running) + 1)
         yielding = who_yields(self._running, sequence, n_places, n_cells)
         for running in yielding:
             self._preempt(running)
-        return bool(yielding) and self._fits(sequence)
+        return bool(yielding) and self.memory.fits(sequence, len(self._running) + 1 if self._running else 0)
 
     def _make_way_for_trial(self, sequence: Sequence) -> bool:
         """Preempt sequences that are not on trial until `sequence`, which is, fits."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import Curve
-from cllm.engine.places import N_LEAST, Places
+from cllm.engine.places import Places
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.testing.fake import FakeVocabulary
 from tests.engine.simulation import NO_OUTPUT_MS, STEP_MS, Asked, Simulation, ask
@@ -33,7 +34,12 @@ def some_request(at: float, random: random.Random, key: str = "") -> Asked:
     return ask(at, random.randint(16, 64), random.randint(20, 80), key)
 
 
-def goodput(rate: float, **changes: Any) -> float:
+def long_request(at: float, random: random.Random) -> Asked:
+    """Twice as much for its prompt as for its answer."""
+    return ask(at, random.randint(8, 240), random.randint(8, 100))
+
+
+def goodput(rate: float, some_request: Callable[[float, random.Random], Asked] = some_request, **changes: Any) -> float:
     """Requests served well, in a second, while `rate` come in a second."""
     dice, scheduler = random.Random(1), make_scheduler(**changes)
     simulation = Simulation(scheduler, refuse=lambda spec, now: scheduler.check_room(now, key=spec.key))
@@ -58,6 +64,12 @@ def best() -> float:
 
 def test_at_four_times_what_can_be_served_as_many_are_served_well_as_at_any_load(best: float) -> None:
     assert goodput(8.0) >= 0.9 * best
+
+
+def test_so_they_are_where_most_of_the_work_are_prompts() -> None:
+    best = max(goodput(rate, long_request) for rate in (0.6, 0.9, 1.2))
+    assert best > 0.5
+    assert goodput(4.0, long_request) >= 0.9 * best
 
 
 def test_in_order_of_arrival_everybody_would_wait_too_long(best: float) -> None:
@@ -140,17 +152,29 @@ def test_keys_that_both_flood_are_served_by_their_weights() -> None:
 # --- places -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_model_has_a_few_places_nevertheless() -> None:
-    slow = CostModel(Curve(rows=((1, 2.0), (64, 60.0)), outputs=((1, 0.1),)), n_rows_max=64)
-    assert Places(slow, n_max=64, itl_max_s=0.25).n(0) == N_LEAST
+def test_a_slow_model_has_as_many_places_as_bring_most_of_what_it_can_do_nevertheless() -> None:
+    slow = CostModel(Curve(rows=((1, 2.0), (8, 2.4), (64, 19.0)), outputs=((1, 0.0),)), n_rows_max=64)
+    n = Places(slow, n_max=64, itl_max_s=0.25).n(0, 0.0)
+    assert 6 <= n <= 8, "a step of eight rows takes hardly longer than one of a single row, and a larger one in proportion"
+
+
+def test_the_more_prompt_rows_come_with_a_token_the_fewer_places_there_are() -> None:
+    cost = CostModel(CURVE, n_rows_max=512)
+    n_places = [Places(cost, n_max=64, itl_max_s=0.25).n(0, prompt_rows) for prompt_rows in (0.0, 1.0, 3.0)]
+    assert n_places == sorted(n_places, reverse=True)
+    assert n_places[0] > n_places[-1]
+
+
+def test_a_batch_has_no_more_rows_than_the_model_takes_however_many_come_with_a_token() -> None:
+    assert Places(CostModel(CURVE, n_rows_max=64), n_max=64, itl_max_s=0.25).n(0, 100.0) >= 1
 
 
 def test_a_fast_model_has_all_places() -> None:
     fast = CostModel(Curve(rows=((1, 0.005), (64, 0.008)), outputs=((1, 0.0001),)), n_rows_max=64)
-    assert Places(fast, n_max=64, itl_max_s=0.25).n(0) == 64
+    assert Places(fast, n_max=64, itl_max_s=0.25).n(0, 3.0) == 64
 
 
 def test_as_long_as_nothing_was_measured_all_places_are_open() -> None:
     guessed = CostModel(CURVE, n_rows_max=512, measured=False)
     places = Places(guessed, n_max=64, itl_max_s=0.001)
-    assert places.n(0) == 64
+    assert places.n(0, 1.0) == 64
