@@ -30,6 +30,7 @@ class WorkerStreams:
         self.heeds = loaded.heeds
         self.n_logprobs_max = loaded.n_logprobs_max
         self._live: set[int] = set()
+        self._hearing: threading.Thread | None = None
         self._lock = threading.Lock()
         self._tell: Callable[[StreamEvent], None] = lambda _event: None
 
@@ -74,9 +75,12 @@ class WorkerStreams:
                 process.channel.send(message)
 
     def _listen(self, process: WorkerProcess) -> None:
+        if self._hearing is not None:
+            self._hearing.join()  # it may be about to tell what came of the life before, of sequences that are begun again in this one
         with self._lock:
             self._live.clear()
-        threading.Thread(target=self._hear, args=(process,), name="worker streams", daemon=True).start()
+        self._hearing = threading.Thread(target=self._hear, args=(process,), name="worker streams", daemon=True)
+        self._hearing.start()
 
     def _hear(self, process: WorkerProcess) -> None:
         try:

@@ -25,7 +25,7 @@ from cllm.testing.contract.options import factory_of
 from cllm.testing.contract.test_streams import N_TOKENS, Ear
 
 HANG_S: Final = 60.0
-END_S: Final = 10.0
+END_S: Final = 60.0
 N_HELD: Final = 20  # cells of slot 0 when it happens
 
 Call = Callable[[Hand, list[int]], object]
@@ -153,9 +153,9 @@ def test_what_was_under_way_at_a_death_is_told_no_more_and_can_be_begun_again(ap
     ear.until(partial(ear.has_heard, 0, n_heard))
     kill(apart)
     apart.cancel(0)
-    ear.silence()
-    n_told = dict(ear.n_told)
     revive(apart)
+    ear.silence()  # what came before the death may be told until then
+    n_told = dict(ear.n_told)
     for seq_id in range(n_live):
         ear.start(n_live + seq_id, words.draw(8, seed=seq_id))
     ear.until_ended(*range(n_live, 2 * n_live))
