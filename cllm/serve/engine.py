@@ -13,7 +13,7 @@ from typing import TypeVar
 import attrs
 import trio
 
-from cllm.backend import Capabilities, ModelInfo, Vocabulary
+from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
 from cllm.config import Settings
 from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
@@ -46,7 +46,7 @@ class EnginePhase(Enum):
 
 @attrs.frozen(kw_only=True)
 class ServedModel:
-    """What a loaded model is called and what it can take."""
+    """What a loaded model is called and what it can take, as its cells lie now."""
 
     name: str
     aliases: tuple[str, ...]  # all names that a request may use, `name` first
@@ -204,8 +204,16 @@ class Engine:
     def ready(self, model: ServedModel, loop: StepLoop, embeddings: Embeddings | str = "no embeddings are served") -> None:
         """The model is loaded and its loop runs; so is what gives vectors, or it is said why nothing does."""
         self._model, self._loop, self._embeddings = model, loop, embeddings
+        loop.on_layout = self._laid_out
         self.progress = 1.0
         self.phase = EnginePhase.READY
+
+    def _laid_out(self, model: StepModel) -> None:
+        """Its cells lie otherwise now: what is told of it is told anew. What one sequence may have stays as it was promised."""
+        assert self._model is not None
+        self._model = attrs.evolve(
+            self._model, info=model.info, capabilities=model.capabilities, n_cells=model.n_cells, n_slots=model.n_slots
+        )
 
     def drain(self) -> None:
         """Accept nothing more."""

@@ -48,6 +48,7 @@ class StepLoop:
         self.scheduler = scheduler
         self.thread = thread
         self.disk = disk  # takes what the host pool gives up
+        self.on_layout: Callable[[StepModel], None] = lambda model: None  # called when its cells lie otherwise than before
         if disk is not None and scheduler.memory.offload is not None:
             scheduler.memory.offload.pool.keep_evicted()
         self._model = model
@@ -202,6 +203,7 @@ class StepLoop:
             log.warning("layout.failed", layout=layout.value, why=str(error))
         self._progress_at = trio.current_time()
         self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - began_at)
+        self.on_layout(self._model)
         await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
         log.info("layout", layout=layout.value, n_running=n_running, seconds=round(self._progress_at - began_at, 2))
 

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import trio
 
+from cllm.api.app import create_app
 from cllm.backend import KvLayout
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
@@ -18,6 +19,7 @@ from cllm.engine.sequence import SequenceSpec
 from cllm.errors import LoadFailed, ModelDied
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
+from tests.api.conftest import Api
 from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, text_alone
 
 SETTINGS = Settings(parallel=4)  # parts of 1024 cells
@@ -62,6 +64,8 @@ async def test_where_nothing_is_shared_the_cells_come_to_lie_apart_and_texts_sta
         await ask_and_compare(running, words(60, seed=1))
         assert model.capabilities.kv_layout is KvLayout.STREAMS
         assert running.scheduler.limits.n_ctx == 4096, "what one sequence may have was promised"
+        told = (await Api(create_app(running.engine, SETTINGS), running).get("/model/info")).json["data"]
+        assert (told["kv_layout"], told["n_slots"], told["n_ctx"]) == ("streams", 4, 4096)
         await ask_and_compare(running, words(12, seed=2))
         assert running.scheduler.totals.n_layouts == 1
 
