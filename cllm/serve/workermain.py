@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -45,6 +46,7 @@ from cllm.serve.frames import Channel, Ended
 from cllm.serve.workerprocess import Line
 
 T = TypeVar("T")
+Told = TypeVar("Told", bound=msgspec.Struct)
 MakePair: TypeAlias = Callable[[str, str], list[int]]
 
 N_ABORTS: Final = 100
@@ -88,22 +90,28 @@ class Worker:
             return None
 
     def _run_model(self, model: StepModel | StreamModel, load: frames.Load) -> None:
-        if (vocabulary := _own_vocabulary(model)) is not None:
-            self._tokenize(vocabulary)
+        path, own = None, model.vocabulary
+        if isinstance(own, FileVocabulary):
+            path, own = own.path, None
+        if own is not None:
+            self._tokenize(own)
+        facts = _facts(own) if own is not None and load.wants_vocabulary else None
         if isinstance(model, StreamModel):
-            self._channel.send(_loaded_streams(model, with_vocabulary=load.wants_vocabulary))
+            streams = {"n_logprobs_max": n_logprobs_max_of(model), "vocabulary": facts, "vocabulary_path": path}
+            self._channel.send(_told(frames.LoadedStreams, model, **streams))
             self._serve_streams(model)
         else:
             self._model = model
-            self._channel.send(_loaded(model, with_vocabulary=load.wants_vocabulary))
+            self._channel.send(_told(frames.Loaded, model, vocabulary=facts))
             self._serve(model, Bench(model, model.vocabulary, Batch(model.n_rows_max)))
 
     def _run_embedder(self, embedder: Embedder, load: frames.Load) -> None:
         self._tokenize(embedder.vocabulary, embedder.pair)
-        self._channel.send(_loaded_embedder(embedder, with_vocabulary=load.wants_vocabulary))
+        facts = _facts(embedder.vocabulary) if load.wants_vocabulary else None
+        self._channel.send(_told(frames.LoadedEmbedder, embedder, vocabulary=facts))
         batch = Batch(embedder.n_rows_max)
         while True:
-            self._channel.send(_vectors(embedder, batch, self._channel.receive()))
+            self._channel.send(_answered(partial(_vectors, embedder, batch, self._channel.receive())))
 
     def _tokenize(self, vocabulary: Vocabulary, pair: MakePair | None = None) -> None:
         for channel in self._tokenizers:
@@ -133,7 +141,7 @@ class Worker:
             if isinstance(message, frames.Step):
                 answer: msgspec.Struct = bench.step(message, time.perf_counter, self._check)
             else:
-                answer = self._answer(message, model, bench)
+                answer = _answered(partial(self._answer, message, model, bench))
             self._number = None
             self._channel.send(answer)
 
@@ -157,19 +165,16 @@ class Worker:
                     raise AssertionError(other)
 
     def _answer(self, message: frames.ToWorker, model: StepModel, bench: Bench) -> msgspec.Struct:
-        try:
-            match message:
-                case frames.Rows(_, columns):
-                    return frames.Answer(np.ascontiguousarray(model.step(fill(bench.batch, columns))).tobytes())
-                case frames.Call(name, numbers, state) if name in CALLS:
-                    given = getattr(model, name)(*numbers, *([state] if name == "restore" else []))
-                    return frames.Answer(given or b"")
-                case frames.Measure():
-                    return frames.Measured(measure(model, self._on_progress, time.perf_counter))
-                case _:
-                    raise AssertionError(message)
-        except Exception as error:
-            return failed(error)
+        match message:
+            case frames.Rows(_, columns):
+                return frames.Answer(np.ascontiguousarray(model.step(fill(bench.batch, columns))).tobytes())
+            case frames.Call(name, numbers, state) if name in CALLS:
+                given = getattr(model, name)(*numbers, *([state] if name == "restore" else []))
+                return frames.Answer(given or b"")
+            case frames.Measure():
+                return frames.Measured(measure(model, self._on_progress, time.perf_counter))
+            case _:
+                raise AssertionError(message)
 
     def _check(self) -> None:
         if self._aborted == self._number:
@@ -195,43 +200,28 @@ class Worker:
 
 
 def _vectors(embedder: Embedder, batch: Batch, message: frames.ToWorker) -> msgspec.Struct:
+    match message:
+        case frames.Rows(_, columns):
+            return frames.Answer(np.ascontiguousarray(embedder.step(fill(batch, columns)), np.float32).tobytes())
+        case frames.Call("drop", (slot,)):
+            embedder.drop(slot)
+            return frames.Answer()
+        case _:
+            raise AssertionError(message)
+
+
+def _told(kind: type[Told], source: object, **fields: object) -> Told:
+    """A message whose fields are those of `source`, but for `fields`."""
+    names = [name for name in kind.__struct_fields__ if name not in fields]
+    return kind(**{name: getattr(source, name) for name in names}, **fields)
+
+
+def _answered(give: Callable[[], msgspec.Struct]) -> msgspec.Struct:
+    """What `give` gives, or what it raises."""
     try:
-        match message:
-            case frames.Rows(_, columns):
-                return frames.Answer(np.ascontiguousarray(embedder.step(fill(batch, columns)), np.float32).tobytes())
-            case frames.Call("drop", (slot,)):
-                embedder.drop(slot)
-                return frames.Answer()
-            case _:
-                raise AssertionError(message)
+        return give()
     except Exception as error:
         return failed(error)
-
-
-def _loaded_embedder(embedder: Embedder, *, with_vocabulary: bool) -> frames.LoadedEmbedder:
-    return frames.LoadedEmbedder(
-        info=embedder.info,
-        pooling=embedder.pooling,
-        n_embd=embedder.n_embd,
-        n_tokens_max=embedder.n_tokens_max,
-        n_cells=embedder.n_cells,
-        n_slots=embedder.n_slots,
-        n_rows_max=embedder.n_rows_max,
-        can_split=embedder.can_split,
-        vocabulary=_facts(embedder.vocabulary) if with_vocabulary else None,
-    )
-
-
-def _loaded(model: StepModel, *, with_vocabulary: bool) -> frames.Loaded:
-    return frames.Loaded(
-        info=model.info,
-        capabilities=model.capabilities,
-        n_cells=model.n_cells,
-        n_cells_slot=model.n_cells_slot,
-        n_slots=model.n_slots,
-        n_rows_max=model.n_rows_max,
-        vocabulary=_facts(model.vocabulary) if with_vocabulary else None,
-    )
 
 
 class _Telling:
@@ -247,23 +237,6 @@ class _Telling:
                 self._channel.send(told_of(event))
         except Ended:
             os._exit(0)
-
-
-def _loaded_streams(model: StreamModel, *, with_vocabulary: bool) -> frames.LoadedStreams:
-    own = _own_vocabulary(model)
-    return frames.LoadedStreams(
-        info=model.info,
-        n_live_max=model.n_live_max,
-        n_ctx=model.n_ctx,
-        heeds=model.heeds,
-        n_logprobs_max=n_logprobs_max_of(model),
-        vocabulary=None if own is None or not with_vocabulary else _facts(own),
-        vocabulary_path=model.vocabulary.path if isinstance(model.vocabulary, FileVocabulary) else None,
-    )
-
-
-def _own_vocabulary(model: StepModel | StreamModel) -> Vocabulary | None:
-    return None if isinstance(model.vocabulary, FileVocabulary) else model.vocabulary
 
 
 def _facts(vocabulary: Vocabulary) -> frames.VocabularyFacts:
@@ -284,20 +257,17 @@ def _facts(vocabulary: Vocabulary) -> frames.VocabularyFacts:
 def _tokenize(channel: Channel[frames.ToTokenizer], vocabulary: Vocabulary, pair: MakePair | None) -> None:
     try:
         while True:
-            channel.send(_tokens(channel.receive(), vocabulary, pair))
+            channel.send(_answered(partial(_tokens, channel.receive(), vocabulary, pair)))
     except Ended:
         pass
 
 
 def _tokens(wish: frames.ToTokenizer, vocabulary: Vocabulary, pair: MakePair | None) -> msgspec.Struct:
-    try:
-        if isinstance(wish, frames.Tokenize):
-            tokens = vocabulary.tokenize(_text(wish.text), add_special=wish.add_special, parse_special=wish.parse_special)
-        else:
-            assert pair is not None, "this model judges no pairs"
-            tokens = pair(_text(wish.query), _text(wish.document))
-    except Exception as error:
-        return failed(error)
+    if isinstance(wish, frames.Tokenize):
+        tokens = vocabulary.tokenize(_text(wish.text), add_special=wish.add_special, parse_special=wish.parse_special)
+    else:
+        assert pair is not None, "this model judges no pairs"
+        tokens = pair(_text(wish.query), _text(wish.document))
     return frames.Answer(np.array(tokens, np.int32).tobytes())
 
 
