@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 import trio.testing
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("cllm", deadline=None)
+settings.register_profile("cllm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cllm")
 
 

@@ -17,7 +17,7 @@ from cllm.errors import BackendUnavailable
 
 def cllm_process(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *options, "-m", "cllm", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
 
 
 @pytest.mark.parametrize(

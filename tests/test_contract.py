@@ -29,7 +29,7 @@ def run_pytest(*options: str, folder: Path, all_plugins: bool = False) -> subpro
         environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         options = ("-p", "cllm.testing.contract.plugin", *options)
     command = [sys.executable, "-m", "pytest", *options]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=1200, check=False)
 
 
 def check(run: subprocess.CompletedProcess[str]) -> None:

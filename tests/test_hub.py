@@ -175,7 +175,7 @@ def cllm_with(tmp_path: Path, fake_hub: FakeHub) -> Callable[..., subprocess.Com
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf"), **variables}
         command = [sys.executable, "-m", "cllm", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600, env=environment)
 
     return run
 

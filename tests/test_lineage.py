@@ -7,7 +7,6 @@ clock; what concerns requests and text through the HTTP application.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +26,7 @@ from cllm.testing.fake import FakeModel
 from tests.api.conftest import Answer as HttpAnswer
 from tests.api.conftest import Api
 from tests.api.conftest import serving as serving_http
+from tests.clock import tick
 from tests.serve.conftest import Answer, make_spec, text_alone
 
 
@@ -80,7 +80,7 @@ class Server:
         if plan.n_rows:
             self.batches.append(list(zip(batch.slots[: batch.n_rows].tolist(), batch.positions[: batch.n_rows].tolist(), strict=True)))
         try:
-            output = compute(self.model, plan, time.perf_counter)
+            output = compute(self.model, plan, tick)
         except Exception as error:
             self.n_failed_steps += 1
             return self.scheduler.apply_failure(plan, error, 0.0)

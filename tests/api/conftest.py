@@ -18,6 +18,7 @@ from werkzeug.datastructures import Headers
 
 from cllm.api.app import create_app
 from cllm.config import Settings
+from cllm.errors import StepFailed
 from cllm.serve.engine import Engine
 from cllm.serve.http.http1 import SEND_NOW
 from cllm.serve.metrics import Metrics
@@ -226,6 +227,18 @@ def logged() -> Iterator[list[Any]]:
 def serve() -> Serve:
     """Serve a fake model, with settings by name."""
     return serving
+
+
+def failing(n_good: int) -> FakeModel:
+    """Steps after so many good ones fail."""
+    model = FakeModel()
+
+    def before(batch: Any) -> None:
+        if model.n_steps >= n_good:
+            raise StepFailed("the fan fell off")
+
+    model.before_step = before
+    return model
 
 
 @pytest.fixture

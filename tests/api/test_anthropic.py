@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cllm.testing.fake import FakeModel
 from cllm.testing.scripted import ScriptedModel
+from tests.api.conftest import failing
 
 
 def body(content: Any = "hello", **fields: Any) -> dict[str, Any]:
@@ -161,14 +161,7 @@ async def test_what_is_wrong_is_named_and_nothing_is_queued(serve: Any, fields: 
 
 
 async def test_a_stream_that_fails_says_so_in_an_error_event(serve: Any) -> None:
-    model = FakeModel()
-    async with serve(model) as api:
-
-        def fail(batch: Any) -> None:
-            if model.n_steps > 3:
-                raise RuntimeError("broken on purpose")
-
-        model.before_step = fail
+    async with serve(failing(4)) as api:
         told = events(await api.post("/v1/messages", body(max_tokens=100, stream=True)))
     assert told[0][0] == "message_start"
     assert told[-1][0] == "error"

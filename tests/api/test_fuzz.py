@@ -17,7 +17,7 @@ from cllm.testing.live import live_server
 schemathesis = pytest.importorskip("schemathesis", reason="pip install --group test")
 
 N_EXAMPLES = 25
-ANSWER_S = 20.0
+ANSWER_S = 120.0
 SCHEMA = schemathesis.openapi.from_dict(document(OPERATIONS))
 CASES = [result.ok() for result in SCHEMA.get_all_operations()]
 MODES = list(schemathesis.GenerationMode)

@@ -11,6 +11,7 @@ import pytest
 from cllm.testing.fake import FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
 from cllm.testing.scripted import ScriptedModel
+from tests.api.conftest import failing
 
 
 def lines(answer: Any) -> list[Any]:
@@ -174,14 +175,7 @@ async def test_inputs_that_are_too_long_are_cut_unless_that_is_not_wanted(serve:
 
 
 async def test_a_stream_that_fails_ends_with_a_line_that_says_so(serve: Any) -> None:
-    model = FakeModel()
-    async with serve(model) as api:
-
-        def fail(batch: Any) -> None:
-            if model.n_steps > 3:
-                raise RuntimeError("broken on purpose")
-
-        model.before_step = fail
+    async with serve(failing(4)) as api:
         told = lines(await api.post("/api/chat", chat()))
     assert told[0]["done"] is False
     assert set(told[-1]) == {"error"}

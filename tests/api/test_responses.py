@@ -9,8 +9,8 @@ import pytest
 
 from cllm.api.openai.responses.store import ResponseStore
 from cllm.errors import NotFound
-from cllm.testing.fake import FakeModel
 from cllm.testing.scripted import ScriptedModel
+from tests.api.conftest import failing
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 
@@ -234,16 +234,9 @@ async def test_what_is_wrong_is_named_and_nothing_is_queued(serve: Any, fields: 
 
 
 async def test_a_stream_that_fails_ends_with_the_response_that_failed(serve: Any) -> None:
-    model = FakeModel()
-    async with serve(model) as api:
-
-        def fail(batch: Any) -> None:
-            if model.n_steps > 3:
-                raise RuntimeError("broken on purpose")
-
-        model.before_step = fail
+    async with serve(failing(4)) as api:
         told = events(await api.post("/v1/responses", {"input": "hello", "stream": True}))
     assert told[-1]["type"] == "response.failed"
     response = told[-1]["response"]
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
-    assert "broken" not in json.dumps(response)
+    assert "fan" not in json.dumps(response)

@@ -35,7 +35,7 @@ def url() -> Iterator[str]:
 def post(url: str, body: dict[str, Any]) -> tuple[int, str]:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -124,6 +124,6 @@ def test_a_form_that_it_cannot_hold_is_refused_before_it_hears_of_it(
 
 def test_the_pages_of_the_server_know_it(url: str) -> None:
     for path in ("/health", "/ready", "/metrics", "/slots", "/props", "/v1/models"):
-        with urllib.request.urlopen(url + path, timeout=30) as response:
+        with urllib.request.urlopen(url + path, timeout=120) as response:
             assert response.status == 200
             response.read()

@@ -11,9 +11,8 @@ import trio
 import trio.testing
 
 from cllm.engine.sequence import Phase
-from cllm.errors import StepFailed
 from cllm.testing.fake import FakeModel
-from tests.api.conftest import TEST_S
+from tests.api.conftest import TEST_S, failing
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2000}
 COMPLETION = {"prompt": "hello", "max_tokens": 2000}
@@ -98,18 +97,6 @@ async def test_all_choices_end_when_the_client_leaves(serve: Any) -> None:
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
-
-
-def failing(n_good: int) -> FakeModel:
-    """Steps after so many good ones fail."""
-    model = FakeModel()
-
-    def before(batch: Any) -> None:
-        if model.n_steps >= n_good:
-            raise StepFailed("the fan fell off")
-
-    model.before_step = before
-    return model
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -63,7 +63,7 @@ def url(told: tuple[Told, str]) -> str:
 def post(url: str, body: dict[str, Any]) -> tuple[int, str, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return response.status, response.read().decode(), response.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(), error.headers
@@ -221,5 +221,5 @@ def test_other_surfaces_answer_too_and_the_pages_know_it(model: Told, url: str) 
         status, answer, _ = post(url + path, body)
         assert (status, "a b " in answer) == (200, True), (path, answer)
     for path in ("/health", "/ready", "/metrics", "/slots", "/props", "/v1/models", "/model/info"):
-        with urllib.request.urlopen(url + path, timeout=30) as response:
+        with urllib.request.urlopen(url + path, timeout=120) as response:
             assert response.status == 200

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cllm.api.wire import decode
@@ -24,7 +24,7 @@ class Body(msgspec.Struct):
     inner: list[Inner] | None = None
 
 
-unhurried = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+unhurried = settings(max_examples=50)
 decoder = msgspec.json.Decoder(Body)
 
 

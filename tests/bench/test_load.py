@@ -21,7 +21,7 @@ from cllm.bench.load import N_PIECES_LATE, Progress, closed_loop, open_loop
 from cllm.bench.target import BenchFailed, Client, Dialect, Target, parse_url
 from cllm.bench.workloads import GREEDY, USUAL, Ask, Work
 
-TEST_S = 20.0
+TEST_S = 120.0
 Handler: TypeAlias = Callable[[str, dict[str, Any], trio.SocketStream], Awaitable[bool]]  # True keeps the connection
 
 

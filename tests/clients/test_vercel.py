@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent / "vercel"
 KEY = "key-of-the-tests"
-END_S = 60.0
+END_S = 300.0
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -15,6 +14,7 @@ from cllm.engine.events import Delta, Event, Failed, TokenLogprob
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.serve.loading import limits_of
+from tests.clock import tick
 
 
 @attrs.define
@@ -52,14 +52,14 @@ def run(
         if plan is not None:
             take(plan.events, texts)
             if plan.is_step:
-                take(scheduler.apply(plan, compute(model, plan, time.perf_counter), 0.0), texts)
+                take(scheduler.apply(plan, compute(model, plan, tick), 0.0), texts)
         scheduler.check()
         meddle(scheduler)
         if later:
             texts[scheduler.submit(later.pop(), 0.0)] = Text()
     scheduler.evict_cached()
     if (plan := scheduler.plan(0.0)) is not None:
-        compute(model, plan, time.perf_counter)
+        compute(model, plan, tick)
     assert scheduler.cells.n_free == model.n_cells
     assert all(text.n_ends == 1 for text in texts.values())
     return list(texts.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
+from tests.clock import tick
 from tests.endtoend.conftest import LoadModel, load_exact_model
 from tests.endtoend.running import Text, alone, make_scheduler, run, take
 
@@ -146,7 +146,7 @@ def test_whatever_is_preempted_cancelled_and_evicted_in_between(
             break
         take(plan.events, texts)
         if plan.is_step:
-            take(scheduler.apply(plan, compute(model, plan, time.perf_counter), 0.0), texts)
+            take(scheduler.apply(plan, compute(model, plan, tick), 0.0), texts)
         scheduler.check()
     assert scheduler.memory.totals.n_hits > 10
     for seq_id, each in enumerate(specs, start=1):
@@ -181,6 +181,6 @@ def run_on(model: StepModel, scheduler: Scheduler, specs: list[SequenceSpec]) ->
     while (plan := scheduler.plan(0.0)) is not None:
         take(plan.events, texts)
         if plan.is_step:
-            take(scheduler.apply(plan, compute(model, plan, time.perf_counter), 0.0), texts)
+            take(scheduler.apply(plan, compute(model, plan, tick), 0.0), texts)
         scheduler.check()
     return list(texts.values())

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ from cllm.engine.plan import Scored, StepOutput, Work
 from cllm.engine.sampling import Sampler, keys_of, sample
 from cllm.testing.fake import END_OF_TURN, FakeModel
 from cllm.testing.fake_drawing import DrawingFakeModel, draw_one
+from tests.clock import tick
 
 PROMPTS = (b"one", b"another", b"a third", b"the last")
 
@@ -39,7 +39,7 @@ def work_of(samplers: list[Sampler], scored: int | None = None) -> Work:
 
 
 def done(model: FakeModel, work: Work) -> StepOutput:
-    return compute(model, work, time.perf_counter)
+    return compute(model, work, tick)
 
 
 def test_a_model_that_draws_draws_what_needs_nothing_but_a_draw() -> None:

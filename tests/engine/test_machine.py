@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -22,6 +21,7 @@ from cllm.engine.sequence import Phase, SequenceSpec
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, ModelDied, NoRoom, QuotaExceeded, StepFailed, Unavailable
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
+from tests.clock import tick
 
 N_CTX, N_SLOTS = 100, 5
 BEGINNINGS = tuple(tuple(range(first, first + 60)) for first in (40, 60))
@@ -68,7 +68,7 @@ def run_step(model: FakeModel, scheduler: Scheduler, now: float) -> list[Event] 
         return None
     if not plan.is_step:
         return plan.events
-    return plan.events + scheduler.apply(plan, compute(model, plan, time.perf_counter), now)
+    return plan.events + scheduler.apply(plan, compute(model, plan, tick), now)
 
 
 @cache
@@ -191,7 +191,7 @@ class Machine(RuleBasedStateMachine):
         self.take(plan.events)
         if not plan.is_step:
             return
-        output = compute(self.model, plan, time.perf_counter)
+        output = compute(self.model, plan, tick)
         match meanwhile:
             case "cancel" if self.specs:
                 self.scheduler.cancel(data.draw(st.sampled_from(sorted(self.specs))))
@@ -213,7 +213,7 @@ class Machine(RuleBasedStateMachine):
             return
         n_moves_done = data.draw(st.integers(0, len(plan.moves)))
         for move in plan.moves[:n_moves_done]:
-            do_move(self.model, plan, move, time.perf_counter)
+            do_move(self.model, plan, move, tick)
         plan.n_moves_done = n_moves_done
         if n_moves_done == len(plan.moves) and not isinstance(error, NoRoom):  # the content of the batch's slots is undefined
             for slot in {sequence.slot for sequence in plan.members()}:

@@ -194,7 +194,7 @@ def test_a_file_with_flipped_bits_is_refused_or_loads(tmp_path, tiny_files):
     What is promised is that ours are not the lines that crash; that a hostile file can end the process is why models may be isolated.
     """
     arguments = [sys.executable, "-c", FLIP, str(tiny_files["qwen3"]), str(tmp_path / "flipped.gguf"), "1"]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
 
     assert "Traceback" not in done.stderr
     assert done.returncode <= 0  # survived, or stopped by llama.cpp's own abort

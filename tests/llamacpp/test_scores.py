@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.testing.tiny import ARCHITECTURES
+from tests.clock import tick
 
 
 def expected_scores(logits: Any, prompt: list[int]) -> list[float]:
@@ -46,7 +46,7 @@ def test_a_prompt_is_scored_beside_others_as_alone(load: Any, drive: Any, some_t
     scored = scheduler.submit(SequenceSpec(prompt=prompt, n_prompt_logprobs=2, **greedy), 0.0)
     scores: list[TokenLogprob] = []
     while (plan := scheduler.plan(0.0)) is not None:
-        for event in scheduler.apply(plan, compute(model, plan, time.perf_counter), 0.0):
+        for event in scheduler.apply(plan, compute(model, plan, tick), 0.0):
             if isinstance(event, Delta) and event.seq_id == scored:
                 scores += event.prompt_logprobs or []
     assert [one.token for one in scores] == prompt[1:]

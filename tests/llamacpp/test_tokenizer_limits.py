@@ -39,7 +39,7 @@ for unit in units:
 
 def run(path, n_bytes: int, *units: str) -> list[str]:
     arguments = [sys.executable, "-c", TOKENIZE, str(path), str(n_bytes), *units]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from functools import cache
@@ -31,6 +30,7 @@ from cllm.serve.workerembedder import WorkerEmbedder
 from cllm.serve.workerstreams import WorkerStreams
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
+from tests.clock import tick
 
 T = TypeVar("T")
 TEST_S = 120.0  # ends a test that hangs; a machine that is busy with something else takes its time
@@ -52,7 +52,7 @@ def text_alone(prompt: str, n_tokens: int) -> str:
     scheduler.submit(make_spec(prompt, n_tokens), 0.0)
     answer = Answer()
     while (plan := scheduler.plan(0.0)) is not None:
-        for event in plan.events + scheduler.apply(plan, compute(model, plan, time.perf_counter), 0.0):
+        for event in plan.events + scheduler.apply(plan, compute(model, plan, tick), 0.0):
             answer.add(event)
     return answer.text
 

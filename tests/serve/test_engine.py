@@ -17,7 +17,7 @@ from cllm.serve.engine import N_CHARS_INLINE, N_TOKENIZING_MAX, Engine, EnginePh
 from cllm.serve.metrics import Metrics
 from cllm.testing.engine import running_engine
 from cllm.testing.fake import FakeModel, FakeVocabulary
-from tests.serve.conftest import Steps, make_spec, read_all, serving, until
+from tests.serve.conftest import TEST_S, Steps, make_spec, read_all, serving, until
 
 WATCHDOG_S = 10.0
 
@@ -139,7 +139,7 @@ async def test_however_many_long_texts_come_there_are_threads_for_everything_els
             if len(text) < N_CHARS_INLINE:  # while it is loaded
                 return []
             n_tokenizing.append(1)
-            assert go_on.wait(20)
+            assert go_on.wait(TEST_S)
             return []
 
     model = FakeModel()
@@ -164,7 +164,7 @@ async def test_a_request_that_is_cancelled_does_not_wait_for_its_long_text() -> 
             if len(text) < N_CHARS_INLINE:  # while it is loaded
                 return []
             begun.set()
-            assert go_on.wait(20)
+            assert go_on.wait(TEST_S)
             return []
 
     model = FakeModel()

@@ -5,41 +5,25 @@ import random
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cllm.bigstack import call_with_stack
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
-from cllm.text.grammar import ANY_OBJECT, N_BYTES_STACK, N_CHARS_MAX, N_GRAMMARS_KEPT, Grammar, Grammars, GrammarSource, Kind, json_rule
+from cllm.text.grammar import ANY_OBJECT, N_CHARS_MAX, N_GRAMMARS_KEPT, Grammar, Grammars, GrammarSource, Kind, json_rule
 from tests.schemas import cases
+from tests.text.conftest import allowed, compiled, takes
 
-GRAMMARS = Grammars(FakeVocabulary())
 CASES = cases()
 
 
-def compiled(kind: Kind, text: str) -> Grammar:
-    return call_with_stack(lambda: GRAMMARS.compile(GrammarSource(kind, text)), N_BYTES_STACK)
+def of_kind(kind: Kind, text: str) -> Grammar:
+    return compiled(GrammarSource(kind, text))
 
 
 def of_schema(schema: Any) -> Grammar:
-    return compiled(Kind.JSON_SCHEMA, json.dumps(schema))
-
-
-def allowed(words: Any) -> set[int]:
-    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
-
-
-def takes(grammar: Grammar, text: str) -> bool:
-    """Whether `text` may be written, and be all."""
-    state = grammar.start()
-    for byte in text.encode():
-        if byte not in allowed(state.mask()):
-            return False
-        state.accept(byte)
-    return state.is_done or END_OF_TURN in allowed(state.mask())
+    return of_kind(Kind.JSON_SCHEMA, json.dumps(schema))
 
 
 def written(grammar: Grammar, draw: Any, n_max: int = 400) -> bytes | None:
@@ -161,12 +145,12 @@ def test_blanks_between_values_are_free_but_few() -> None:
     ],
 )
 def test_a_source_takes_what_fits_it(kind: Kind, source: str, text: str, fits: bool) -> None:
-    assert takes(compiled(kind, source), text) is fits
+    assert takes(of_kind(kind, source), text) is fits
 
 
 def test_a_schema_can_stand_in_a_source_of_our_own() -> None:
     rule = json_rule('{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}')
-    grammar = compiled(Kind.LARK, f'start: TEXT "<call>" call "</call>"\nTEXT: /[^<]*/\ncall: {rule}')
+    grammar = of_kind(Kind.LARK, f'start: TEXT "<call>" call "</call>"\nTEXT: /[^<]*/\ncall: {rule}')
     assert takes(grammar, 'I call it: <call>{"a": 1}</call>')
     assert not takes(grammar, 'I call it: <call>{"b": 1}</call>')
 
@@ -230,7 +214,7 @@ def test_a_schema_that_cannot_be_honoured_says_what_and_where(schema: Any, point
 )
 def test_a_source_that_does_not_compile_says_why(kind: Kind, source: str, complaint: str) -> None:
     with pytest.raises(GrammarInvalid, match=complaint):
-        compiled(kind, source)
+        of_kind(kind, source)
 
 
 def _chain(n: int, rule: str) -> str:
@@ -261,7 +245,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_sources_are_refused(name: str) -> None:
     with pytest.raises(GrammarInvalid):
-        compiled(*HOSTILE[name])
+        of_kind(*HOSTILE[name])
 
 
 def _references(n: int) -> str:
@@ -280,7 +264,7 @@ DEEP = {
 def test_the_deepest_that_is_taken_compiles_and_is_followed_on_an_ordinary_stack(name: str) -> None:
     kind, source, text = DEEP[name]
     assert len(source) < N_CHARS_MAX["schema" if kind is Kind.JSON_SCHEMA else "other"]
-    state = compiled(kind, source).start()
+    state = of_kind(kind, source).start()
     for token in text:
         state.mask()
         state.accept(token)
@@ -301,7 +285,7 @@ def test_a_state_is_rebuilt_from_its_tokens() -> None:
 
 
 def test_states_of_one_grammar_do_not_disturb_one_another() -> None:
-    grammar = compiled(Kind.REGEX, "ab|cd")
+    grammar = of_kind(Kind.REGEX, "ab|cd")
     first, second = grammar.start(), grammar.start()
     first.accept(ord("a"))
     second.accept(ord("c"))
@@ -310,7 +294,7 @@ def test_states_of_one_grammar_do_not_disturb_one_another() -> None:
 
 
 def test_a_token_that_is_not_allowed_fails_the_state_for_good() -> None:
-    state = compiled(Kind.REGEX, "ab").start()
+    state = of_kind(Kind.REGEX, "ab").start()
     state.accept(ord("x"))
     assert state.failure is not None
     assert allowed(state.mask()) == set()

@@ -130,7 +130,7 @@ def test_a_standard_output_that_nobody_reads_ends_nothing():
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:
-        done = subprocess.run([sys.executable, "-c", program], stdout=write_end, stderr=subprocess.PIPE, timeout=60, check=False)
+        done = subprocess.run([sys.executable, "-c", program], stdout=write_end, stderr=subprocess.PIPE, timeout=300, check=False)
     finally:
         os.close(write_end)
     assert (done.returncode, done.stderr) == (0, b"alive")
