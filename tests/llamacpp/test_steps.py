@@ -12,6 +12,8 @@ import pytest
 from cllm.backend import Batch, KvLayout
 from cllm.errors import Aborted, NoRoom, StepFailed
 
+N_TRIES = 50  # to meet a step that may be a short one
+
 
 def test_logits_are_float32_of_the_outputs_by_the_vocabulary(load, drive, some_tokens):
     model = load()
@@ -208,6 +210,17 @@ def aborting(model):
         thread.join()
 
 
+def is_aborted(model, batch) -> bool:
+    """Whether a step on slot 1 is aborted; a short one may end before a busy machine comes to say so, and leaves the slot empty too."""
+    with aborting(model):
+        try:
+            model.step(batch)
+        except Aborted:
+            return True
+    model.drop(1)
+    return False
+
+
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
 def test_an_abort_ends_the_running_step_and_takes_the_slots_back(load, drive, some_tokens, layout, architecture):
     model = load(architecture, kv_layout=layout, n_live=2, n_rows_max=1024, n_cells=2048)
@@ -216,8 +229,7 @@ def test_an_abort_ends_the_running_step_and_takes_the_slots_back(load, drive, so
     expected = driver.feed({0: [1]})
     driver.fill([(1, i, token) for i, token in enumerate(some_tokens(1, 1000))])
 
-    with aborting(model), pytest.raises(Aborted):
-        model.step(driver.batch)
+    assert any(is_aborted(model, driver.batch) for _ in range(N_TRIES)), "all steps went to their ends"
 
     assert driver.feed({1: some_tokens(1, 5)}).shape[0] == 1  # from position 0 again
     driver.drop(0)

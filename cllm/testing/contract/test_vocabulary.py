@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -177,19 +178,22 @@ def test_tokens_bytes_may_be_asked_for_in_many_threads_at_once(load: Callable[[]
 def test_tokenising_does_not_disturb_a_running_step(hand: Hand, plain: PlainTokens, near: Near) -> None:
     tokens = plain.draw(48)
     expected = hand.alone(tokens)
-    vocabulary, done = hand.model.vocabulary, False
+    vocabulary, done, begun = hand.model.vocabulary, False, [threading.Event(), threading.Event()]
 
-    def tokenize_on() -> int:
-        n = 0
+    def tokenize_on(has_begun: threading.Event) -> None:
         while not done:
-            n += len(plain_ids(vocabulary, TEXTS["words"]))
-        return n
+            assert plain_ids(vocabulary, TEXTS["words"])
+            has_begun.set()
 
     with ThreadPoolExecutor(2) as threads:
-        busy = [threads.submit(tokenize_on) for _ in range(2)]
+        busy = [threads.submit(tokenize_on, has_begun) for has_begun in begun]
         try:
+            for one, has_begun in zip(busy, begun, strict=True):
+                while not (has_begun.wait(0.1) or one.done()):  # one that raised never begins
+                    pass
             for _ in range(4):
                 near.check(hand.alone(tokens), expected)
         finally:
             done = True
-    assert all(one.result() > 0 for one in busy)
+    for one in busy:
+        one.result()
