@@ -86,7 +86,9 @@ def _load(listed: Listed) -> Backend:
     origin = _origin(listed)
     try:
         backend = listed.entry_point.load()()
-    except (Exception, SystemExit) as error:  # a foreign module may fail in any way
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a foreign module may fail in any way: a panic of Rust's is no Exception
         raise BackendUnavailable(f"{origin} is broken: {_one_line(error)}") from error
     _check_contract(backend, origin)
     return backend  # type: ignore[no-any-return]  # the contract says that it is one
@@ -150,7 +152,9 @@ def _probe(one: Listed, named: list[Listed]) -> Found:
         probe = _checked(backend.probe())
     except BackendUnavailable as error:
         return Found(one, available=False, reason=str(error).removeprefix(_origin(one) + " "))
-    except (Exception, SystemExit) as error:  # the contract forbids it, but the others must go on
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the contract forbids it, but the others must go on
         return Found(one, available=False, reason=f"probe failed: {_one_line(error)}")
     return Found(one, probe.available, " ".join(probe.reason.split()), probe.preference, backend)
 

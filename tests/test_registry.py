@@ -127,11 +127,28 @@ def test_a_module_that_ends_the_process_when_it_is_imported_ends_nothing(install
         registry.load_backend("quitter")
 
 
+def test_a_module_that_raises_what_is_no_exception_is_told_as_broken_beside_the_others(install: Install) -> None:
+    """As what a module that is written in Rust raises when it panics."""
+    install("good")
+    install("panicking", source="class Panic(BaseException): pass\nraise Panic('called unwrap on nothing')")
+    with pytest.raises(BackendUnavailable, match=r"is broken: Panic: called unwrap on nothing$"):
+        registry.load_backend("panicking")
+    assert registry.choose_backend()[0] == "good"
+
+
+@pytest.mark.parametrize("source", ["raise KeyboardInterrupt", backend_source("raise KeyboardInterrupt")], ids=["its import", "its probe"])
+def test_an_operator_who_interrupts_a_backend_is_heard(install: Install, source: str) -> None:
+    install("slow", source=source)
+    with pytest.raises(KeyboardInterrupt):
+        registry.probe_backends()
+
+
 @pytest.mark.parametrize(
     ("probe", "reason"),
     [
         ("return None", "probe failed: TypeError: it gave a NoneType, which is no Probe"),
         ("raise SystemExit('no device')", "probe failed: SystemExit: no device"),
+        ("raise BaseException('panicked')", "probe failed: BaseException: panicked"),
         ("return Probe(available=False, reason='no device\\n\\tinstall one\\n')", "no device install one"),
     ],
 )
