@@ -321,6 +321,8 @@ class StreamRequest:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     form: StreamForm | None = None
+    cache_salt: str = ""  # what was computed for a prompt is of use to requests of the same salt alone
+    cache_prompt: bool = True  # False: it takes nothing of what was computed for others, and leaves nothing for them
     ignore_eos: bool = False  # without a vocabulary only
 
 
@@ -414,7 +416,9 @@ class StreamModel(Protocol):
     n_ctx: int  # tokens of one sequence at most, prompt and generated
     heeds: frozenset[str]
     """The names of what it heeds of a `StreamRequest` from `n_tokens_min` on, with the kinds of a `StreamForm` in the place of `form`; a
-    request for another is refused. Without a vocabulary also of `StreamChat` from `tools` on, and `prompt` for token ids."""
+    request for another is refused. Without a vocabulary also of `StreamChat` from `tools` on, and `prompt` for token ids.
+
+    A model whose requests share nothing that was computed heeds `cache_salt` and `cache_prompt` by nature, and is to name them."""
 
     def open(self, tell: Callable[[StreamEvent], None]) -> None:
         """Take what events are told to, once, before the first `start`. `tell` may be called from any thread and returns at once."""

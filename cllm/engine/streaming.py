@@ -18,7 +18,11 @@ from cllm.errors import GenerationFailed, NotHeeded
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 """Of `SamplingParams`, what a `StreamRequest` has too, by the same names."""
 
+SHARING = ("cache_salt", "cache_prompt")
+"""The same of `SequenceSpec`."""
+
 _USUAL = SamplingParams()
+_PLAIN = SequenceSpec(prompt=())
 _OTHER = ("typical_p", "top_n_sigma", "dry_multiplier", "xtc_probability", "mirostat", "dynatemp_range", "logit_bias")
 """The rest of it that switches something on."""
 
@@ -153,6 +157,7 @@ def request_of(sequence: Sequence, vocabulary: Vocabulary) -> StreamRequest:
         n_logprobs=spec.n_logprobs,
         form=spec.form,
         **{name: getattr(spec.sampling, name) for name in SAMPLING},
+        **{name: getattr(spec, name) for name in SHARING},
     )
 
 
@@ -166,6 +171,7 @@ def check_heeded(
     """Refuse what the model would ignore, `further` fields that are asked for included. Raises: NotHeeded with the field's name."""
     sampling = spec.sampling
     asked = [name for name in SAMPLING if name not in heeds and getattr(sampling, name) != getattr(_USUAL, name)]
+    asked += [name for name in SHARING if name not in heeds and getattr(spec, name) != getattr(_PLAIN, name)]
     asked += [name for name in _OTHER if getattr(sampling, name) != getattr(_USUAL, name)]
     others = {
         "logprobs": spec.n_logprobs is not None and "n_logprobs" not in heeds,

@@ -9,7 +9,7 @@ from cllm.engine.events import Delta, Event, Finished, FinishReason, TokenLogpro
 from cllm.engine.fairness import GENERATED_TOKEN
 from cllm.engine.scheduler import Limits
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
-from cllm.engine.streaming import SAMPLING, StreamScheduler, check_heeded
+from cllm.engine.streaming import SAMPLING, SHARING, StreamScheduler, check_heeded
 from cllm.errors import GenerationFailed
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.transcript import told
@@ -105,6 +105,7 @@ def text_request_of(sequence: Sequence) -> StreamRequest:
         form=spec.form,
         n_logprobs=spec.n_logprobs,
         **{name: getattr(spec.sampling, name) for name in SAMPLING},
+        **{name: getattr(spec, name) for name in SHARING},
     )
     if not isinstance(spec.prompt, UnreadPrompt):
         return attrs.evolve(request, prompt=tuple(spec.prompt))

@@ -29,7 +29,7 @@ from cllm.backend import (
 from cllm.errors import LoadAborted, StepFailed
 from cllm.testing.fake import FakeModel
 
-HEEDS = frozenset({"temperature"})
+HEEDS = frozenset({"temperature", "cache_salt", "cache_prompt"})  # no request finds anything of another
 UNWANTED, DEADLY = "\x05", "\x06"  # prompts of which `FakeStreamBackend`'s models refuse one, and end their process on the other
 
 

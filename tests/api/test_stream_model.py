@@ -68,6 +68,28 @@ def test_what_the_model_cannot_do_is_refused_by_the_fields_name(url: str, fields
 
 
 @pytest.fixture(scope="module")
+def sharer() -> Iterator[str]:
+    """The address of one that finds every prompt again, whoever asks."""
+    model = FakeStreamModel()
+    model.heeds -= {"cache_salt", "cache_prompt"}
+    with live_server(StreamsOnly(model)) as url:
+        yield url
+    model.close()
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"cache_salt": "mine"}, "cache_salt"), ({"cache_prompt": False}, "cache_prompt")])
+def test_prompts_are_kept_apart_or_the_wish_is_refused(url: str, sharer: str, fields: dict[str, Any], param: str) -> None:
+    assert post(url + CHAT, {**ASKED, **fields})[0] == 200
+    status, body = post(sharer + CHAT, {**ASKED, **fields})
+    error = json.loads(body)["error"]
+    assert (status, error["type"], error["param"]) == (400, "not_supported_error", param)
+
+
+def test_who_has_no_wish_to_share_nothing_is_answered(sharer: str) -> None:
+    assert post(sharer + CHAT, {**ASKED, "cache_salt": "", "cache_prompt": True})[0] == 200
+
+
+@pytest.fixture(scope="module")
 def holder() -> Iterator[tuple[FakeStreamModel, str]]:
     """One that says of itself that it holds its answers to schemas and regular expressions."""
     model = FakeStreamModel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cllm.backend import StreamForm, StreamToken
@@ -50,3 +52,25 @@ def test_after_a_death_an_answer_goes_on_unless_it_had_begun_to_fill_in_a_form(s
     failed = [event.seq_id for event in scheduler.take_death(0.0) if isinstance(event, Failed)]
     assert failed == [begun]
     assert [sequence.seq_id for sequence in scheduler.turn(0.0).started] == [free, waiting]
+
+
+UNSHARED = [("cache_salt", "mine"), ("cache_prompt", False)]
+
+
+@pytest.mark.parametrize(("field", "value"), UNSHARED)
+def test_who_wants_to_share_nothing_is_refused_where_the_model_shares_all_the_same(
+    scheduler: StreamScheduler, field: str, value: str | bool
+) -> None:
+    fields: dict[str, Any] = {field: value}
+    with pytest.raises(NotHeeded) as raised:
+        scheduler.submit(SequenceSpec(prompt=[65, 66], **fields), now=0.0)
+    assert raised.value.param == field
+
+
+@pytest.mark.parametrize(("field", "value"), UNSHARED)
+def test_a_model_that_keeps_requests_apart_is_told_how(field: str, value: str | bool) -> None:
+    model, fields = FakeModel(n_cells=44, n_slots=4), {field: value}
+    scheduler = StreamScheduler(LIMITS, model.vocabulary, frozenset({field}))
+    scheduler.submit(SequenceSpec(prompt=[65, 66], stopping=StopParams(max_tokens=5), **fields), now=0.0)  # type: ignore[arg-type]
+    (sequence,) = scheduler.turn(0.0).started
+    assert getattr(request_of(sequence, model.vocabulary), field) == value

@@ -164,6 +164,12 @@ def test_what_openvino_cannot_be_told_is_refused_by_name(told: Told, fields: dic
     assert caught.value.param == param
 
 
+def test_requests_are_kept_apart_only_where_none_finds_what_was_computed_for_another(told: Told, tiny: Path) -> None:
+    alone = load(tiny, {**EXACT, "prefix_cache": "off"})
+    assert alone.heeds - told.model.heeds == {"cache_salt", "cache_prompt"}
+    alone.close()
+
+
 @pytest.mark.parametrize("fields", [{"prompt": ()}, {"prompt": (100_000,)}, {"n_tokens_max": 0}, {"n_tokens_max": N_CELLS}])
 def test_what_would_end_the_process_fails_alone(told: Told, fields: dict[str, Any]) -> None:
     with pytest.raises(StepFailed):

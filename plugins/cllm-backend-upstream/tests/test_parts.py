@@ -231,6 +231,14 @@ def test_a_form_goes_where_each_kind_looks_for_it(kind: str, form: StreamForm, e
     assert expected.items() <= asked(StreamRequest(text="a", form=form), kind).items()
 
 
+def test_salts_go_to_those_who_keep_prompts_apart() -> None:
+    request = StreamRequest(text="a", cache_salt="mine", cache_prompt=False)
+    assert {"cache_salt": "mine", "cache_prompt": False}.items() <= asked(request, "cllm").items()
+    assert not {"cache_salt", "cache_prompt"} & asked(StreamRequest(text="a"), "cllm").keys()
+    assert {kind for kind in KINDS if "cache_salt" in KINDS[kind].heeds} == {"vllm", "cllm"}
+    assert {kind for kind in KINDS if "cache_prompt" in KINDS[kind].heeds} == {"cllm"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_kind_heeds_are_fields_of_the_seam(kind: str) -> None:
     fields = {*attrs.fields_dict(StreamRequest), *attrs.fields_dict(StreamChat), "json_schema", "regex", "choice", "grammar"}

@@ -14,7 +14,7 @@ from cllm.errors import LoadFailed
 from cllm_backend_openvino.forms import KINDS
 from cllm_backend_openvino.header import TYPES, Header, NoGguf, read_header
 from cllm_backend_openvino.model import OpenVinoModel
-from cllm_backend_openvino.sampling import HEEDS
+from cllm_backend_openvino.sampling import HEEDS, UNSHARED
 from cllm_backend_openvino.scoring import Scorer
 
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
@@ -62,8 +62,14 @@ def load(spec: ModelSpec) -> OpenVinoModel:
     info = attrs.evolve(facts.info, cells_bytes=_cells_bytes(facts, options, n_cells))
     n_ctx = min(info.n_ctx_train, n_cells)
     scorer = Scorer(spec.path, _properties(spec, options))
-    heeds = HEEDS if _has_tokenizer(Path(spec.path)) else HEEDS - set(KINDS)
+    heeds = _heeds(spec, options)
     return OpenVinoModel(pipeline, info, facts.vocabulary, scorer, heeds=heeds, n_vocab=facts.n_vocab, n_live_max=n_live_max, n_ctx=n_ctx)
+
+
+def _heeds(spec: ModelSpec, options: Options) -> frozenset[str]:
+    """What of a request it heeds. OpenVINO finds a prompt by its tokens alone, so salts keep nobody apart while it looks for any."""
+    heeds = HEEDS if options.prefix_cache else HEEDS | UNSHARED
+    return heeds if _has_tokenizer(Path(spec.path)) else heeds - set(KINDS)
 
 
 def _has_tokenizer(path: Path) -> bool:

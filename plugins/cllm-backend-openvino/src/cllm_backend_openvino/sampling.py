@@ -23,6 +23,7 @@ HEEDS: Final = frozenset(
         *KINDS,
     }
 )
+UNSHARED: Final = frozenset({"cache_salt", "cache_prompt"})  # heeded where no request finds what was computed for another
 PENALTY_MAX: Final = 2.0
 SMALLEST: Final = 1e-6  # what is below is as good as this, and OpenVINO wants more than 0
 BELOW_ONE: Final = 1.0 - 1e-6

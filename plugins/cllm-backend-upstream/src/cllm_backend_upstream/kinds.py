@@ -42,15 +42,15 @@ KINDS: Final[Mapping[str, Kind]] = {
     "openai": Kind(limit="max_completion_tokens"),
     "vllm": Kind(
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
-        others=_LOCAL | {"reasoning_effort", "continue_final_message"},
+        others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt"},
         forms=Forms.STRUCTURED,
     ),
     "cllm": Kind(
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
-        others=_LOCAL | {"reasoning_effort", "continue_final_message"},
+        others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt", "cache_prompt"},
         forms=Forms.STRUCTURED,
     ),
-    "llamacpp": Kind(
+    "llamacpp": Kind(  # its cache_prompt takes nothing, but leaves what it computed for others
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
         others=_LOCAL,
         forms=Forms.GRAMMAR,
