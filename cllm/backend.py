@@ -318,6 +318,7 @@ class StreamRequest:
     top_p: float = 1.0
     min_p: float = 0.0
     repeat_penalty: float = 1.0
+    repeat_last_n: int | None = None  # the last tokens that it looks at, prompt and generated; None: as many as the model likes
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     form: StreamForm | None = None

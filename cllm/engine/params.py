@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 import attrs
 
@@ -12,6 +13,9 @@ class SamplingProfile(Enum):
 
     OPENAI = "openai"  # penalties, bias, mask, temperature, top_k, top_p, min_p
     LLAMA = "llama"  # penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature (llama.cpp's own order)
+
+
+N_REPEATS_USUAL: Final = 64  # what llama.cpp looks at
 
 
 @attrs.frozen(kw_only=True)
@@ -28,7 +32,7 @@ class SamplingParams:
     typical_p: float = 1.0
     top_n_sigma: float = 0.0  # 0: off
     repeat_penalty: float = 1.0
-    repeat_last_n: int = 64  # tokens of prompt and generated text that `repeat_penalty` looks at; 0: none
+    repeat_last_n: int | None = None  # tokens of prompt and generated text that `repeat_penalty` looks at; 0: none; None: nobody said
     presence_penalty: float = 0.0  # counts generated tokens only, as frequency_penalty does
     frequency_penalty: float = 0.0
     dry_multiplier: float = 0.0  # 0: off
@@ -45,6 +49,11 @@ class SamplingParams:
     dynatemp_exponent: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit); -inf forbids
     profile: SamplingProfile = SamplingProfile.OPENAI
+
+    @property
+    def n_repeats(self) -> int:
+        """How many of the last tokens `repeat_penalty` looks at, where the sampling is the server's."""
+        return N_REPEATS_USUAL if self.repeat_last_n is None else self.repeat_last_n
 
 
 @attrs.frozen(kw_only=True)

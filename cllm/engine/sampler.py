@@ -96,8 +96,8 @@ class Sampler:
         self._never = _id_array(end_tokens if ignore_eos else frozenset())
         self._not_yet = _id_array(end_tokens | barred_until_min)
         self._generated = TokenCounts.of(tokens[n_prompt:]) if params.presence_penalty or params.frequency_penalty else None
-        repeats = params.repeat_penalty != 1 and params.repeat_last_n > 0
-        self._recent = TokenCounts.of(tokens[-params.repeat_last_n :]) if repeats else None
+        repeats = params.repeat_penalty != 1 and params.n_repeats > 0
+        self._recent = TokenCounts.of(tokens[-params.n_repeats :]) if repeats else None
         dries = params.dry_multiplier and params.dry_base >= 1 and params.dry_penalty_last_n != 0
         self._dry = Dry.of(tokens, dry_breakers, params.dry_penalty_last_n) if dries else None
         self._adjusts_always = bool(self._generated or self._recent or self._dry or params.logit_bias)
@@ -117,8 +117,8 @@ class Sampler:
             self._generated.add(token)
         if self._recent is not None:
             self._recent.add(token)
-            if len(self.tokens) > self.params.repeat_last_n:
-                self._recent.remove(self.tokens[-self.params.repeat_last_n - 1])
+            if len(self.tokens) > self.params.n_repeats:
+                self._recent.remove(self.tokens[-self.params.n_repeats - 1])
         if self._dry is not None:
             self._dry.observe(token)
         if self.grammar is not None and not self.grammar_waits:

@@ -156,6 +156,7 @@ def request_of(sequence: Sequence, vocabulary: Vocabulary) -> StreamRequest:
         seed=spec.seed,
         n_logprobs=spec.n_logprobs,
         form=spec.form,
+        repeat_last_n=spec.sampling.repeat_last_n,
         **{name: getattr(spec.sampling, name) for name in SAMPLING},
         **{name: getattr(spec, name) for name in SHARING},
     )
@@ -179,7 +180,7 @@ def check_heeded(
         "prompt_logprobs": spec.n_prompt_logprobs is not None,
         "response_format": spec.grammar is not None,  # the masks of a grammar are for logits
         "min_tokens": spec.stopping.min_tokens > 0 and "n_tokens_min" not in heeds,
-        "repeat_last_n": sampling.repeat_penalty != 1 and sampling.repeat_last_n != _USUAL.repeat_last_n,
+        "repeat_last_n": sampling.repeat_penalty != 1 and sampling.repeat_last_n is not None and "repeat_last_n" not in heeds,
         "reasoning_budget": spec.answer is not None and spec.answer.n_reasoning_max is not None,
         "max_tokens": spec.stopping.max_tokens == 0,
     }

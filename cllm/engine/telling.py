@@ -104,6 +104,7 @@ def text_request_of(sequence: Sequence) -> StreamRequest:
         ignore_eos=spec.stopping.ignore_eos,
         form=spec.form,
         n_logprobs=spec.n_logprobs,
+        repeat_last_n=spec.sampling.repeat_last_n,
         **{name: getattr(spec.sampling, name) for name in SAMPLING},
         **{name: getattr(spec, name) for name in SHARING},
     )

@@ -8,7 +8,7 @@ import pytest
 
 from cllm.backend import StreamForm, StreamToken
 from cllm.engine.events import Failed
-from cllm.engine.params import StopParams
+from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Limits
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.streaming import StreamScheduler, request_of
@@ -74,3 +74,28 @@ def test_a_model_that_keeps_requests_apart_is_told_how(field: str, value: str | 
     scheduler.submit(SequenceSpec(prompt=[65, 66], stopping=StopParams(max_tokens=5), **fields), now=0.0)  # type: ignore[arg-type]
     (sequence,) = scheduler.turn(0.0).started
     assert getattr(request_of(sequence, model.vocabulary), field) == value
+
+
+def test_a_window_for_repeats_is_heeded_or_refused_and_one_that_nobody_named_is_the_models_own() -> None:
+    model = FakeModel(n_cells=44, n_slots=4)
+    stopping = StopParams(max_tokens=5)
+    for heeds, n_last, is_taken in (
+        ({"repeat_penalty"}, None, True),
+        ({"repeat_penalty"}, 64, False),
+        ({"repeat_penalty", "repeat_last_n"}, 64, True),
+    ):
+        scheduler = StreamScheduler(LIMITS, model.vocabulary, frozenset(heeds))
+        spec = SequenceSpec(prompt=[65], sampling=SamplingParams(repeat_penalty=1.1, repeat_last_n=n_last), stopping=stopping)
+        if not is_taken:
+            with pytest.raises(NotHeeded) as raised:
+                scheduler.submit(spec, now=0.0)
+            assert raised.value.param == "repeat_last_n"
+            continue
+        scheduler.submit(spec, now=0.0)
+        (sequence,) = scheduler.turn(0.0).started
+        assert request_of(sequence, model.vocabulary).repeat_last_n == n_last
+
+
+def test_a_window_without_a_penalty_asks_for_nothing(scheduler: StreamScheduler) -> None:
+    scheduler.submit(SequenceSpec(prompt=[65, 66], sampling=SamplingParams(repeat_last_n=8), stopping=StopParams(max_tokens=5)), now=0.0)
+    assert len(scheduler.turn(0.0).started) == 1

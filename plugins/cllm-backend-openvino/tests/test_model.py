@@ -155,6 +155,10 @@ def test_who_is_given_up_leaves_his_cells_to_the_next(told: Told) -> None:
     ("fields", "param"),
     [
         ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"presence_penalty": -0.5}, "presence_penalty"),
+        ({"frequency_penalty": -0.5}, "frequency_penalty"),
+        ({"repeat_penalty": 1.3, "repeat_last_n": len(PROMPT) + 11}, "repeat_last_n"),
+        ({"repeat_penalty": 1.3, "repeat_last_n": 0}, "repeat_last_n"),
         ({"barred_tokens": frozenset({1}), "end_tokens": frozenset({2}), "n_tokens_min": 3}, "min_tokens"),
     ],
 )
@@ -168,6 +172,12 @@ def test_requests_are_kept_apart_only_where_none_finds_what_was_computed_for_ano
     alone = load(tiny, {**EXACT, "prefix_cache": "off"})
     assert alone.heeds - told.model.heeds == {"cache_salt", "cache_prompt"}
     alone.close()
+
+
+def test_a_window_as_long_as_the_sequence_is_the_one_that_openvino_has(told: Told) -> None:
+    usual = told.ask(0, repeat_penalty=1.3)
+    assert told.ask(1, repeat_penalty=1.3, repeat_last_n=len(PROMPT) + 12) == usual
+    assert told.ask(2, repeat_last_n=3) == told.ask(3)  # without a penalty it asks for nothing
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ()}, {"prompt": (100_000,)}, {"n_tokens_max": 0}, {"n_tokens_max": N_CELLS}])

@@ -239,6 +239,12 @@ def test_salts_go_to_those_who_keep_prompts_apart() -> None:
     assert {kind for kind in KINDS if "cache_prompt" in KINDS[kind].heeds} == {"cllm"}
 
 
+def test_a_window_goes_to_those_who_have_one() -> None:
+    request = StreamRequest(text="a", repeat_last_n=9)
+    assert [kind for kind in KINDS if asked(request, kind).get("repeat_last_n") == 9] == ["cllm", "llamacpp"]
+    assert "repeat_last_n" not in asked(StreamRequest(text="a"), "cllm")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_kind_heeds_are_fields_of_the_seam(kind: str) -> None:
     fields = {*attrs.fields_dict(StreamRequest), *attrs.fields_dict(StreamChat), "json_schema", "regex", "choice", "grammar"}

@@ -18,6 +18,7 @@ HEEDS: Final = frozenset(
         "top_p",
         "min_p",
         "repeat_penalty",
+        "repeat_last_n",
         "presence_penalty",
         "frequency_penalty",
         *KINDS,
@@ -75,7 +76,15 @@ def _set_sampling(config: Any, request: StreamRequest) -> None:
 
 def _set_penalties(config: Any, request: StreamRequest) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
-        if abs(getattr(request, name)) > PENALTY_MAX:
-            raise NotHeeded(f"this model's backend takes {name} from -2 to 2", param=name)
+        if not 0 <= getattr(request, name) <= PENALTY_MAX:  # below 0 OpenVINO draws some logits the other way
+            raise NotHeeded(f"this model's backend takes {name} from 0 to 2", param=name)
         setattr(config, name, getattr(request, name))
+    if request.repeat_penalty != 1 and not _looks_at_all(request):
+        raise NotHeeded("this model's backend looks at the whole sequence for repeat_penalty: repeat_last_n -1", param="repeat_last_n")
     config.repetition_penalty = max(request.repeat_penalty, SMALLEST)
+
+
+def _looks_at_all(request: StreamRequest) -> bool:
+    """Whether the window asked for, if any, is as long as the sequence may become, so that OpenVINO's is no other."""
+    n_most = len(request.prompt) + (request.n_tokens_max or 0)
+    return request.repeat_last_n is None or request.repeat_last_n >= n_most

@@ -15,7 +15,7 @@ N_STOPS_MAX: Final = 4  # more are refused by some; the server in front looks fo
 SEED_MASK: Final = (1 << 31) - 1  # what every server takes for a seed
 
 _DEFAULTS: Final = {field.name: field.default for field in attrs.fields(StreamRequest)}
-_AS_THEY_ARE: Final = ("ignore_eos", "cache_salt", "cache_prompt")  # sent by these names, and only where asked for
+_AS_THEY_ARE: Final = ("ignore_eos", "cache_salt", "cache_prompt", "repeat_last_n")  # sent by these names, and only where asked for
 _ANY_OBJECT: Final = {"type": "object"}
 
 
@@ -33,7 +33,7 @@ def body_of(request: StreamRequest, model: str, kind: Kind) -> bytes:
     if request.stop:
         body["stop"] = list(request.stop[:N_STOPS_MAX])
     for name in _AS_THEY_ARE:
-        if getattr(request, name) != _DEFAULTS[name]:
+        if name in kind.heeds and getattr(request, name) != _DEFAULTS[name]:
             body[name] = getattr(request, name)
     if request.n_tokens_max is not None:
         body["max_tokens" if request.chat is None else kind.limit] = request.n_tokens_max

@@ -47,12 +47,12 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "cllm": Kind(
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
-        others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt", "cache_prompt"},
+        others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt", "cache_prompt", "repeat_last_n"},
         forms=Forms.STRUCTURED,
     ),
     "llamacpp": Kind(  # its cache_prompt takes nothing, but leaves what it computed for others
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
-        others=_LOCAL,
+        others=_LOCAL | {"repeat_last_n"},
         forms=Forms.GRAMMAR,
     ),
     "ollama": Kind(others=frozenset({"tools", "reasoning_effort", "json_schema"})),
