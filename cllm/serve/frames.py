@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import threading
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -334,6 +335,7 @@ class Channel(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(incoming)
         self._ahead = memoryview(bytearray(N_BYTES_AHEAD))
         self._read, self._filled = 0, 0  # of `_ahead`, what was taken and what is there
+        self._waiting = threading.Lock()  # held by who waits for a message
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message; blocks. Raises: Ended."""
@@ -350,13 +352,14 @@ class Channel(Generic[T]):
 
     def receive(self) -> T:
         """Wait for the next message. Raises: Ended, also for what is no message."""
-        length = bytearray(_LENGTH.size)
-        self._fill(memoryview(length))
-        (n_bytes,) = _LENGTH.unpack(length)
-        if n_bytes > N_BYTES_FRAME_MAX:
-            raise Ended("what came was no frame")
-        data = bytearray(n_bytes)
-        self._fill(memoryview(data))
+        with self._waiting:
+            length = bytearray(_LENGTH.size)
+            self._fill(memoryview(length))
+            (n_bytes,) = _LENGTH.unpack(length)
+            if n_bytes > N_BYTES_FRAME_MAX:
+                raise Ended("what came was no frame")
+            data = bytearray(n_bytes)
+            self._fill(memoryview(data))
         try:
             message: T = self._decoder.decode(data)
         except msgspec.MsgspecError as error:
@@ -365,10 +368,19 @@ class Channel(Generic[T]):
 
     def wait(self, seconds: float) -> bool:
         """Wait so long for something to come; return whether it did. Raises: Ended."""
-        try:
-            return self._has_more or bool(select.select([self._socket], [], [], seconds)[0])
-        except (OSError, ValueError) as error:
-            raise Ended(str(error)) from error
+        with self._waiting:
+            try:
+                return self._has_more or bool(select.select([self._socket], [], [], seconds)[0])
+            except (OSError, ValueError) as error:
+                raise Ended(str(error)) from error
+
+    def close(self) -> None:
+        """Close this end once nobody waits at it; the other end must be closed, so that nobody waits for long.
+
+        A thread that the other end's closing wakes looks at the number of its socket again, which by then could be another socket's.
+        """
+        with self._waiting:
+            self._socket.close()
 
     @property
     def _has_more(self) -> bool:

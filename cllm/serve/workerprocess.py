@@ -95,8 +95,8 @@ class WorkerProcess:
         """End the process if it has not ended; close everything; return in words how it ended."""
         self.slay()
         code = self._popen.wait(END_S)
-        for end in self._ends:
-            end.close()
+        for channel in (self.channel, self._control, self.short, self.long):
+            channel.close()
         last = f": {self._last_lines[-1]}" if self._last_lines else ""
         return _how(code) + last
 
