@@ -11,6 +11,7 @@ import pytest
 from cllm.backend import KvLayout, StepModel
 from cllm.engine.compute import compute
 from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
@@ -79,9 +80,18 @@ def test_32_requests_with_one_long_beginning(load_exact: LoadModel, expected: Ex
         assert scheduler.totals.n_prefill_rows < len(beginning) * 2 + n_own * 2
 
 
+class DearPrices(Prices):
+    """Of a larger model: what nobody reads is soon in the way, and to move it is always cheaper than to compute it again."""
+
+    def carry_cell_s(self, n_rows: int) -> float:
+        return 2e-6
+
+
 def test_32_conversations_in_8_live_slots_compute_no_more_than_what_is_new(load_exact: LoadModel, expected: Expected) -> None:
     model = load_exact(8192)
     scheduler = make_scheduler(model, row_budget=64, n_live_max=8)
+    assert scheduler.memory.offload is not None
+    scheduler.memory.offload.prices = DearPrices()
     conversations = [tokens(model, f"Conversation {i}. {SENTENCES[i % 4]}") for i in range(32)]
     n_new = sum(map(len, conversations))
     for turn in range(3):
@@ -93,6 +103,7 @@ def test_32_conversations_in_8_live_slots_compute_no_more_than_what_is_new(load_
         if turn < 2:
             n_new += sum(map(len, more)) + 32  # the answer's last token has no cell when the answer ends
     assert scheduler.totals.n_prefill_rows <= n_new
+    assert scheduler.memory.offload.pool.totals.n_restores > 0
 
 
 def test_four_times_as_many_as_fit_all_complete(load_exact: LoadModel, expected: Expected) -> None:
