@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_aborted_as_it_says_fails_the_suite(tmp_path: Pat
     assert seen_by in run.stdout
 
 
-@pytest.mark.parametrize("make", ["make_backend", "make_text_backend"])
+@pytest.mark.parametrize("make", ["make_backend", "make_text_backend", "make_heeding_backend"])
 def test_the_fake_model_that_schedules_itself_keeps_the_contract(tmp_path: Path, make: str) -> None:
     check(run_contract("--backend", f"cllm.testing.fake_streams:{make}", folder=tmp_path))
 
@@ -133,6 +133,43 @@ def test_a_model_that_tells_of_those_that_were_given_up_fails_the_suite(tmp_path
     run = run_contract("--backend", "deaf:make_backend", "-k", "given_up", folder=tmp_path)
     assert run.returncode == 1, run.stdout + run.stderr
     assert "test_one_that_is_given_up_makes_room_at_once" in run.stdout
+
+
+def test_what_a_model_heeds_is_tried_where_it_says_so(tmp_path: Path) -> None:
+    run = run_contract(
+        "--backend", "cllm.testing.fake_streams:make_heeding_backend", "-k", "who_heeds and not form", "-rs", folder=tmp_path
+    )
+    check(run)
+    assert "skipped" not in run.stdout
+
+
+LYING = """
+import attrs
+from cllm.testing.fake_streams import FakeStreamBackend, HeedingFakeModel
+
+class Lying(HeedingFakeModel):
+    def start(self, seq_id, request):
+        super().start(seq_id, attrs.evolve(request, {meddle}))
+
+def make_backend(): return FakeStreamBackend(Lying)
+"""
+
+
+@pytest.mark.parametrize(
+    ("meddle", "seen_by"),
+    [
+        ("n_logprobs=None", "test_who_heeds_logprobs"),
+        ("n_logprobs=0", "test_who_heeds_logprobs"),
+        ("n_logprobs=request.n_logprobs and request.n_logprobs - 1", "test_who_heeds_logprobs"),
+        ("n_tokens_min=0", "test_who_heeds_a_least_number_of_tokens"),
+        ("top_k=0", "test_who_heeds_top_k"),
+    ],
+)
+def test_a_model_that_says_that_it_heeds_what_it_does_not_fails_the_suite(tmp_path: Path, meddle: str, seen_by: str) -> None:
+    (tmp_path / "lying.py").write_text(LYING.format(meddle=meddle))
+    run = run_contract("--backend", "lying:make_backend", "-k", "who_heeds", folder=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert seen_by in run.stdout
 
 
 def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from cllm.backend import (
     CONTRACT_VERSION,
@@ -30,6 +32,7 @@ from cllm.errors import LoadAborted, StepFailed
 from cllm.testing.fake import FakeModel
 
 HEEDS = frozenset({"temperature", "cache_salt", "cache_prompt"})  # no request finds anything of another
+HEEDS_MORE = HEEDS | {"n_tokens_min", "n_logprobs", "seed", "top_k"}
 UNWANTED, DEADLY = "\x05", "\x06"  # prompts of which `FakeStreamBackend`'s models refuse one, and end their process on the other
 
 
@@ -125,13 +128,18 @@ class FakeStreamModel:
 
     def _next(self, seq_id: int) -> None:
         live = self._live[seq_id]
-        token = int(np.argmax(self._logits(live)))
+        token = self._say(seq_id, live)
         live.tokens = [token]
         live.n_generated += 1
-        self._tell(self._told(seq_id, token))
         if token in live.request.end_tokens or live.n_generated == live.request.n_tokens_max:
             self._leave(seq_id)
             self._tell(self._ended(seq_id, live))
+
+    def _say(self, seq_id: int, live: _Live) -> int:
+        """Draw a sequence's next token, and tell it."""
+        token = int(np.argmax(self._logits(live)))
+        self._tell(self._told(seq_id, token))
+        return token
 
     def _told(self, seq_id: int, token: int) -> StreamEvent:
         return StreamToken(seq_id, token)
@@ -154,6 +162,39 @@ class FakeStreamModel:
         live = self._live.pop(seq_id, None)
         if live is not None:
             self._model.drop(live.slot)
+
+
+class HeedingFakeModel(FakeStreamModel):
+    """The same that draws as it is asked to, and tells how likely its tokens were."""
+
+    n_logprobs_max = 5
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.heeds = HEEDS_MORE
+
+    def _say(self, seq_id: int, live: _Live) -> int:
+        raw = self._logits(live).ravel()
+        token = _drawn(raw, live)
+        if (n := live.request.n_logprobs) is None:
+            self._tell(StreamToken(seq_id, token))
+            return token
+        logprobs = raw - np.logaddexp.reduce(raw)
+        top = tuple((int(one), float(logprobs[one])) for one in np.argsort(-logprobs, kind="stable")[:n])
+        self._tell(StreamToken(seq_id, token, float(logprobs[token]), top))
+        return token
+
+
+def _drawn(raw: npt.NDArray[np.float32], live: _Live) -> int:
+    request, logits = live.request, raw.astype(np.float64)
+    if live.n_generated < request.n_tokens_min:
+        logits[list(request.end_tokens)] = -np.inf
+    if request.temperature == 0:
+        return int(np.argmax(logits))
+    if request.top_k:
+        logits[np.argsort(-logits, kind="stable")[request.top_k :]] = -np.inf
+    likely = np.exp((logits - logits.max()) / request.temperature)
+    return int(np.random.default_rng((request.seed, live.n_generated)).choice(likely.size, p=likely / likely.sum()))
 
 
 class FakeTextModel(FakeStreamModel):
@@ -229,3 +270,8 @@ def make_backend() -> FakeStreamBackend:
 def make_text_backend() -> FakeStreamBackend:
     """The same, of models without a vocabulary."""
     return FakeStreamBackend(FakeTextModel)
+
+
+def make_heeding_backend() -> FakeStreamBackend:
+    """The same, of models that draw as they are asked to."""
+    return FakeStreamBackend(HeedingFakeModel)

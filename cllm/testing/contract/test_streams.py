@@ -22,12 +22,14 @@ from cllm.backend import (
     StreamRequest,
     StreamText,
     StreamToken,
+    n_logprobs_max_of,
 )
 from cllm.registry import vocabulary_of
 from cllm.testing.contract.hand import PlainText, PlainTokens
 
 TELL_S: Final = 60.0  # within which something must be told of a sequence
 SILENCE_S: Final = 0.2  # for which nothing is told where nothing may be
+NEAR: Final = 1e-3  # logprobs that differ by no more are equal, but for arithmetic
 N_TOKENS: Final = 12
 
 
@@ -38,6 +40,7 @@ class Ear:
         self.model = model
         self.vocabulary = vocabulary_of(model)
         self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.told: dict[int, list[StreamToken]] = defaultdict(list)  # the same, with their logprobs
         self.n_told: dict[int, int] = defaultdict(int)  # tokens, also of a model without a vocabulary
         self.errors: dict[int, str] = {}  # of those that have ended; empty for a good end
         self._queue: SimpleQueue[StreamEvent] = SimpleQueue()
@@ -76,6 +79,7 @@ class Ear:
             assert self.vocabulary is not None
             assert 0 <= event.token < self.vocabulary.n_tokens
             self.tokens[event.seq_id].append(event.token)
+            self.told[event.seq_id].append(event)
             self.n_told[event.seq_id] += 1
         elif isinstance(event, StreamText):
             assert self.vocabulary is None
@@ -190,6 +194,66 @@ def test_what_it_heeds_it_heeds_the_same_request_begins_in_the_same_way_each_tim
         ear.start(seq_id, words.draw(8, seed=seq_id // 2), n_tokens=1, **fields)
         ear.until_ended(seq_id)
     assert [ear.tokens[seq_id] for seq_id in range(0, 8, 2)] == [ear.tokens[seq_id] for seq_id in range(1, 8, 2)]
+
+
+def needs(ear: Ear, *fields: str) -> None:
+    """Skip a test of tokens, or of what the model does not heed."""
+    if ear.vocabulary is None:
+        pytest.skip("this model reads text, and tells no tokens")
+    if ignored := set(fields) - ear.model.heeds:
+        pytest.skip(f"this model heeds no {' and no '.join(sorted(ignored))}")
+
+
+def test_who_heeds_logprobs_tells_each_tokens_own_and_as_many_likely_ones_as_asked_for(ear: Ear, words: PlainTokens | PlainText) -> None:
+    needs(ear, "n_logprobs")
+    n_max = n_logprobs_max_of(ear.model)
+    wanted = [None, *sorted({0, min(1, n_max), n_max})]
+    for seq_id, n_logprobs in enumerate(wanted):
+        ear.start(seq_id, words.draw(10, seed=seq_id), n_logprobs=n_logprobs)
+        ear.until_ended(seq_id)
+        assert ear.errors[seq_id] == ""
+        assert len(ear.told[seq_id]) == N_TOKENS
+        for one in ear.told[seq_id]:
+            check_logprobs(one, n_logprobs)
+
+
+def check_logprobs(one: StreamToken, n_logprobs: int | None) -> None:
+    assert (one.logprob is not None) == (n_logprobs is not None), f"{one}, where the logprobs asked for are {n_logprobs}"
+    assert len(one.top) == (n_logprobs or 0), f"{one}, where the logprobs asked for are {n_logprobs}"
+    if one.logprob is None:
+        return
+    tops = [logprob for _, logprob in one.top]
+    assert all(logprob <= NEAR for logprob in (one.logprob, *tops))
+    assert tops == sorted(tops, reverse=True)
+    assert len(dict(one.top)) == len(tops), f"{one} tells one twice"
+    if one.token in dict(one.top):
+        assert dict(one.top)[one.token] == pytest.approx(one.logprob, abs=NEAR)
+    else:
+        assert all(logprob >= one.logprob - NEAR for logprob in tops), f"{one} was likelier than one of those"
+
+
+def test_who_heeds_a_least_number_of_tokens_ends_with_none_before(ear: Ear, words: PlainTokens | PlainText) -> None:
+    needs(ear, "temperature", "n_tokens_min")
+    n_min = N_TOKENS // 2
+    ear.start(0, words.draw(10), temperature=0.0)
+    ear.until_ended(0)
+    likely = frozenset(ear.tokens[0])  # with which it would end at once
+    ear.start(1, words.draw(10), temperature=0.0, end_tokens=likely, n_tokens_min=n_min)
+    ear.until_ended(1)
+    assert ear.errors == {0: "", 1: ""}
+    assert not likely & set(ear.tokens[1][:n_min])
+    assert n_min < len(ear.tokens[1]) <= N_TOKENS
+    assert not likely & set(ear.tokens[1][:-1]), "it went on behind an end token"
+
+
+def test_who_heeds_top_k_says_the_likeliest_token_where_that_is_one(ear: Ear, words: PlainTokens | PlainText) -> None:
+    """Each time the first token, since what comes later may be computed in another company, and hang on less than arithmetic can tell."""
+    needs(ear, "temperature", "top_k")
+    for seq_id in range(16):
+        how = {"temperature": 1.0, "top_k": 1, "seed": seq_id} if seq_id % 2 else {"temperature": 0.0}
+        ear.start(seq_id, words.draw(8, seed=seq_id // 2), n_tokens=1, **how)
+        ear.until_ended(seq_id)
+    assert [ear.tokens[seq_id] for seq_id in range(1, 16, 2)] == [ear.tokens[seq_id] for seq_id in range(0, 16, 2)]
 
 
 @pytest.mark.parametrize("kind", ["choice", "regex", "json_schema"])
