@@ -293,7 +293,8 @@ def main() -> None:
     """Work for the parent, whose signals to the whole group are its own affair."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(handlers=[_ToParent()], level=logging.WARNING, force=True)
+    # The parent's log says the level and the logger.
+    logging.basicConfig(handlers=[_ToParent()], level=logging.WARNING, format="%(message)s", force=True)
     try:
         Worker([socket.socket(fileno=int(number)) for number in sys.argv[1:5]]).run()
     except (Ended, ModelDied):

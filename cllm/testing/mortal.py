@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import time
 
 import attrs
@@ -27,7 +29,10 @@ def _die(batch: Batch) -> None:
 
 
 class MortalBackend:
-    """`FakeBackend` with such models. A path of `dies` ends the process while it loads, one of `garbled` tells what is no bool."""
+    """`FakeBackend` with such models.
+
+    A path of `dies` ends the process while it loads, one of `garbled` tells what is no bool, one of `talks` logs, and writes to stderr.
+    """
 
     contract_version = CONTRACT_VERSION
     wants_worker = True
@@ -40,6 +45,9 @@ class MortalBackend:
         """See `Backend.load`."""
         if spec.path == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        if spec.path == "talks":
+            logging.getLogger("mortal").warning("a warning that\nhas %d lines", 2)
+            os.write(sys.stderr.fileno(), b"what native code writes\n")
         model = FakeBackend().load(attrs.evolve(spec), on_progress)
         assert isinstance(model, FakeModel)
         model.before_step = _die

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -66,6 +67,20 @@ async def test_requests_get_what_they_get_of_a_model_in_this_process(model: Work
     async with serving(model) as running:
         given = await answers(running, *(make_spec(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)))
     assert [one.text for one in given] == [text_alone(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)]
+
+
+async def test_what_its_process_logs_or_writes_to_stderr_is_logged_here(caplog: pytest.LogCaptureFixture) -> None:
+    expected = {
+        ("mortal", logging.WARNING, "a warning that\nhas 2 lines"),
+        ("cllm.worker", logging.WARNING, "what native code writes"),
+    }
+    model = load("talks")
+    try:
+        with trio.move_on_after(TEST_S):
+            await until(lambda: expected <= set(caplog.record_tuples))
+    finally:
+        model.close()
+    assert expected <= set(caplog.record_tuples)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
