@@ -106,8 +106,6 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
         model = load_main(backend, spec, vectors, on_loading)
     try:
         limits = limits_of(model, settings)
-        if isinstance(model, StreamsOnly):  # it knows itself how many steps of what size it takes
-            limits = attrs.evolve(limits, itl_max_s=None, keeps_prefixes=False, n_live_max=settings.parallel or model.n_slots)
         served = served_model(model, limits, settings, backend=name, name=_name_of(model, settings.model, name, backend))
         embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_loading)
         return Loaded(
@@ -207,7 +205,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
     keys = api_keys(settings)
     n_slots_apart = settings.parallel or N_SLOTS_APART
     n_cells_apart = model.n_cells // n_slots_apart // N_CELLS_PART * N_CELLS_PART
-    return Limits(
+    limits = Limits(
         n_cells=model.n_cells,
         n_slots=model.n_slots,
         n_ctx=min(model.info.n_ctx_train, model.n_cells_slot),
@@ -234,6 +232,9 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         n_cells_slot_apart=n_cells_apart,
         layout_change_s=LAYOUT_S + LAYOUT_GIB_S * model.info.cells_bytes / 2**30,
     )
+    if isinstance(model, StreamsOnly):  # it knows itself how many steps of what size it takes
+        return attrs.evolve(limits, itl_max_s=None, keeps_prefixes=False, n_live_max=settings.parallel or model.n_slots)
+    return limits
 
 
 def may_change_layout(model: StepModel, settings: Settings) -> bool:
