@@ -20,7 +20,7 @@ class BatchFormer:
         self._batch = Batch(n_rows_max)
         self._budget = budget
         self._rows_by_slot = rows_by_slot
-        self.n_room = 0  # rows of prompts that a step had room for, when there last were any
+        self.n_room = 0  # rows of prompts that a step had room for, when there last were any; 0: there were none yet
 
     def form(self, running: list[Sequence], moves: list[Move], events: list[Event], n_cells: int) -> Plan:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use."""

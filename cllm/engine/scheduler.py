@@ -476,8 +476,11 @@ class Scheduler:
         return min(self._n_live_max, self._places.n(self.cells.n_total - self.cells.n_free, self._service.prompt_rows))
 
     def _is_crowded(self, sequence: Sequence) -> bool:
-        """Say whether prompts that go before its own fill some steps already. Inside it would only wait, and keep a fresher one out."""
-        if self.limits.itl_max_s is None or self._trials:
+        """Say whether prompts that go before its own fill some steps already. Inside it would only wait, and keep a fresher one out.
+
+        As long as no step had room for prompts, nobody knows: on a model that makes its steps by itself, never.
+        """
+        if self.limits.itl_max_s is None or self._trials or not self._former.n_room:
             return False
         rank = sequence.order[0], sequence.share.load
         before = (one for one in self._running if one.phase is Phase.PREFILL and (one.order[0], one.share.load) <= rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from cllm.backend import StreamForm, StreamToken
@@ -99,3 +100,10 @@ def test_a_window_for_repeats_is_heeded_or_refused_and_one_that_nobody_named_is_
 def test_a_window_without_a_penalty_asks_for_nothing(scheduler: StreamScheduler) -> None:
     scheduler.submit(SequenceSpec(prompt=[65, 66], sampling=SamplingParams(repeat_last_n=8), stopping=StopParams(max_tokens=5)), now=0.0)
     assert len(scheduler.turn(0.0).started) == 1
+
+
+def test_who_comes_with_others_is_let_in_with_them_since_the_model_makes_its_steps_by_itself() -> None:
+    limits = attrs.evolve(LIMITS, itl_max_s=0.25)
+    scheduler = StreamScheduler(limits, FakeModel(n_cells=44, n_slots=4).vocabulary, frozenset())
+    seq_ids = [submitted(scheduler, None) for _ in range(4)]
+    assert [sequence.seq_id for sequence in scheduler.turn(0.0).started] == seq_ids
