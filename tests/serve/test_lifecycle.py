@@ -218,7 +218,7 @@ async def test_what_has_not_ended_when_the_grace_is_over_gets_an_error_event(
     assert isinstance(answers["long"].error, Unavailable)
     assert answers["long"].error.code == "draining"
     assert answers["long"].text == text_alone("long", 1000)[: len(answers["long"].text)]
-    assert len(answers["long"].tokens) in (9, 10)
+    assert 7 <= len(answers["long"].tokens) <= 10  # a busy machine may let the first steps pass before it was asked
     assert lived.ends == [None]
     assert lived.model.n_closed == 1
 
