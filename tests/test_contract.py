@@ -37,6 +37,12 @@ def check(run: subprocess.CompletedProcess[str]) -> None:
         pytest.fail(f"{run.stdout}\n{run.stderr}", pytrace=False)
 
 
+def check_fails(run: subprocess.CompletedProcess[str], seen_by: str) -> None:
+    """The suite ends with a failure, and the test of that name is the one that saw it, or one of them."""
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert seen_by in run.stdout
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("can_trim", [1, 0])
 def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str, can_trim: int) -> None:
@@ -79,8 +85,7 @@ MISTAKES = {
 def test_a_model_that_draws_otherwise_than_it_is_told_fails_the_suite(tmp_path: Path, meddle: str) -> None:
     (tmp_path / "drawing.py").write_text(DRAWING.format(meddle=meddle))
     run = run_contract("--backend", "drawing:Backend", "-k", "drawing", folder=tmp_path)
-    assert run.returncode == 1, run.stdout + run.stderr
-    assert MISTAKES[meddle] in run.stdout
+    check_fails(run, MISTAKES[meddle])
 
 
 ABORTABLE = """
@@ -109,8 +114,7 @@ def test_a_model_that_can_be_aborted_keeps_the_contract(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_aborted_as_it_says_fails_the_suite(tmp_path: Path, meddle: str, seen_by: str) -> None:
     (tmp_path / "abortable.py").write_text(ABORTABLE.format(meddle=meddle))
     run = run_contract("--backend", "abortable:Backend", "-k", "abort and not load", folder=tmp_path)
-    assert run.returncode == 1, run.stdout + run.stderr
-    assert seen_by in run.stdout
+    check_fails(run, seen_by)
 
 
 @pytest.mark.parametrize("make", ["make_backend", "make_text_backend", "make_heeding_backend"])
@@ -131,8 +135,7 @@ def test_a_model_that_tells_of_those_that_were_given_up_fails_the_suite(tmp_path
         "def make_backend(): return FakeStreamBackend()\n"
     )
     run = run_contract("--backend", "deaf:make_backend", "-k", "given_up", folder=tmp_path)
-    assert run.returncode == 1, run.stdout + run.stderr
-    assert "test_one_that_is_given_up_makes_room_at_once" in run.stdout
+    check_fails(run, "test_one_that_is_given_up_makes_room_at_once")
 
 
 def test_what_a_model_heeds_is_tried_where_it_says_so(tmp_path: Path) -> None:
@@ -168,8 +171,7 @@ def make_backend(): return FakeStreamBackend(Lying)
 def test_a_model_that_says_that_it_heeds_what_it_does_not_fails_the_suite(tmp_path: Path, meddle: str, seen_by: str) -> None:
     (tmp_path / "lying.py").write_text(LYING.format(meddle=meddle))
     run = run_contract("--backend", "lying:make_backend", "-k", "who_heeds", folder=tmp_path)
-    assert run.returncode == 1, run.stdout + run.stderr
-    assert seen_by in run.stdout
+    check_fails(run, seen_by)
 
 
 def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:
@@ -229,8 +231,7 @@ def test_a_backend_that_breaks_its_word_fails_the_suite(tmp_path: Path) -> None:
         "def make_backend(): return FakeBackend()\n"
     )
     run = run_contract("--backend", "forgetful:make_backend", "-k", "trim", folder=tmp_path)
-    assert run.returncode == 1, run.stdout + run.stderr
-    assert "test_a_trimmed_slot_goes_on_with_other_tokens" in run.stdout
+    check_fails(run, "test_a_trimmed_slot_goes_on_with_other_tokens")
 
 
 def test_options_are_added_to_no_other_run_of_pytest(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+"""Where a token's time went, as a profile tells it."""
+
 from __future__ import annotations
 
 import cProfile

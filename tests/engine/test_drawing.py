@@ -1,3 +1,5 @@
+"""Tokens that the model draws and tokens that are drawn here: each request gets its own, whoever is beside it."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
