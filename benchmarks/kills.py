@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from benchmarks.server import ServerProcess
 from cllm import demo
 from cllm.bench.events import EventReader
 from cllm.bench.load import Connections
+from cllm.bench.process import children
 from cllm.bench.target import Target
 
 PATH: Final = "/v1/completions"
@@ -150,10 +151,10 @@ async def _read(target: Target, request: bytes, into: Streamed) -> None:
 
 def worker_of(server_pid: int) -> int:
     """The process in which the model is. Raises: LookupError when there is none."""
-    for children in Path(f"/proc/{server_pid}/task").glob("*/children"):
-        for pid in children.read_text().split():
+    for pid in children(server_pid):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             if WORKER in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return int(pid)
+                return pid
     raise LookupError("the server has no worker")
 
 

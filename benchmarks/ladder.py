@@ -172,9 +172,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         tell(f"stage {name}: its package is not installed, so it is left out")
     model = Path(arguments.model)
     sizes = ["--ctx-size", str(arguments.ctx_size), "--threads", str(arguments.threads), "--row-budget", str(arguments.row_budget)]
-    options = [*sizes, "--kv", arguments.kv]
+    n_live = max(arguments.concurrency)  # named, so that a served stage lets no fewer run at once for the sake of short gaps
+    options = [*sizes, "--kv", arguments.kv, "--parallel", str(n_live)]
     settings = Settings(
-        str(model), ctx_size=arguments.ctx_size, threads=arguments.threads, row_budget=arguments.row_budget, kv=arguments.kv
+        str(model),
+        ctx_size=arguments.ctx_size,
+        threads=arguments.threads,
+        row_budget=arguments.row_budget,
+        kv=arguments.kv,
+        parallel=n_live,
     )
     rungs = []
     with open_stages(model, options, settings, names) as (n_vocab, chosen):

@@ -1,4 +1,4 @@
-"""What a server's process and its children spend, read from /proc; where there is none, nobody knows."""
+"""A server's process and its children, and what they spend, read from /proc; where there is none, nobody knows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,37 @@ LISTEN: Final = "0A"  # the state of a listening socket in /proc/net/tcp (includ
 
 def tree(pid: int) -> list[int]:
     """A process and all that descends from it."""
+    by_parent = _by_parent()
     found = [pid]
     for one in found:  # grows while it is walked
-        found.extend(_children(one))
+        found.extend(by_parent.get(one, ()))
     return found
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes whose parent it is."""
+    return _by_parent().get(pid, [])
+
+
+def _by_parent() -> dict[int, list[int]]:
+    """All processes by their parents. A thread's own list of children would not do: when it ends, they are given to another thread."""
+    found: dict[int, list[int]] = {}
     try:
-        return [int(child) for task in (PROC / str(pid) / "task").iterdir() for child in (task / "children").read_text().split()]
-    except OSError:  # it ended meanwhile, or there is no /proc
+        pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
+    except OSError:  # there is no /proc
+        return found
+    for pid in pids:
+        fields = _stat(pid)
+        if fields:
+            found.setdefault(int(fields[1]), []).append(pid)
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel tells of a process from its state on (proc_pid_stat(5)); nothing when it has ended."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
         return []
 
 
@@ -35,11 +56,8 @@ def cpu_s(pid: int) -> float | None:
 
 
 def _cpu_s(pid: int) -> float | None:
-    try:
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime (proc_pid_stat(5))
+    fields = _stat(pid)
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if fields else None  # utime, stime, cutime, cstime
 
 
 @attrs.frozen

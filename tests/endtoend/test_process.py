@@ -21,6 +21,8 @@ from typing import Any
 import attrs
 import pytest
 
+from cllm.bench.process import children
+
 START_S = END_S = 120.0  # end a test that hangs; a machine that is busy with something else takes its time
 FOREVER_S = "3600"  # of a time limit that must not be what ends the server
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for what is no character, as where the last one was cut
@@ -297,7 +299,7 @@ def worker_of(server: Process) -> int:
 
 def workers_of(server: Process) -> list[int]:
     """The process ids of a server's children."""
-    return [int(pid) for path in Path(f"/proc/{server.popen.pid}/task").glob("*/children") for pid in path.read_text().split()]
+    return children(server.popen.pid)
 
 
 def is_running(pid: int) -> bool:
