@@ -33,7 +33,9 @@ class Compared:
     n_pairs: int
 
     def verdict(self, figure: Figure) -> str:
-        """Who is better; nobody, where the interval has 1 in it."""
+        """Who is better; nobody, where the interval has 1 in it; of a single pair, which has no interval, nothing is said."""
+        if self.n_pairs < 2:
+            return "unsure"
         if self.low <= 1 <= self.high:
             return "even"
         return "win" if (self.ratio > 1) == figure.is_higher_better else "loss"

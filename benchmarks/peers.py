@@ -36,7 +36,7 @@ from benchmarks.figures import FIGURES, Figure, compare
 from benchmarks.generator import Generator, Order
 from benchmarks.models import model_file
 from benchmarks.server import Server
-from cllm.bench.metrics import Goal
+from cllm.bench.metrics import CLIENT_SHARE_MAX, Goal
 from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
 
 DEFAULT_WORKLOADS: Final = ("seed-40x8", "mixed-small", "long-among-short", "shared-prefix", "chat-turns", "overload")
@@ -139,9 +139,10 @@ class Match:
         ours, theirs = self._side.ours[-1], self._side.theirs[-1]
         failed = f"  failed: {ours['n_failed']} / {theirs['n_failed']}" if ours["n_failed"] or theirs["n_failed"] else ""
         share = max(ours["client_cpu_share"], theirs["client_cpu_share"])
+        busy = ": it may be what limits these figures" if share > CLIENT_SHARE_MAX else ""
         print(
             f"  pair {number}: ours {ours['tokens_per_s']:7.1f}  theirs {theirs['tokens_per_s']:7.1f} tokens/s  "
-            f"ratio {ours['tokens_per_s'] / max(theirs['tokens_per_s'], 1e-9):.3f}  client CPU {share:.0%}{failed}",
+            f"ratio {ours['tokens_per_s'] / max(theirs['tokens_per_s'], 1e-9):.3f}  client CPU {share:.0%}{busy}{failed}",
             flush=True,
         )
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from benchmarks import results
+from benchmarks.figures import FIGURES, compare
+from cllm.bench.metrics import CLIENT_SHARE_MAX
 
 Run: TypeAlias = dict[str, Any]
 
@@ -21,12 +24,14 @@ README: Final = ROOT / "README.md"
 BEGIN: Final = "<!-- benchmarks: written by `python -m benchmarks report` -->"
 END: Final = "<!-- benchmarks: end -->"
 
-README_FIGURES: Final = ("tokens/s", "first text p90, ms", "between texts p99, ms")
-README_OVERLOAD_FIGURES: Final = ("good requests/s", "first text p90, ms")
+MAIN_FIGURES: Final = ("tokens/s", "first text p90, ms", "between texts p99, ms")
+MAIN_OVERLOAD_FIGURES: Final = ("good requests/s", "first text p90, ms")
 SIDE_FIGURES: Final = (
     "tokens/s", "good requests/s", "first text p50, ms", "first text p99, ms", "between texts p50, ms", "between texts p99, ms",
     "whole answer p99, ms", "longest wait of the others, ms", "server CPU per token, ms", "server peak memory, MiB",
 )  # fmt: skip
+FIGURES_BY_NAME: Final = {figure.name: figure for figure in FIGURES}
+BESIDE_HEAD: Final = ("workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which, of how many settings", "pairs")
 N_FUNCTIONS: Final = 10  # of a profile
 SERVED: Final = "sse"  # the stage that a user meets
 
@@ -75,7 +80,8 @@ PEERS: Final = """\
 The same model file, threads, slots and cells for all; ours and a peer take turns with the same requests, which are new in every pair, and
 who begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with the 95 % interval of a bootstrap over the pairs;
 where that has 1 in it, neither is said to be better. Each figure of ours stands against the setting that is best at that figure. Texts are
-chunks as a client sees them.
+chunks as a client sees them. Where pairs are few, an interval says less than it seems to: that of two or three pairs is little more than
+their range, and of a single pair nothing is said.
 """
 
 
@@ -108,7 +114,7 @@ def page(runs: Sequence[Run]) -> str:
     parts += _section("What the layers could carry, on a fake model", STACK, (_stack(run) for run in of_kind(runs, "stack")))
     parts += _section("When the model's process is killed", KILLS, _kills(of_kind(runs, "kills")))
     parts += _section("What scheduling must come to", PROMISES, _promises(of_kind(runs, "promises")))
-    parts += _section("Beside other servers", PEERS, (_peers(run) for run in of_kind(runs, "peers")))
+    parts += _section("Beside other servers", PEERS, _all_peers(beside_others(runs)))
     if not runs:
         parts.append("No results are kept yet.\n")
     return "\n".join(parts)
@@ -264,35 +270,79 @@ def _loads(run: Run) -> list[str]:
     return [f"{run['name']}: what becomes of requests at each load ({goal}).\n", table(head, rows)]
 
 
+def beside_others(runs: Sequence[Run]) -> list[Run]:
+    """The comparisons with other servers: `cllm serve` as it comes first, then with options, as another backend."""
+    return sorted(of_kind(runs, "peers"), key=lambda run: bool(run["settings"].get("ours")))
+
+
+def _all_peers(runs: Sequence[Run]) -> list[str]:
+    """The main figures of all of them in one table, wins and losses alike; then each by itself."""
+    rows = [row for run in runs for row in _main_rows(run, _main_figures(run))]
+    if not rows:
+        return [_peers(run) for run in runs]
+    verdicts = Counter(row["verdict"] for run in runs for row in run["data"]["best"] if row["figure"] in _main_figures(run))
+    told = ", ".join(f"{name} {n}" for name, n in sorted(verdicts.items(), reverse=True))
+    return [
+        f"The main figures of all ({told}); what follows has the others, and every setting.\n",
+        table(BESIDE_HEAD, rows),
+        *map(_peers, runs),
+    ]
+
+
+def _main_figures(run: Run) -> Sequence[str]:
+    return MAIN_OVERLOAD_FIGURES if run["settings"].get("rate") else MAIN_FIGURES
+
+
+def _main_rows(run: Run, wanted: Sequence[str]) -> list[tuple[str, ...]]:
+    rows = {row["figure"]: row for row in run["data"]["best"]}
+    return [(run["name"], name, *_best_cells(rows[name], run)) for name in wanted if name in rows]
+
+
 def _peers(run: Run) -> str:
     data = run["data"]
     parts = [f"### {run['name']}\n", _circumstances(run)]
     if data["best"]:
-        rows = [(row["figure"], *_best_cells(row)) for row in data["best"]]
-        parts.append(table(("figure", "cLLM", "best of the others", "ratio (95 %)", "", "which"), rows))
+        rows = [(row["figure"], *_best_cells(row, run)) for row in data["best"]]
+        parts.append(table(BESIDE_HEAD[1:], rows))
         parts.append(f"![{run['name']}: figures]({plot_of(run, 'bars')})\n\n![{run['name']}: latency]({plot_of(run, 'latency')})\n")
-    parts.append("All settings, medians of theirs, and of ours beside each:\n")
+    parts.append("All settings, medians of theirs, and of ours beside each, and what that is for us:\n")
     parts.append(_sides(data["sides"]))
+    parts += [_busy_client(side) for side in data["sides"] if side["client_cpu_share_max"] > CLIENT_SHARE_MAX]
     parts += [f"Not measured: {title}: {fault}\n" for title, fault in data.get("broken", {}).items()]
     if data.get("not_found"):
         parts.append(f"Not found on this machine: {', '.join(data['not_found'])}.\n")
     return "\n".join(parts)
 
 
-def _best_cells(row: Run) -> tuple[str, ...]:
+def _best_cells(row: Run, run: Run) -> tuple[str, ...]:
     ratio = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-    return _number(row["ours"]), _number(row["theirs"]), ratio, row["verdict"], f"{row['peer']} {row['setting']}"
+    which = f"{row['peer']} {row['setting']}, of {len(run['data']['sides'])}"
+    return _number(row["ours"]), _number(row["theirs"]), ratio, row["verdict"], which, str(row["n_pairs"])
 
 
 def _sides(sides: Sequence[Run]) -> str:
     names = [name for name in SIDE_FIGURES if any(_median(side, name, "theirs") is not None for side in sides)]
     rows = []
     for side in sides:
-        cells = [f"{_number(_median(side, name, 'theirs'))} / {_number(_median(side, name, 'ours'))}" for name in names]
+        cells = [_side_cell(side, name) for name in names]
         failed = f"{side['n_failed']['theirs']} / {side['n_failed']['ours']}"
         inexact = f"{side['n_inexact']['theirs']} / {side['n_inexact']['ours']}"
-        rows.append((f"{side['peer']} {side['setting']}", str(side["n_pairs"]), *cells, failed, inexact))
-    return table(("theirs / ours", "pairs", *names, "failed", "not exactly as many tokens"), rows)
+        client = f"{side['client_cpu_share_max']:.0%}"
+        rows.append((f"{side['peer']} {side['setting']}", str(side["n_pairs"]), *cells, failed, inexact, client))
+    return table(("theirs / ours", "pairs", *names, "failed", "not exactly as many tokens", "client CPU, most"), rows)
+
+
+def _side_cell(side: Run, name: str) -> str:
+    """A figure of both; the verdict, unless requests of theirs failed, since fewer are answered faster."""
+    values = side["figures"].get(name, {"ours": [], "theirs": []})
+    compared = compare(values["ours"], values["theirs"])
+    verdict = "" if compared is None or side["n_failed"]["theirs"] else " " + compared.verdict(FIGURES_BY_NAME[name])
+    return f"{_number(_median(side, name, 'theirs'))} / {_number(_median(side, name, 'ours'))}{verdict}"
+
+
+def _busy_client(side: Run) -> str:
+    share = f"{side['client_cpu_share_max']:.0%}"
+    return f"Beside {side['peer']} {side['setting']} the client took up to {share} of a core: it may be what limits these figures.\n"
 
 
 def _median(side: Run, figure: str, whose: str) -> float | None:
@@ -336,9 +386,9 @@ def readme_table(runs: Sequence[Run]) -> str:
     ladder = [row for run in of_kind(runs, "ladder") for row in _readme_ladder(run)]
     if ladder:
         parts.append(table(("", "bare llama.cpp, tokens/s", "streamed over HTTP", "ratio, of each turn"), ladder))
-    peers = [row for run in of_kind(runs, "peers") for row in _readme_peers(run)]
+    peers = [row for run in beside_others(runs) for row in _readme_peers(run)]
     if peers:
-        parts.append(table(("workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which"), peers))
+        parts.append(table(BESIDE_HEAD, peers))
     return "\n".join(parts) or "No run of the ladder on a real model and no comparison with other servers is kept yet.\n"
 
 
@@ -354,10 +404,8 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
 
 
 def _readme_peers(run: Run) -> list[tuple[str, ...]]:
-    wanted = README_OVERLOAD_FIGURES if run["settings"].get("rate") else README_FIGURES
-    wanted = wanted[:1] if run["settings"].get("ours") else wanted  # another engine, or other options: the rest is on the page
-    rows = {row["figure"]: row for row in run["data"]["best"]}
-    return [(run["name"], name, *_best_cells(rows[name])) for name in wanted if name in rows]
+    wanted = _main_figures(run)
+    return _main_rows(run, wanted[:1] if run["settings"].get("ours") else wanted)  # of another engine the rest is on the page
 
 
 # --- forms -------------------------------------------------------------------------------------------------------------

@@ -44,5 +44,11 @@ def test_better_is_higher_or_lower_and_even_where_the_interval_has_one_in_it() -
     assert (faster.verdict(HIGHER), faster.verdict(LOWER), unsure.verdict(HIGHER)) == ("win", "loss", "even")
 
 
+def test_of_a_single_pair_nothing_is_said() -> None:
+    compared = compare([2.0], [1.0])
+    assert compared is not None
+    assert (compared.ratio, compared.verdict(HIGHER)) == (2.0, "unsure")
+
+
 def test_figures_have_names_of_their_own() -> None:
     assert len({figure.name for figure in FIGURES}) == len(FIGURES)

@@ -23,7 +23,7 @@ KILLED = [{"n_under_way": 8, "n_pieces_before": 10, "n_complete": 8, "n_same": 7
 def summary(speed: float) -> dict[str, Any]:
     chunks_at = [1 / speed, 2 / speed, 3 / speed]
     answers = [Answer(n_asked=3, sent_at=0.0, ended_at=3 / speed, status=200, chunks_at=chunks_at, n_generated=3, counted_by="usage")]
-    return summarize(Pass(wall_s=3 / speed, client_cpu_s=0.1, answers=answers), server_cpu_s=1.0, rss_peak_mb=100.0).page()
+    return summarize(Pass(wall_s=3 / speed, client_cpu_s=0.01, answers=answers), server_cpu_s=1.0, rss_peak_mb=100.0).page()
 
 
 def side(setting: str, speed: float, n_pairs: int = 3) -> peers.Side:
@@ -112,6 +112,42 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     assert "| 4 | 8 | 1.5 | 2 | 80 | 3 | - |" in page
 
 
+def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its_pairs(folder: Path) -> None:
+    slow = peers.page([side("as it comes", 0.5)])
+    results.write("peers", "another", {"ours": ["--backend=other"]}, {**slow, "not_found": []}, folder)
+    page = report.page(results.read_all(folder)).partition("## Beside other servers")[2]
+    summary = page.partition("### ")[0]
+    assert "(win 3, loss 3)" in summary
+    names = [line.split(" | ")[0].removeprefix("| ") for line in summary.splitlines() if line.startswith("| ")][2:]
+    assert names == ["seed-40x8"] * 3 + ["another"] * 3  # ours as it comes goes first
+    assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes, of 1 | 3 |" in summary
+
+
+def test_every_setting_says_what_was_won_and_lost_beside_it_and_in_how_many_pairs(folder: Path) -> None:
+    page = report.page(results.read_all(folder))
+    assert "| llama-server -b 64 | 3 | 22 / 11 loss |" in page
+    assert "| llama-server as it comes | 3 | 5.5 / 11 win |" in page
+    assert "| llama-server -b 32 | 1 | 9 / 10 unsure |" in page
+
+
+def test_a_peer_that_failed_is_neither_better_nor_worse() -> None:
+    failing = side("fast", 2.0)
+    failing.theirs[0]["n_failed"] = 1
+    assert "| llama-server fast | 3 | 22 / 11 |" in report.page([run_of(peers.page([failing]))])
+
+
+def test_a_client_that_may_be_what_limits_the_figures_is_told_of() -> None:
+    busy = side("-b 64", 2.0)
+    busy.ours[1]["client_cpu_share"] = 0.71
+    page = report.page([run_of(peers.page([busy, side("-b 32", 2.0)]))])
+    assert "Beside llama-server -b 64 the client took up to 71% of a core" in page
+    assert page.count("limits these figures") == 1
+
+
+def run_of(data: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "peers", "name": "x", "date": "today", "machine": results.machine(), "settings": {}, "data": data}
+
+
 def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     runs = results.read_all(folder)
     text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
@@ -120,7 +156,7 @@ def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     assert new.endswith("\nafter\n")
     assert "old" not in new
     assert "| seed-40x8, 8 at a time | 100 | 97.5 | 0.970 (0.970 to 0.970) |" in new
-    assert re.search(r"\| seed-40x8 \| tokens/s \| 11 \| 22 \| 0.500 \(0.500 to 0.500\) \| loss \| llama-server -b 64 \|", new)
+    assert re.search(r"\| seed-40x8 \| tokens/s \| 11 \| 22 \| 0.500 \(0.500 to 0.500\) \| loss \| llama-server -b 64, of 3 \| 3 \|", new)
     assert report.with_table(new, runs) == new
 
 
@@ -155,7 +191,7 @@ def test_readmes_table_and_the_page_are_those_of_the_results_that_are_kept() -> 
 
 
 def test_tables_and_their_plots_have_a_figure_that_is_measured() -> None:
-    assert set(report.README_FIGURES) | set(report.README_OVERLOAD_FIGURES) | set(report.SIDE_FIGURES) <= {f.name for f in peers.FIGURES}
+    assert set(report.MAIN_FIGURES) | set(report.MAIN_OVERLOAD_FIGURES) | set(report.SIDE_FIGURES) <= {f.name for f in peers.FIGURES}
 
 
 def test_matplotlib_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
