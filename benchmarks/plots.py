@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.report import Run, of_kind, plot_of, rung_slug, rung_title
+from benchmarks.report import Run, number, of_kind, plot_of, rung_slug, rung_title
 from cllm.bench.plot import plot_latency, pyplot, save
 
 BARS: Final = ("tokens/s", "first text p90, ms", "between texts p99, ms", "whole answer p99, ms")
@@ -50,20 +50,27 @@ def draw_waterfall(rung: Run, path: str) -> None:
 
 
 def draw_bars(sides: Sequence[Run], path: str, title: str) -> None:
-    """A figure in each panel, ours first, medians; ours are those of all pairs."""
-    figure, axes = pyplot().subplots(1, len(BARS), figsize=(11, 3.4), sharey=True)
-    names = ["cLLM", *(f"{side['peer']} {side['setting']}" for side in sides)]
+    """A figure in each panel, and in it two bars for each setting, medians of the same pairs: ours, and theirs below."""
+    figure, axes = pyplot().subplots(1, len(BARS), figsize=(11, 1.4 + 0.6 * len(sides)), sharey=True)
     for name, axis in zip(BARS, axes, strict=True):
-        ours = [value for side in sides for value in side["figures"][name]["ours"] if value is not None]
-        theirs = [[value for value in side["figures"][name]["theirs"] if value is not None] for side in sides]
-        heights = [statistics.median(values) if values else 0.0 for values in (ours, *theirs)]
-        axis.barh(range(len(names)), heights, color=[OURS, *[OTHERS] * len(sides)])
+        for whose, label, color, shift in (("ours", "cLLM", OURS, -0.2), ("theirs", "the other", OTHERS, 0.2)):
+            heights = [_median(side["figures"][name][whose]) for side in sides]
+            bars = axis.barh([place + shift for place in range(len(sides))], heights, height=0.38, color=color, label=label)
+            axis.bar_label(bars, fmt=number, fontsize=7, padding=2)
         axis.set_xlabel(name)
+        axis.margins(x=0.2)
+        axis.locator_params(axis="x", nbins=5)
         axis.grid(visible=True, axis="x", alpha=0.3)
-    axes[0].set_yticks(range(len(names)), names)
+    axes[0].set_yticks(range(len(sides)), [f"{side['peer']} {side['setting']}" for side in sides])
     axes[0].invert_yaxis()
+    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
     figure.suptitle(title)
     save(figure, path)
+
+
+def _median(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else 0.0
 
 
 def _latency_sides(run: Run) -> dict[str, dict[str, list[float]]]:

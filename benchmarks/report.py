@@ -154,11 +154,11 @@ def _carried(stages: Sequence[Run]) -> str:
         (
             str(stage["number"]),
             stage["name"],
-            _number(statistics.median(stage["tokens_per_s"])),
-            _number(stage.get("steps_per_s")),
-            _number(stage.get("cpu_us_per_token", {}).get("median")),
-            _number(stage.get("us_per_token")),
-            _number(stage.get("us_per_step")),
+            number(statistics.median(stage["tokens_per_s"])),
+            number(stage.get("steps_per_s")),
+            number(stage.get("cpu_us_per_token", {}).get("median")),
+            number(stage.get("us_per_token")),
+            number(stage.get("us_per_step")),
         )
         for stage in stages
     ]
@@ -168,20 +168,20 @@ def _carried(stages: Sequence[Run]) -> str:
 def _served(rung: Run) -> str:
     lines = []
     if step := rung.get("step"):
-        model, sample, rest = (_number(step[name]) for name in ("model_ms", "sample_ms", "rest_ms"))
+        model, sample, rest = (number(step[name]) for name in ("model_ms", "sample_ms", "rest_ms"))
         lines.append(f"A step of the last stage: {model} ms in the model, {sample} ms in sampling, {rest} ms between steps.")
     if requests := rung.get("requests_per_s"):
-        cost = _number(rung["cpu_us_per_request"]["median"])
-        lines.append(f"Requests of one token, in one piece: {_number(requests['median'])} a second, {cost} us of CPU time each.")
+        cost = number(rung["cpu_us_per_request"]["median"])
+        lines.append(f"Requests of one token, in one piece: {number(requests['median'])} a second, {cost} us of CPU time each.")
     return "\n".join(lines) + "\n"
 
 
 def _profile(data: Run) -> list[str]:
     page = data["profile"]
-    rows = [(part, _number(us)) for part, us in page["us_by_part"].items()]
-    functions = [(f"`{one['name']}`", _number(one["us"]), _number(one["calls"])) for one in page["functions"][:N_FUNCTIONS]]
+    rows = [(part, number(us)) for part, us in page["us_by_part"].items()]
+    functions = [(f"`{one['name']}`", number(one["us"]), number(one["calls"])) for one in page["functions"][:N_FUNCTIONS]]
     told = f"The server's Trio thread at {page['streams']} streams, under a profiler, which slows calls down"
-    reading = f"To read the logits of a full step once, straight on, takes {_number(data['reading_ms'])} ms here.\n"
+    reading = f"To read the logits of a full step once, straight on, takes {number(data['reading_ms'])} ms here.\n"
     own = ("function", "us a token, its own", "calls a token")
     return [f"{told}:\n", table(("", "us a token"), rows), table(own, functions), reading]
 
@@ -207,10 +207,10 @@ def _stages(stages: Sequence[Run]) -> str:
         (
             str(stage["number"]),
             f"{stage['name']}, over {stage['beside']}" if stage.get("beside") else stage["name"],
-            _number(statistics.median(stage["tokens_per_s"])),
-            _number(stage.get("us_per_token")),
-            _number(stage.get("us_per_step")),
-            *(_number(stage.get(f"{what}_us_per_step")) for what in ("waiting", "others", "client")),
+            number(statistics.median(stage["tokens_per_s"])),
+            number(stage.get("us_per_token")),
+            number(stage.get("us_per_step")),
+            *(number(stage.get(f"{what}_us_per_step")) for what in ("waiting", "others", "client")),
             _ratios(stage.get("ratios")),
         )
         for stage in stages
@@ -229,7 +229,7 @@ def _kills(runs: Sequence[Run]) -> list[str]:
         data = run["data"]
         n, pause = data["n_streams"], data["pause_s"]
         complete, same = f"{data['n_complete']} of {n}", f"{data['n_same']} of {n}"
-        rows.append((run["name"], str(data["n_rounds"]), complete, same, _number(pause["median"]), _number(pause["max"])))
+        rows.append((run["name"], str(data["n_rounds"]), complete, same, number(pause["median"]), number(pause["max"])))
     head = ("model", "kills", "streams complete", "with the same text", "pause, median s", "pause, most s")
     return [table(head, rows), *(f"{run['name']}: {_circumstances(run)}" for run in runs)] if runs else []
 
@@ -238,8 +238,8 @@ def _promises(runs: Sequence[Run]) -> list[str]:
     rows = []
     for run in runs:
         for one in run["data"]["promises"]:
-            bound = f"{'at least' if one['is_least'] else 'at most'} {_number(one['bound'])}"
-            rows.append((run["name"], one["workload"], one["figure"], _number(one["value"]), bound, "kept" if one["is_kept"] else "missed"))
+            bound = f"{'at least' if one['is_least'] else 'at most'} {number(one['bound'])}"
+            rows.append((run["name"], one["workload"], one["figure"], number(one["value"]), bound, "kept" if one["is_kept"] else "missed"))
     head = ("part", "workload", "figure", "measured", "promised", "")
     loads = [text for run in runs if run["data"]["details"].get("capacity_per_s") for text in _loads(run)]
     return [table(head, rows), *loads, *(f"{run['name']}: {_circumstances(run)}" for run in runs)] if runs else []
@@ -251,9 +251,9 @@ def _loads(run: Run) -> list[str]:
     rows = [
         (
             f"{one['factor']:g}",
-            *(_number(one[name]) for name in ("rate", "goodput_per_s", "requests_per_s", "tokens_per_s")),
-            _number(one["ttft_s"]["p90"]),
-            _number(one["itl_s"]["p99"]),
+            *(number(one[name]) for name in ("rate", "goodput_per_s", "requests_per_s", "tokens_per_s")),
+            number(one["ttft_s"]["p90"]),
+            number(one["itl_s"]["p99"]),
         )
         for one in details["passes"]
     ]
@@ -317,7 +317,7 @@ def _peers(run: Run) -> str:
 def _best_cells(row: Run, run: Run) -> tuple[str, ...]:
     ratio = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
     which = f"{row['peer']} {row['setting']}, of {len(run['data']['sides'])}"
-    return _number(row["ours"]), _number(row["theirs"]), ratio, row["verdict"], which, str(row["n_pairs"])
+    return number(row["ours"]), number(row["theirs"]), ratio, row["verdict"], which, str(row["n_pairs"])
 
 
 def _sides(sides: Sequence[Run]) -> str:
@@ -337,7 +337,7 @@ def _side_cell(side: Run, name: str) -> str:
     values = side["figures"].get(name, {"ours": [], "theirs": []})
     compared = compare(values["ours"], values["theirs"])
     verdict = "" if compared is None or side["n_failed"]["theirs"] else " " + compared.verdict(FIGURES_BY_NAME[name])
-    return f"{_number(_median(side, name, 'theirs'))} / {_number(_median(side, name, 'ours'))}{verdict}"
+    return f"{number(_median(side, name, 'theirs'))} / {number(_median(side, name, 'ours'))}{verdict}"
 
 
 def _busy_client(side: Run) -> str:
@@ -365,7 +365,7 @@ def _fact(value: Any) -> str:
         return str(value.get("file") or value.get("name") or " ".join(f"{name} {one}" for name, one in value.items()))
     if isinstance(value, list):
         return " ".join(_fact(one) for one in value)
-    return _number(value) if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)
 
 
 # --- README's table ----------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
         by_name = {stage["name"]: stage for stage in rung["stages"]}
         if SERVED in by_name:
             floor, served = rung["stages"][0], by_name[SERVED]
-            speeds = [_number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
+            speeds = [number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
             rows.append((f"{run['name']}, {rung_title(rung)}", *speeds, _ratios(served["ratios"])))
     return rows
 
@@ -417,7 +417,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines) + "\n"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Three digits, or all before the point."""
     if value is None:
         return "-"

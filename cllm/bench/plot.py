@@ -9,6 +9,8 @@ from cllm.bench.target import BenchFailed
 
 TITLES = {"ttft_s": "to the first text", "itl_s": "between texts", "e2e_s": "whole answer"}
 
+SHORTEST_GAP_MS = 1.0  # that is drawn: texts that came in one piece have none between them
+
 Curves = Mapping[str, Sequence[float]]  # by the keys of TITLES: evenly spaced percentiles, seconds
 
 
@@ -44,7 +46,12 @@ def plot_latency(sides: Mapping[str, Curves], path: str, title: str = "") -> Non
             shares = [100 * i / max(len(values) - 1, 1) for i in range(len(values))]
             axis.plot([1000 * value for value in values], shares, label=side)
         axis.set_xlabel(f"{name}, ms")
-        axis.set_xlim(left=0)
+        if key == "itl_s":  # most of a token's gaps are alike, and the longest a hundred times as long
+            axis.set_xscale("log")
+            axis.set_xlim(left=SHORTEST_GAP_MS)
+        else:
+            axis.set_xlim(left=0)
+            axis.locator_params(axis="x", nbins=5)
         axis.grid(visible=True, alpha=0.3)
     axes[0].set_ylabel("at most so long, %")
     axes[-1].legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)

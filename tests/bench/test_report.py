@@ -174,6 +174,19 @@ def test_the_command_writes_page_table_and_plots(folder: Path, tmp_path: Path) -
         assert (page.parent / name).read_text().lstrip().startswith("<?xml"), name
 
 
+def test_bars_stand_in_pairs_for_each_setting_over_the_same_passes(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
+    from benchmarks.plots import draw_bars
+
+    (run,) = report.of_kind(results.read_all(folder), "peers")
+    path = tmp_path / "bars.svg"
+    draw_bars(run["data"]["sides"], str(path), "three settings")
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text("utf-8"))
+    # Of tokens/s, beside the ticks: three pairs of ours in two of the settings; theirs at half, twice and 0.9 of ours.
+    assert [text for text in texts if text in ("11", "5.5", "22", "9")] == ["11", "11", "5.5", "22", "9"]
+    assert texts.count("cLLM") == 1
+
+
 def test_results_name_the_machine_but_neither_its_owner_nor_its_folders(folder: Path) -> None:
     for path in folder.glob("*.json"):
         text = path.read_text("utf-8")
