@@ -220,6 +220,7 @@ async def _round(
         done = Round(streams=streams, killed_at=killed_at, expected=expected, n_generated=arguments.generated)
         if done.n_under_way:
             return done
+        await streams_of(target, requests(target, 1, f"{salt}, after {attempt}"))  # ends when there is a worker again, to be killed
     raise RuntimeError(f"{N_TRIES} times the streams had ended before their worker was to be killed")
 
 
