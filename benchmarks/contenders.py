@@ -64,10 +64,21 @@ class _Prepared(Server):
 
 
 def cllm_serve(house: House, options: Sequence[str], setting: str = "as it comes") -> Contender:
-    """The one that all others are held against: `cllm serve` as it comes, and the options that were asked for."""
+    """The one that all others are held against: `cllm serve` as it comes, and the options that were asked for.
+
+    What steps cost is measured anew for each run: what an earlier one kept may be of an hour in which the machine did something else.
+    """
+    folder = _temporary_folder()
     sizes = ("--ctx-size", str(house.n_cells), "--parallel", str(house.n_slots), "--threads", str(house.n_threads))
-    command = (sys.executable, "-m", "cllm", "serve", str(house.model), *sizes, *options, "--log-level", "warning", "--port", "{port}")
+    command = (sys.executable, "-m", "cllm", "serve", str(house.model), *sizes, "--calibration-dir", folder, *options)
+    command = (*command, "--log-level", "warning", "--port", "{port}")
     return Contender(peer="cllm", setting=setting, command=command, ready_path="/ready")
+
+
+def _temporary_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="cllm-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 # --- llama-server --------------------------------------------------------------------------------------------------------
@@ -106,8 +117,7 @@ def llama_cpp_python(python: str, house: House) -> list[Contender]:
 
 def ollama(program: str, house: House) -> list[Contender]:
     """Ollama, with a folder of its own for the model that it makes of the file."""
-    folder = tempfile.mkdtemp(prefix="cllm-bench-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # it will hold a copy of the model
+    folder = _temporary_folder()  # for a copy of the model
     environment = {
         "OLLAMA_HOST": "127.0.0.1:{port}",
         "OLLAMA_MODELS": folder,

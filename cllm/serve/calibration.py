@@ -23,7 +23,8 @@ N_CELLS_FULL: Final = 4096  # in use when their cost is measured, if there are t
 N_COPIES_LEAST: Final = 4
 N_SLOTS_APART: Final = 8  # that generate when it is measured what it gains if their cells lie apart
 N_CELLS_PART: Final = 256  # llama.cpp rounds parts to so many
-APART_S_MAX: Final = 2.0  # that may take
+APART_S_MAX: Final = 3.0  # that may take: without it the cells would never lie apart
+N_REPEATS_APART: Final = 4
 GAIN_LEAST: Final = 0.02  # of a step; less is noise
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
 Clock = Callable[[], float]
@@ -120,7 +121,7 @@ class _Measurement:
         if not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS} or not model.capabilities.can_save:
             return None
         n_slots, n_cells = min(N_SLOTS_APART, model.n_cells // N_CELLS_PART), min(N_CELLS_SAVED, model.n_rows_max)
-        if n_slots < 2 or self._expected_s(n_cells) + N_REPEATS * self._expected_s(n_slots) > APART_S_MAX:
+        if n_slots < 2 or self._expected_s(n_cells) + N_REPEATS_APART * self._expected_s(n_slots) > APART_S_MAX:
             return None
         pooled_s = self._generating_s(n_slots, n_cells)
         try:
@@ -139,7 +140,7 @@ class _Measurement:
         for slot in range(1, n_slots):
             self._restore(slot, state)
         batch, seconds = self._batch, []
-        for number in range(N_REPEATS):
+        for number in range(N_REPEATS_APART):
             batch.n_rows = batch.n_outputs = n_slots
             batch.tokens[:n_slots], batch.slots[:n_slots], batch.outputs[:n_slots] = number, np.arange(n_slots), 1
             batch.positions[:n_slots] = n_cells + number
