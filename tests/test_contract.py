@@ -199,6 +199,39 @@ def test_a_model_in_a_process_of_its_own_keeps_the_contract(tmp_path: Path, make
     check(run_contract("--backend", f"cllm.testing.mortal:{make}", *options, folder=tmp_path))
 
 
+CHANGEABLE = """
+import pathlib
+import numpy as np
+from cllm.testing.fake import FakeVocabulary, make_backend
+from cllm.testing.fake_embedder import FakeEmbedder
+
+with pathlib.Path(__file__).with_name("lives").open("a") as lives:
+    lives.write("one more")
+    LIFE = lives.tell() // 8
+{meddle}
+"""
+
+
+@pytest.mark.parametrize(
+    ("meddle", "seen_by"),
+    [
+        (
+            "FakeVocabulary.tokenize = lambda self, text, **how: [*text.encode(), LIFE]",
+            "test_a_text_whose_tokenising_a_death_interrupts_is_tokenised_in_the_next_life",
+        ),
+        ("FakeEmbedder.pair = lambda self, query, document: [LIFE]", "test_so_are_a_query_and_a_document"),
+        (
+            "FakeEmbedder.step = lambda self, batch: np.tile(np.eye(8, dtype=np.float32)[LIFE % 8], (batch.n_rows, 1))",
+            "test_a_death_in_the_middle_of_an_embedders_call_is_told_and_the_next_life_begins_empty[step]",
+        ),
+    ],
+)
+def test_a_model_that_is_another_one_in_its_next_life_fails_the_suite(tmp_path: Path, meddle: str, seen_by: str) -> None:
+    (tmp_path / "changeable.py").write_text(CHANGEABLE.format(meddle=meddle))
+    run = run_contract("--backend", "changeable:make_backend", "-k", seen_by.partition("[")[0], folder=tmp_path)
+    check_fails(run, seen_by)
+
+
 def test_the_command_in_the_suites_docstring_works(tmp_path: Path) -> None:
     """That is with the options found through the entry point, whatever other plugins of pytest are installed."""
     options = ("--backend", FAKE, "--backend-option", "n_tokens=300", "-k", "probe")
