@@ -99,6 +99,7 @@ class ModelSpec:
     mlock: bool = False
     loras: tuple[Lora, ...] = ()
     pooling: Pooling | None = None  # of an embedder; None: as the model says
+    keeps_prefixes: bool = True  # False: what is computed for a request is of no use to another. With steps, the engine sees to it
     options: Mapping[str, str] = attrs.field(factory=dict)  # a plugin's own settings, --backend-option NAME=VALUE
 
 

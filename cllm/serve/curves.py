@@ -31,10 +31,13 @@ Key: TypeAlias = dict[str, Any]  # plain values, as JSON has them
 T = TypeVar("T")
 
 
+_NO_MATTER: Final = frozenset({"path", "keeps_prefixes"})  # to what a step takes
+
+
 def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
     """Return all that the curve of a loaded model depends on: the model's shape, what computes it, how, and on what."""
     info = model.info
-    settings = {name: str(value) for name, value in attrs.asdict(spec, recurse=False).items() if name != "path"}
+    settings = {name: str(value) for name, value in attrs.asdict(spec, recurse=False).items() if name not in _NO_MATTER}
     versions = sorted(f"{one.distribution} {one.version}" for one in list_backends() if one.name == backend)
     return {
         "format": FORMAT,

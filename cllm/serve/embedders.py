@@ -47,16 +47,16 @@ def load_main(backend: Backend, spec: ModelSpec, vectors: ModelSpec, on_progress
     """Load the served model, or, where it gives vectors only, that. Raises: LoadFailed · LoadAborted · BackendUnavailable."""
     try:
         model = backend.load(spec, on_progress)
-        return _streams_only(model) if isinstance(model, StreamModel) else model
+        return _streams_only(model, spec) if isinstance(model, StreamModel) else model
     except DoesNotGenerate:
         if not isinstance(backend, LoadsEmbedders):
             raise
         return EmbeddingsOnly(backend.load_embedder(attrs.evolve(vectors, path=spec.path), on_progress))
 
 
-def _streams_only(model: StreamModel) -> StreamsOnly:
+def _streams_only(model: StreamModel, spec: ModelSpec) -> StreamsOnly:
     try:
-        return StreamsOnly(model)
+        return StreamsOnly(model, keeps_prefixes=spec.keeps_prefixes)
     except BaseException:
         model.close()
         raise

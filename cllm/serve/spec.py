@@ -33,6 +33,7 @@ def model_spec(settings: Settings) -> ModelSpec:
         mmap=settings.mmap,
         mlock=settings.mlock,
         loras=tuple(Lora(*split_lora(text)) for text in settings.lora),
+        keeps_prefixes=settings.prefix_cache,
         options=dict(_name_value(text) for text in settings.backend_option),
     )
 

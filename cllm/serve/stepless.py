@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from cllm.backend import Batch, Capabilities, Logits, ModelInfo, StreamModel, Vocabulary
-from cllm.errors import StepFailed
+from cllm.errors import LoadFailed, StepFailed
 from cllm.registry import vocabulary_of
 from cllm.text.unread import NoVocabulary
 
@@ -58,13 +58,21 @@ class Stepless:
 class StreamsOnly(Stepless):
     """A `StreamModel` as the rest of the server sees it."""
 
-    def __init__(self, stream_model: StreamModel) -> None:
-        """Raises: LoadFailed when the file that has its vocabulary cannot be read."""
+    def __init__(self, stream_model: StreamModel, *, keeps_prefixes: bool = True) -> None:
+        """Without `keeps_prefixes`, each request is for a model that takes nothing of what it computed for others.
+
+        Raises: LoadFailed when the file that has its vocabulary cannot be read, or when the model cannot be asked for that.
+        """
+        if not keeps_prefixes and "cache_prompt" not in stream_model.heeds:
+            raise LoadFailed(
+                "--no-prefix-cache: this backend's model finds by itself what it computed for others, and cannot be told not to"
+            )
         n_ctx = min(stream_model.n_ctx, stream_model.info.n_ctx_train)
         vocabulary = vocabulary_of(stream_model)
         self.reads_text = vocabulary is None
         super().__init__(vocabulary or NoVocabulary(), stream_model.info, n_slots=stream_model.n_live_max, n_cells_slot=n_ctx)
         self.stream_model = stream_model
+        self.keeps_prefixes = keeps_prefixes
 
     def close(self) -> None:
         """See `StreamModel.close`."""

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections import deque
 
+import attrs
 import trio
 
 from cllm.backend import StreamBeat, StreamEnd, StreamEvent, StreamModel, StreamRequest, StreamText, StreamToken
@@ -29,6 +30,7 @@ class StreamLoop(StepLoop):
         metrics.watch_model(model.stream_model)
         self._streaming = scheduler
         self._model_of_streams: StreamModel = model.stream_model
+        self._keeps_prefixes = model.keeps_prefixes
         self._heard: deque[StreamEvent] = deque()
         self._token: trio.lowlevel.TrioToken | None = None
 
@@ -101,7 +103,8 @@ class StreamLoop(StepLoop):
 
     def _request_of(self, sequence: Sequence) -> StreamRequest:
         reads_text = isinstance(self._streaming, TextScheduler)
-        return text_request_of(sequence) if reads_text else request_of(sequence, self._model.vocabulary)
+        request = text_request_of(sequence) if reads_text else request_of(sequence, self._model.vocabulary)
+        return request if self._keeps_prefixes else attrs.evolve(request, cache_prompt=False)
 
     def _refused(self, seq_id: int, error: Exception) -> None:
         """Settle a start that raised."""

@@ -33,8 +33,9 @@ class _Started:
 def live_server(model: StepModel | StreamModel, *, embedder: Embedder | None = None, **settings: Any) -> Iterator[str]:
     """Serve `model` over HTTP on loopback; give the server's URL. Settings by name."""
     started: SimpleQueue[_Started] = SimpleQueue()
-    served = StreamsOnly(model) if isinstance(model, StreamModel) else model
-    thread = threading.Thread(target=trio.run, args=(partial(_serve, served, embedder, Settings(**settings), started),), daemon=True)
+    chosen = Settings(**settings)
+    served = StreamsOnly(model, keeps_prefixes=chosen.prefix_cache) if isinstance(model, StreamModel) else model
+    thread = threading.Thread(target=trio.run, args=(partial(_serve, served, embedder, chosen, started),), daemon=True)
     thread.start()
     server = started.get(timeout=START_S)
     try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cllm import demo
-from cllm.backend import ModelSpec, OnProgress, StepModel
+from cllm.backend import ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import DEMO_NAME, Settings
 from cllm.errors import LoadFailed
 from cllm.serve.loading import load
 from cllm.testing.fake import FakeBackend
+from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
 
 
 class Remembering(FakeBackend):
@@ -43,6 +44,44 @@ def test_a_backend_that_knows_its_models_may_be_left_the_choice(monkeypatch: pyt
 
 def test_any_other_backend_is_given_the_demo_model_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_with(Remembering(knows_models=False), None, monkeypatch) == (str(demo.path()), DEMO_NAME)
+
+
+class Finder(FakeStreamModel):
+    """Finds every prompt again, whoever asks; unless it is told not to, where it `heeds_spec`."""
+
+    def __init__(self, spec: ModelSpec, *, heeds_spec: bool) -> None:
+        super().__init__()
+        if spec.keeps_prefixes or not heeds_spec:
+            self.heeds -= {"cache_salt", "cache_prompt"}
+
+
+class FinderBackend(FakeStreamBackend):
+    """Gives them."""
+
+    def __init__(self, *, heeds_spec: bool) -> None:
+        super().__init__()
+        self.heeds_spec = heeds_spec
+        self.given: list[Finder] = []
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StreamModel:
+        self.given.append(Finder(spec, heeds_spec=self.heeds_spec))
+        return self.given[-1]
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_model_that_shares_prefixes_by_itself_is_told_whether_to(prefix_cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FinderBackend(heeds_spec=True)
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("finder", backend))
+    load(Settings(calibrate="off", prefix_cache=prefix_cache), lambda _share: True).close()
+    assert ("cache_prompt" in backend.given[0].heeds) is not prefix_cache
+
+
+def test_one_that_cannot_be_told_not_to_is_not_served_without_a_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FinderBackend(heeds_spec=False)
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("finder", backend))
+    with pytest.raises(LoadFailed, match=r"^--no-prefix-cache: this backend's model finds by itself what it computed for others"):
+        load(Settings(calibrate="off", prefix_cache=False), lambda _share: True)
+    load(Settings(calibrate="off"), lambda _share: True).close()
 
 
 class Broken(FakeBackend):

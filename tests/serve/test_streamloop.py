@@ -86,6 +86,15 @@ async def test_the_model_is_asked_for_what_the_request_asked_for() -> None:
     ]
 
 
+async def test_a_server_that_keeps_no_prefixes_asks_the_model_to_share_nothing_whatever_the_request_says() -> None:
+    model = FakeStreamModel()
+    with trio.fail_after(TEST_S):
+        async with running_engine(StreamsOnly(model, keeps_prefixes=False)) as running:
+            await read_all(running.engine.open([make_spec()]))
+    model.close()
+    assert [request.cache_prompt for request in model.started] == [False]
+
+
 async def test_a_stop_string_ends_the_sequence_here_and_there() -> None:
     model = FakeStreamModel(by_itself=False)
     whole = text_alone(PROMPT, 40)

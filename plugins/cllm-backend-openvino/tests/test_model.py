@@ -174,6 +174,15 @@ def test_requests_are_kept_apart_only_where_none_finds_what_was_computed_for_ano
     alone.close()
 
 
+def test_a_server_that_keeps_no_prefixes_has_openvino_keep_none(tiny: Path) -> None:
+    alone = load(tiny, EXACT, keeps_prefixes=False)
+    assert {"cache_salt", "cache_prompt"} <= alone.heeds
+    alone.close()
+    with pytest.raises(LoadFailed) as caught:
+        load(tiny, {"prefix_cache": "on"}, keeps_prefixes=False)
+    assert str(caught.value) == "--no-prefix-cache and --backend-option prefix_cache=on say opposite things"
+
+
 def test_a_window_as_long_as_the_sequence_is_the_one_that_openvino_has(told: Told) -> None:
     usual = told.ask(0, repeat_penalty=1.3)
     assert told.ask(1, repeat_penalty=1.3, repeat_last_n=len(PROMPT) + 12) == usual

@@ -32,7 +32,7 @@ class Options:
 
     precision: str | None = None
     kv_precision: str | None = None
-    prefix_cache: bool = True
+    prefix_cache: bool = True  # unless the server is to keep none
     vocabulary: str | None = None  # the GGUF file with the tokens of a model in OpenVINO's own format
 
 
@@ -106,8 +106,9 @@ def _options(spec: ModelSpec) -> Options:
         if name not in known:
             raise LoadFailed(f"the openvino backend has no option {name}, only {', '.join(known)}")
         _check_choice(name, value)
-    if "prefix_cache" in given:
-        given["prefix_cache"] = given["prefix_cache"] == "on"
+    given["prefix_cache"] = given.get("prefix_cache", "on") == "on" and spec.keeps_prefixes
+    if spec.options.get("prefix_cache") == "on" and not spec.keeps_prefixes:
+        raise LoadFailed("--no-prefix-cache and --backend-option prefix_cache=on say opposite things")
     return Options(**given)
 
 
