@@ -21,7 +21,7 @@ async def grammar_of(
     reasoning that may come first, None where there is no reasoning. Raises: InvalidRequest · Unavailable.
     """
     held_calls = is_held(model.dialect.calls, toolbox)
-    if model.forms is not None:
+    if model.heeds is not None:
         _check_no_calls(toolbox, form, held_calls=held_calls)
         return await compiled(context, model, form)
     if not held_calls and not (toolbox.is_open and form is not None):

@@ -7,15 +7,19 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import attrs
+import structlog
 from quart import g, request
 
 from cllm.api.metrics import HttpMetrics
 from cllm.api.operations import Operation
 from cllm.api.sampling_fields import base_params
-from cllm.config import Settings
+from cllm.config import Profile, Settings
 from cllm.engine.params import SamplingParams
+from cllm.engine.streaming import heeded
 from cllm.serve.engine import Engine, ServedModel
 from cllm.serve.house import House, Tenant
+
+log = structlog.get_logger("cllm.api")
 
 CLEANUP_KEY = "cllm.cleanup"  # in the ASGI scope
 
@@ -29,6 +33,17 @@ def route_path() -> str:
     """The path of the current request as its route has it: a request may add a slash. Without a route, as it came, less the slash."""
     rule = request.url_rule
     return rule.rule if rule is not None else request.path.removesuffix("/") or "/"
+
+
+def _defaults_of(model: ServedModel, profile: Profile) -> SamplingParams:
+    """What holds for parameters that a request leaves out. Nobody asked for it, so what the model cannot do of it refuses no request."""
+    defaults = base_params(profile, model.info.metadata, model.n_ctx)
+    if model.heeds is None:
+        return defaults
+    defaults, left_out = heeded(defaults, model.heeds, model.n_ctx)
+    if left_out:
+        log.warning("defaults.left_out", model=model.name, fields=left_out, why="the model's backend cannot do that")
+    return defaults
 
 
 @attrs.define(eq=False)
@@ -55,7 +70,7 @@ class Context:
         defaults = self._defaults.get(engine)
         if defaults is None:
             model = engine.model
-            defaults = self._defaults[engine] = base_params(self.settings.sampling_defaults, model.info.metadata, model.n_ctx)
+            defaults = self._defaults[engine] = _defaults_of(model, self.settings.sampling_defaults)
         return defaults
 
     async def served(self, name: str | None = None) -> ServedModel:

@@ -103,10 +103,10 @@ def told(model: ServedModel, form: Form | None, *, after: str = "") -> StreamFor
 
     Raises: NotHeeded for a kind of form that it cannot hold them to.
     """
-    if form is None or model.forms is None:
+    if form is None or model.heeds is None:
         return None
     kind = _KINDS[form.source.kind]
-    if kind not in model.forms:
+    if kind not in model.heeds:
         raise NotHeeded(f"this model's backend cannot do {form.field}", param=form.field)
     return StreamForm(kind, form.source.text, form.field, after)
 
@@ -122,7 +122,7 @@ async def compiled(context: Context, model: ServedModel, form: Form | None) -> G
         return None
     try:
         grammar = await context.engine.grammar(model, form.source, timeout_s=context.settings.grammar_timeout_s)
-        return grammar if model.forms is None else None
+        return grammar if model.heeds is None else None
     except GrammarInvalid as error:
         extra = {"pointer": error.pointer} if error.pointer else {}
         raise InvalidRequest(f"{form.param}: {error}", param=form.param, code="invalid_schema" if extra else None, **extra) from error

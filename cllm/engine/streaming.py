@@ -166,6 +166,18 @@ def _logprob_of(told: StreamToken) -> TokenLogprob | None:
     return None if told.logprob is None else TokenLogprob(told.token, told.logprob, list(told.top))
 
 
+def heeded(defaults: SamplingParams, heeds: frozenset[str], n_ctx: int) -> tuple[SamplingParams, list[str]]:
+    """Return what is to hold for parameters that a request leaves out, less what the model would ignore or refuse, and the names of that.
+
+    How short a window of repeats it can look at, the model alone knows: unasked, it is asked for none but the whole context.
+    """
+    left_out = [name for name in SAMPLING if name not in heeds and getattr(defaults, name) != getattr(_USUAL, name)]
+    left_out += [name for name in _OTHER if getattr(defaults, name) != getattr(_USUAL, name)]
+    if defaults.repeat_last_n is not None and ("repeat_last_n" not in heeds or defaults.repeat_last_n < n_ctx):
+        left_out.append("repeat_last_n")
+    return attrs.evolve(defaults, **{name: getattr(_USUAL, name) for name in left_out}), left_out
+
+
 def check_heeded(
     spec: SequenceSpec, heeds: frozenset[str], further: Mapping[str, bool] = MappingProxyType({}), *, n_logprobs_max: int = 0
 ) -> None:

@@ -64,7 +64,7 @@ class ServedModel:
     loaded_at: float  # seconds since the epoch
     generates: bool = True  # False: it gives vectors only
     reads_text: bool = False  # nobody here knows its tokens, nor how it writes a conversation
-    forms: frozenset[str] | None = None  # kinds of a `StreamForm` that it holds its answers to by itself; None: the engine does, to all
+    heeds: frozenset[str] | None = None  # what a `StreamModel` heeds of a request, by its names; None: the engine sees to all
 
 
 @attrs.frozen

@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
 
 import attrs
 import structlog
 
 from cllm import hub
-from cllm.backend import Backend, FormKind, KvLayout, LaysOut, OnProgress, StepModel
+from cllm.backend import Backend, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.config import Settings, api_keys, name_of_model
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
@@ -300,7 +299,7 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         loaded_at=time.time(),
         generates=not isinstance(model, EmbeddingsOnly),
         reads_text=reads_text,
-        forms=model.stream_model.heeds & set(get_args(FormKind)) if isinstance(model, StreamsOnly) else None,
+        heeds=model.stream_model.heeds if isinstance(model, StreamsOnly) else None,
     )
 
 

@@ -7,12 +7,14 @@ import math
 from types import SimpleNamespace
 from typing import Any, cast
 
+import attrs
 import msgspec
 import pytest
 
 from cllm.api.sampling_fields import SamplingFields, Wanted, base_params, wanted
 from cllm.api.wire import decode
 from cllm.engine.params import SamplingParams, SamplingProfile
+from cllm.engine.streaming import heeded
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
 
@@ -186,6 +188,22 @@ def test_the_llama_profile_has_llama_servers_defaults_and_order() -> None:
 def test_the_model_profile_takes_what_the_file_recommends() -> None:
     metadata = {"general.sampling.temp": "0.600000", "general.sampling.top_k": "20", "general.sampling.penalty_last_n": "-1"}
     assert base_params("model", metadata, 512) == SamplingParams(temperature=0.6, top_k=20, repeat_last_n=512)
+
+
+@pytest.mark.parametrize(
+    ("heeds", "n_repeats", "left_out"),
+    [
+        ({"top_k", "repeat_penalty", "repeat_last_n"}, 512, []),
+        ({"top_k", "repeat_penalty", "repeat_last_n"}, 64, ["repeat_last_n"]),
+        ({"top_k", "repeat_penalty"}, 512, ["repeat_last_n"]),
+        ({"repeat_last_n"}, 512, ["top_k", "repeat_penalty"]),
+    ],
+)
+def test_defaults_are_told_to_a_model_that_samples_by_itself_as_far_as_it_can(heeds: set[str], n_repeats: int, left_out: list[str]) -> None:
+    defaults = SamplingParams(top_k=5, repeat_penalty=1.2, repeat_last_n=n_repeats)
+    usual = SamplingParams()
+    expected = attrs.evolve(defaults, **{name: getattr(usual, name) for name in left_out})
+    assert heeded(defaults, frozenset(heeds), 512) == (expected, left_out)
 
 
 @pytest.mark.parametrize("value", ["nan", "hot", "-3", '1,"top_k":7', "1e999"])

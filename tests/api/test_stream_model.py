@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 
 from cllm.backend import StreamForm
@@ -65,6 +66,37 @@ def test_what_the_model_cannot_do_is_refused_by_the_fields_name(url: str, fields
     status, body = post(url + CHAT, {**ASKED, **fields, "stream": is_stream})
     error = json.loads(body)["error"]
     assert (status, error["type"], error["param"]) == (400, "not_supported_error", param)
+
+
+RECOMMENDED = {"temp": "0.0", "top_k": "7", "penalty_last_n": "64", "penalty_repeat": "1.3", "xtc_probability": "0.5"}
+
+
+@pytest.fixture(scope="module")
+def recommended() -> Iterator[tuple[FakeStreamModel, str]]:
+    """One whose file recommends more than it can do; of a window of repeats it says that it heeds it, and means some alone."""
+    model = FakeStreamModel()
+    model.info = attrs.evolve(model.info, metadata={f"general.sampling.{name}": value for name, value in RECOMMENDED.items()})
+    model.heeds |= {"repeat_penalty", "repeat_last_n"}
+    with live_server(StreamsOnly(model), sampling_defaults="model") as url:
+        yield model, url
+    model.close()
+
+
+def test_what_a_file_recommends_and_its_model_cannot_do_refuses_no_request(recommended: tuple[FakeStreamModel, str]) -> None:
+    model, url = recommended
+    model.started.clear()
+    plain = {"messages": ASKED["messages"], "max_tokens": 3}
+    assert post(url + CHAT, plain)[0] == 200
+    assert post(url + CHAT, {**plain, "repeat_penalty": 1.5, "repeat_last_n": 64})[0] == 200
+    asked = [(one.temperature, one.top_k, one.repeat_penalty, one.repeat_last_n) for one in model.started]
+    assert asked == [(0.0, 0, 1.3, None), (0.0, 0, 1.5, 64)]
+
+
+@pytest.mark.parametrize(("field", "value"), [("top_k", 7), ("xtc_probability", 0.5)])
+def test_a_client_that_asks_for_the_same_is_refused(recommended: tuple[FakeStreamModel, str], field: str, value: float) -> None:
+    status, body = post(recommended[1] + CHAT, {**ASKED, field: value})
+    error = json.loads(body)["error"]
+    assert (status, error["type"], error["param"]) == (400, "not_supported_error", field)
 
 
 @pytest.fixture(scope="module")
