@@ -11,6 +11,7 @@ COMMANDS: Final = {
     "against-native": ("benchmarks.against_native", "all layers together, over HTTP, beside a bare loop of llama_decode"),
     "stack": ("benchmarks.ceiling", "what the layers above a model could carry, on an instant fake"),
     "peers": ("benchmarks.peers", "other servers beside ours, on the same work"),
+    "verify": ("benchmarks.verify", "how far another backend's next tokens are from llama.cpp's, at each precision"),
     "kills": ("benchmarks.kills", "what clients see when the model's own process is killed, again and again"),
     "promises": ("benchmarks.promises", "what scheduling must come to: conversations, overload, keys that flood, too few cells"),
     "simulate": ("benchmarks.simulate", "what rules for the row budget would bring, on a machine that only counts time"),

@@ -84,6 +84,12 @@ chunks as a client sees them. Where pairs are few, an interval says less than it
 their range, and of a single pair nothing is said.
 """
 
+VERIFY: Final = """\
+The Kullback-Leibler divergence of a backend's distributions of the next token from llama.cpp's on the same file, in nats, over the whole
+vocabulary at each token of six short texts (`cllm verify`); 0 means the same distribution. The same token is the share of the rows in
+which both hold the same one likeliest.
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write everything."""
@@ -115,6 +121,7 @@ def page(runs: Sequence[Run]) -> str:
     parts += _section("When the model's process is killed", KILLS, _kills(of_kind(runs, "kills")))
     parts += _section("What scheduling must come to", PROMISES, _promises(of_kind(runs, "promises")))
     parts += _section("Beside other servers", PEERS, _all_peers(beside_others(runs)))
+    parts += _section("How near another backend comes to llama.cpp", VERIFY, _verified(of_kind(runs, "verify")))
     if not runs:
         parts.append("No results are kept yet.\n")
     return "\n".join(parts)
@@ -268,6 +275,17 @@ def _loads(run: Run) -> list[str]:
         "between texts p99, s",
     )
     return [f"{run['name']}: what becomes of requests at each load ({goal}).\n", table(head, rows)]
+
+
+def _verified(runs: Sequence[Run]) -> list[str]:
+    rows = [
+        (run["settings"]["model"]["file"], run["data"]["backend"], row["options"], number(row["mean"]), number(row["max"]), share, n_rows)
+        for run in runs
+        for row in run["data"]["rows"]
+        for share, n_rows in [(f"{row['top1_agreement']:.1%}", str(row["n_rows"]))]
+    ]
+    head = ("model", "backend", "its options", "KL divergence, mean", "most", "same token", "rows")
+    return [table(head, rows), *(f"{run['name']}: {_circumstances(run)}" for run in runs)] if runs else []
 
 
 def beside_others(runs: Sequence[Run]) -> list[Run]:

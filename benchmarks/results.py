@@ -1,6 +1,6 @@
 """Results as files: one JSON a run in `benchmarks/results/`, with the machine, the versions and the settings it was measured with.
 
-    {"kind": "ladder" | "stack" | "kills" | "promises" | "peers", "name": ..., "date": ...,
+    {"kind": "ladder" | "stack" | "kills" | "promises" | "peers" | "verify", "name": ..., "date": ...,
      "machine": {...}, "settings": {...}, "data": {...}}
 
 `data` of a ladder is `{"rungs": [{"concurrency": 8, "stages": [STAGE, ...]}]}`, of a stack `{"rungs": [{"streams": 64, "stages":
@@ -10,8 +10,8 @@
      "us_per_token": over the stage below, "us_per_step": likewise, "beside": "the stage that it is over, where that is not the one below",
      "reason": "why it costs that, where it costs more than 1 %"}
 
-What `data` of kills is, `benchmarks.kills.data_of` says, what those of promises and peers are, `benchmarks.promises` and
-`benchmarks.peers`. Further members are kept and not shown.
+What `data` of kills is, `benchmarks.kills.data_of` says, what those of promises, peers and verify are, `benchmarks.promises`,
+`benchmarks.peers` and `benchmarks.verify`. Further members are kept and not shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,19 @@ from typing import Any, Final
 
 FOLDER: Final = Path(__file__).parent / "results"
 _LIST: Final = re.compile(r"\[[^][{}]*\]")  # of numbers or texts: on one line each, or a diff of two runs has thousands
-LIBRARIES: Final = ("cllm", "llama-cpp-python", "numpy", "trio", "quart", "quart-trio", "hypercorn", "h11", "msgspec", "openai")
+LIBRARIES: Final = (
+    "cllm",
+    "llama-cpp-python",
+    "numpy",
+    "trio",
+    "quart",
+    "quart-trio",
+    "hypercorn",
+    "h11",
+    "msgspec",
+    "openai",
+    "openvino-genai",
+)
 
 
 def write(kind: str, name: str, settings: dict[str, Any], data: dict[str, Any], folder: Path = FOLDER) -> Path:

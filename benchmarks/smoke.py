@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from benchmarks import ceiling, kills, ladder, peers, promises, report, results
+from benchmarks import ceiling, kills, ladder, peers, promises, report, results, verify
 from benchmarks.contenders import House, cllm_serve
 from cllm import demo
 from cllm.bench.metrics import Goal
@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         run_stack(Path(folder))
         run_kills(Path(folder))
         run_promises(Path(folder))
+        run_verify(Path(folder))
         run_report(Path(folder))
     print(f"smoke: all ran, in {time.monotonic() - began:.0f} s")
 
@@ -108,6 +109,16 @@ def run_promises(folder: Path) -> None:
     kept = {name: promises.run(name, asked, folder)["promises"] for name in promises.PARTS}
     assert all(kept.values())
     assert all(one["is_kept"] for one in kept["over-commit"]), kept["over-commit"]
+
+
+def run_verify(folder: Path) -> None:
+    """llama.cpp beside itself: the same distributions."""
+    sizes = ["--text-tokens=16", "--threads=1", f"--results={folder}"]
+    verify.main([f"--model={demo.path()}", "--backend=llama-cpu", *sizes])
+    (run,) = report.of_kind(results.read_all(folder), "verify")
+    (row,) = run["data"]["rows"]
+    assert (row["mean"], row["max"], row["top1_agreement"]) == (0.0, 0.0, 1.0), row
+    assert row["n_rows"] > 0
 
 
 def run_peers(folder: Path) -> None:

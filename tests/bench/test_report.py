@@ -112,6 +112,16 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     assert "| 4 | 8 | 1.5 | 2 | 80 | 3 | - |" in page
 
 
+def test_how_far_a_backend_is_from_the_reference_stands_by_model_and_options(tmp_path: Path) -> None:
+    figures = {"n_rows": 400, "mean": 0.000181, "p50": 1e-4, "p99": 0.001, "max": 0.0123, "top1_agreement": 0.9975}
+    rows = [{"options": options, **figures} for options in ("as it comes", "precision=f32")]
+    settings = {"model": {"file": "small-Q8_0.gguf", "size_bytes": 1}}
+    results.write("verify", "openvino-small", settings, {"backend": "openvino", "reference": "llama-cpu", "rows": rows}, tmp_path)
+    page = report.page(results.read_all(tmp_path))
+    for options in ("as it comes", "precision=f32"):
+        assert f"| small-Q8_0.gguf | openvino | {options} | 0.000181 | 0.0123 | 99.8% | 400 |" in page
+
+
 def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its_pairs(folder: Path) -> None:
     slow = peers.page([side("as it comes", 0.5)])
     results.write("peers", "another", {"ours": ["--backend=other"]}, {**slow, "not_found": []}, folder)
