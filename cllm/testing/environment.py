@@ -48,8 +48,8 @@ class Environment:
         )
 
     def install(self, *projects: Path) -> None:
-        """Install plugins from their folders. What they need must be installed where the tests run."""
-        self._pip("install", "--quiet", "--no-deps", *map(str, projects))
+        """Install plugins from their folders, and what they need beside what is seen already, as cLLM is."""
+        self._pip("install", "--quiet", *map(str, projects))
 
     def uninstall(self, *distributions: str) -> None:
         """Remove distributions by their names."""
