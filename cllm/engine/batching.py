@@ -26,16 +26,20 @@ class BatchFormer:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use."""
         decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
         self._add_decoding(decoding)
+        n_attended = sum([sequence.n_computed for sequence in decoding])
         prefilling: list[tuple[Sequence, int]] = []
         scoring = ScoringRows()
         outputs = decoding
         if len(running) > len(decoding):
             outputs = decoding.copy()
             prompts = [sequence for sequence in running if sequence.phase is Phase.PREFILL]
-            n_room = self.n_room = max(self._budget.n_rows(len(decoding), len(running), n_cells) - len(decoding), 1)
+            depth = min(prompts, key=_prefill_rank).n_computed
+            n_rows = self._budget.n_rows(len(decoding), len(running), n_cells, n_attended=n_attended, depth=depth)
+            n_room = self.n_room = max(n_rows - len(decoding), 1)
             if sum(map(n_owed, prompts)) > n_room:
                 prompts.sort(key=_prefill_rank)
-            self._add_prefill(prompts, n_room, prefilling, outputs, scoring)
+            self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring)
+            n_attended += sum([n * sequence.n_computed + n * n // 2 for sequence, n in prefilling])
         sizes: tuple[int, ...] = ()
         if self._rows_by_slot and self._batch.n_rows > 1:
             if not scoring.scorings:  # those name their outputs by number
@@ -52,6 +56,7 @@ class BatchFormer:
             events=events,
             scorings=scoring.scorings,
             n_cells=n_cells,
+            n_attended=n_attended,
             passes=sizes,
         )
 
@@ -76,11 +81,12 @@ class BatchFormer:
         self,
         prompts: list[Sequence],
         n_room: int,
+        depth: int,
         prefilling: list[tuple[Sequence, int]],
         outputs: list[Sequence],
         scoring: ScoringRows,
     ) -> None:
-        """Add `n_room` rows of prompts, as far as there are so many.
+        """Add `n_room` rows of prompts that are `depth` cells deep, as far as there are so many; fewer of deeper ones.
 
         Beside answers, and where each slot has cells of its own, every prompt is a pass of its own: a small rest of the room is left.
         """
@@ -88,6 +94,8 @@ class BatchFormer:
         for sequence in prompts:
             if prefilling and n_room < n_rest:
                 return
+            if sequence.n_computed > depth:  # the room is time, of which a row takes more the more there is before it
+                n_room, depth = self._budget.deeper(n_room, depth, sequence.n_computed), sequence.n_computed
             n_left = n_owed(sequence)
             n_rows = scoring.cut(sequence, min(n_left, n_room))
             if not n_rows:

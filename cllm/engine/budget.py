@@ -38,39 +38,46 @@ class RowBudget:
         self._itl_max_s = math.inf if itl_max_s is None else itl_max_s
         self._apart = apart  # each slot has cells of its own, see `cllm.engine.passes`
 
-    def n_rows(self, n_decoding: int, n_running: int, n_cells: int) -> int:
+    def n_rows(self, n_decoding: int, n_running: int, n_cells: int, *, n_attended: int = 0, depth: int = 0) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
-        At least one of its rows is a prompt's.
+        The latter have `n_attended` cells before them, and the prompt that is next has `depth`. At least one of its rows is a prompt's.
         """
         if self._n_rows_fixed is not None:
             n_rows = self._n_rows_fixed
         elif not n_decoding:
-            n_rows = self._cost.n_rows_fastest(max(ALONE_S, self._efficient_s(0, n_cells)))
+            n_rows = self._cost.n_rows_fastest(max(ALONE_S, self._efficient_s(0, n_cells, depth)), depth)
         elif self._apart:
-            n_rows = n_decoding + self._n_rows_apart(n_decoding, n_running, n_cells)
+            n_rows = n_decoding + self._n_rows_apart(n_decoding, n_running, n_cells, n_attended, depth)
         else:
-            target_s = self._itl_target_s if self._itl_target_s is not None else self._adaptive_s(n_decoding, n_running, n_cells)
-            n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells)
+            target_s = self._itl_target_s
+            if target_s is None:
+                target_s = self._adaptive_s(n_decoding, n_running, n_cells, n_attended, depth)
+            n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, n_attended=n_attended, depth=depth)
         return min(max(n_rows, n_decoding + 1), self._n_rows_max)
 
-    def _adaptive_s(self, n_decoding: int, n_running: int, n_cells: int) -> float:
+    def deeper(self, n_rows: int, depth: int, other: int) -> int:
+        """Return how many rows of a prompt that is `other` cells deep may go instead of `n_rows` of one that is `depth` deep."""
+        return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
+
+    def _adaptive_s(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> float:
         """Time for a step that slows running answers down to a half or a third, as there are few or many prompts beside them.
 
         It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
         time for many prompts, and so stay few.
         """
         pace = min(PACE * (2.0 - n_decoding / n_running), PACE_MAX)
-        decode_s = self._cost.step_s(n_running, n_running, n_cells)
-        return max(min(pace * decode_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells))
+        decode_s = self._cost.step_s(n_running, n_running, n_cells, n_attended=n_attended)
+        return max(min(pace * decode_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells, depth))
 
-    def _n_rows_apart(self, n_decoding: int, n_running: int, n_cells: int) -> int:
+    def _n_rows_apart(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> int:
         """Rows of prompts: what fits into a pass of its own after the one of the decode rows, which has the first row of a prompt too."""
-        decode_s = self._cost.step_s(n_running, n_running, n_cells)
+        decode_s = self._cost.step_s(n_running, n_running, n_cells, n_attended=n_attended)
         adaptive_s = max(PACE_APART * decode_s, min(PACE_APART_MAX * decode_s, GAP_APART_S))
         target_s = adaptive_s if self._itl_target_s is None else self._itl_target_s
-        room_s = max(target_s - self._cost.step_s(n_decoding, n_decoding, n_cells), self._efficient_s(0, 0))
-        return self._cost.n_rows_within(room_s, 0, 0) + 1
+        room_s = max(target_s - self._cost.step_s(n_decoding, n_decoding, n_cells, n_attended=n_attended), self._efficient_s(0, 0, depth))
+        return self._cost.n_rows_within(room_s, 0, 0, depth=depth) + 1
 
-    def _efficient_s(self, n_outputs: int, n_cells: int) -> float:
-        return self._cost.step_s(self._cost.n_rows_efficient(PRICE), n_outputs, n_cells)
+    def _efficient_s(self, n_outputs: int, n_cells: int, depth: int) -> float:
+        n_rows = self._cost.n_rows_efficient(PRICE, depth)
+        return self._cost.step_s(n_rows, n_outputs, n_cells, n_attended=n_rows * depth)

@@ -1,11 +1,12 @@
 """What a step will cost: a measured curve of the machine and the model, corrected by every step that was really made.
 
 Step time is not linear in rows, and not even monotonic (kernels work in tiles: 16 rows may cost less than 15), so the curve is a table.
-What a step costs is the sum of three parts, each of which can be measured alone:
+What a step costs is the sum of four parts, each of which can be measured alone:
 
     rows      the layers, over the rows of the step
     outputs   the head, over the rows whose logits are wanted
-    cells     attention, which walks the cells in use: some of it once a step, some of it for each row
+    cells     attention, which walks the cells in use, whosever they are: some of it once a step, some of it for each row
+    attended  attention proper, over the cells of its own sequence before each row: deep in a long prompt it is most of a step
 
 Real steps correct the parts and a factor common to all of them (the machine is busy, or hot) by a Kalman filter on the logarithm of
 the step's time. It keeps for each number how uncertain it is, so that a guess gives way at once, a measured number slowly, and the
@@ -28,6 +29,7 @@ N_GROUPS_OCTAVE = 8  # of those, for each doubling
 NOISE = 0.05**2  # variance of a step's log time around what is expected of it
 MEASURED = 0.05**2  # variance of a number that was measured once
 GUESSED = 0.15**2  # of one that lies between measured ones
+ATTENDED = 0.7**2  # of what attention costs, which is measured in short sequences, where it is little beside the rest
 KNOWN = 0.10**2  # a number with less was measured or met
 DRIFT = 0.01**2  # that the common factor gains with every step
 DRIFT_ENTRY = 0.001**2  # that a part gains whenever it is seen, so that none is believed for ever
@@ -36,6 +38,10 @@ N_SIGMAS_MAX = 3.0  # a step further off counts as this far off: one that was he
 N_ERRORS_KEPT = 256
 N_STEPS_TO_REFRESH = 64  # steps after which the sizes worth having are worked out anew
 OPTIMISM = 0.95  # of the price that is known, for sizes of step that were never met
+TILES = 1.25  # times as long as a larger step one may take, as 15 rows beside 16
+CLEARLY = 1.1  # times as much for a row as in half as many: it is not so, and something disturbed what says so
+BEND_MAX = 1.5  # times as much as was measured, or as little, is what steps may make of one count: a machine that others use as well has
+# fast and slow minutes, and what they say of the counts that happened to come then is not about these
 ROUNDING = 0.6  # a count is rounded down to more than this share of itself
 
 
@@ -45,6 +51,7 @@ class _Part:
     def __init__(self, points: Points, n_max: int, *, measured: bool) -> None:
         self.seconds = _table(points, n_max)
         self._factors = [1.0] * (_group(n_max) + 1)
+        self._bend_max = BEND_MAX if measured else math.inf
         variances = {_group(n): MEASURED for n, _ in points if n <= n_max} if measured else {}
         self.variances = [variances.get(group, GUESSED) for group in range(len(self._factors))]
         self.groups = [_group(n) for n in range(n_max + 1)]
@@ -57,7 +64,7 @@ class _Part:
 
     def correct(self, n: int, shift: float, remaining: float) -> None:
         group = self.groups[n]
-        self._factors[group] *= math.exp(shift)
+        self._factors[group] = min(max(self._factors[group] * math.exp(shift), 1.0 / self._bend_max), self._bend_max)
         self.variances[group] = self.variances[group] * remaining + DRIFT_ENTRY
 
 
@@ -71,9 +78,11 @@ class CostModel:
         self.curve = curve
         self.n_rows_max = n_rows_max
         self._row_cell_s = 0.0 if apart else curve.row_cell_s
-        self._rows = _Part(curve.rows, n_rows_max, measured=measured)
-        self._outputs = _Part(curve.outputs, n_rows_max, measured=measured)
+        self._rows = _Part(plausible(curve.rows), n_rows_max, measured=measured)
+        self._outputs = _Part(ascending(curve.outputs), n_rows_max, measured=measured)
         self._cells = _Part(((1, 1.0),), 1, measured=False)  # a factor of what the cells cost
+        self._attended = _Part(((1, curve.attended_s),), 1, measured=False)
+        self._attended.variances = [ATTENDED] * len(self._attended.variances)
         self._measured = measured
         self._scale = 1.0
         self._scale_variance = NOISE if measured else UNKNOWN
@@ -90,19 +99,31 @@ class CostModel:
 
     # --- what will be -------------------------------------------------------------------------------------------------
 
-    def step_s(self, n_rows: int, n_outputs: int, n_cells: int, passes: Sequence[int] = ()) -> float:
+    def step_s(self, n_rows: int, n_outputs: int, n_cells: int, passes: Sequence[int] = (), *, n_attended: float = 0) -> float:
         """Seconds of a step of `n_rows` rows, `n_outputs` of them outputs, while `n_cells` cells are in use.
 
-        `passes` are the rows that are computed at once, where that is not all of them.
+        `passes` are the rows that are computed at once, where that is not all of them; `n_attended` are the cells of their own sequences
+        before all rows, added up.
         """
         rows_s = sum(map(self._rows.of, passes)) if passes else self._rows.of(n_rows)
-        return self._scale * (rows_s + self._outputs.of(n_outputs) + self._cells_s(n_rows, n_cells))
+        return self._scale * (rows_s + self._outputs.of(n_outputs) + self._cells_s(n_rows, n_cells) + n_attended * self._attended.of(1))
+
+    def usual_s(self, n_rows: int, n_outputs: int, n_cells: int, n_attended: float) -> float:
+        """Seconds of such a step by what was measured at first, at the machine's present speed.
+
+        What steps said of single counts is left out; where nothing was measured, that is all there is.
+        """
+        if not self._measured:
+            return self.step_s(n_rows, n_outputs, n_cells, n_attended=n_attended)
+        counted_s = self._rows.seconds[n_rows] + self._outputs.seconds[n_outputs] + n_attended * self._attended.of(1)
+        return self._scale * (counted_s + self._cells_s(n_rows, n_cells))
 
     def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
-        """Seconds to compute `n_rows` rows of prompts by themselves, in steps of the size that is cheapest for each row."""
+        """Seconds to compute the first `n_rows` rows of a prompt by themselves, in steps of the size that is cheapest for each row."""
         size = max(self.n_rows_fastest(math.inf), 1)
         n_full, n_rest = divmod(n_rows, size)
-        return n_full * self.step_s(size, 0, n_cells) + (self.step_s(n_rest, 0, n_cells) if n_rest else 0.0)
+        attended_s = self._scale * self._attended.of(1) * n_rows * n_rows / 2
+        return n_full * self.step_s(size, 0, n_cells) + (self.step_s(n_rest, 0, n_cells) if n_rest else 0.0) + attended_s
 
     def carry_s(self, n_cells: int, n_rows: int) -> float:
         """Seconds that `n_cells` cells which nobody reads add to a step of `n_rows` rows, because attention walks them too."""
@@ -116,13 +137,16 @@ class CostModel:
         """Seconds to restore `n_cells` cells; None when it was not measured."""
         return None if self.curve.restore_cell_s is None else self.curve.restore_cell_s * n_cells
 
-    def n_rows_within(self, seconds: float, n_least: int, n_cells: int) -> int:
+    def n_rows_within(self, seconds: float, n_least: int, n_cells: int, *, n_attended: float = 0, depth: int = 0) -> int:
         """The rows of the largest step that takes at most `seconds`, when `n_least` of them are outputs that go in any case.
 
-        It is rounded down to where a row beside those is cheap. `n_least` when nothing more fits.
+        Those see `n_attended` cells of their sequences in all, and the others `depth` each. It is rounded down to where a row beside those
+        is cheap. `n_least` when nothing more fits.
         """
+        depth_s = depth * self._attended.of(1)
         room = seconds / self._scale - self._outputs.of(n_least) - self._cells_s(0, n_cells)
-        row_s = self._row_cell_s * self._cells.of(1) * n_cells
+        room += n_least * depth_s - n_attended * self._attended.of(1)
+        row_s = self._row_cell_s * self._cells.of(1) * n_cells + depth_s
         sizes, sizes_s = self._sizes, self._sizes_s
         end = bisect_right(range(len(sizes)), room, key=lambda i: sizes_s[i] + sizes[i] * row_s)
         if not end or sizes[end - 1] <= n_least:
@@ -131,23 +155,35 @@ class CostModel:
         begin = bisect_right(sizes, max(ROUNDING * sizes[end - 1], n_least), hi=end - 1)
         return sizes[min(range(end - 1, begin - 1, -1), key=lambda i: (sizes_s[i] - base_s) / (sizes[i] - n_least))]
 
-    def n_rows_fastest(self, seconds: float) -> int:
-        """The size of step that computes prompts fastest, for each row, among those that take at most `seconds`; 0 when there is none."""
-        end = bisect_right(self._sizes_s, seconds / self._scale)
-        return min(zip(map(truediv, self._sizes_s, self._sizes[:end]), self._sizes, strict=False), default=(0.0, 0))[1]
+    def n_rows_fastest(self, seconds: float, depth: int = 0) -> int:
+        """The size of step that computes prompts fastest, for each row, among those that take at most `seconds`; 0 when there is none.
 
-    def n_rows_efficient(self, price: float) -> int:
-        """The smallest step in which a row costs at most `price` times what it costs in the best one."""
-        limit = price * self._least_row_s
+        Before each row are `depth` cells of its sequence.
+        """
+        depth_s, room, sizes, sizes_s = depth * self._attended.of(1), seconds / self._scale, self._sizes, self._sizes_s
+        end = bisect_right(range(len(sizes)), room, key=lambda i: sizes_s[i] + sizes[i] * depth_s)
+        return min(zip(map(truediv, sizes_s, sizes[:end]), sizes, strict=False), default=(0.0, 0))[1]
+
+    def n_rows_efficient(self, price: float, depth: int = 0) -> int:
+        """The smallest step in which a row costs at most `price` times as much as in the best one, `depth` cells deep in its sequence."""
+        limit = price * self._least_row_s + (price - 1.0) * depth * self._attended.of(1)
         return next(n for n, seconds in zip(self._sizes, self._sizes_s, strict=True) if seconds <= limit * n)
+
+    def deeper(self, n_rows: int, depth: int, other: int) -> int:
+        """The rows that take as long at the depth `other` as `n_rows` do at `depth`, one at least."""
+        row_s, attended_s = self._least_row_s, self._attended.of(1)
+        return max(int(n_rows * (row_s + depth * attended_s) / (row_s + other * attended_s)), 1)
 
     # --- what was -----------------------------------------------------------------------------------------------------
 
-    def observe(self, n_rows: int, n_outputs: int, n_cells: int, seconds: float, passes: Sequence[int] = ()) -> float:
+    def observe(
+        self, n_rows: int, n_outputs: int, n_cells: int, seconds: float, passes: Sequence[int] = (), *, n_attended: float = 0
+    ) -> float:
         """Learn from a step that took `seconds`; return how far off the prediction was, as a share of the time taken."""
         rows_s = [(n, self._rows.of(n)) for n in passes or (n_rows,)]
         outputs_s, cells_s = self._outputs.of(n_outputs), self._cells_s(n_rows, n_cells)
-        total_s = sum(s for _, s in rows_s) + outputs_s + cells_s
+        attended_s = n_attended * self._attended.of(1)
+        total_s = sum(s for _, s in rows_s) + outputs_s + cells_s + attended_s
         was_known = all(self._rows.is_known(n) for n, _ in rows_s)
         off = math.log(seconds / (self._scale * total_s))
         self._correct(
@@ -156,6 +192,7 @@ class CostModel:
                 *((self._rows, n, s / total_s) for n, s in rows_s),
                 (self._outputs, n_outputs, outputs_s / total_s),
                 (self._cells, 1, cells_s / total_s),
+                (self._attended, 1, attended_s / total_s),
             ),
         )
         error = abs(math.expm1(-off))
@@ -222,7 +259,45 @@ class CostModel:
             elif not self._measured:
                 seconds = min(seconds, OPTIMISM * least_row_s * n)
             believed[n] = seconds
-        return believed
+        return dict(cheaper_together(tuple(believed.items()), OPTIMISM)) if self._measured else believed
+
+
+def ascending(points: Points) -> Points:
+    """The points, those against the order replaced by their mean: more outputs never take less time, whatever disturbed a measurement."""
+    pools: list[tuple[list[int], float]] = []
+    for n, seconds in points:
+        counts, mean_s = [n], seconds
+        while pools and pools[-1][1] > mean_s:
+            before, before_s = pools.pop()
+            mean_s = (before_s * len(before) + mean_s * len(counts)) / (len(before) + len(counts))
+            counts = before + counts
+        pools.append((counts, mean_s))
+    return tuple((n, mean_s) for counts, mean_s in pools for n in counts)
+
+
+def plausible(points: Points) -> Points:
+    """The points, each not much dearer than larger ones: tiles make a difference of a fifth, and the rest was a disturbance."""
+    found: list[tuple[int, float]] = []
+    least_s = math.inf
+    for n, seconds in reversed(points):
+        least_s = min(least_s, seconds)
+        found.append((n, min(seconds, TILES * least_s)))
+    return cheaper_together(tuple(reversed(found)), 1.0)
+
+
+def cheaper_together(points: Points, price: float) -> Points:
+    """The points; a row of one that costs clearly more than in half as many rows is put at `price` times as much as there.
+
+    If small steps looked cheap, prompts would be computed in those alone, and nothing could show what larger ones take.
+    """
+    found: list[tuple[int, float]] = []
+    least_row_s, i = math.inf, 0
+    for n, seconds in points:
+        while 2 * points[i][0] <= n:
+            least_row_s = min(least_row_s, points[i][1] / points[i][0])
+            i += 1
+        found.append((n, seconds if seconds <= CLEARLY * least_row_s * n else price * least_row_s * n))
+    return tuple(found)
 
 
 def _table(points: Points, n_max: int) -> list[float]:

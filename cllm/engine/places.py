@@ -9,6 +9,7 @@ from cllm.engine.cost import CostModel
 SHARE_AIMED: Final = 0.8  # of the time between tokens that is bearable: steps vary
 SHARE_OF_BEST: Final = 0.85  # of the tokens in a second that the best number of places gives: what is left when a model is too slow
 N_USEFUL: Final = 16  # places that fill a CPU's kernels: where that takes too long, the best number is not looked for among more
+N_LEAST: Final = 4  # places in any case: behind fewer answers, those who wait would wait for the whole of them
 N_CALLS_TO_REFRESH: Final = 32
 
 
@@ -22,22 +23,27 @@ class Places:
         self._n_calls = 0
         self._n = n_max
 
-    def n(self, n_cells: int, prompt_rows: float) -> int:
-        """Return how many sequences may run while `n_cells` cells are in use, and each generated token comes with so many prompts' rows."""
+    def n(self, n_cells: int, prompt_rows: float, n_own: float = 0.0) -> int:
+        """Return how many sequences may run while `n_cells` cells are in use, and each generated token comes with so many prompts' rows.
+
+        Each of them has `n_own` cells.
+        """
         if self._itl_max_s is None:
             return self._n_max
         if self._n_calls % N_CALLS_TO_REFRESH == 0:
-            self._n = self._bearable(SHARE_AIMED * self._itl_max_s, n_cells, prompt_rows)
+            n = self._bearable(SHARE_AIMED * self._itl_max_s, n_cells, prompt_rows, n_own)
+            self._n = max(n, min(N_LEAST, self._n_max))
         self._n_calls += 1
         return self._n
 
-    def _bearable(self, step_s: float, n_cells: int, prompt_rows: float) -> int:
+    def _bearable(self, step_s: float, n_cells: int, prompt_rows: float, n_own: float) -> int:
         """A place for each is filled again as soon as it is free, so that a step has the rows of prompts that keep all places filled."""
         if not self._cost.is_grounded:
             return self._n_max
 
         def full_s(n: int) -> float:
-            return self._cost.step_s(min(round(n * (1.0 + prompt_rows)), self._cost.n_rows_max), n, n_cells)
+            n_rows = min(round(n * (1.0 + prompt_rows)), self._cost.n_rows_max)
+            return self._cost.usual_s(n_rows, n, n_cells, n * n_own)
 
         for n in range(self._n_max, N_USEFUL, -1):
             if full_s(n) <= step_s:

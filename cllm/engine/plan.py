@@ -120,6 +120,7 @@ class Plan(Work):
     events: list[Event]
     scorings: Seq[Scoring] = ()
     n_cells: int = 0  # cells in use, which the step's attention walks
+    n_attended: int = 0  # cells of their own sequences before all its rows, added up
     passes: tuple[int, ...] = ()  # rows that are computed at once, where each slot has cells of its own
     expected_s: float = 0.0  # what the rows will probably take
 

@@ -222,7 +222,7 @@ class Scheduler:
             running = [sequence for sequence in running if not sequence.is_restoring]
         plan = self._former.form(running, self.memory.take_moves(), events, self.cells.n_total - self.cells.n_free)
         if plan.n_rows:
-            plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes)
+            plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, n_attended=plan.n_attended)
         return plan if plan.is_step or events else None
 
     def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
@@ -234,7 +234,8 @@ class Scheduler:
         if self._choice is not None and plan.n_rows:
             self._choice.stepped(len(plan.decoding), len(self._running), self.cells.n_held)
         if plan.n_rows and output.model_s > 0:
-            self.cost.observe(plan.n_rows, plan.batch.n_outputs, plan.n_cells, output.model_s, plan.passes)
+            n_outputs = plan.batch.n_outputs
+            self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, n_attended=plan.n_attended)
         for sequence in plan.decoding:
             sequence.share.charge(GENERATED_TOKEN)
             self.memory.decoded(sequence)
@@ -314,7 +315,7 @@ class Scheduler:
         choice = self._choice
         if choice is None or not choice.may_be_due or self._trials:
             return None
-        again_s = self.cost.prefill_s(sum(sequence.n_computed for sequence in self._running))
+        again_s = sum(self.cost.prefill_s(sequence.n_computed) for sequence in self._running)
         n_longest = max((len(sequence.tokens) for sequence in self._sequences.values()), default=0)
         offload = self.memory.offload
         if not choice.is_due(again_s, n_longest, 0.0 if offload is None else offload.prices.demand.share):
@@ -473,7 +474,9 @@ class Scheduler:
         return len(self._running) < self._n_places() and not self._is_crowded(sequence) and self.memory.fits(sequence, n_spare)
 
     def _n_places(self) -> int:
-        return min(self._n_live_max, self._places.n(self.cells.n_total - self.cells.n_free, self._service.prompt_rows))
+        cells = self.cells
+        n_own = cells.n_held / max(len(self._running), 1)
+        return min(self._n_live_max, self._places.n(cells.n_total - cells.n_free, self._service.prompt_rows, n_own))
 
     def _is_crowded(self, sequence: Sequence) -> bool:
         """Say whether prompts that go before its own fill some steps already. Inside it would only wait, and keep a fresher one out.
