@@ -1,6 +1,7 @@
 import math
 import random
 
+import attrs
 import pytest
 
 from cllm.engine.cost import CostModel
@@ -171,3 +172,74 @@ def test_any_steps_leave_sound_numbers() -> None:
         cost.observe(rng.randint(max(n_outputs, 1), 64), n_outputs, rng.randint(0, 10**6), 10 ** rng.uniform(-6, 3))
         assert 0 < cost.step_s(64, 1, 100) < math.inf
         assert 0 <= cost.n_rows_within(0.1, 1, 100) <= 64
+
+
+# --- attention ---------------------------------------------------------------------------------------------------------
+
+DEEP = attrs.evolve(TWO_CORES, attended_s=8e-6)
+
+
+def test_a_row_takes_longer_the_more_of_its_own_sequence_is_before_it() -> None:
+    cost = model(DEEP)
+    assert cost.step_s(16, 0, 4000, n_attended=16 * 4000) == pytest.approx(cost.step_s(16, 0, 4000) + 16 * 4000 * 8e-6)
+    assert cost.prefill_s(2000) > 2 * cost.prefill_s(1000) + 1000 * 1000 * 8e-6 * 0.9
+
+
+def test_deep_in_a_prompt_fewer_rows_fit_and_small_steps_are_efficient() -> None:
+    cost = model(DEEP)
+    fitting = [cost.n_rows_within(0.4, 8, 4000, n_attended=8 * 200, depth=depth) for depth in (0, 500, 1000, 2000, 4000)]
+    assert fitting == sorted(fitting, reverse=True)
+    assert fitting[0] > 3 * fitting[-1] > 0
+    for depth, n_rows in zip((0, 500, 1000, 2000), fitting, strict=False):  # and they take no longer than they may
+        assert cost.step_s(n_rows, 8, 4000, n_attended=8 * 200 + (n_rows - 8) * depth) < 0.4 + 0.02
+    assert cost.n_rows_efficient(1.5, 4000) < cost.n_rows_efficient(1.5)
+    assert cost.n_rows_fastest(0.5, 4000) < cost.n_rows_fastest(0.5)
+
+
+def test_room_at_one_depth_is_less_room_deeper() -> None:
+    cost = model(DEEP)
+    assert cost.deeper(100, 0, 0) == 100
+    assert cost.deeper(100, 0, 4000) < 20
+    assert cost.deeper(1, 0, 100_000) == 1
+
+
+def test_what_attention_costs_is_learned_from_steps_deep_in_a_prompt() -> None:
+    """It was measured with few cells, where it is lost in the noise."""
+    rng, true = random.Random(3), model(DEEP)
+    cost = model(attrs.evolve(DEEP, attended_s=1e-6))
+    for depth in range(0, 4000, 20):
+        for n_rows, n_attended in ((27, 7 * 200 + 20 * depth), (7, 7 * 200)):  # answers alone now and then
+            seconds = true.step_s(n_rows, 7, 4000, n_attended=n_attended) * math.exp(rng.gauss(0.0, 0.04))
+            cost.observe(n_rows, 7, 4000, seconds, n_attended=n_attended)
+    for n_rows, n_attended in ((27, 7 * 200 + 20 * 4000), (7, 7 * 200)):
+        assert cost.step_s(n_rows, 7, 4000, n_attended=n_attended) == pytest.approx(
+            true.step_s(n_rows, 7, 4000, n_attended=n_attended), rel=0.2
+        )
+
+
+# --- a machine that does something else as well ------------------------------------------------------------------------
+
+
+def test_outputs_that_were_disturbed_are_put_in_order() -> None:
+    curve = attrs.evolve(TWO_CORES, outputs=[(1, 0.003), (2, 0.010), (4, 0.014), (8, 0.023), (12, 0.055), (16, 0.014)])
+    cost = model(curve)
+    seconds = [cost.step_s(16, n, 0) for n in range(17)]
+    assert seconds == sorted(seconds)
+    assert cost.step_s(16, 12, 0) - cost.step_s(16, 0, 0) == pytest.approx((0.055 + 0.014) / 2)
+
+
+def test_a_size_that_was_measured_in_a_bad_moment_costs_no_more_than_larger_ones_say_nor_more_for_a_row_than_smaller_ones() -> None:
+    rows = {**dict(TWO_CORES.rows), 8: 0.9, 64: 3.0}
+    cost = model(attrs.evolve(TWO_CORES, rows=sorted(rows.items())))
+    assert cost.step_s(8, 0, 0) <= 1.25 * 0.073
+    assert cost.step_s(64, 0, 0) <= 64 / 32 * 0.120 + 1e-9
+
+
+def test_slow_minutes_of_the_machine_do_not_make_single_rows_look_cheap() -> None:
+    """All steps of many rows came while somebody else had the cores, and all of one row while nobody did."""
+    rng, cost, true = random.Random(4), model(), model()
+    for _ in range(3000):
+        n_rows, slowdown = rng.choice([(1, 0.5), (8, 3.0), (16, 3.0), (32, 3.0)])
+        cost.observe(n_rows, min(n_rows, 8), 500, true.step_s(n_rows, min(n_rows, 8), 500) * slowdown)
+    assert cost.n_rows_fastest(1.0) >= 16
+    assert cost.n_rows_within(cost.step_s(8, 8, 500) * 3, 8, 500) >= 16

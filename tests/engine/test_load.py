@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 
 from cllm.engine.cost import CostModel
@@ -156,6 +157,29 @@ def test_a_slow_model_has_as_many_places_as_bring_most_of_what_it_can_do_neverth
     slow = CostModel(Curve(rows=((1, 2.0), (8, 2.4), (64, 19.0)), outputs=((1, 0.0),)), n_rows_max=64)
     n = Places(slow, n_max=64, itl_max_s=0.25).n(0, 0.0)
     assert 6 <= n <= 8, "a step of eight rows takes hardly longer than one of a single row, and a larger one in proportion"
+
+
+def test_there_are_four_places_however_slow_a_model_is() -> None:
+    """Behind one answer alone, everybody would wait for the whole of it."""
+    flat = CostModel(Curve(rows=((1, 1.0), (64, 64.0)), outputs=((1, 0.0),)), n_rows_max=64)
+    assert Places(flat, n_max=64, itl_max_s=0.25).n(0, 0.0) == 4
+    assert Places(flat, n_max=2, itl_max_s=0.25).n(0, 0.0) == 2
+
+
+def test_long_answers_leave_fewer_places_than_short_ones() -> None:
+    cost = CostModel(attrs.evolve(CURVE, attended_s=8e-6), n_rows_max=512)
+    n_places = [Places(cost, n_max=64, itl_max_s=0.25).n(0, 0.0, n_own) for n_own in (0.0, 500.0, 2000.0)]
+    assert n_places == sorted(n_places, reverse=True)
+    assert n_places[0] > n_places[-1] >= 4
+
+
+def test_steps_that_said_otherwise_of_single_counts_take_no_places_away() -> None:
+    cost, true = CostModel(CURVE, n_rows_max=512), CostModel(CURVE, n_rows_max=512)
+    n_before = Places(cost, n_max=64, itl_max_s=0.25).n(0, 0.0)
+    for _ in range(500):
+        for n, slowdown in ((1, 1 / 3), (8, 1.5), (16, 1.5)):
+            cost.observe(n, n, 0, slowdown * true.step_s(n, n, 0))
+    assert Places(cost, n_max=64, itl_max_s=0.25).n(0, 0.0) >= n_before / 2
 
 
 def test_the_more_prompt_rows_come_with_a_token_the_fewer_places_there_are() -> None:

@@ -19,13 +19,26 @@ from cllm.testing.fake import FakeBackend, FakeModel
 
 
 class TimedModel(FakeModel):
-    """Moves a clock of its own: each step by `row_s` for each row, `output_s` for each output, `cell_s` for each cell in use."""
+    """Moves a clock of its own: each step by `row_s` for each row, `output_s` for each output, `cell_s` for each cell in use.
 
-    def __init__(self, *, first_s: float = 0.005, row_s: float = 0.0, output_s: float = 0.0, cell_s: float = 0.0, **fields: object) -> None:
+    And by `attended_s` for each cell that is before a row in its sequence.
+    """
+
+    def __init__(
+        self,
+        *,
+        first_s: float = 0.005,
+        row_s: float = 0.0,
+        output_s: float = 0.0,
+        cell_s: float = 0.0,
+        attended_s: float = 0.0,
+        **fields: object,
+    ) -> None:
         super().__init__(before_step=self._take, **fields)  # type: ignore[arg-type]
         self.now = 0.0
         self.sizes: list[int] = []
         self._costs = first_s, row_s, output_s, cell_s
+        self._attended_s = attended_s
 
     def clock(self) -> float:
         return self.now
@@ -34,6 +47,7 @@ class TimedModel(FakeModel):
         first_s, row_s, output_s, cell_s = self._costs
         self.sizes.append(batch.n_rows)
         self.now += first_s + batch.n_rows * row_s + batch.n_outputs * output_s + self.n_cells_used * cell_s
+        self.now += self._attended_s * float(batch.positions[: batch.n_rows].sum())
 
     def restore(self, slot: int, state: bytes) -> None:
         super().restore(slot, state)
@@ -51,6 +65,17 @@ def test_the_curve_says_what_rows_outputs_and_cells_take() -> None:
     assert curve.cell_s == pytest.approx(1e-6)
     assert curve.row_cell_s == pytest.approx(0.0, abs=1e-12)
     assert curve.restore_cell_s == pytest.approx(0.01 / 128)
+
+
+def test_the_curve_says_what_a_row_takes_for_each_cell_before_it_in_its_sequence() -> None:
+    curve = measured(TimedModel(row_s=0.001, attended_s=8e-6, n_cells=16384))
+    assert curve.attended_s == pytest.approx(8e-6, rel=0.1)
+
+
+def test_where_a_row_hardly_takes_anything_for_those_the_curve_says_how_little_could_be_seen() -> None:
+    """On a GPU, say, where a guess made for CPUs would be wrong by a thousand times."""
+    curve = measured(TimedModel(first_s=0.005, row_s=1e-6, n_cells=16384))
+    assert 0 < curve.attended_s < 1e-7
 
 
 @pytest.mark.parametrize("layout", list(KvLayout)[1:])
