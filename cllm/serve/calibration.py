@@ -12,7 +12,7 @@ from cllm.backend import Batch, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
 from cllm.errors import LoadAborted
 
-SECONDS_MAX: Final = 4.0  # after which no measurement begins, but for the two sizes that every curve needs
+SECONDS_MAX: Final = 4.0  # after the first step, after which no measurement begins, but for the two sizes that every curve needs
 SHARE_ROWS, SHARE_OUTPUTS = 0.5, 0.75  # of that time, when each part is over
 ROWS: Final = (1, 16, 8, 64, 4, 2, 32, 12, 24, 128, 6, 3, 48, 256, 15, 512, 20, 40, 96)  # the most telling first
 OUTPUTS: Final = (1, 16, 8, 4, 64, 32, 2, 12, 24, 48, 128)
@@ -26,6 +26,7 @@ N_CELLS_PART: Final = 256  # llama.cpp rounds parts to so many
 APART_S_MAX: Final = 3.0  # that may take: without it the cells would never lie apart
 N_REPEATS_APART: Final = 4
 GAIN_LEAST: Final = 0.02  # of a step; less is noise
+HELD_UP: Final = 2.0  # times as long as it needs by its own numbers: whoever is short of time then has been disturbed
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
 N_DEEP: Final = 3  # pairs of steps of so many rows, in a slot that has cells and in an empty one
 DEEP_LEAST: Final = 0.01  # of such a step is what the slot's cells cost at least; less is noise
@@ -47,12 +48,15 @@ class _Measurement:
         self._clock = clock
         self._batch = Batch(model.n_rows_max)
         self._began_at = clock()
+        self._needed_s = 0.0  # of the time since, by the least that each step took
+        self._is_cut_short = False
         self._used: set[int] = set()  # slots that are not empty
         self._rows_s: dict[int, float] = {}
 
     def curve(self) -> Curve:
         try:
-            self._step(1, 1)  # the first one finds everything cold
+            self._step(1, 1)  # the first one finds everything cold, maybe its file still on the disk
+            self._began_at = self._clock()
             self._measure_rows()
             outputs = self._measure_outputs()
             cell_s, row_cell_s, attended_s, save_cell_s, restore_cell_s = self._measure_cells()
@@ -68,6 +72,7 @@ class _Measurement:
             save_cell_s=save_cell_s,
             restore_cell_s=restore_cell_s,
             apart_gain_cell_s=apart_gain_cell_s,
+            is_cut_short=self._is_cut_short,
         )
 
     # --- the parts ----------------------------------------------------------------------------------------------------
@@ -183,7 +188,9 @@ class _Measurement:
         while len(seconds) < 2 or (len(seconds) < N_REPEATS and sum(seconds) < REPEATS_S):
             seconds.append(self._step(n_rows, n_outputs, first_slot=first_slot))
         self._tell()
-        return min(seconds)  # what disturbs a step makes it longer, never shorter
+        least_s = min(seconds)  # what disturbs a step makes it longer, never shorter
+        self._needed_s += len(seconds) * least_s
+        return least_s
 
     def _step(self, n_rows: int, n_outputs: int, *, first_slot: int = 0) -> float:
         """Make a step in empty slots and empty them again; return its seconds."""
@@ -232,7 +239,11 @@ class _Measurement:
         return 2 * self._rows_s[nearest] * max(n_rows / nearest, 1.0)
 
     def _has_time(self, share: float, seconds: float) -> bool:
-        return self._clock() - self._began_at + seconds <= share * SECONDS_MAX
+        limit_s = share * SECONDS_MAX
+        has_time = self._clock() - self._began_at + seconds <= limit_s
+        if not has_time and HELD_UP * self._needed_s + seconds <= limit_s:
+            self._is_cut_short = True
+        return has_time
 
     def _tell(self) -> None:
         if not self._on_progress(min((self._clock() - self._began_at) / SECONDS_MAX, 1.0)):

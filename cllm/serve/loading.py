@@ -157,7 +157,10 @@ def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: 
         began_at = time.perf_counter()
         curve = model.measure(on_progress) if isinstance(model, WorkerModel) else measure(model, on_progress, time.perf_counter)
         log.info("calibration.done", seconds=round(time.perf_counter() - began_at, 1), n_sizes=len(curve.rows))
-        curves.write(folder, key, curve)
+        if curve.is_cut_short:
+            log.warning("calibration.cut_short", why="something held the machine up; the next start measures again")
+        else:
+            curves.write(folder, key, curve)
     return CostModel(curve, n_rows_max=model.n_rows_max)
 
 

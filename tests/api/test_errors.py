@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
 import pytest
+import trio
 
-from cllm.testing.fake import FakeModel
+from cllm.testing.fake import FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
+from cllm.text.template import ChatTemplate
+from tests.api.conftest import TEST_S
 
 
 def openai_words(answer: Any) -> tuple[str, str]:
@@ -273,6 +278,36 @@ async def test_503_while_draining_and_when_the_queue_is_full(serve: Any, surface
         draining = await api.post(surface.path, surface.body("x"))
         check(surface, draining, 503, "draining")
         assert int(draining.headers["Retry-After"]) >= 1
+
+
+@of_generating_surfaces
+async def test_429_and_503_of_the_queue_come_before_a_prompt_is_rendered_or_tokenised(
+    serve: Any, surface: Surface, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: list[str] = []
+    tokenize, render = FakeVocabulary.tokenize, ChatTemplate.render
+    monkeypatch.setattr(FakeVocabulary, "tokenize", lambda *a, **k: touched.append("tokenised") or tokenize(*a, **k))
+    monkeypatch.setattr(ChatTemplate, "render", lambda *a, **k: touched.append("rendered") or render(*a, **k))
+    go_on = threading.Event()
+    model = FakeModel(n_ctx_train=100, before_step=lambda batch: go_on.wait(TEST_S) and None)
+    async with serve(model, api_key=("one cap=2", "other"), queue_size=1, parallel=1) as api, trio.open_nursery() as nursery:
+        ask = partial(api.post, "/v1/completions", {"prompt": [120], "max_tokens": 1}, X_Api_Key="one")
+        nursery.start_soon(ask)
+        await api.until(lambda: api.scheduler.n_running == 1)
+        nursery.start_soon(ask)
+        await api.until(lambda: api.scheduler.n_waiting == 1)
+        touched.clear()
+        capped = await api.post(surface.path, surface.body("x"), X_Api_Key="one")
+        full = await api.post(surface.path, surface.body("x"), X_Api_Key="other")
+        refused, touched[:] = list(touched), []
+        go_on.set()
+        await api.idle()
+        taken = await api.post(surface.path, surface.body("x"), X_Api_Key="other")
+    check(surface, capped, 429, "under way")
+    check(surface, full, 503, "queue")
+    assert refused == []
+    assert taken.status == 200
+    assert "tokenised" in touched
 
 
 @of_generating_surfaces

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 CONVERSATION = [{"role": "user", "content": "Tell me of the sea, at some length, if you please."}]
 
 
@@ -46,6 +48,16 @@ async def test_several_answers_cost_one_prefill(serve: Any) -> None:
     assert n_rows == (n_prompt + 3) + n_prompt  # the last token for each, and the one that shares nothing
     assert answer.text(0) == alone[0].text()
     assert len({answer.text(i) for i in range(4)}) == 4
+
+
+@pytest.mark.parametrize("fields", [{"n": 4}, {"n": 2, "best_of": 4}])
+async def test_so_do_the_completions_of_a_text_and_those_that_were_not_the_best(serve: Any, fields: dict[str, int]) -> None:
+    async with serve() as api:
+        answer = await api.complete("Once, when the sea was young,", max_tokens=8, temperature=1, seed=1, **fields)
+        n_rows = api.scheduler.totals.n_prefill_rows
+    usage = answer.json["usage"]
+    assert (len(answer.json["choices"]), usage["completion_tokens"]) == (fields["n"], 4 * 8)
+    assert n_rows == usage["prompt_tokens"] + 3
 
 
 async def test_tenants_with_salts_of_their_own_share_nothing(serve: Any) -> None:

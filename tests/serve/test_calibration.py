@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 import attrs
 import msgspec
@@ -16,42 +17,7 @@ from cllm.serve import curves
 from cllm.serve.calibration import SECONDS_MAX, measure
 from cllm.serve.loading import cost_of, keep_layout, load
 from cllm.testing.fake import FakeBackend, FakeModel
-
-
-class TimedModel(FakeModel):
-    """Moves a clock of its own: each step by `row_s` for each row, `output_s` for each output, `cell_s` for each cell in use.
-
-    And by `attended_s` for each cell that is before a row in its sequence.
-    """
-
-    def __init__(
-        self,
-        *,
-        first_s: float = 0.005,
-        row_s: float = 0.0,
-        output_s: float = 0.0,
-        cell_s: float = 0.0,
-        attended_s: float = 0.0,
-        **fields: object,
-    ) -> None:
-        super().__init__(before_step=self._take, **fields)  # type: ignore[arg-type]
-        self.now = 0.0
-        self.sizes: list[int] = []
-        self._costs = first_s, row_s, output_s, cell_s
-        self._attended_s = attended_s
-
-    def clock(self) -> float:
-        return self.now
-
-    def _take(self, batch: Batch) -> None:
-        first_s, row_s, output_s, cell_s = self._costs
-        self.sizes.append(batch.n_rows)
-        self.now += first_s + batch.n_rows * row_s + batch.n_outputs * output_s + self.n_cells_used * cell_s
-        self.now += self._attended_s * float(batch.positions[: batch.n_rows].sum())
-
-    def restore(self, slot: int, state: bytes) -> None:
-        super().restore(slot, state)
-        self.now += 0.01
+from tests.serve.timed import TimedModel, by_its_own_clock
 
 
 def measured(model: TimedModel) -> Curve:
@@ -99,7 +65,39 @@ def test_it_takes_bounded_time(row_s: float) -> None:
 
 def test_of_a_slow_model_the_two_most_telling_sizes_are_known() -> None:
     model = TimedModel(first_s=5.0, row_s=0.2)
-    assert [n for n, _ in measured(model).rows] == [1, 16]
+    curve = measured(model)
+    assert [n for n, _ in curve.rows] == [1, 16]
+    assert not curve.is_cut_short
+
+
+def held_up(**steps_s: float) -> TimedModel:
+    """A model some of whose steps take longer, by their number: `step_5` is the fifth."""
+    model = TimedModel(row_s=0.001, output_s=0.0005, cell_s=1e-6, n_cells=16384)
+    model.held_up = {int(name.removeprefix("step_")): seconds for name, seconds in steps_s.items()}
+    return model
+
+
+def test_a_first_step_that_takes_long_costs_the_others_no_time() -> None:
+    undisturbed, late = measured(held_up()), measured(held_up(step_1=60.0))
+    assert dict(late.rows) == pytest.approx(dict(undisturbed.rows))
+    assert not late.is_cut_short
+    assert not undisturbed.is_cut_short
+
+
+@pytest.mark.parametrize("at_step", [2, 9, 30])
+def test_a_measurement_that_something_held_up_says_that_it_is_cut_short(at_step: int) -> None:
+    undisturbed = measured(held_up())
+    curve = measured(held_up(**{f"step_{at_step}": 3.0}))
+    assert curve.is_cut_short
+    assert dict(curve.rows).keys() < dict(undisturbed.rows).keys()
+
+
+def test_one_that_something_held_up_while_there_is_time_to_spare_is_whole() -> None:
+    flat = TimedModel(first_s=0.002)
+    flat.held_up = {5: 0.2, 20: 0.2}
+    curve = measured(flat)
+    assert not curve.is_cut_short
+    assert dict(curve.rows) == pytest.approx(dict(measured(TimedModel(first_s=0.002)).rows))
 
 
 @pytest.mark.parametrize("small", [{"n_rows_max": 4}, {"n_cells": 20, "n_slots": 2}, {"n_slots": 1}, {"n_cells": 2, "n_slots": 1}])
@@ -147,6 +145,21 @@ def test_other_settings_have_another_curve(tmp_path: Path) -> None:
     assert curves.read(tmp_path, key(n_threads=2)) == CURVE
 
 
+@pytest.mark.parametrize(("what", "other"), [("_library_versions", ["llama-cpp-python 9.9"]), ("_cpu", "another one"), ("_n_cpus", 999)])
+def test_another_build_or_machine_has_another_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, other: object) -> None:
+    curves.write(tmp_path, key(), CURVE)
+    monkeypatch.setattr(curves, what, lambda: other)
+    assert curves.read(tmp_path, key()) is None
+
+
+def test_another_model_or_backend_has_another_curve(tmp_path: Path) -> None:
+    curves.write(tmp_path, key(), CURVE)
+    spec = ModelSpec(path="somewhere.gguf")
+    assert curves.read(tmp_path, curves.key_of(FakeModel(n_tokens=300), spec, "fake")) is None
+    assert curves.read(tmp_path, curves.key_of(FakeModel(n_cells=512), spec, "fake")) is None
+    assert curves.read(tmp_path, curves.key_of(FakeModel(), spec, "another")) is None
+
+
 def test_the_same_model_in_another_place_has_the_same_curve() -> None:
     assert key() == curves.key_of(FakeModel(), ModelSpec(path="elsewhere.gguf"), "fake")
 
@@ -175,23 +188,45 @@ def test_a_folder_that_cannot_be_written_to_is_no_failure(tmp_path: Path) -> Non
     assert curves.read(tmp_path / "file", key()) is None
 
 
+@pytest.fixture
+def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine cuts nothing short."""
+    monkeypatch.setattr("cllm.serve.loading.measure", by_its_own_clock)
+
+
 def n_steps_of(settings: Settings) -> int:
-    model = FakeModel()
+    model = TimedModel()
     cost_of(model, key(), settings, lambda _share: True)
     return model.n_steps
 
 
+@pytest.mark.usefixtures("own_clock")
 def test_a_model_is_measured_once(tmp_path: Path) -> None:
     settings = Settings(calibration_dir=str(tmp_path))
     assert n_steps_of(settings) > 0
     assert n_steps_of(settings) == 0
 
 
+@pytest.mark.usefixtures("own_clock")
 def test_again_measures_in_any_case_and_off_never(tmp_path: Path) -> None:
     n_steps_of(Settings(calibration_dir=str(tmp_path)))
     assert n_steps_of(Settings(calibration_dir=str(tmp_path), calibrate="again")) > 0
     assert n_steps_of(Settings(calibration_dir=str(tmp_path / "other"), calibrate="off")) == 0
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.usefixtures("own_clock")
+def test_what_was_cut_short_is_told_and_measured_again_and_takes_the_place_of_nothing(tmp_path: Path, logged: list[Any]) -> None:
+    whole = measured(held_up())
+
+    def start(model: TimedModel, calibrate: Literal["auto", "again"] = "auto") -> Curve:
+        return cost_of(model, key(), Settings(calibration_dir=str(tmp_path), calibrate=calibrate), lambda _share: True).curve
+
+    assert start(held_up(step_5=3.0)).is_cut_short
+    assert [one["event"] for one in logged if one["log_level"] == "warning"] == ["calibration.cut_short"]
+    assert start(held_up()) == whole
+    assert start(held_up(step_5=3.0), "again").is_cut_short
+    assert curves.read(tmp_path, key()) == whole
 
 
 @pytest.mark.parametrize("layout", [KvLayout.UNIFIED, KvLayout.STREAMS])

@@ -1,15 +1,17 @@
-"""What a backend is asked to load, and what the loaded model is called."""
+"""What a backend is asked to load, and what is told of the loaded model."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from cllm import demo
-from cllm.backend import ModelSpec, OnProgress, StepModel, StreamModel
+from cllm.backend import KvLayout, ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import DEMO_NAME, Settings
 from cllm.errors import LoadFailed
-from cllm.serve.loading import load
-from cllm.testing.fake import FakeBackend
+from cllm.serve.loading import limits_of, load, what_is_kept
+from cllm.testing.fake import FakeBackend, FakeModel
 from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
 
 
@@ -82,6 +84,21 @@ def test_one_that_cannot_be_told_not_to_is_not_served_without_a_prefix_cache(mon
     with pytest.raises(LoadFailed, match=r"^--no-prefix-cache: this backend's model finds by itself what it computed for others"):
         load(Settings(calibrate="off", prefix_cache=False), lambda _share: True)
     load(Settings(calibrate="off"), lambda _share: True).close()
+
+
+@pytest.mark.parametrize(
+    ("can", "settings", "kept"),
+    [
+        ({}, {}, "any beginning, shared by whoever has it"),
+        ({"kv_layout": KvLayout.STREAMS}, {}, "the beginnings of ended sequences, in one slot at a time or copied"),
+        ({"can_trim": False}, {}, "ended sequences and the ends of prompts, whole: this memory cannot be cut"),
+        ({"can_trim": False, "can_save": False}, {}, "ended sequences, whole: this memory cannot be cut"),
+        ({"can_trim": False}, {"host_cache_mb": 0}, "ended sequences, whole: this memory cannot be cut"),
+        ({}, {"prefix_cache": False}, "nothing"),
+    ],
+)
+def test_it_is_said_what_a_models_memory_keeps(can: dict[str, Any], settings: dict[str, Any], kept: str) -> None:
+    assert what_is_kept(limits_of(FakeModel(**can), Settings(**settings))) == kept
 
 
 class Broken(FakeBackend):

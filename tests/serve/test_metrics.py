@@ -1,11 +1,15 @@
-"""What a model tells of itself in `/metrics`."""
+"""What `/metrics` tells of steps, and what a model tells there of itself."""
 
 from __future__ import annotations
 
 import pytest
 
 from cllm.backend import Measure
+from cllm.engine.compute import compute
+from cllm.engine.scheduler import Limits, Scheduler
 from cllm.serve.metrics import Metrics
+from tests.serve.conftest import make_spec
+from tests.serve.timed import TimedModel
 
 
 class Counting:
@@ -37,3 +41,41 @@ def test_nonsense_is_left_out_and_the_rest_is_told(name: str) -> None:
     metrics = Metrics()
     metrics.watch_model(Counting(Measure(name=name, help="", value=1.0)))
     assert b"cllm_queue_seconds" in metrics.text()
+
+
+def value_of(metrics: Metrics, name: str) -> float | None:
+    value = metrics.registry.get_sample_value(name)
+    return None if value is None else float(value)
+
+
+def test_how_far_steps_were_from_what_was_expected_is_told_and_shrinks_as_they_are_made() -> None:
+    model = TimedModel(first_s=0.2, row_s=0.03, output_s=0.001)
+    limits = Limits(n_cells=4096, n_slots=8, n_ctx=4096, n_rows_max=512, row_budget=64, n_live_max=8, n_waiting_max=64)
+    scheduler, metrics = Scheduler(limits, model.vocabulary), Metrics()
+    metrics.watch(scheduler)
+    name = "cllm_step_prediction_error"
+    assert value_of(metrics, f"{name}_count") == 0
+    assert value_of(metrics, f"{name}_median") is None
+
+    def make_steps(n: int) -> float:
+        """Return the mean error of so many steps."""
+        before = value_of(metrics, f"{name}_sum")
+        for _ in range(n):
+            if not scheduler.n_running + scheduler.n_waiting:
+                for i in range(8):
+                    scheduler.submit(make_spec(f"{i} and so on" * (i + 1), 20), 0.0)
+            plan = scheduler.plan(0.0)
+            assert plan is not None
+            output = compute(model, plan, model.clock)
+            metrics.step(plan, output)
+            scheduler.apply(plan, output, 0.0)
+        after = value_of(metrics, f"{name}_sum")
+        assert before is not None
+        assert after is not None
+        return (after - before) / n
+
+    first, later = make_steps(4), make_steps(600)
+    assert value_of(metrics, f"{name}_count") == 604
+    assert make_steps(40) < min(0.1, first / 4)
+    assert later < first
+    assert value_of(metrics, f"{name}_median") == scheduler.cost.error()

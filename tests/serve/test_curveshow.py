@@ -1,0 +1,83 @@
+"""`cllm calibrate`: what was measured is shown, drawn, and found by the server."""
+
+from __future__ import annotations
+
+import re
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cllm import cli
+from cllm.backend import ModelSpec, OnProgress, StepModel
+from cllm.config import Settings
+from cllm.serve import loading
+from cllm.testing.fake import FakeBackend
+from tests.serve.timed import TimedModel, by_its_own_clock
+
+
+def make_model() -> TimedModel:
+    return TimedModel(first_s=0.005, row_s=0.001, output_s=0.0005, cell_s=1e-6, n_cells=16384)
+
+
+class Timed(FakeBackend):
+    """Gives models that say by themselves what their steps take."""
+
+    def __init__(self) -> None:
+        self.loaded: list[TimedModel] = []
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        self.loaded.append(make_model())
+        return self.loaded[-1]
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    backend = Timed()
+    monkeypatch.setattr(loading, "choose_backend", lambda _name: ("timed", backend))
+    monkeypatch.setattr(loading, "measure", by_its_own_clock)
+    monkeypatch.setattr("cllm.serve.curveshow.configure_logging", lambda _settings: None)
+    return backend
+
+
+@pytest.fixture
+def calibrate(backend: Timed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run the command, which goes well; return what it prints."""
+
+    def run(*arguments: str) -> str:
+        assert cli.run(["calibrate", "--calibration-dir", str(tmp_path / "kept"), *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_curve_is_printed_as_it_was_measured(calibrate: Callable[..., str]) -> None:
+    printed = calibrate()
+    rows = [[float(number) for number in re.findall(r"[\d.]+", line)] for line in printed.splitlines() if "│" in line]
+    assert rows[0] == [1, 6, 6, 6.5]  # rows, a step, each of them, a step with all of them outputs; ms
+    assert [16, 21, 1.31, 29] in rows
+    assert "a cell in use adds 1 us to a step" in printed
+
+
+def test_a_server_finds_what_the_command_measured_and_the_command_measures_again(
+    backend: Timed, calibrate: Callable[..., str], tmp_path: Path
+) -> None:
+    calibrate()
+    settings = Settings(calibration_dir=str(tmp_path / "kept"))
+    served = loading.load(settings, lambda _share: True)
+    calibrate()
+    first, second, third = backend.loaded
+    assert served.cost.curve == by_its_own_clock(make_model(), lambda _share: True, time.perf_counter)
+    assert second.sizes == []
+    assert third.sizes == first.sizes
+
+
+def test_the_curve_is_drawn_where_asked(calibrate: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
+    calibrate("--plot", str(tmp_path / "curve.svg"))
+    drawing = ET.parse(tmp_path / "curve.svg").getroot()
+    words = " ".join(drawing.itertext())
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    assert all(label in words for label in ("rows of a step", "a step, ms", "each row, ms", "no outputs", "all outputs"))
