@@ -530,7 +530,8 @@ class Memory:
         """Have the cells that a cached branch has to itself saved before they go, if that is worth it."""
         if self.offload is None:
             return
-        move = self.offload.save_of(slot, self.tree.key_of(slot), self.tree.tokens_of(slot), self.tree.n_alone(slot))
+        tree = self.tree
+        move = self.offload.save_of(slot, tree.key_of(slot), tree.tokens_of(slot), tree.n_alone(slot), is_awaited=tree.is_awaited(slot))
         if move is not None:
             self._moves.append(move)
 

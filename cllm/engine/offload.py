@@ -36,15 +36,18 @@ class Offload:
 
     # --- cells that go ------------------------------------------------------------------------------------------------
 
-    def save_of(self, slot: int, key: Key, tokens: list[int], n_alone: int) -> Save | None:
-        """Return the move that saves the last `n_alone` cells of a slot that holds `tokens`; None if that is not worth it or not needed."""
+    def save_of(self, slot: int, key: Key, tokens: list[int], n_alone: int, *, is_awaited: bool = False) -> Save | None:
+        """Return the move that saves the last `n_alone` cells of a slot that holds `tokens`; None if that is not worth it or not needed.
+
+        `is_awaited` says that whoever left them was preempted and is sure to come back.
+        """
         end = len(tokens)
         start = end - n_alone if self._can_save_part else 0
         saving = self._saving.get(slot)
         if saving is not None and saving.start <= start and end <= saving.end and self.pool.can_cut:
             return None
         seconds = self.prices.save_s(end - start)
-        if not self._is_worth(end - start) or (self._saving_s and self._saving_s + seconds > SAVE_S_MAX):
+        if not self._is_worth(end - start, is_awaited=is_awaited) or (self._saving_s and self._saving_s + seconds > SAVE_S_MAX):
             return None
         if self.pool.covers(key, tokens, start):
             return None
@@ -52,8 +55,9 @@ class Offload:
         self._saving[slot] = _Saving(start, end)
         return Save(slot, start, key, tokens)
 
-    def _is_worth(self, n_cells: int) -> bool:
-        return 0 < n_cells * self._cell_n_bytes <= self.pool.n_bytes_max and self.prices.is_worth_saving(n_cells)
+    def _is_worth(self, n_cells: int, *, is_awaited: bool) -> bool:
+        has_room = 0 < n_cells * self._cell_n_bytes <= self.pool.n_bytes_max
+        return has_room and self.prices.is_worth_saving(n_cells, is_awaited=is_awaited)
 
     def dropped(self, slot: int) -> None:
         """The slot is another's from now on."""

@@ -164,6 +164,10 @@ class PrefixTree:
             self._awaited.add(slot)
         return True
 
+    def is_awaited(self, slot: int) -> bool:
+        """Whether whoever left the slot waits to come back."""
+        return slot in self._awaited
+
     def await_no_more(self, slot: int) -> None:
         """Whoever left the slot has come back, or has ended."""
         self._awaited.discard(slot)

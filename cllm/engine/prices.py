@@ -52,9 +52,10 @@ class Prices:
         """Seconds that one cell which nobody reads adds to a step of `n_rows` rows; 0 when that is not known."""
         return 0.0 if self._costs is None else self._costs.carry_s(1, n_rows)
 
-    def is_worth_saving(self, n_cells: int) -> bool:
-        """Say whether cells that must go are to be saved: they may never be asked for again."""
-        return self.save_s(n_cells) < self.demand.share * (self.prefill_s(n_cells) - self.restore_s(n_cells))
+    def is_worth_saving(self, n_cells: int, *, is_awaited: bool = False) -> bool:
+        """Say whether cells that must go are to be saved: unless somebody waits for them, they may never be asked for again."""
+        share = 1.0 if is_awaited else self.demand.share
+        return self.save_s(n_cells) < share * (self.prefill_s(n_cells) - self.restore_s(n_cells))
 
     def is_worth_restoring(self, n_cells: int, n_gained: int) -> bool:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""

@@ -113,6 +113,19 @@ def test_memory_that_can_be_cut_is_not_saved_before_it_must_go() -> None:
     assert offload.pool.totals.n_saves == 0
 
 
+def test_what_a_preempted_sequence_left_is_saved_though_nothing_else_is_ever_asked_for_again() -> None:
+    model, scheduler, offload = make(Costs())
+    for _ in range(400):
+        offload.prices.demand.left(("", ""), [])
+    scheduler.submit(make_spec(tuple(b"a" * 200), 0, 60, 0.0, priority=1), 0.0)
+    for _ in range(5):
+        run_step(model, scheduler, 0.0)
+    answer(model, scheduler, "b" * 200)
+    assert scheduler.totals.n_preempted == 1
+    assert (offload.pool.totals.n_saves, offload.pool.totals.n_restores) == (1, 1)  # nothing was saved of the other one
+    assert scheduler.totals.n_prefill_rows == 400 + 1  # the last token that was drawn had no cell yet
+
+
 def test_a_host_pool_of_no_size_is_none() -> None:
     model = FakeModel()
     assert Scheduler(limits_of(model, Settings(host_cache_mb=0)), model.vocabulary).memory.offload is None

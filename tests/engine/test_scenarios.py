@@ -4,7 +4,8 @@ A block is commands, a line `----`, and what they gave. `CLLM_REWRITE=1 pytest t
 reviewer to read in the diff. Commands:
 
     limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max patience_s)
-                                (row_budget=auto leaves it to the costs, itl_target_ms=N to them and a target)
+                                (row_budget=auto leaves it to the costs, itl_target_ms=N to them and a target; itl_max_ms=N leaves to them
+                                how many run)
     costs ROWS:MS ...           what steps of so many rows take, for the next `limits`; outputs and cells cost nothing
     weights KEY=N ...           a new scheduler with the same limits, whose keys count so much
     submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [key=KEY] [scored]
@@ -12,6 +13,7 @@ reviewer to read in the diff. Commands:
                                        [salt=SALT] [private]
                                        a prompt is a number of tokens, or beginnings of texts one after another: `a40b3` is 40 tokens
                                        of text a, then 3 of text b; `=2` stands for all tokens of sequence 2
+    ask [n=N] [key=KEY] [priority=N] [timeout_s=N]   whether so many sequences may join the queue
     cancel ID
     now SECONDS
     step [at=SECONDS] [unfit] [ID=TOKEN ...]   plan, compute, apply, at the end of which it is SECONDS; every output draws "a" unless told
@@ -70,9 +72,9 @@ class Conversation:
 
     def new_scheduler(self, words: list[str]) -> Scheduler:
         changes: dict[str, str] = dict(map(_pair, words))
-        itl_target_ms = changes.pop("itl_target_ms", None)
+        times = {f"{name}_s": int(changes.pop(f"{name}_ms")) / 1000 for name in ("itl_target", "itl_max") if f"{name}_ms" in changes}
         numbers = {name: None if value == "auto" else int(value) for name, value in changes.items()}
-        limits = Limits(**{**LIMITS, **numbers}, itl_target_s=int(itl_target_ms) / 1000 if itl_target_ms else None)  # type: ignore[arg-type]
+        limits = Limits(**{**LIMITS, **numbers, **times})  # type: ignore[arg-type]
         scheduler = Scheduler(limits, FakeVocabulary(), CostModel(self.curve, n_rows_max=limits.n_rows_max))
         if scheduler.memory.offload is not None:
             scheduler.memory.offload.prices = Prices()
@@ -129,6 +131,17 @@ class Conversation:
         assert seq_id == int(words[0]), "sequences are numbered in the order of their submission"
         self.tokens[seq_id] = list(spec.prompt)
         return []
+
+    def do_ask(self, words: list[str]) -> list[str]:
+        fields = dict(map(_pair, words))
+        timeout_s = float(fields["timeout_s"]) if "timeout_s" in fields else None
+        n, priority = int(fields.get("n", 1)), int(fields.get("priority", 0))
+        try:
+            self.scheduler.check_room(self.now, n_sequences=n, key=fields.get("key", ""), priority=priority, timeout_s=timeout_s)
+        except errors.RequestError as error:
+            again = f"; again after {error.retry_after_s:.0f} s" if isinstance(error, errors.QuotaExceeded | errors.Unavailable) else ""
+            return [f"{error.status} {type(error).__name__}: {error}{again}"]
+        return ["may come"]
 
     def _prompt(self, text: str) -> list[int]:
         if text.isdigit():
