@@ -10,6 +10,7 @@ from cllm.bench import plot
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import Curve
+from cllm.errors import BackendUnavailable
 from cllm.serve.loading import load
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import shown
@@ -26,6 +27,8 @@ def run(settings: Settings, *, plot_path: str | None) -> int:
         loaded = load(attrs.evolve(settings, calibrate="again"), on_progress)
     cost = loaded.cost
     loaded.close()
+    if not cost.is_grounded:
+        raise BackendUnavailable("there is nothing to measure: this model makes its steps by itself, or gives vectors alone")
     show(cost, title=f"{loaded.served.name} on {loaded.served.backend}")
     if plot_path is not None:
         draw(cost.curve, plot_path, title=loaded.served.name)

@@ -102,7 +102,7 @@ class _Steps(Collector):
         self._seconds = Histogram("cllm_step_seconds", "Time of a step by phase", ["phase"], buckets=SECONDS, registry=None)
         self._off = Histogram(
             "cllm_step_prediction_error",
-            "How far a step was from its expected time, as a share of it",
+            "How far a step was from its expected time, as a share of the time that it took",
             buckets=SHARES,
             registry=None,
         )

@@ -15,6 +15,7 @@ from cllm.backend import ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
 from cllm.serve import loading
 from cllm.testing.fake import FakeBackend
+from cllm.testing.fake_streams import FakeStreamBackend
 from tests.serve.timed import TimedModel, by_its_own_clock
 
 
@@ -72,6 +73,16 @@ def test_a_server_finds_what_the_command_measured_and_the_command_measures_again
     assert served.cost.curve == by_its_own_clock(make_model(), lambda _share: True, time.perf_counter)
     assert second.sizes == []
     assert third.sizes == first.sizes
+
+
+def test_of_a_model_that_makes_its_steps_by_itself_no_curve_is_shown(
+    backend: Timed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "choose_backend", lambda _name: ("streams", FakeStreamBackend()))
+    assert cli.run(["calibrate", "--calibration-dir", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "cllm: there is nothing to measure" in shown.err
+    assert shown.out == ""
 
 
 def test_the_curve_is_drawn_where_asked(calibrate: Callable[..., str], tmp_path: Path) -> None:
