@@ -6,10 +6,11 @@ import math
 
 from cllm.engine.cost import CostModel
 
-PACE = (
-    2.0  # how many times as long as a step of all that run, if they all generated, one with prompts may take when one of many is a prompt
-)
-PACE_MAX = 3.0  # and when most of them are, which would otherwise wait for each other. Found by `python -m benchmarks simulate`
+# How many times as long as a step of all that run, if they all generated, one with prompts may take: when one of many is a prompt, and when
+# most of them are, which would otherwise wait for each other. Found by `python -m benchmarks simulate`.
+PACE, PACE_MAX = 2.0, 3.0
+# And what that comes down to for a prompt of so many cells and more: it takes many steps, all of which become longer by the cells it adds.
+PACE_DEEP, N_DEEP = 1.75, 1024
 # Where prompts are computed in passes of their own, small ones gain nothing beside the decode rows, and large ones are over sooner: with a
 # pace of 6 mixed prompts gave 4 % more tokens than with 4, computed whole 8 %, and the longest gaps were 0.26, 0.39 and 0.6 s.
 PACE_APART, PACE_APART_MAX = 4.0, 6.0
@@ -67,6 +68,7 @@ class RowBudget:
         time for many prompts, and so stay few.
         """
         pace = min(PACE * (2.0 - n_decoding / n_running), PACE_MAX)
+        pace += (PACE_DEEP - pace) * min(depth / N_DEEP, 1.0)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, n_attended=n_attended)
         return max(min(pace * decode_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells, depth))
 
