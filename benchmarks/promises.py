@@ -384,9 +384,11 @@ def turn_of(done: Pass) -> Data:
     *others, late = done.answers
     first_at = late.sent_at + late.ttft_s
     pairs = [pair for answer in others for pair in zip(answer.chunks_at, answer.chunks_at[1:], strict=False)]
+    usual = [b - a for a, b in pairs if b <= late.sent_at]
     beside = [b - a for a, b in pairs if b > late.sent_at and a < first_at]
     return {
-        "usual_s": statistics.median(b - a for a, b in pairs if b <= late.sent_at),
+        "usual_s": statistics.median(usual),
+        "usual_max_s": max(usual),  # what the machine makes of a step that nothing disturbs
         "beside_p50_s": statistics.median(beside),
         "longest_s": max(beside),
         "late_ttft_s": late.ttft_s,

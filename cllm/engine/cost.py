@@ -38,6 +38,7 @@ N_SIGMAS_MAX = 3.0  # a step further off counts as this far off: one that was he
 N_ERRORS_KEPT = 256
 N_STEPS_TO_REFRESH = 64  # steps after which the sizes worth having are worked out anew
 OPTIMISM = 0.95  # of the price that is known, for sizes of step that were never met
+WALKED = 0.2  # of what a cell costs that a row sees is what one costs at least that it only walks by; a measurement may lose it in noise
 TILES = 1.25  # times as long as a larger step one may take, as 15 rows beside 16
 CLEARLY = 1.1  # times as much for a row as in half as many: it is not so, and something disturbed what says so
 BEND_MAX = 1.5  # times as much as was measured, or as little, is what steps may make of one count: a machine that others use as well has
@@ -77,7 +78,7 @@ class CostModel:
     def __init__(self, curve: Curve, *, n_rows_max: int, measured: bool = True, apart: bool = False) -> None:
         self.curve = curve
         self.n_rows_max = n_rows_max
-        self._row_cell_s = 0.0 if apart else curve.row_cell_s
+        self._row_cell_s = 0.0 if apart else max(curve.row_cell_s, WALKED * curve.attended_s)
         self._rows = _Part(plausible(curve.rows), n_rows_max, measured=measured)
         self._outputs = _Part(ascending(curve.outputs), n_rows_max, measured=measured)
         self._cells = _Part(((1, 1.0),), 1, measured=False)  # a factor of what the cells cost
