@@ -121,7 +121,7 @@ class EngineLife:
         if self._draining:
             return
         self._loop = loop
-        log.info("prefixes", kept=what_is_kept(loaded.limits))
+        log.info("prefixes", kept=what_is_kept(loaded.step_model, loaded.limits))
         self.engine.metrics.watch(loop.scheduler, disk)
         embeddings = embeddings_of(loaded.embedder, loop, self.engine.metrics, self._settings)
         self.engine.ready(loaded.served, loop, embeddings)

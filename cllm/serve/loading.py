@@ -244,8 +244,10 @@ def may_change_layout(model: StepModel, settings: Settings) -> bool:
     return isinstance(model, LaysOut) and model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS} and settings.cache_dir is None
 
 
-def what_is_kept(limits: Limits) -> str:
-    """Say which beginnings of prompts this model's memory need not compute twice, for people."""
+def what_is_kept(model: StepModel, limits: Limits) -> str:
+    """Say which beginnings of prompts this model need not compute twice, for people."""
+    if isinstance(model, StreamsOnly) and model.keeps_prefixes:
+        return "what the model keeps by itself, if anything"
     if not limits.keeps_prefixes:
         return "nothing"
     if limits.can_share:

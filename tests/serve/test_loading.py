@@ -11,6 +11,7 @@ from cllm.backend import KvLayout, ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import DEMO_NAME, Settings
 from cllm.errors import LoadFailed
 from cllm.serve.loading import limits_of, load, what_is_kept
+from cllm.serve.stepless import StreamsOnly
 from cllm.testing.fake import FakeBackend, FakeModel
 from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
 
@@ -98,7 +99,14 @@ def test_one_that_cannot_be_told_not_to_is_not_served_without_a_prefix_cache(mon
     ],
 )
 def test_it_is_said_what_a_models_memory_keeps(can: dict[str, Any], settings: dict[str, Any], kept: str) -> None:
-    assert what_is_kept(limits_of(FakeModel(**can), Settings(**settings))) == kept
+    model = FakeModel(**can)
+    assert what_is_kept(model, limits_of(model, Settings(**settings))) == kept
+
+
+@pytest.mark.parametrize(("prefix_cache", "told"), [(True, "what the model keeps by itself, if anything"), (False, "nothing")])
+def test_what_is_kept_is_the_models_own_where_it_schedules_itself(prefix_cache: bool, told: str) -> None:
+    model = StreamsOnly(FakeStreamModel(), keeps_prefixes=prefix_cache)
+    assert what_is_kept(model, limits_of(model, Settings(prefix_cache=prefix_cache))) == told
 
 
 class Broken(FakeBackend):
