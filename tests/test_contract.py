@@ -165,7 +165,10 @@ def make_backend(): return FakeStreamBackend(Lying)
         ("n_logprobs=0", "test_who_heeds_logprobs"),
         ("n_logprobs=request.n_logprobs and request.n_logprobs - 1", "test_who_heeds_logprobs"),
         ("n_tokens_min=0", "test_who_heeds_a_least_number_of_tokens"),
-        ("top_k=0", "test_who_heeds_top_k"),
+        ("top_k=0", "test_who_heeds_it_says_the_likeliest_token_where_no_other_is_left[top_k"),
+        ("top_p=1.0", "test_who_heeds_it_says_the_likeliest_token_where_no_other_is_left[top_p"),
+        ("min_p=0.0", "test_who_heeds_it_says_the_likeliest_token_where_no_other_is_left[min_p"),
+        ("repeat_penalty=1.0", "test_who_heeds_a_penalty_of_repeats"),
     ],
 )
 def test_a_model_that_says_that_it_heeds_what_it_does_not_fails_the_suite(tmp_path: Path, meddle: str, seen_by: str) -> None:

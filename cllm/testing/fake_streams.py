@@ -32,7 +32,7 @@ from cllm.errors import LoadAborted, StepFailed
 from cllm.testing.fake import FakeModel
 
 HEEDS = frozenset({"temperature", "cache_salt", "cache_prompt"})  # no request finds anything of another
-HEEDS_MORE = HEEDS | {"n_tokens_min", "n_logprobs", "seed", "top_k"}
+HEEDS_MORE = HEEDS | {"n_tokens_min", "n_logprobs", "seed", "top_k", "top_p", "min_p", "repeat_penalty"}
 UNWANTED, DEADLY = "\x05", "\x06"  # prompts of which `FakeStreamBackend`'s models refuse one, and end their process on the other
 
 
@@ -43,6 +43,7 @@ class _Live:
     tokens: list[int]  # that have no cell yet
     n_generated: int = 0
     n_cells: int = 0
+    known: set[int] = attrs.field(factory=set)  # tokens that have one
 
 
 class FakeStreamModel:
@@ -156,6 +157,7 @@ class FakeStreamModel:
         batch.slots[:] = live.slot
         batch.outputs[-1] = 1
         live.n_cells += n
+        live.known.update(live.tokens)
         return self._model.step(batch)
 
     def _leave(self, seq_id: int) -> None:
@@ -189,11 +191,17 @@ def _drawn(raw: npt.NDArray[np.float32], live: _Live) -> int:
     request, logits = live.request, raw.astype(np.float64)
     if live.n_generated < request.n_tokens_min:
         logits[list(request.end_tokens)] = -np.inf
+    known = list(live.known)
+    logits[known] = np.where(logits[known] > 0, logits[known] / request.repeat_penalty, logits[known] * request.repeat_penalty)
     if request.temperature == 0:
         return int(np.argmax(logits))
-    if request.top_k:
-        logits[np.argsort(-logits, kind="stable")[request.top_k :]] = -np.inf
     likely = np.exp((logits - logits.max()) / request.temperature)
+    order = np.argsort(-likely, kind="stable")
+    before = np.cumsum(likely[order]) - likely[order]  # what the likelier ones have
+    is_out = (before >= request.top_p * likely.sum()) | (likely[order] < request.min_p)
+    if request.top_k:
+        is_out[request.top_k :] = True
+    likely[order[1:][is_out[1:]]] = 0.0
     return int(np.random.default_rng((request.seed, live.n_generated)).choice(likely.size, p=likely / likely.sum()))
 
 

@@ -246,14 +246,27 @@ def test_who_heeds_a_least_number_of_tokens_ends_with_none_before(ear: Ear, word
     assert not likely & set(ear.tokens[1][:-1]), "it went on behind an end token"
 
 
-def test_who_heeds_top_k_says_the_likeliest_token_where_that_is_one(ear: Ear, words: PlainTokens | PlainText) -> None:
+@pytest.mark.parametrize(("field", "least"), [("top_k", 1), ("top_p", 1e-6), ("min_p", 1.0)])
+def test_who_heeds_it_says_the_likeliest_token_where_no_other_is_left(
+    ear: Ear, words: PlainTokens | PlainText, field: str, least: float
+) -> None:
     """Each time the first token, since what comes later may be computed in another company, and hang on less than arithmetic can tell."""
-    needs(ear, "temperature", "top_k")
+    needs(ear, "temperature", field)
     for seq_id in range(16):
-        how = {"temperature": 1.0, "top_k": 1, "seed": seq_id} if seq_id % 2 else {"temperature": 0.0}
+        how: dict[str, Any] = {"temperature": 1.0, field: least, "seed": seq_id} if seq_id % 2 else {"temperature": 0.0}
         ear.start(seq_id, words.draw(8, seed=seq_id // 2), n_tokens=1, **how)
         ear.until_ended(seq_id)
     assert [ear.tokens[seq_id] for seq_id in range(1, 16, 2)] == [ear.tokens[seq_id] for seq_id in range(0, 16, 2)]
+
+
+def test_who_heeds_a_penalty_of_repeats_repeats_nothing_where_it_is_great(ear: Ear, words: PlainTokens | PlainText) -> None:
+    needs(ear, "temperature", "repeat_penalty")
+    prompt = words.draw(10)
+    ear.start(0, prompt, temperature=0.0, repeat_penalty=1000.0)
+    ear.until_ended(0)
+    assert ear.errors == {0: ""}
+    assert len(ear.tokens[0]) == N_TOKENS
+    assert len({*prompt, *ear.tokens[0]}) == len(set(prompt)) + N_TOKENS
 
 
 @pytest.mark.parametrize("kind", ["choice", "regex", "json_schema"])
