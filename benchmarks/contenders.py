@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,6 +18,9 @@ from typing import Final
 import attrs
 
 from benchmarks.server import Server
+
+START_S: Final = 120.0  # for a program that only tells something of itself; some import much for it
+N_VERSION_MAX: Final = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +43,7 @@ class Contender:
     ready_path: str = "/v1/models"
     environment: Mapping[str, str] = attrs.field(factory=dict)
     prepare: Callable[[Server], None] | None = None  # what it needs when it is up, before it can answer
+    version_command: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -100,7 +105,13 @@ def llama_server(program: str, house: House) -> list[Contender]:
     sizes = ("-c", house.n_cells, "-np", house.n_slots, "-t", house.n_threads, "-tb", house.n_threads)
     common = (program, "-m", house.model, *sizes, "--host", "127.0.0.1", "--port", "{port}", "--no-webui")
     return [
-        Contender(peer="llama-server", setting=name, command=tuple(map(str, (*common, *options))), ready_path="/health")
+        Contender(
+            peer="llama-server",
+            setting=name,
+            command=tuple(map(str, (*common, *options))),
+            ready_path="/health",
+            version_command=(program, "--version"),
+        )
         for name, options in LLAMA_SERVER_SETTINGS.items()
     ]
 
@@ -112,7 +123,8 @@ def llama_cpp_python(python: str, house: House) -> list[Contender]:
     """llama-cpp-python's own server, which computes one request at a time: all cells are that one's."""
     sizes = ("--n_ctx", house.n_cells, "--n_threads", house.n_threads, "--n_threads_batch", house.n_threads)
     command = (python, "-m", "llama_cpp.server", "--model", house.model, *sizes, "--host", "127.0.0.1", "--port", "{port}")
-    return [Contender(peer="llama-cpp-python", setting="as it comes", command=tuple(map(str, command)))]
+    version = (python, "-c", "import llama_cpp; print('version', llama_cpp.__version__)")
+    return [Contender(peer="llama-cpp-python", setting="as it comes", command=tuple(map(str, command)), version_command=version)]
 
 
 def ollama(program: str, house: House) -> list[Contender]:
@@ -138,7 +150,13 @@ def ollama(program: str, house: House) -> list[Contender]:
         )
 
     one = Contender(
-        peer="ollama", setting="as it comes", command=(program, "serve"), ready_path="/", environment=environment, prepare=create
+        peer="ollama",
+        setting="as it comes",
+        command=(program, "serve"),
+        ready_path="/",
+        environment=environment,
+        prepare=create,
+        version_command=(program, "--version"),
     )
     return [one]
 
@@ -148,7 +166,15 @@ def vllm(program: str, house: House) -> list[Contender]:
     sizes = ("--max-num-seqs", house.n_slots, "--max-model-len", house.n_cells // house.n_slots)
     command = (program, "serve", house.model, *sizes, "--host", "127.0.0.1", "--port", "{port}")
     environment = {"OMP_NUM_THREADS": str(house.n_threads), "VLLM_NO_USAGE_STATS": "1"}
-    return [Contender(peer="vllm", setting="as it comes", command=tuple(map(str, command)), ready_path="/health", environment=environment)]
+    one = Contender(
+        peer="vllm",
+        setting="as it comes",
+        command=tuple(map(str, command)),
+        ready_path="/health",
+        environment=environment,
+        version_command=(program, "--version"),
+    )
+    return [one]
 
 
 def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Contender], list[str]]:
@@ -174,10 +200,35 @@ def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Conte
     return [one for one in contenders if not words or any(word in one.title for word in words)], not_found
 
 
+def versions(contenders: Sequence[Contender]) -> dict[str, str]:
+    """What the peers say of their versions, by name; one that says nothing is left out."""
+    commands = {one.peer: one.version_command for one in contenders if one.version_command}
+    return {peer: version for peer, command in commands.items() if (version := _version(command))}
+
+
+def _version(command: Sequence[str]) -> str:
+    """The line that names the version, or else the last one: some warn or tell of their libraries before."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=START_S,
+            text=True,
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    named = [line for line in lines if "version" in line.lower()] or lines[-1:]
+    return re.sub(r"\S*/", "", named[0])[:N_VERSION_MAX] if named and not done.returncode else ""  # results name no folders
+
+
 def has_llama_cpp_server(python: str) -> bool:
     """Whether that Python can run llama-cpp-python's server; its parts are an extra of that distribution."""
     try:
-        done = subprocess.run([python, "-c", "import llama_cpp.server.app"], capture_output=True, stdin=subprocess.DEVNULL, timeout=120)
+        done = subprocess.run([python, "-c", "import llama_cpp.server.app"], capture_output=True, stdin=subprocess.DEVNULL, timeout=START_S)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

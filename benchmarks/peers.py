@@ -11,7 +11,7 @@ to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
 
     {"sides": [{"peer", "setting", "n_pairs", "figures": {NAME: {"ours": [...], "theirs": [...]}}, "n_failed", "curves", "idle_cpu_share"}],
      "best": [{"figure", "is_higher_better", "peer", "setting", "ours", "theirs", "ratio", "low", "high", "n_pairs", "verdict"}],
-     "not_found": [...], "broken": {...}}
+     "not_found": [...], "broken": {...}, "versions": {PEER: what it says of itself}}
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from typing import Any, Final
 import attrs
 
 from benchmarks import results
-from benchmarks.contenders import Contender, House, cllm_serve, find_contenders
+from benchmarks.contenders import Contender, House, cllm_serve, find_contenders, versions
 from benchmarks.figures import FIGURES, Figure, compare
 from benchmarks.generator import Generator, Order
-from benchmarks.models import model_file
+from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.server import Server
 from cllm.bench.metrics import CLIENT_SHARE_MAX, Goal
 from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
 
-DEFAULT_WORKLOADS: Final = ("seed-40x8", "mixed-small", "long-among-short", "shared-prefix", "chat-turns", "overload")
+QUANTIZATION_OF: Final = {"seed-160x5": "Q8_0"}  # as the first cLLM had it
 N_SCREEN: Final = 2
 SEED_STEP: Final = 7919
 CURVE_KEYS: Final = ("ttft_s", "itl_s", "e2e_s")
@@ -258,8 +258,8 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
-    parser.add_argument("--quantization", default="Q4_K_M", help="of the model that is made")
-    parser.add_argument("--workloads", default=",".join(DEFAULT_WORKLOADS), help="names with commas between")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of the model that is made (default: Q4_K_M; Q8_0 for seed-160x5)")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names with commas between (default: all)")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--screen", type=int, default=N_SCREEN, help="pairs after which only the best settings go on")
     parser.add_argument("--concurrency", type=int, help="default: the workload's")
@@ -294,17 +294,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser().parse_args(arguments)
     asked.ends = []
     signal.signal(signal.SIGTERM, lambda number, _frame: asked.ends.append(number))
-    model = asked.model or model_file("qwen3-0.6b", asked.quantization)
     for name in asked.workloads.split(","):
         if name not in WORKLOADS:
             raise SystemExit(f"no workload {name}; there are {', '.join(WORKLOADS)}")
     for name in asked.workloads.split(","):
+        model = asked.model or model_file("qwen3-0.6b", asked.quantization or QUANTIZATION_OF.get(name, "Q4_K_M"))
         _run_workload(asked, model, with_load(WORKLOADS[name], concurrency=asked.concurrency, n_requests=asked.requests))
 
 
 def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) -> None:
     house = house_for(asked, model, workload)
     contenders, not_found = find_contenders(asked, house)
+    told = versions(contenders)
     for line in not_found:
         print(f"not found: {line}", flush=True)
     plan = Plan(
@@ -323,7 +324,7 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
         data = run_plan(one, house, contenders, ours_options(asked), lambda: bool(asked.ends))
         concurrency = f"c{workload.concurrency}" if asked.concurrency else ""
         name = "-".join(filter(None, (one.name, concurrency, asked.backend, asked.label)))
-        path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found}, asked.results)
+        path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found, "versions": told}, asked.results)
         _print_best(data)
         print(f"written: {path.name}", flush=True)
 

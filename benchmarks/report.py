@@ -6,6 +6,7 @@ The text needs nothing but the results, so that a test can say when it is out of
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -50,7 +51,22 @@ run in which a stage went round its layer fails. The stages take turns within a 
 least and most over the turns. `isolated` is the loop with the model in a process of its own (`--isolate`), and is compared with `loop`.
 Without a core is how long, in a step, a thread that computes could have run and had none, by the kernel's own count: its team waits for it
 at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads.
+What takes more than 1 % off the one above, by the median of the turns, is told below the table: how much, least and most over the turns,
+what it is spent on, and what was done about it. Where the least is below 0, the turns do not agree that anything was lost.
 """
+
+MENDED: Final = {
+    "backend": "llama.cpp reads the columns where they lie and logits are read where it leaves them, so that nothing is copied",
+    "sampling": "rows whose parameters agree are drawn together, by a short list or a race in the place of a sort",
+    "engine": "a step of 64 sequences is planned in at most a tenth of a millisecond, to which the planner is held below",
+    "loop": "models compute in one thread of their own, which costs less than a new hop and keeps llama.cpp's barriers from sleeping, and "
+    "events are sent while the next step computes",
+    "app": "a body is decoded straight into what is checked, once for all tokens of its answer",
+    "http": "measured by itself on models that take no time, below",
+    "sse": "a chunk is encoded once but for its text, framed and written without a task being woken, while the next step computes",
+    "client": "nothing, it is not ours",
+    "isolated": "logits do not cross, only a batch's columns and what was drawn",
+}
 
 STACK: Final = """\
 Fake models, so that the stack's own cost shows: `instant` takes no time, greedy on a small vocabulary; `gpu` takes 2 ms a step and gives
@@ -58,7 +74,9 @@ Fake models, so that the stack's own cost shows: `instant` takes no time, greedy
 need no real model. CPU time is that of the process that serves; its client has another on the same cores. What a stage takes over the one
 above may come out below 0 where the two differ by less than they vary. Between steps the scheduler applies what came and plans anew; what
 is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python, of which the kernel's send takes a
-quarter: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose floor is to read all logits once.
+quarter: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose floor is to read all logits once. The aim
+of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than 64 events do, so
+that neither `gpu` nor `gpu-draws` comes to it at 64 streams.
 """
 
 KILLS: Final = """\
@@ -141,9 +159,24 @@ def _ladder(run: Run) -> str:
     parts = [f"### {run['name']}\n", _circumstances(run)]
     for rung in run["data"]["rungs"]:
         parts += [f"{rung_title(rung)}:\n", _stages(rung["stages"]), f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n"]
-        if reasons := [f"- {stage['name']}: {stage['reason']}" for stage in rung["stages"] if stage.get("reason")]:
-            parts.append("\n".join(reasons) + "\n")
+        if told := [line for below, stage in _with_below(rung["stages"]) if (line := _loss(stage, below))]:
+            parts.append("\n".join(told) + "\n")
     return "\n".join(parts)
+
+
+def _with_below(stages: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Each stage but the floor, after the one that it is compared with."""
+    by_name = {stage["name"]: stage for stage in stages}
+    return [(by_name.get(stage.get("beside"), below), stage) for below, stage in itertools.pairwise(stages)]
+
+
+def _loss(stage: Run, below: Run) -> str:
+    """What is told of a stage that costs more than a little."""
+    if not stage.get("reason"):
+        return ""
+    losses = [100 * (1 - own / less) for own, less in zip(stage["tokens_per_s"], below["tokens_per_s"], strict=True)]
+    lost = f"{statistics.median(losses):.1f} % ({min(losses):.1f} to {max(losses):.1f})"
+    return f"- {stage['name']}, {lost} off {below['name']}: {stage['reason']}. Done about it: {MENDED[stage['name']]}."
 
 
 def _stack(run: Run) -> str:
@@ -215,8 +248,7 @@ def _stages(stages: Sequence[Run]) -> str:
             str(stage["number"]),
             f"{stage['name']}, over {stage['beside']}" if stage.get("beside") else stage["name"],
             number(statistics.median(stage["tokens_per_s"])),
-            number(stage.get("us_per_token")),
-            number(stage.get("us_per_step")),
+            *(_with_spread(stage, f"us_per_{unit}") for unit in ("token", "step")),
             *(number(stage.get(f"{what}_us_per_step")) for what in ("waiting", "others", "client")),
             _ratios(stage.get("ratios")),
         )
@@ -224,6 +256,11 @@ def _stages(stages: Sequence[Run]) -> str:
     ]
     cores = ("without a core", "CPU that serves", "CPU of the client")
     return table(("", "stage", "tokens/s", "us a token over the one above", "us a step", *cores, "ratio to the first"), rows)
+
+
+def _with_spread(stage: Run, name: str) -> str:
+    spread = stage.get(f"{name}_spread")
+    return number(stage.get(name)) + (f" ({number(spread['min'])} to {number(spread['max'])})" if spread else "")
 
 
 def _ratios(ratios: Sequence[float] | None) -> str:
@@ -327,6 +364,8 @@ def _peers(run: Run) -> str:
     parts.append(_sides(data["sides"]))
     parts += [_busy_client(side) for side in data["sides"] if side["client_cpu_share_max"] > CLIENT_SHARE_MAX]
     parts += [f"Not measured: {title}: {fault}\n" for title, fault in data.get("broken", {}).items()]
+    if data.get("versions"):
+        parts.append(f"What was beside us: {'; '.join(f'{peer}, {version}' for peer, version in data['versions'].items())}.\n")
     if data.get("not_found"):
         parts.append(f"Not found on this machine: {', '.join(data['not_found'])}.\n")
     return "\n".join(parts)

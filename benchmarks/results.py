@@ -39,6 +39,7 @@ LIBRARIES: Final = (
     "h11",
     "msgspec",
     "openai",
+    "openvino",
     "openvino-genai",
 )
 

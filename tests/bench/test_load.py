@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
@@ -289,6 +290,41 @@ async def test_the_command_prints_json_where_it_is_asked_to_and_the_table_elsewh
     (one,) = page["passes"]
     assert [request["n_generated"] for request in one["requests"]] == [50, 50]
     assert "k" not in page["settings"].values()
+
+
+async def test_how_far_a_pass_is_can_be_seen_while_it_runs() -> None:
+    seen, is_seen, screen = bytearray(), trio.Event(), os.openpty()
+
+    async def look() -> None:
+        while True:
+            await trio.lowlevel.wait_readable(screen[0])
+            seen.extend(os.read(screen[0], 65536))
+            if b"0/2" in seen and b"seed-40x8" in seen:
+                is_seen.set()
+
+    async def when_seen(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if body.get("max_tokens") == 50:
+            await is_seen.wait()
+        return await answer(path, body, stream)
+
+    async with served(when_seen) as (target, _), trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        command = [sys.executable, "-m", "cllm", "bench", target.url, "-n", "2"]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+        done = await trio.run_process(command, capture_stdout=True, stderr=screen[1], env=environment)
+        nursery.cancel_scope.cancel()
+    for end in screen:
+        os.close(end)
+    assert b"generated tokens/s" in done.stdout
+
+
+async def test_the_command_draws_how_long_requests_took(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
+    async with served(answer) as (target, _):
+        done = await bench(target, "-n", "2", "--plot", str(tmp_path / "plot.svg"))
+    assert done.returncode == 0
+    drawn = (tmp_path / "plot.svg").read_text("utf-8")
+    assert [name for name in ("to the first text, ms", "between texts, ms", "whole answer, ms", "seed-40x8") if name not in drawn] == []
 
 
 async def test_overload_is_a_pass_for_capacity_and_one_for_each_part_of_it() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import kills, peers, report, results
+from benchmarks import kills, ladder, peers, report, results
 from benchmarks.contenders import Contender
 from benchmarks.promises import Part, Promise
 from cllm.bench.answers import Answer, Pass
@@ -72,13 +72,16 @@ def promised() -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     stages = [stage(0, "native", 100.0), stage(7, "sse", 97.0, reason="events are sent", **COSTS)]
-    stages.append(stage(9, "isolated", 98.0, us_per_token=10.0, us_per_step=80.0, beside="loop"))
+    spreads = {"us_per_step_spread": {"median": 80.0, "min": -20.0, "max": 90.0}, "beside": "loop"}
+    stages.append(stage(9, "isolated", 98.0, us_per_token=10.0, us_per_step=80.0, **spreads))
     results.write("ladder", "seed-40x8", {"threads": 2}, {"rungs": [{"concurrency": 8, "stages": stages}]}, tmp_path)
     results.write("kills", "exact", {"rounds": 20}, kills.data_of(KILLED * 20, 2.0), tmp_path)
     results.write("stack", "instant", {}, stack_data(stages), tmp_path)
     results.write("promises", "overload", {"seed": 1}, promised(), tmp_path)
     data = peers.page([side("as it comes", 0.5), side("-b 64", 2.0), side("-b 32", 0.9, n_pairs=1)])
-    results.write("peers", "seed-40x8", {"rate": None}, {**data, "not_found": ["ollama"]}, tmp_path)
+    results.write(
+        "peers", "seed-40x8", {"rate": None}, {**data, "not_found": ["ollama"], "versions": {"llama-server": "version: 6700"}}, tmp_path
+    )
     return tmp_path
 
 
@@ -103,9 +106,10 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     assert "8 at a time:" in page
     assert "64 streams:" in page
     assert "| 7 | sse | 97.5 | 300 | 2400 | 150 | - | 2200 | 0.970 (0.970 to 0.970) |" in page
-    assert "- sse: events are sent" in page
-    assert "| 9 | isolated, over loop | 98.5 | 10 | 80 |" in page
+    assert "- sse, 3.0 % (3.0 to 3.0) off native: events are sent. Done about it: a chunk is encoded once" in page
+    assert "| 9 | isolated, over loop | 98.5 | 10 | 80 (-20 to 90) |" in page
     assert "Not found on this machine: ollama." in page
+    assert "What was beside us: llama-server, version: 6700." in page
     assert "| exact | 20 | 160 of 160 | 140 of 160 | 0.5 | 0.5 |" in page
     assert "threads 2" in page
     assert "| overload | overload | good requests | 0.85 | at least 0.9 | missed |" in page
@@ -215,6 +219,17 @@ def test_readmes_table_and_the_page_are_those_of_the_results_that_are_kept() -> 
 
 def test_tables_and_their_plots_have_a_figure_that_is_measured() -> None:
     assert set(report.MAIN_FIGURES) | set(report.MAIN_OVERLOAD_FIGURES) | set(report.SIDE_FIGURES) <= {f.name for f in peers.FIGURES}
+
+
+def test_of_every_layer_that_may_cost_something_it_is_told_what_was_done_about_it() -> None:
+    assert set(report.MENDED) == set(ladder.REASONS) == set(ladder.STAGES) - {"native"}
+
+
+def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_with() -> None:
+    stages = [stage(0, "native", 100.0), stage(4, "loop", 99.0), stage(7, "sse", 50.0)]
+    stages.append(stage(9, "isolated", 89.1, reason="frames", beside="loop"))
+    run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}
+    assert "- isolated, 10.0 % (9.9 to 10.0) off loop: frames. Done about it:" in report.page([run])
 
 
 def test_matplotlib_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,12 @@ def test_the_first_cllms_workload_is_forty_requests_of_32_and_50_tokens() -> Non
     assert [(len(ask.prompt), ask.n_generated) for ask in asks] == [(32, 50)] * 40
 
 
+def test_the_other_of_its_workloads_is_a_hundred_and_sixty_of_them_five_at_a_time() -> None:
+    workload = WORKLOADS["seed-160x5"]
+    assert workload.concurrency == 5
+    assert [(len(ask.prompt), ask.n_generated) for ask in workload.make(N_VOCAB, 1).asks] == [(32, 50)] * 160
+
+
 def test_requests_of_equal_shape_can_be_had_alone() -> None:
     asks = seed_workload(3, n_prompt=5, n_generated=7, n_vocab=N_VOCAB, seed=1)
     assert [(len(ask.prompt), ask.n_generated) for ask in asks] == [(5, 7)] * 3

@@ -1,0 +1,66 @@
+"""Which servers are found to be measured beside ours, and what each is told."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import peers
+from benchmarks.contenders import LLAMA_SERVER_SETTINGS, House, find_contenders, versions
+from cllm.bench.workloads import WORKLOADS
+
+HOUSE = House(model=Path("model.gguf"), n_slots=8, n_cells=2048, n_threads=2)
+NOWHERE = [f"--{name}=/nowhere/{name}" for name in ("llama-server", "llama-cpp-python", "ollama", "vllm")]
+
+
+def asked(*more: str) -> argparse.Namespace:
+    return peers.parser().parse_args([*NOWHERE, *more])
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A server that can only tell its version, after what it says of its libraries."""
+    path = tmp_path / "llama-server"
+    path.write_text(f"#!{sys.executable}\nprint('loaded 3 of /some/folder/lib.so')\nprint('version: 6700 (abc)')\nprint('built with 9')\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_servers_that_are_not_here_are_named_and_nothing_is_measured_beside_us() -> None:
+    assert find_contenders(asked(), HOUSE) == ([], ["llama-server", "ollama", "vllm", "llama-cpp-python's server"])
+
+
+def test_a_server_is_found_by_its_path_and_played_in_every_setting_with_our_sizes(program: Path) -> None:
+    found, missing = find_contenders(asked(f"--llama-server={program}"), HOUSE)
+    assert "llama-server" not in missing
+    assert [one.setting for one in found] == list(LLAMA_SERVER_SETTINGS)
+    assert {"as it comes", "-no-kvu", "-kvu", "-b 32", "-b 64", "no prompt cache"} <= set(LLAMA_SERVER_SETTINGS)
+    for one in found:
+        words = one.command
+        sizes = {word: words[words.index(word) + 1] for word in ("-m", "-c", "-np", "-t", "-tb")}
+        assert sizes == {"-m": "model.gguf", "-c": "2048", "-np": "8", "-t": "2", "-tb": "2"}
+
+
+def test_a_server_is_found_on_path(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(program.parent))
+    found, _ = find_contenders(peers.parser().parse_args([*NOWHERE[1:], "--only=no-kvu"]), HOUSE)
+    assert [(one.setting, one.command[0]) for one in found] == [("-no-kvu", str(program))]
+
+
+def test_a_peers_version_is_the_line_that_names_it_and_has_no_folders(program: Path) -> None:
+    found, _ = find_contenders(asked(f"--llama-server={program}"), HOUSE)
+    assert versions(found) == {"llama-server": "version: 6700 (abc)"}
+
+
+def test_a_peer_that_cannot_tell_its_version_is_measured_all_the_same(program: Path) -> None:
+    found, _ = find_contenders(asked(f"--llama-server={program}"), HOUSE)
+    program.unlink()
+    assert versions(found) == {}
+
+
+def test_every_workload_is_played_unless_some_are_named() -> None:
+    assert peers.parser().parse_args([]).workloads.split(",") == list(WORKLOADS)
+    assert set(peers.QUANTIZATION_OF) <= set(WORKLOADS)
