@@ -27,6 +27,7 @@ from cllm.backend import (
 from cllm.testing.fake import FakeVocabulary
 
 N_ROWS_PREPARED: Final = 256
+N_OUTPUTS_STEP: Final = 64  # that `step_s` is the time of; as many more take it again
 N_LIKELY: Final = 100  # tokens that stand above the bulk, as in a trained model's logits
 SPREAD: Final = 0.5
 N_DRAWN: Final = 16  # tokens that a fake which draws chooses from
@@ -43,7 +44,9 @@ class WordVocabulary(FakeVocabulary):
 
 
 class InstantModel:
-    """A `StepModel` that gives prepared logits without copying them and waits out the rest of `step_s` without the GIL.
+    """A `StepModel` that gives prepared logits without copying them and waits out the rest of its step's time without the GIL.
+
+    That is `step_s` seconds for each 64 outputs that were begun, and once where there are none.
 
     Sampling writes into the logits: it bars tokens and takes those off the race that fell outside a nucleus. That leaves them valid, and at
     a few tokens a step of millions their shape as well.
@@ -64,7 +67,7 @@ class InstantModel:
         """See `StepModel.step`."""
         self.n_steps += 1
         if self._step_s:
-            _wait_until(time.perf_counter() + self._step_s)
+            _wait_until(time.perf_counter() + self._step_s * max(1, -(-batch.n_outputs // N_OUTPUTS_STEP)))
         return self.logits[: batch.n_outputs]
 
     def share(self, source: int, target: int, n_tokens: int) -> None:

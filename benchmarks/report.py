@@ -69,14 +69,14 @@ MENDED: Final = {
 }
 
 STACK: Final = """\
-Fake models, so that the stack's own cost shows: `instant` takes no time, greedy on a small vocabulary; `gpu` takes 2 ms a step and gives
-152k logits a row, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms. The stages are those above that
-need no real model. CPU time is that of the process that serves; its client has another on the same cores. What a stage takes over the one
-above may come out below 0 where the two differ by less than they vary. Between steps the scheduler applies what came and plans anew; what
-is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python, of which the kernel's send takes a
-quarter: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose floor is to read all logits once. The aim
-of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than 64 events do, so
-that neither `gpu` nor `gpu-draws` comes to it at 64 streams.
+Fake models, so that the stack's own cost shows: `instant` takes no time, greedy on a small vocabulary; `gpu` takes 2 ms for 64 rows and
+gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms. The stages are those
+above that need no real model. CPU time is that of the process that serves; its client has another on the same cores. What a stage takes
+over the one above may come out below 0 where the two differ by less than they vary. Between steps the scheduler applies what came and
+plans anew; what is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python, of which the kernel's
+send takes a quarter: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose floor is to read all logits
+once. The aim of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than
+64 events do, so that neither `gpu` nor `gpu-draws` comes to it at 64 streams.
 """
 
 KILLS: Final = """\

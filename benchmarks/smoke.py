@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -43,6 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
+        run_bench(Path(folder))
         run_peers(Path(folder))
         run_ladder(Path(folder))
         run_stack(Path(folder))
@@ -51,6 +55,27 @@ def main(arguments: list[str] | None = None) -> None:
         run_verify(Path(folder))
         run_report(Path(folder))
     print(f"smoke: all ran, in {time.monotonic() - began:.0f} s")
+
+
+def run_bench(folder: Path) -> None:
+    """`cllm bench` as a person runs it, with both endpoints."""
+    house = House(model=demo.path(), n_slots=2, n_cells=512, n_threads=1)
+    page, plot = folder / "bench.json", folder / "bench.svg"
+    load = ("--workload=seed-40x8", "--requests=4", "--concurrency=2", f"--json={page}", *([f"--plot={plot}"] if has_matplotlib() else []))
+    with cllm_serve(house, ()).server() as server:
+        for endpoint in ("completions", "chat"):
+            command = (sys.executable, "-m", "cllm", "bench", f"127.0.0.1:{server.port}", f"--endpoint={endpoint}", *load)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            (one,) = json.loads(page.read_text("utf-8"))["passes"]
+            assert (one["n_requests"], one["n_failed"], one["is_exact"]) == (4, 0, True), one
+            assert None not in (one["server_cpu_s"], one["server_rss_peak_mb"], *one["ttft_s"].values(), *one["itl_s"].values()), one
+    page.unlink()  # the report reads what is in the folder
+    assert plot.exists() or not has_matplotlib()
+
+
+def has_matplotlib() -> bool:
+    """Whether plots can be drawn."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def run_ladder(folder: Path) -> None:
@@ -153,7 +178,7 @@ def run_report(folder: Path) -> None:
     """The report over what was written."""
     readme, page = folder / "README.md", folder / "page" / "report.md"
     readme.write_text(f"{report.BEGIN}\n{report.END}\n", "utf-8")
-    plots = [] if importlib.util.find_spec("matplotlib") is not None else ["--no-plots"]
+    plots = [] if has_matplotlib() else ["--no-plots"]
     report.main(["--results", str(folder), "--page", str(page), "--readme", str(readme), *plots])
     text = page.read_text("utf-8")
     missing = [name for name in _images(text) if not (page.parent / name).exists()]

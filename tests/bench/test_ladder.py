@@ -15,12 +15,12 @@ import attrs
 import pytest
 import trio
 
-from benchmarks import ceiling, ladder, stages
+from benchmarks import ceiling, instant, ladder, stages
 from benchmarks.instant import InstantModel
 from benchmarks.layers import BORDER, GATES, LAYERS, Bypassed, Counter, Gate, check, key_of
 from benchmarks.stages import Bench, Cores, Ran, Work, layers_of, run_checked
 from benchmarks.workload import GREEDY, PLAIN, Ask
-from cllm.backend import ModelSpec
+from cllm.backend import Batch, ModelSpec
 from cllm.bench import process
 from cllm.bench.process import ThreadTimes
 from cllm.config import Settings
@@ -231,6 +231,19 @@ def test_a_ladder_on_a_tiny_model_has_every_stage_and_its_figures(tiny_file: Pat
         assert page.get("beside") == ladder.BESIDE.get(page["name"])
     assert rung["stages"][0]["ratios"] == [1.0, 1.0]
     assert "concurrency 2, temperature 1" in capsys.readouterr().out
+
+
+def test_the_fake_of_a_fast_device_takes_as_long_again_for_every_64_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[float] = []
+    monkeypatch.setattr(instant, "_wait_until", ends.append)
+    monkeypatch.setattr("benchmarks.instant.time.perf_counter", lambda: 100.0)
+    model = InstantModel(n_tokens=512, step_s=0.002, n_rows=256)
+    batch = Batch(256)
+    for n_outputs in (0, 1, 64, 65, 256):
+        batch.n_outputs = n_outputs
+        assert len(model.step(batch)) == n_outputs
+    assert [round(1000 * (end - 100)) for end in ends] == [2, 2, 2, 4, 8]
+    assert all(fake.n_rows >= 256 for fake in ceiling.FAKES.values())  # the most streams that are measured
 
 
 def test_a_ceiling_has_every_stage_and_its_cpu_time(capsys: pytest.CaptureFixture[str]) -> None:
