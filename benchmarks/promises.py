@@ -20,6 +20,7 @@ where `is_least` says that the bound is the least that is good, otherwise the mo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -307,8 +308,7 @@ def two_keys(asked: Asked) -> Part:
         time.sleep(CLEARED_S)
         beside, flood = trio.run(_beside_flood, served, asked)
         served.note_error()
-    settled = [answer for answer in flood.answers if answer.ended_at >= asked.sizes.settled_s]
-    gaps_s = [gap for answer in settled for gap in answer.gaps_s]  # whoever runs gets a token with every step
+    gaps_s = gaps_since(asked.sizes.settled_s, flood)  # whoever runs gets a token with every step
     steps = spread(gaps_s)
     told(f"beside: {_line(beside.ttfts_s)}; steps: {_line(gaps_s)}")
     ttfts = {"alone": spread(alone.ttfts_s), "beside": spread(beside.ttfts_s)}
@@ -324,7 +324,7 @@ def two_keys(asked: Asked) -> Part:
         )
         for name, step_s in (("steps (median)", steps.p50), ("long steps (p99)", steps.p99))
     ]
-    details = {"step_s": attrs.asdict(steps), "n_quiet": len(beside.answers), "n_flood": len(settled)}
+    details = {"step_s": attrs.asdict(steps), "n_quiet": len(beside.answers), "n_flood_gaps": len(gaps_s)}
     details |= {f"ttft_{name}_s": attrs.asdict(ttft) for name, ttft in ttfts.items()}
     return Part([*promises, served.promise("two keys")], {**details, "prediction_errors": served.errors})
 
@@ -351,6 +351,12 @@ async def _beside_flood(served: Served, asked: Asked) -> tuple[Pass, Pass]:
         passes[QUIET] = await _quiet(served, asked, 2)
         scope.cancel()
     return passes[QUIET], passes[FLOOD]
+
+
+def gaps_since(at: float, done: Pass) -> list[float]:
+    """The times between two texts that began no sooner, of answers that were given up in the end, too, seconds."""
+    pairs = (pair for answer in done.answers for pair in itertools.pairwise(answer.chunks_at))
+    return [b - a for a, b in pairs if a >= at]
 
 
 def _line(seconds: Sequence[float]) -> str:

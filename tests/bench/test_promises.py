@@ -38,5 +38,11 @@ def test_a_gap_counts_beside_the_long_prompt_as_soon_as_it_reaches_into_its_time
     assert turn == {"usual_s": 1.0, "usual_max_s": 1.0, "beside_p50_s": 4.0, "longest_s": 4.0, "late_ttft_s": 2.5}
 
 
+def test_steps_beside_a_flood_are_those_since_it_has_settled_whether_or_not_their_answers_ended() -> None:
+    given_up = Answer(n_asked=9, sent_at=0.0, chunks_at=[1.0, 3.0, 3.5], error="the pass was over before")
+    done = Pass(wall_s=5.0, client_cpu_s=0.1, answers=[answer(0.0, 0.5, 2.0, 2.25), given_up])
+    assert promises.gaps_since(2.0, done) == [0.25, 0.5]
+
+
 def test_cells_are_equal_round_parts_for_all_slots() -> None:
     assert promises.sized(8, 5472) == ("--parallel", "8", "--ctx-size", "6144")
