@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 import trio
+from quart import g
 
 from cllm.api.context import Context
 from cllm.api.prompts import N_TOKEN_BYTES_MAX
@@ -89,7 +90,7 @@ def check_number(n: int, param: str) -> None:
 async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[Sequence[int]]) -> Embedded:
     timeout_s = context.settings.timeout_s
     with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
-        vectors = await embeddings.loop.vectors(tokens)
+        vectors = await embeddings.loop.vectors(tokens, g.key)
         return Embedded(embeddings.model, vectors, sum(map(len, tokens)))
     raise DeadlineExceeded("the server's time limit passed before all inputs were computed")
 

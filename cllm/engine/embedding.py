@@ -1,12 +1,11 @@
 """Decides what each step of an embedder carries, and makes the inputs' vectors of their rows'.
 
-Pure and synchronous, as the scheduler. Jobs take turns input by input, so that a long list does not keep a single text waiting; a step
-is bounded in rows, so that generation, which steps in between, does not wait long either.
+Pure and synchronous, as the scheduler. Keys take turns by what they were served and a key's jobs input by input, so that a long list does
+not keep a single text waiting; a step is bounded in rows, so that generation, which steps in between, does not wait long either.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cllm.backend import Batch, Embedder, Pooling, Vectors
+from cllm.engine.fairness import Shares
+from cllm.engine.turns import Turns
 from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, RequestError
 
 Sums = npt.NDArray[np.float64]
@@ -73,7 +74,7 @@ class EmbedPlan:
 class EmbedScheduler:
     """The inputs under way and waiting. One caller; every method returns at once."""
 
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder, shares: Shares | None = None) -> None:
         self.n_tokens = 0  # computed, since the start
         self.n_inputs = 0  # that got their vectors
         self._n_embd = embedder.n_embd
@@ -83,7 +84,7 @@ class EmbedScheduler:
         self.n_tokens_max = n_tokens_max if embedder.can_split else min(n_tokens_max, embedder.n_rows_max)
         self._n_rows_max = embedder.n_rows_max
         self._batch = Batch(embedder.n_rows_max)
-        self._waiting: deque[deque[Input]] = deque()  # of each job, in turn
+        self._waiting: Turns[Input] = Turns(Shares() if shares is None else shares)
         self._begun: list[Input] = []  # hold a slot
         self._free_slots = list(range(embedder.n_slots))[::-1]
         self._n_cells_free = embedder.n_cells
@@ -92,10 +93,13 @@ class EmbedScheduler:
     @property
     def n_waiting(self) -> int:
         """Inputs that no step has begun with."""
-        return sum(len(inputs) for inputs in self._waiting)
+        return len(self._waiting)
 
-    def submit(self, inputs: Sequence[Sequence[int]]) -> Job:
-        """Queue a request's inputs. Raises: InputTooLong, or InvalidRequest for one without tokens; nothing is queued then."""
+    def submit(self, inputs: Sequence[Sequence[int]], key: str = "") -> Job:
+        """Queue the inputs of a request, of which there is one at least.
+
+        Raises: InputTooLong, or InvalidRequest for one without tokens; nothing is queued then.
+        """
         for tokens in inputs:
             if not tokens:
                 raise InvalidRequest("input: a text without tokens has no vector", param="input")
@@ -103,7 +107,7 @@ class EmbedScheduler:
                 raise InputTooLong(len(tokens), self.n_tokens_max)
         n = len(inputs)
         job = Job(n, sum(map(len, inputs)), np.zeros((n, self._n_embd), np.float32), n)
-        self._waiting.append(deque(Input(job, place, tokens) for place, tokens in enumerate(inputs)))
+        self._waiting.add(key, [Input(job, place, tokens) for place, tokens in enumerate(inputs)])
         return job
 
     def cancel(self, job: Job) -> None:
@@ -112,7 +116,7 @@ class EmbedScheduler:
 
     def end_all(self, error: RequestError) -> list[Job]:
         """End every job with `error`; return them."""
-        jobs = list(dict.fromkeys([one.job for one in self._begun] + [one.job for inputs in self._waiting for one in inputs]))
+        jobs = list(dict.fromkeys([one.job for one in (*self._begun, *self._waiting)]))
         for job in jobs:
             job.error = job.error or error
         return jobs
@@ -158,7 +162,7 @@ class EmbedScheduler:
         if len(members) == 1 and not members[0].job.is_over:
             return [self._fail(members[0].job, error)]
         for one in reversed(members):
-            self._waiting.appendleft(deque([attrs.evolve(one, n_computed=0, pooled=None, alone=True)]))
+            self._waiting.put_back(attrs.evolve(one, n_computed=0, pooled=None, alone=True))
         return []
 
     def apply_death(self, plan: EmbedPlan | None, error: Exception) -> list[Job]:
@@ -176,7 +180,7 @@ class EmbedScheduler:
                 one, n_computed=0, pooled=None, alone=one.alone or is_member, n_deaths=one.n_deaths + (is_member and is_alone)
             )
             if again.n_deaths < N_DEATHS_MAX or one.job.is_over:
-                self._waiting.appendleft(deque([again]))
+                self._waiting.put_back(again)
             else:
                 over.append(self._fail(one.job, error))
         return over
@@ -192,21 +196,18 @@ class EmbedScheduler:
     def _sweep(self) -> None:
         for one in [one for one in self._begun if one.job.is_over]:
             self._free(one)
-        self._waiting = deque(inputs for inputs in self._waiting if inputs and not inputs[0].job.is_over)
+        self._waiting.keep(lambda one: not one.job.is_over)
 
     def _next(self, n_room: int, *, is_first: bool) -> Input | None:
         """Begin with the next input in turn, if it has room in the step and in memory."""
-        if not self._waiting or not self._free_slots:
+        one = self._waiting.first()
+        if one is None or not self._free_slots:
             return None
-        one = self._waiting[0][0]
         n_tokens = len(one.tokens)
         fits = is_first or (not one.alone and (self._can_split or n_tokens <= n_room))
         if not fits or n_tokens > self._n_cells_free:
             return None
-        inputs = self._waiting.popleft()
-        inputs.popleft()
-        if inputs:
-            self._waiting.append(inputs)
+        self._waiting.take(n_tokens)
         one.slot = self._free_slots.pop()
         self._n_cells_free -= n_tokens
         self._begun.append(one)

@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from cllm.backend import Backend, Embedder, Embeds, LoadsEmbedders, ModelSpec, OnProgress, StepModel, StreamModel
-from cllm.config import Settings
+from cllm.config import Settings, api_keys
 from cllm.errors import DoesNotGenerate, LoadFailed
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.engine import Embeddings
@@ -101,6 +101,7 @@ def embeddings_of(loaded: LoadedEmbedder | str, loop: StepLoop, metrics: Metrics
         slice_s=settings.embedding_slice_ms / 1000.0,
         n_jobs_max=settings.queue_size,
         is_busy=lambda: loop.scheduler.n_sequences > 0,
+        key_weights={key.name: key.weight for key in api_keys(settings)},
     )
     return Embeddings(loaded.served, embed_loop)
 

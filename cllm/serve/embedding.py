@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -13,6 +13,7 @@ import trio
 
 from cllm.backend import Embedder, ModelInfo, Pooling, Vectors, Vocabulary
 from cllm.engine.embedding import EmbedPlan, EmbedScheduler, Job, Sums, compute
+from cllm.engine.fairness import Shares
 from cllm.engine.pace import Pace
 from cllm.errors import ModelDied, RequestError, Unavailable
 from cllm.serve.metrics import Metrics
@@ -55,8 +56,9 @@ class EmbedLoop:
         slice_s: float,
         n_jobs_max: int,
         is_busy: Callable[[], bool],
+        key_weights: Mapping[str, float] | None = None,
     ) -> None:
-        self.scheduler = EmbedScheduler(embedder)
+        self.scheduler = EmbedScheduler(embedder, Shares(key_weights))
         self._embedder = embedder
         self._life = embedder.life if isinstance(embedder, WorkerEmbedder) else None  # what may die and be replaced
         self._thread = thread
@@ -70,7 +72,7 @@ class EmbedLoop:
         self._stopping = False
         self._progress_at = 0.0  # when a step last began or ended
 
-    async def vectors(self, inputs: Sequence[Sequence[int]]) -> Vectors:
+    async def vectors(self, inputs: Sequence[Sequence[int]], key: str = "") -> Vectors:
         """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.
 
         Raises: Unavailable · InputTooLong · InvalidRequest · GenerationFailed.
@@ -79,7 +81,7 @@ class EmbedLoop:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
         if len(self._waiters) >= self._n_jobs_max:
             raise Unavailable("the queue is full", retry_after_s=2.0, code="queue_full")
-        job = self.scheduler.submit(inputs)
+        job = self.scheduler.submit(inputs, key)
         done = self._waiters[job] = trio.Event()
         if not self._work.is_set():
             self._progress_at = trio.current_time()

@@ -53,6 +53,16 @@ async def test_an_input_has_the_same_vector_alone_and_in_a_list_as_text_and_as_i
     assert together.json["usage"]["prompt_tokens"] == 5 + 12
 
 
+async def test_each_keys_inputs_count_as_its_own(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder(), api_key=("one", "other weight=3")) as api:
+        scheduler, keys = api.running.engine.embeddings.loop.scheduler, []
+        submit = scheduler.submit
+        scheduler.submit = lambda inputs, key: keys.append(key) or submit(inputs, key)
+        for key in ("one", "other", "one"):
+            assert (await api.post("/v1/embeddings", {"input": "once"}, X_Api_Key=key)).status == 200
+    assert keys[0] == keys[2] != keys[1]
+
+
 async def test_base64_carries_the_same_numbers(serve: Any) -> None:
     async with serve(embedder=FakeEmbedder()) as api:
         numbers = vectors(await embed(api, ["once", "upon"]))
