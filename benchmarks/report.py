@@ -35,6 +35,8 @@ FIGURES_BY_NAME: Final = {figure.name: figure for figure in FIGURES}
 BESIDE_HEAD: Final = ("workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which, of how many settings", "pairs")
 N_FUNCTIONS: Final = 10  # of a profile
 SERVED: Final = "sse"  # the stage that a user meets
+SERVED_LEAST: Final = 0.95  # of the first stage, with so many at a time:
+SERVED_AT: Final = 8
 
 INTRODUCTION: Final = """\
 # Benchmarks
@@ -134,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def page(runs: Sequence[Run]) -> str:
     """The report."""
     parts = [INTRODUCTION]
-    parts += _section("What each layer costs, on a model", LADDER, (_ladder(run) for run in of_kind(runs, "ladder")))
+    parts += _section("What each layer costs, on a model", LADDER, _all_ladders(of_kind(runs, "ladder")))
     parts += _section("What the layers could carry, on a fake model", STACK, (_stack(run) for run in of_kind(runs, "stack")))
     parts += _section("When the model's process is killed", KILLS, _kills(of_kind(runs, "kills")))
     parts += _section("What scheduling must come to", PROMISES, _promises(of_kind(runs, "promises")))
@@ -153,6 +155,25 @@ def of_kind(runs: Sequence[Run], kind: str) -> list[Run]:
 def _section(title: str, text: str, bodies: Iterable[str]) -> list[str]:
     found = list(bodies)
     return [f"## {title}\n", text, *found] if found else []
+
+
+def _all_ladders(runs: Sequence[Run]) -> list[str]:
+    """Every stage's ratio to the first in one table, and whether what users meet is fast enough; then each ladder by itself."""
+    rungs = [(f"{run['name']}, {rung_title(rung)}", rung) for run in runs for rung in run["data"]["rungs"]]
+    names = dict.fromkeys(stage["name"] for _, rung in rungs for stage in rung["stages"])
+    ratios = [{stage["name"]: _ratios(stage.get("ratios")) for stage in rung["stages"]} for _, rung in rungs]
+    rows = [(name, *(one.get(name, "") for one in ratios)) for name in names]
+    served = [line for title, rung in rungs if rung.get("concurrency") == SERVED_AT and (line := _served_enough(title, rung))]
+    return [table(("ratio to the first", *(title for title, _ in rungs)), rows), *served, *(_ladder(run) for run in runs)] if rungs else []
+
+
+def _served_enough(title: str, rung: Run) -> str:
+    """Whether the stage that users meet keeps as much of the first as it must."""
+    ratio = next((statistics.median(stage["ratios"]) for stage in rung["stages"] if stage["name"] == SERVED), None)
+    if ratio is None:
+        return ""
+    verdict = "kept" if ratio >= SERVED_LEAST else "missed"
+    return f"{title}: {SERVED} comes to {ratio:.3f} of the first, promised is at least {SERVED_LEAST:g}: {verdict}.\n"
 
 
 def _ladder(run: Run) -> str:

@@ -225,6 +225,19 @@ def test_of_every_layer_that_may_cost_something_it_is_told_what_was_done_about_i
     assert set(report.MENDED) == set(ladder.REASONS) == set(ladder.STAGES) - {"native"}
 
 
+def test_every_stages_ratio_at_every_concurrency_stands_in_one_table_and_the_served_ones_is_held_to_its_promise() -> None:
+    rungs = [
+        {"concurrency": 1, "stages": [stage(0, "native", 100.0), stage(7, "sse", 90.0)]},
+        {"concurrency": 8, "stages": [stage(0, "native", 100.0), stage(7, "sse", 94.0), stage(8, "client", 80.0)]},
+    ]
+    page = report.page([{**run_of({"rungs": rungs}), "kind": "ladder"}])
+    assert "| ratio to the first | x, 1 at a time | x, 8 at a time |" in page
+    assert "| sse | 0.900 (0.900 to 0.900) | 0.940 (0.940 to 0.940) |" in page
+    assert "| client |  | 0.800 (0.800 to 0.800) |" in page
+    assert page.count("promised") == 1
+    assert "x, 8 at a time: sse comes to 0.940 of the first, promised is at least 0.95: missed." in page
+
+
 def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_with() -> None:
     stages = [stage(0, "native", 100.0), stage(4, "loop", 99.0), stage(7, "sse", 50.0)]
     stages.append(stage(9, "isolated", 89.1, reason="frames", beside="loop"))
