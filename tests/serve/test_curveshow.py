@@ -40,6 +40,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Timed:
     monkeypatch.setattr(loading, "choose_backend", lambda _name: ("timed", backend))
     monkeypatch.setattr(loading, "measure", by_its_own_clock)
     monkeypatch.setattr("cllm.serve.curveshow.configure_logging", lambda _settings: None)
+    monkeypatch.setenv("COLUMNS", "100")  # a line of the table is a line, however narrow the terminal
     return backend
 
 

@@ -20,7 +20,7 @@ from cllm.serve import workerlife
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.testing import mortal
 from cllm.testing.engine import RunningEngine
-from cllm.testing.fake import FakeModel
+from cllm.testing.fake import FakeModel, make_backend
 from cllm.text.grammar import GrammarSource, Kind
 from tests.serve.conftest import (
     HANG_S,
@@ -67,6 +67,24 @@ async def test_requests_get_what_they_get_of_a_model_in_this_process(model: Work
     async with serving(model) as running:
         given = await answers(running, *(make_spec(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)))
     assert [one.text for one in given] == [text_alone(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)]
+
+
+def test_what_its_steps_cost_is_measured_there_and_told_as_it_goes_on() -> None:
+    model = WorkerBackend(make_backend(), "cllm.testing.fake:make_backend", TEST_S).load(ModelSpec(path=""), lambda share: True)
+    assert isinstance(model, WorkerModel)
+    shares: list[float] = []
+
+    def on_progress(share: float) -> bool:
+        shares.append(share)
+        return True
+
+    try:
+        curve = model.measure(on_progress)
+    finally:
+        model.close()
+    assert {1, 16} <= dict(curve.rows).keys()
+    assert shares
+    assert shares == sorted(shares)
 
 
 async def test_what_its_process_logs_or_writes_to_stderr_is_logged_here(caplog: pytest.LogCaptureFixture) -> None:
