@@ -153,6 +153,14 @@ def until_dead(model: Worker) -> None:
         time.sleep(0.001)
 
 
+def until_stopped(pid: int) -> None:
+    """Until then a thread of it may still answer, if another one is to take the signal and has no core yet."""
+    deadline = time.monotonic() + END_S
+    while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG) is None:
+        assert time.monotonic() < deadline, "the process does not stop"
+        time.sleep(0.001)
+
+
 @contextmanager
 def heeded_by_nobody(model: Worker) -> Iterator[threading.Event]:
     """Let its process stand still, and then die; what is given is set when it has been asked for something."""
@@ -164,6 +172,7 @@ def heeded_by_nobody(model: Worker) -> Iterator[threading.Event]:
         asked.set()
 
     os.kill(pid, signal.SIGSTOP)
+    until_stopped(pid)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Channel, "send", send_and_say_so)
         try:
