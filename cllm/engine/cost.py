@@ -152,10 +152,10 @@ class CostModel:
         end = bisect_right(range(len(sizes)), room, key=lambda i: sizes_s[i] + sizes[i] * row_s)
         if not end or sizes[end - 1] <= n_least:
             return n_least
-        if depth_s > self._least_row_s:  # attention is most of what a row takes, and tiles make no difference to it
-            last, next_s = end - 1, sizes_s[end] if end < len(sizes) else math.inf
-            more_s = row_s + (next_s - sizes_s[last]) / (sizes[end] - sizes[last]) if end < len(sizes) else math.inf
-            return sizes[last] + int((room - sizes_s[last] - sizes[last] * row_s) / more_s)
+        if depth_s > self._least_row_s and end < len(sizes):  # attention is most of what a row takes, and tiles make no difference to it
+            n, seconds_n = sizes[end - 1], sizes_s[end - 1]
+            more_s = row_s + (sizes_s[end] - seconds_n) / (sizes[end] - n)
+            return n + int((room - seconds_n - n * row_s) / more_s)
         base_s = self._rows.of(n_least)
         begin = bisect_right(sizes, max(ROUNDING * sizes[end - 1], n_least), hi=end - 1)
         return sizes[min(range(end - 1, begin - 1, -1), key=lambda i: (sizes_s[i] - base_s) / (sizes[i] - n_least))]
