@@ -6,12 +6,11 @@ import math
 
 from cllm.engine.cost import CostModel
 
-# How many times as long as a step of all that run, if they all generated, one with prompts may take: when one of many is a prompt, and when
-# most of them are, which would otherwise wait for each other. Found by `python -m benchmarks simulate`.
-PACE, PACE_MAX = 2.0, 3.0
+# How many times as long as a step of all that run, if they all generated, one with prompts may take; the cells of prompts do not count, if
+# that is less. Found by `python -m benchmarks simulate`.
+PACE = 2.5
 # And what that comes down to for a prompt of so many cells and more: it takes many steps, all of which become longer by the cells it adds.
 PACE_DEEP, N_DEEP = 1.75, 1024
-PACE_OWN = 2.5  # times as long, at most, as if no cells were there but those of the answers
 # Where prompts are computed in passes of their own, small ones gain nothing beside the decode rows, and large ones are over sooner: with a
 # pace of 6 mixed prompts gave 4 % more tokens than with 4, computed whole 8 %, and the longest gaps were 0.26, 0.39 and 0.6 s.
 PACE_APART, PACE_APART_MAX = 4.0, 6.0
@@ -63,16 +62,15 @@ class RowBudget:
         return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
 
     def _adaptive_s(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> float:
-        """Time for a step that slows running answers down to a half or a third, as there are few or many prompts beside them.
+        """Time for a step that slows running answers down to two fifths at most.
 
         It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
         time for many prompts, and so stay few.
         """
-        pace = min(PACE * (2.0 - n_decoding / n_running), PACE_MAX)
-        pace += (PACE_DEEP - pace) * min(depth / N_DEEP, 1.0)
+        pace = PACE + (PACE_DEEP - PACE) * min(depth / N_DEEP, 1.0)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, n_attended=n_attended)
         own_s = self._cost.step_s(n_running, n_running, n_attended, n_attended=n_attended)
-        adaptive_s = min(pace * decode_s, max(PACE_OWN, pace) * own_s)
+        adaptive_s = min(pace * decode_s, PACE * own_s)
         return max(min(adaptive_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells, depth))
 
     def _n_rows_apart(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> int:
