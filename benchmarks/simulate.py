@@ -99,9 +99,7 @@ class Simulation:
         for client in self._clients:
             self._send(client)
         while (plan := self._scheduler.plan(self.now)) is not None:
-            seconds = (
-                self._machine.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, n_attended=plan.n_attended) if plan.n_rows else 0.0
-            )
+            seconds = self._machine.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, attended=plan.attended) if plan.n_rows else 0.0
             seconds *= math.exp(self._rng.gauss(0.0, NOISE))
             self.now += seconds
             output = StepOutput([1000] * len(plan.outputs), [], None, model_s=seconds)

@@ -177,9 +177,11 @@ def check_room(context: Context, asked: Wanted, param: str, n_sequences: int | N
     Raises: Unavailable · QuotaExceeded · DeadlineExceeded · InvalidRequest when it never could be.
     """
     n = asked.n if n_sequences is None else n_sequences
-    n_max = context.settings.queue_size
+    n_max, cap = context.settings.queue_size, context.engine.key_cap(g.key)
     if n > n_max:
         raise InvalidRequest(f"{param}: {n} completions in one request, and this server queues {n_max} at most", param=param)
+    if cap is not None and n > cap:
+        raise InvalidRequest(f"{param}: {n} completions in one request, and this key may have {cap} under way", param=param)
     try:
         context.engine.check_accepting(n, key=g.key, priority=asked.priority, timeout_s=asked.timeout_s)
     except RequestError as error:

@@ -27,6 +27,7 @@ class BatchFormer:
         decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
         self._add_decoding(decoding)
         n_attended = sum([sequence.n_computed for sequence in decoding])
+        attended = [(1, n_attended)]
         prefilling: list[tuple[Sequence, int]] = []
         scoring = ScoringRows()
         outputs = decoding
@@ -39,7 +40,7 @@ class BatchFormer:
             if sum(map(n_owed, prompts)) > n_room:
                 prompts.sort(key=_prefill_rank)
             self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring)
-            n_attended += sum([n * sequence.n_computed + n * n // 2 for sequence, n in prefilling])
+            attended += [(n, sequence.n_computed + n // 2) for sequence, n in prefilling]
         sizes: tuple[int, ...] = ()
         if self._rows_by_slot and self._batch.n_rows > 1:
             if not scoring.scorings:  # those name their outputs by number
@@ -56,7 +57,7 @@ class BatchFormer:
             events=events,
             scorings=scoring.scorings,
             n_cells=n_cells,
-            n_attended=n_attended,
+            attended=attended,
             passes=sizes,
         )
 

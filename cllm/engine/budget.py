@@ -54,7 +54,7 @@ class RowBudget:
             target_s = self._itl_target_s
             if target_s is None:
                 target_s = self._adaptive_s(n_decoding, n_running, n_cells, n_attended, depth)
-            n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, n_attended=n_attended, depth=depth)
+            n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, attended=((1, n_attended),), depth=depth)
         return min(max(n_rows, n_decoding + 1), self._n_rows_max)
 
     def deeper(self, n_rows: int, depth: int, other: int) -> int:
@@ -68,19 +68,26 @@ class RowBudget:
         time for many prompts, and so stay few.
         """
         pace = PACE + (PACE_DEEP - PACE) * min(depth / N_DEEP, 1.0)
-        decode_s = self._cost.step_s(n_running, n_running, n_cells, n_attended=n_attended)
-        own_s = self._cost.step_s(n_running, n_running, n_attended, n_attended=n_attended)
+        attended = ((1, n_attended),)
+        decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
+        own_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)
         adaptive_s = min(pace * decode_s, PACE * own_s)
         return max(min(adaptive_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells, depth))
 
     def _n_rows_apart(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> int:
         """Rows of prompts: what fits into a pass of its own after the one of the decode rows, which has the first row of a prompt too."""
-        decode_s = self._cost.step_s(n_running, n_running, n_cells, n_attended=n_attended)
+        attended = ((1, n_attended),)
+        decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         adaptive_s = max(PACE_APART * decode_s, min(PACE_APART_MAX * decode_s, GAP_APART_S))
         target_s = adaptive_s if self._itl_target_s is None else self._itl_target_s
-        room_s = max(target_s - self._cost.step_s(n_decoding, n_decoding, n_cells, n_attended=n_attended), self._efficient_s(0, 0, depth))
+        room_s = max(target_s - self._cost.step_s(n_decoding, n_decoding, n_cells, attended=attended), self._efficient_s(0, 0, depth))
         return self._cost.n_rows_within(room_s, 0, 0, depth=depth) + 1
 
     def _efficient_s(self, n_outputs: int, n_cells: int, depth: int) -> float:
-        n_rows = self._cost.n_rows_efficient(PRICE, depth)
-        return self._cost.step_s(n_rows, n_outputs, n_cells, n_attended=n_rows * depth)
+        """Time for the smallest step that is worth its price, which may be the higher deep in a prompt the more answers wait meanwhile."""
+        n_rows = self._cost.n_rows_efficient(PRICE)
+        efficient_s = self._cost.step_s(n_rows, n_outputs, n_cells)
+        if not depth:
+            return efficient_s
+        n_rows = self._cost.n_rows_efficient(PRICE * max(n_outputs, 1), depth)
+        return max(efficient_s, self._cost.step_s(n_rows, n_outputs, n_cells, attended=((n_rows, depth),)))

@@ -6,7 +6,8 @@ What a step costs is the sum of four parts, each of which can be measured alone:
     rows      the layers, over the rows of the step
     outputs   the head, over the rows whose logits are wanted
     cells     attention, which walks the cells in use, whosever they are: some of it once a step, some of it for each row
-    attended  attention proper, over the cells of its own sequence before each row: deep in a long prompt it is most of a step
+    attended  attention proper, over the cells of its own sequence before each row: deep in a long prompt it is most of a step. It is read
+              once for all rows of a sequence, or nearly so: 64 of them may take no longer than 16
 
 Real steps correct the parts and a factor common to all of them (the machine is busy, or hot) by a Kalman filter on the logarithm of
 the step's time. It keeps for each number how uncertain it is, so that a guess gives way at once, a measured number slowly, and the
@@ -18,9 +19,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import truediv
 from statistics import median
+from typing import TypeAlias
 
 from cllm.engine.curve import Curve, Points
 
@@ -30,6 +32,7 @@ NOISE = 0.05**2  # variance of a step's log time around what is expected of it
 MEASURED = 0.05**2  # variance of a number that was measured once
 GUESSED = 0.15**2  # of one that lies between measured ones
 ATTENDED = 1.0**2  # of what attention costs, which is measured in short sequences, where it is little beside the rest
+ATTENDED_BEND_MAX = 8.0  # times as much, or as little, is what steps may make of it
 KNOWN = 0.10**2  # a number with less was measured or met
 DRIFT = 0.01**2  # that the common factor gains with every step
 DRIFT_ENTRY = 0.001**2  # that a part gains whenever it is seen, so that none is believed for ever
@@ -45,17 +48,27 @@ BEND_MAX = 1.5  # times as much as was measured, or as little, is what steps may
 # fast and slow minutes, and what they say of the counts that happened to come then is not about these
 ROUNDING = 0.6  # a count is rounded down to more than this share of itself
 
+Attended: TypeAlias = Sequence[tuple[int, int]]  # (rows of one sequence, cells of it before them); single rows of several may be one pair
+
 
 class _Part:
-    """One part of a step's time over a count: what was measured, what lies between, and a correction for each."""
+    """One part of a step's time over a count: what was measured, what lies between, and a correction for each group of counts."""
 
-    def __init__(self, points: Points, n_max: int, *, measured: bool) -> None:
+    def __init__(self, points: Points, n_max: int, group: Callable[[int], int], *, bend_max: float, variance: float = GUESSED) -> None:
         self.seconds = _table(points, n_max)
-        self._factors = [1.0] * (_group(n_max) + 1)
-        self._bend_max = BEND_MAX if measured else math.inf
-        variances = {_group(n): MEASURED for n, _ in points if n <= n_max} if measured else {}
-        self.variances = [variances.get(group, GUESSED) for group in range(len(self._factors))]
-        self.groups = [_group(n) for n in range(n_max + 1)]
+        self.groups = [group(n) for n in range(n_max + 1)]
+        self._factors = [1.0] * (self.groups[-1] + 1)
+        self._bend_max = bend_max
+        self.variances = [variance] * len(self._factors)
+
+    @classmethod
+    def of_counts(cls, points: Points, n_max: int, *, measured: bool) -> _Part:
+        """Over counts that differ each from the next, as kernels work in tiles."""
+        part = cls(points, n_max, _group, bend_max=BEND_MAX if measured else math.inf)
+        for n, _ in points if measured else ():
+            if n <= n_max:
+                part.variances[_group(n)] = MEASURED
+        return part
 
     def of(self, n: int) -> float:
         return self.seconds[n] * self._factors[self.groups[n]]
@@ -78,12 +91,13 @@ class CostModel:
     def __init__(self, curve: Curve, *, n_rows_max: int, measured: bool = True, apart: bool = False) -> None:
         self.curve = curve
         self.n_rows_max = n_rows_max
-        self._row_cell_s = 0.0 if apart else max(curve.row_cell_s, WALKED * curve.attended_s)
-        self._rows = _Part(plausible(curve.rows), n_rows_max, measured=measured)
-        self._outputs = _Part(ascending(curve.outputs), n_rows_max, measured=measured)
-        self._cells = _Part(((1, 1.0),), 1, measured=False)  # a factor of what the cells cost
-        self._attended = _Part(((1, curve.attended_s),), 1, measured=False)
-        self._attended.variances = [ATTENDED] * len(self._attended.variances)
+        self._rows = _Part.of_counts(plausible(curve.rows), n_rows_max, measured=measured)
+        self._outputs = _Part.of_counts(ascending(curve.outputs), n_rows_max, measured=measured)
+        self._cells = _Part.of_counts(((1, 1.0),), 1, measured=False)  # a factor of what the cells cost
+        attended = cheaper_together(ascending(curve.attended), 1.0)
+        self._attended = _Part(attended, n_rows_max, int.bit_length, bend_max=ATTENDED_BEND_MAX, variance=ATTENDED)
+        seen_s = min(seconds / n for n, seconds in attended)
+        self._row_cell_s = 0.0 if apart else max(curve.row_cell_s, WALKED * seen_s)
         self._measured = measured
         self._scale = 1.0
         self._scale_variance = NOISE if measured else UNKNOWN
@@ -100,22 +114,21 @@ class CostModel:
 
     # --- what will be -------------------------------------------------------------------------------------------------
 
-    def step_s(self, n_rows: int, n_outputs: int, n_cells: int, passes: Sequence[int] = (), *, n_attended: float = 0) -> float:
+    def step_s(self, n_rows: int, n_outputs: int, n_cells: int, passes: Sequence[int] = (), *, attended: Attended = ()) -> float:
         """Seconds of a step of `n_rows` rows, `n_outputs` of them outputs, while `n_cells` cells are in use.
 
-        `passes` are the rows that are computed at once, where that is not all of them; `n_attended` are the cells of their own sequences
-        before all rows, added up.
+        `passes` are the rows that are computed at once, where that is not all of them.
         """
         rows_s = sum(map(self._rows.of, passes)) if passes else self._rows.of(n_rows)
-        return self._scale * (rows_s + self._outputs.of(n_outputs) + self._cells_s(n_rows, n_cells) + n_attended * self._attended.of(1))
+        return self._scale * (rows_s + self._outputs.of(n_outputs) + self._cells_s(n_rows, n_cells) + self._attended_s(attended))
 
-    def usual_s(self, n_rows: int, n_outputs: int, n_cells: int, n_attended: float) -> float:
-        """Seconds of such a step by what was measured at first, at the machine's present speed.
+    def usual_s(self, n_rows: int, n_outputs: int, n_cells: int, n_attended: int) -> float:
+        """Seconds of such a step by what was measured at first, at the machine's present speed; single rows see `n_attended` cells in all.
 
         What steps said of single counts is left out; where nothing was measured, that is all there is.
         """
         if not self._measured:
-            return self.step_s(n_rows, n_outputs, n_cells, n_attended=n_attended)
+            return self.step_s(n_rows, n_outputs, n_cells, attended=((1, n_attended),))
         counted_s = self._rows.seconds[n_rows] + self._outputs.seconds[n_outputs] + n_attended * self._attended.of(1)
         return self._scale * (counted_s + self._cells_s(n_rows, n_cells))
 
@@ -123,7 +136,8 @@ class CostModel:
         """Seconds to compute the first `n_rows` rows of a prompt by themselves, in steps of the size that is cheapest for each row."""
         size = max(self.n_rows_fastest(math.inf), 1)
         n_full, n_rest = divmod(n_rows, size)
-        attended_s = self._scale * self._attended.of(1) * n_rows * n_rows / 2
+        n_together = min(size, n_rows)
+        attended_s = self._scale * self._attended.of(n_together) * n_rows * n_rows / (2 * n_together) if n_rows else 0.0
         return n_full * self.step_s(size, 0, n_cells) + (self.step_s(n_rest, 0, n_cells) if n_rest else 0.0) + attended_s
 
     def carry_s(self, n_cells: int, n_rows: int) -> float:
@@ -138,57 +152,67 @@ class CostModel:
         """Seconds to restore `n_cells` cells; None when it was not measured."""
         return None if self.curve.restore_cell_s is None else self.curve.restore_cell_s * n_cells
 
-    def n_rows_within(self, seconds: float, n_least: int, n_cells: int, *, n_attended: float = 0, depth: int = 0) -> int:
+    def n_rows_within(self, seconds: float, n_least: int, n_cells: int, *, attended: Attended = (), depth: int = 0) -> int:
         """The rows of the largest step that takes at most `seconds`, when `n_least` of them are outputs that go in any case.
 
-        Those see `n_attended` cells of their sequences in all, and the others `depth` each. It is rounded down to where a row beside those
-        is cheap. `n_least` when nothing more fits.
+        `attended` is of those; the others are of one sequence and have `depth` cells before them. It is rounded down to where a row beside
+        those is cheap. `n_least` when nothing more fits.
         """
-        depth_s = depth * self._attended.of(1)
-        room = seconds / self._scale - self._outputs.of(n_least) - self._cells_s(0, n_cells)
-        room += n_least * depth_s - n_attended * self._attended.of(1)
-        row_s = self._row_cell_s * self._cells.of(1) * n_cells + depth_s
+        room = seconds / self._scale - self._outputs.of(n_least) - self._cells_s(0, n_cells) - self._attended_s(attended)
+        row_s = self._row_cell_s * self._cells.of(1) * n_cells
         sizes, sizes_s = self._sizes, self._sizes_s
+
+        def step_s(i: int) -> float:
+            return sizes_s[i] + sizes[i] * row_s + depth * self._attended.of(max(sizes[i] - n_least, 0))
+
         end = bisect_right(range(len(sizes)), room, key=lambda i: sizes_s[i] + sizes[i] * row_s)
+        while end and step_s(end - 1) > room:
+            end -= 1
         if not end or sizes[end - 1] <= n_least:
+            n, n_s, end = n_least, self._rows.of(n_least) + n_least * row_s, bisect_right(sizes, n_least)
+        else:
+            n, n_s = sizes[end - 1], step_s(end - 1)
+        if depth and end < len(sizes) and step_s(end) - n_s > 2 * (sizes[end] - n) * self._least_row_s:
+            return n + max(int((room - n_s) / (step_s(end) - n_s) * (sizes[end] - n)), 0)  # mostly attention, which knows no tiles
+        if n == n_least:
             return n_least
-        if depth_s > self._least_row_s and end < len(sizes):  # attention is most of what a row takes, and tiles make no difference to it
-            n, seconds_n = sizes[end - 1], sizes_s[end - 1]
-            more_s = row_s + (sizes_s[end] - seconds_n) / (sizes[end] - n)
-            return n + int((room - seconds_n - n * row_s) / more_s)
         base_s = self._rows.of(n_least)
-        begin = bisect_right(sizes, max(ROUNDING * sizes[end - 1], n_least), hi=end - 1)
+        begin = bisect_right(sizes, max(ROUNDING * n, n_least), hi=end - 1)
         return sizes[min(range(end - 1, begin - 1, -1), key=lambda i: (sizes_s[i] - base_s) / (sizes[i] - n_least))]
 
     def n_rows_fastest(self, seconds: float, depth: int = 0) -> int:
         """The size of step that computes prompts fastest, for each row, among those that take at most `seconds`; 0 when there is none.
 
-        Before each row are `depth` cells of its sequence.
+        Before the rows are `depth` cells of their sequence.
         """
-        depth_s, room, sizes, sizes_s = depth * self._attended.of(1), seconds / self._scale, self._sizes, self._sizes_s
-        end = bisect_right(range(len(sizes)), room, key=lambda i: sizes_s[i] + sizes[i] * depth_s)
-        return min(zip(map(truediv, sizes_s, sizes[:end]), sizes, strict=False), default=(0.0, 0))[1]
+        room, sizes_s = seconds / self._scale, self._deep_s(depth)
+        fitting = ((size_s / n, n) for n, size_s in zip(self._sizes, sizes_s, strict=True) if size_s <= room)
+        return min(fitting, default=(0.0, 0))[1]
 
     def n_rows_efficient(self, price: float, depth: int = 0) -> int:
         """The smallest step in which a row costs at most `price` times as much as in the best one, `depth` cells deep in its sequence."""
-        limit = price * self._least_row_s + (price - 1.0) * depth * self._attended.of(1)
-        return next(n for n, seconds in zip(self._sizes, self._sizes_s, strict=True) if seconds <= limit * n)
+        sizes, sizes_s = self._sizes, self._deep_s(depth)
+        limit = price * (min(map(truediv, sizes_s, sizes)) if depth else self._least_row_s)
+        return next(n for n, seconds in zip(sizes, sizes_s, strict=True) if seconds <= limit * n)
 
     def deeper(self, n_rows: int, depth: int, other: int) -> int:
         """The rows that take as long at the depth `other` as `n_rows` do at `depth`, one at least."""
-        row_s, attended_s = self._least_row_s, self._attended.of(1)
-        return max(int(n_rows * (row_s + depth * attended_s) / (row_s + other * attended_s)), 1)
+
+        def prompt_s(n: int, before: int) -> float:
+            return n * self._least_row_s + before * self._attended.of(n)
+
+        return max(bisect_right(range(n_rows + 1), prompt_s(n_rows, depth), key=lambda n: prompt_s(n, other)) - 1, 1)
 
     # --- what was -----------------------------------------------------------------------------------------------------
 
     def observe(
-        self, n_rows: int, n_outputs: int, n_cells: int, seconds: float, passes: Sequence[int] = (), *, n_attended: float = 0
+        self, n_rows: int, n_outputs: int, n_cells: int, seconds: float, passes: Sequence[int] = (), *, attended: Attended = ()
     ) -> float:
         """Learn from a step that took `seconds`; return how far off the prediction was, as a share of the time taken."""
         rows_s = [(n, self._rows.of(n)) for n in passes or (n_rows,)]
         outputs_s, cells_s = self._outputs.of(n_outputs), self._cells_s(n_rows, n_cells)
-        attended_s = n_attended * self._attended.of(1)
-        total_s = sum(s for _, s in rows_s) + outputs_s + cells_s + attended_s
+        attended_s = [(n, cells * self._attended.of(n)) for n, cells in attended]
+        total_s = sum(s for _, s in rows_s) + outputs_s + cells_s + sum(s for _, s in attended_s)
         was_known = all(self._rows.is_known(n) for n, _ in rows_s)
         off = math.log(seconds / (self._scale * total_s))
         self._correct(
@@ -197,7 +221,7 @@ class CostModel:
                 *((self._rows, n, s / total_s) for n, s in rows_s),
                 (self._outputs, n_outputs, outputs_s / total_s),
                 (self._cells, 1, cells_s / total_s),
-                (self._attended, 1, attended_s / total_s),
+                *((self._attended, n, s / total_s) for n, s in attended_s),
             ),
         )
         error = abs(math.expm1(-off))
@@ -235,6 +259,14 @@ class CostModel:
 
     def _cells_s(self, n_rows: int, n_cells: int) -> float:
         return n_cells * (self.curve.cell_s + n_rows * self._row_cell_s) * self._cells.of(1)
+
+    def _attended_s(self, attended: Attended) -> float:
+        return sum([cells * self._attended.of(n) for n, cells in attended])
+
+    def _deep_s(self, depth: int) -> list[float]:
+        """Seconds of the sizes worth having, all rows of one sequence which has `depth` cells before them."""
+        of = self._attended.of
+        return [seconds + depth * of(n) for n, seconds in zip(self._sizes, self._sizes_s, strict=True)] if depth else self._sizes_s
 
     def _refresh(self) -> None:
         """Work out the sizes of step that no larger one undercuts.

@@ -34,7 +34,8 @@ class Curve:
     outputs: Points = attrs.field(converter=_points, validator=_ascending)  # (outputs, seconds that they add)
     cell_s: float = attrs.field(default=0.0, validator=_seconds)  # that a cell in use adds to a step
     row_cell_s: float = attrs.field(default=0.0, validator=_seconds)  # that it adds for each row
-    attended_s: float = attrs.field(default=0.0, validator=_seconds)  # that a row takes for each cell of its own sequence before it
+    attended: Points = attrs.field(default=((1, 0.0),), converter=_points, validator=_ascending)  # (rows of one sequence, seconds that they
+    # take together for each cell of their sequence before them)
     save_cell_s: float | None = attrs.field(default=None, validator=_seconds)  # to save a cell's content; None: not known
     restore_cell_s: float | None = attrs.field(default=None, validator=_seconds)
     apart_gain_cell_s: float | None = attrs.field(default=None, validator=_seconds)  # see `Apart`; None: they cannot lie apart
@@ -50,5 +51,5 @@ DEFAULT_CURVE = Curve(  # the shape of a small model on a CPU; how fast the mach
     outputs=((1, 0.003), (8, 0.020), (16, 0.030), (64, 0.080), (512, 0.64)),
     cell_s=5e-7,
     row_cell_s=1e-7,
-    attended_s=5e-6,
+    attended=((1, 2e-5), (16, 8e-5), (64, 1.6e-4), (512, 1.2e-3)),
 )

@@ -101,8 +101,12 @@ class Gate:
         if demand.timeout_s is not None and min(wait_s, fresh_work / rate) > CERTAINTY * demand.timeout_s:
             raise DeadlineExceeded(f"timeout_s: the wait would be about {wait_s:.0f} s", param="timeout_s", code="wait_too_long")
 
+    def cap(self, key: str) -> int | None:
+        """Sequences that a key may have under way; None: as many as it likes."""
+        return self._caps.get(key, self._cap)
+
     def _check_quota(self, share: Share, n_sequences: int) -> None:
-        cap = self._caps.get(share.key, self._cap)
+        cap = self.cap(share.key)
         if cap is not None and share.n_under_way + n_sequences > cap:
             message = f"this key may have {cap} completions under way, and has {share.n_under_way}"
             raise QuotaExceeded(message, retry_after_s=self._next_end_s(share))

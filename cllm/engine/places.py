@@ -43,7 +43,7 @@ class Places:
 
         def full_s(n: int) -> float:
             n_rows = min(round(n * (1.0 + prompt_rows)), self._cost.n_rows_max)
-            return self._cost.usual_s(n_rows, n, n_cells, n * n_own)
+            return self._cost.usual_s(n_rows, n, n_cells, round(n * n_own))
 
         for n in range(self._n_max, N_USEFUL, -1):
             if full_s(n) <= step_s:

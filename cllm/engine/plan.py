@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 import attrs
 
 from cllm.backend import Batch
+from cllm.engine.cost import Attended
 from cllm.engine.events import Event, TokenLogprob
 from cllm.engine.hostpool import Piece
 from cllm.engine.pieces import Chain
@@ -120,7 +121,7 @@ class Plan(Work):
     events: list[Event]
     scorings: Seq[Scoring] = ()
     n_cells: int = 0  # cells in use, which the step's attention walks
-    n_attended: int = 0  # cells of their own sequences before all its rows, added up
+    attended: Attended = ()  # cells of their own sequences before the rows
     passes: tuple[int, ...] = ()  # rows that are computed at once, where each slot has cells of its own
     expected_s: float = 0.0  # what the rows will probably take
 

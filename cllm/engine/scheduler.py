@@ -222,7 +222,7 @@ class Scheduler:
             running = [sequence for sequence in running if not sequence.is_restoring]
         plan = self._former.form(running, self.memory.take_moves(), events, self.cells.n_total - self.cells.n_free)
         if plan.n_rows:
-            plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, n_attended=plan.n_attended)
+            plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
         return plan if plan.is_step or events else None
 
     def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
@@ -235,7 +235,7 @@ class Scheduler:
             self._choice.stepped(len(plan.decoding), len(self._running), self.cells.n_held)
         if plan.n_rows and output.model_s > 0:
             n_outputs = plan.batch.n_outputs
-            self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, n_attended=plan.n_attended)
+            self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
         for sequence in plan.decoding:
             sequence.share.charge(GENERATED_TOKEN)
             self.memory.decoded(sequence)
@@ -379,6 +379,10 @@ class Scheduler:
     def n_waiting_max(self) -> int:
         """Sequences that the queue takes."""
         return self.limits.n_waiting_max
+
+    def key_cap(self, key: str) -> int | None:
+        """Sequences that a key may have under way; None: as many as it likes."""
+        return self._gate.cap(key)
 
     @property
     def n_running(self) -> int:

@@ -28,7 +28,9 @@ N_REPEATS_APART: Final = 4
 GAIN_LEAST: Final = 0.02  # of a step; less is noise
 HELD_UP: Final = 2.0  # times as long as it needs by its own numbers: whoever is short of time then has been disturbed
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
+ATTENDING: Final = (1, N_ROWS_MANY, 64)  # rows of one sequence whose attention is measured, as long as there is time
 N_DEEP: Final = 3  # pairs of steps of so many rows, in a slot that has cells and in an empty one
+ATTENDING_GUESS: Final = 2.0  # times as long as the last of those that were measured takes the largest, where time was short
 DEEP_LEAST: Final = 0.01  # of such a step is what the slot's cells cost at least; less is noise
 Clock = Callable[[], float]
 
@@ -52,6 +54,7 @@ class _Measurement:
         self._is_cut_short = False
         self._used: set[int] = set()  # slots that are not empty
         self._rows_s: dict[int, float] = {}
+        self._n_deep = 0  # cells of slot 0, where it is not empty
 
     def curve(self) -> Curve:
         try:
@@ -59,7 +62,7 @@ class _Measurement:
             self._began_at = self._clock()
             self._measure_rows()
             outputs = self._measure_outputs()
-            cell_s, row_cell_s, attended_s, save_cell_s, restore_cell_s = self._measure_cells()
+            cell_s, row_cell_s, attended, save_cell_s, restore_cell_s = self._measure_cells()
             apart_gain_cell_s = self._measure_apart()
         finally:
             self._empty()
@@ -68,7 +71,7 @@ class _Measurement:
             outputs=outputs,
             cell_s=cell_s,
             row_cell_s=row_cell_s,
-            attended_s=attended_s,
+            attended=attended,
             save_cell_s=save_cell_s,
             restore_cell_s=restore_cell_s,
             apart_gain_cell_s=apart_gain_cell_s,
@@ -94,10 +97,10 @@ class _Measurement:
                 added[n] = max(self._least_s(n, n) - bare_s, 0.0)
         return tuple(sorted(added.items()))
 
-    def _measure_cells(self) -> tuple[float, float, float, float | None, float | None]:
-        """What cells cost that are only there, by filling them with copies of one slot; what those cost that a row sees; what copies cost.
+    def _measure_cells(self) -> tuple[float, float, Points, float | None, float | None]:
+        """What cells cost that are only there, by filling them with copies of one slot; what those cost that rows see; what copies cost.
 
-        Returns seconds for each cell: in a step, in a step for each row, for each row that sees it, to save, to restore.
+        Returns seconds for each cell: in a step, in a step for each row, for so many rows that see it, to save, to restore.
         """
         model = self._model
         n_cells = min(N_CELLS_SAVED, model.n_cells_slot // 2, model.n_rows_max)
@@ -110,9 +113,9 @@ class _Measurement:
         began_at = self._clock()
         state = model.save(0)
         save_s = self._clock() - began_at
-        attended_s = self._attended_s(n_cells)
+        attended = self._measure_attended(n_cells)
         restores_s = [self._restore(slot, state) for slot in range(1, n_copies) if self._has_time(1.0, 0.0)]
-        n_full = n_cells * (len(restores_s) + 1) + N_DEEP * N_ROWS_MANY
+        n_full = self._n_deep + n_cells * len(restores_s)
         free = len(restores_s) + 1
         full_s = [self._least_s(n, 0, first_slot=free) for n in (1, N_ROWS_MANY)]
         self._empty()
@@ -122,22 +125,33 @@ class _Measurement:
         if not cell_s + row_cell_s:  # lost in the noise
             cell_s, row_cell_s, _ = self._guessed_cells_s()
         restore_cell_s = median(restores_s) / n_cells if restores_s else None
-        return cell_s, row_cell_s, attended_s, save_s / n_cells, restore_cell_s
+        return cell_s, row_cell_s, attended, save_s / n_cells, restore_cell_s
 
-    def _attended_s(self, n_cells: int) -> float:
-        """What a row takes for each cell before it in its sequence, by steps in slot 0, which has `n_cells`, and in an empty one."""
-        found, batch, n = [], self._batch, N_ROWS_MANY
-        for number in range(N_DEEP):
-            depth = n_cells + number * n
-            batch.n_rows, batch.n_outputs = n, 0
-            batch.tokens[:n] = np.arange(n) % self._model.vocabulary.n_tokens
-            batch.positions[:n], batch.slots[:n], batch.outputs[:n] = depth + np.arange(n), 0, 0
-            began_at = self._clock()
-            self._model.step(batch)
-            deep_s = self._clock() - began_at
-            found.append(max(deep_s - self._step(n, 0, first_slot=1), DEEP_LEAST * deep_s) / (n * depth))
-        self._tell()
-        return median(found)
+    def _measure_attended(self, n_cells: int) -> Points:
+        """What rows of one sequence take together for each cell before them: steps in slot 0, of `n_cells` cells, beside an empty one's."""
+        found: dict[int, float] = {}
+        self._n_deep = n_cells
+        for n in ATTENDING:
+            has_time = not found or self._has_time(1.0, N_DEEP * self._expected_s(n))
+            if not has_time or self._n_deep + N_DEEP * n > self._model.n_cells_slot:
+                break
+            found[n] = median(self._deep_pair_s(n) for _ in range(N_DEEP))
+            self._tell()
+        if max(found) < ATTENDING[-1]:  # such kernels read a sequence's cells once for several rows
+            found[ATTENDING[-1]] = ATTENDING_GUESS * found[max(found)]
+        return tuple(found.items())
+
+    def _deep_pair_s(self, n: int) -> float:
+        """Seconds for each cell of slot 0 that a step of `n` rows takes longer there than in an empty slot; they stay."""
+        batch, depth = self._batch, self._n_deep
+        batch.n_rows, batch.n_outputs = n, 0
+        batch.tokens[:n] = np.arange(n) % self._model.vocabulary.n_tokens
+        batch.positions[:n], batch.slots[:n], batch.outputs[:n] = depth + np.arange(n), 0, 0
+        began_at = self._clock()
+        self._model.step(batch)
+        deep_s = self._clock() - began_at
+        self._n_deep += n
+        return max(deep_s - self._step(n, 0, first_slot=1), DEEP_LEAST * deep_s) / depth
 
     def _measure_apart(self) -> float | None:
         """What a generating row gains for each of its cells if they lie apart; None where they cannot, or to measure it takes too long."""
@@ -175,10 +189,11 @@ class _Measurement:
         self._tell()
         return min(seconds)
 
-    def _guessed_cells_s(self) -> tuple[float, float, float]:
+    def _guessed_cells_s(self) -> tuple[float, float, Points]:
         """What cells usually cost a model of this speed: at a price of nothing they would be kept for ever, and every step would pay."""
         share = self._rows_s[1] / DEFAULT_CURVE.rows[0][1]
-        return share * DEFAULT_CURVE.cell_s, share * DEFAULT_CURVE.row_cell_s, share * DEFAULT_CURVE.attended_s
+        attended = tuple((n, share * seconds) for n, seconds in DEFAULT_CURVE.attended)
+        return share * DEFAULT_CURVE.cell_s, share * DEFAULT_CURVE.row_cell_s, attended
 
     # --- one size -----------------------------------------------------------------------------------------------------
 

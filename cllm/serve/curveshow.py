@@ -47,7 +47,8 @@ def show(cost: CostModel, *, title: str) -> None:
     console = Console()
     console.print(table)
     console.print(f"a cell in use adds {1e6 * curve.cell_s:.2g} us to a step and {1e6 * curve.row_cell_s:.2g} us for each row")
-    console.print(f"a row takes {1e6 * curve.attended_s:.2g} us for each cell before it in its own sequence")
+    together = " · ".join(f"{n}: {1e6 * seconds:.2g} us" for n, seconds in curve.attended)
+    console.print(f"rows of one sequence take, for each cell of it before them, {together}")
     if curve.save_cell_s is not None and curve.restore_cell_s is not None:
         console.print(f"a cell is saved in {1e6 * curve.save_cell_s:.2g} us and restored in {1e6 * curve.restore_cell_s:.2g} us")
     if curve.apart_gain_cell_s:

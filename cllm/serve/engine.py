@@ -123,6 +123,10 @@ class Engine:
             raise NotSupported(f"{self.model.name} gives embeddings, and no text")
         scheduler.check_room(trio.current_time(), n_sequences=n_sequences, key=key, priority=priority, timeout_s=timeout_s)
 
+    def key_cap(self, key: str) -> int | None:
+        """Completions that a key may have under way; None: as many as it likes, or it is not known while the model is being loaded."""
+        return None if self._loop is None else self._loop.scheduler.key_cap(key)
+
     def check_ready(self) -> None:
         """Raises: Unavailable unless a request would be taken."""
         self._ready_loop()

@@ -242,23 +242,42 @@ async def test_malformed_json_is_400_everywhere(serve: Any, body: bytes) -> None
 
 
 async def test_a_key_with_as_many_completions_under_way_as_it_may_gets_429_and_another_key_is_served(serve: Any) -> None:
-    async with serve(api_key=("one cap=2", "other")) as api:
-        refused = await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 3}, X_Api_Key="one")
+    slow, long = FakeModel(step_s=lambda batch: 0.005), b'{"prompt": "x", "max_tokens": 4000, "stream": true}'
+    async with (
+        serve(slow, api_key=("one cap=2", "other")) as api,
+        api.asking("/v1/completions", long, X_Api_Key="one") as exchange,
+    ):
+        await exchange.receive()
+        refused = await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2}, X_Api_Key="one")
         assert (refused.status, refused.error["type"], refused.error["code"]) == (429, "quota_exceeded_error", "quota_exceeded")
         assert int(refused.headers["Retry-After"]) >= 1
-        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2}, X_Api_Key="one")).status == 200
+        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 1}, X_Api_Key="one")).status == 200
         assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 3}, X_Api_Key="other")).status == 200
+        exchange.leave()
+
+
+async def test_more_completions_in_one_request_than_its_key_may_have_are_no_matter_of_waiting(serve: Any) -> None:
+    async with serve(api_key=("one cap=2", "other")) as api:
+        refused = await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 3}, X_Api_Key="one")
+        assert (refused.status, refused.error["param"], "Retry-After" in refused.headers) == (400, "n", False)
+        assert refused.error["message"] == "n: 3 completions in one request, and this key may have 2 under way"
+        several = await api.post("/v1/completions", {"prompt": ["x", "y", "z"], "max_tokens": 1}, X_Api_Key="one")
+        assert (several.status, several.error["param"]) == (400, "prompt")
+        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2}, X_Api_Key="one")).status == 200
 
 
 async def test_the_cap_of_all_keys_holds_only_where_there_are_keys(serve: Any) -> None:
     async with serve(api_key=("one",), key_cap=1) as api:
-        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2}, X_Api_Key="one")).status == 429
+        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2}, X_Api_Key="one")).status == 400
     async with serve(key_cap=1) as api:
         assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "n": 2})).status == 200
 
 
 async def test_refusals_are_counted_by_why(serve: Any) -> None:
-    async with serve(api_key=("one cap=1",)) as api:
-        await api.post("/v1/completions", {"prompt": "x", "n": 2}, X_Api_Key="one")
+    async with serve(FakeModel(step_s=lambda batch: 0.005), api_key=("one cap=1",)) as api:
+        async with api.asking("/v1/completions", b'{"prompt": "x", "max_tokens": 4000, "stream": true}', X_Api_Key="one") as exchange:
+            await exchange.receive()
+            await api.post("/v1/completions", {"prompt": "x"}, X_Api_Key="one")
+            exchange.leave()
         metrics = (await api.get("/metrics", X_Api_Key="one")).body.decode()
         assert 'cllm_refusals_total{why="quota_exceeded"} 1.0' in metrics

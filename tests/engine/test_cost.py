@@ -176,24 +176,43 @@ def test_any_steps_leave_sound_numbers() -> None:
 
 # --- attention ---------------------------------------------------------------------------------------------------------
 
-DEEP = attrs.evolve(TWO_CORES, attended_s=8e-6)
+DEEP = attrs.evolve(TWO_CORES, attended=((1, 8e-6),))  # each row reads the cells of its sequence for itself
+TILED = attrs.evolve(TWO_CORES, attended=((1, 3.5e-5), (16, 1.6e-4), (64, 2.5e-4), (256, 7e-4)))  # as measured on two cores
 
 
 def test_a_row_takes_longer_the_more_of_its_own_sequence_is_before_it() -> None:
     cost = model(DEEP)
-    assert cost.step_s(16, 0, 4000, n_attended=16 * 4000) == pytest.approx(cost.step_s(16, 0, 4000) + 16 * 4000 * 8e-6)
+    assert cost.step_s(16, 0, 4000, attended=((16, 4000),)) == pytest.approx(cost.step_s(16, 0, 4000) + 16 * 4000 * 8e-6)
     assert cost.prefill_s(2000) > 2 * cost.prefill_s(1000) + 1000 * 1000 * 8e-6 * 0.9
 
 
-def test_deep_in_a_prompt_fewer_rows_fit_and_small_steps_are_efficient() -> None:
+def test_several_rows_of_a_sequence_read_its_cells_together() -> None:
+    cost = model(TILED)
+    assert cost.step_s(16, 0, 4000, attended=((16, 4000),)) == pytest.approx(cost.step_s(16, 0, 4000) + 4000 * 1.6e-4)
+    assert cost.step_s(2, 2, 4000, attended=((1, 4000),)) == pytest.approx(cost.step_s(2, 2, 4000) + 4000 * 3.5e-5)
+
+
+@pytest.mark.parametrize("curve", [DEEP, TILED])
+def test_deep_in_a_prompt_fewer_rows_fit_beside_answers(curve: Curve) -> None:
+    cost, answers = model(curve), (1, 8 * 200)
+    fitting = {depth: cost.n_rows_within(0.4, 8, 4000, attended=(answers,), depth=depth) for depth in (500, 1000, 2000, 4000)}
+    assert list(fitting.values()) == sorted(fitting.values(), reverse=True)
+    assert fitting[500] - 8 > 2 * (fitting[4000] - 8)
+    for depth, n_rows in fitting.items():  # and they take no longer than they may
+        assert n_rows == 8 or cost.step_s(n_rows, 8, 4000, attended=(answers, (n_rows - 8, depth))) < 0.4 + 0.02
+
+
+def test_where_each_row_reads_for_itself_small_steps_are_efficient_deep_in_a_prompt() -> None:
     cost = model(DEEP)
-    fitting = [cost.n_rows_within(0.4, 8, 4000, n_attended=8 * 200, depth=depth) for depth in (500, 1000, 2000, 4000)]
-    assert fitting == sorted(fitting, reverse=True)
-    assert fitting[0] > 2 * fitting[-1] > 0
-    for depth, n_rows in zip((500, 1000, 2000), fitting, strict=False):  # and they take no longer than they may
-        assert cost.step_s(n_rows, 8, 4000, n_attended=8 * 200 + (n_rows - 8) * depth) < 0.4 + 0.02
     assert cost.n_rows_efficient(1.5, 4000) < cost.n_rows_efficient(1.5)
     assert cost.n_rows_fastest(0.5, 4000) < cost.n_rows_fastest(0.5)
+
+
+def test_where_rows_read_together_they_are_not() -> None:
+    """Or a prompt would be computed the slower the longer it is, down to row by row."""
+    cost = model(TILED)
+    assert cost.n_rows_efficient(1.5, 4000) > 48 > cost.n_rows_efficient(1.5)
+    assert cost.n_rows_efficient(10.0, 4000) < 8
 
 
 def test_room_at_one_depth_is_less_room_deeper() -> None:
@@ -205,16 +224,23 @@ def test_room_at_one_depth_is_less_room_deeper() -> None:
 
 def test_what_attention_costs_is_learned_from_steps_deep_in_a_prompt() -> None:
     """It was measured with few cells, where it is lost in the noise."""
-    rng, true = random.Random(3), model(DEEP)
-    cost = model(attrs.evolve(DEEP, attended_s=1e-6))
+    rng, true = random.Random(3), model(TILED)
+    cost = model(attrs.evolve(DEEP, attended=((1, 1e-5),)))
     for depth in range(0, 4000, 20):
-        for n_rows, n_attended in ((27, 7 * 200 + 20 * depth), (7, 7 * 200)):  # answers alone now and then
-            seconds = true.step_s(n_rows, 7, 4000, n_attended=n_attended) * math.exp(rng.gauss(0.0, 0.04))
-            cost.observe(n_rows, 7, 4000, seconds, n_attended=n_attended)
-    for n_rows, n_attended in ((27, 7 * 200 + 20 * 4000), (7, 7 * 200)):
-        assert cost.step_s(n_rows, 7, 4000, n_attended=n_attended) == pytest.approx(
-            true.step_s(n_rows, 7, 4000, n_attended=n_attended), rel=0.2
-        )
+        for n_rows, attended in ((27, ((1, 7 * 200), (20, depth))), (7, ((1, 7 * 200),))):  # answers alone now and then
+            seconds = true.step_s(n_rows, 7, 4000, attended=attended) * math.exp(rng.gauss(0.0, 0.04))
+            cost.observe(n_rows, 7, 4000, seconds, attended=attended)
+    for n_rows, attended in ((27, ((1, 7 * 200), (20, 4000))), (7, ((1, 7 * 200),))):
+        assert cost.step_s(n_rows, 7, 4000, attended=attended) == pytest.approx(true.step_s(n_rows, 7, 4000, attended=attended), rel=0.2)
+
+
+def test_what_single_rows_take_deep_in_a_sequence_says_nothing_of_many() -> None:
+    """Each reads all cells: were that believed of 64 as well, a prompt that was computed row by row once would be so for ever."""
+    cost, true = model(TILED), model(attrs.evolve(TILED, attended=((1, 1e-4), *TILED.attended[1:])))
+    n_before = cost.n_rows_fastest(2.0, 4000)
+    for _ in range(100):
+        cost.observe(1, 0, 4000, true.step_s(1, 0, 4000, attended=((1, 4000),)), attended=((1, 4000),))
+    assert cost.n_rows_fastest(2.0, 4000) >= n_before / 2
 
 
 # --- a machine that does something else as well ------------------------------------------------------------------------

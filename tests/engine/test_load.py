@@ -167,7 +167,7 @@ def test_there_are_four_places_however_slow_a_model_is() -> None:
 
 
 def test_long_answers_leave_fewer_places_than_short_ones() -> None:
-    cost = CostModel(attrs.evolve(CURVE, attended_s=8e-6), n_rows_max=512)
+    cost = CostModel(attrs.evolve(CURVE, attended=((1, 8e-6),)), n_rows_max=512)
     n_places = [Places(cost, n_max=64, itl_max_s=0.25).n(0, 0.0, n_own) for n_own in (0.0, 500.0, 2000.0)]
     assert n_places == sorted(n_places, reverse=True)
     assert n_places[0] > n_places[-1] >= 4

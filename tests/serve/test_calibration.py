@@ -33,15 +33,26 @@ def test_the_curve_says_what_rows_outputs_and_cells_take() -> None:
     assert curve.restore_cell_s == pytest.approx(0.01 / 128)
 
 
-def test_the_curve_says_what_a_row_takes_for_each_cell_before_it_in_its_sequence() -> None:
-    curve = measured(TimedModel(row_s=0.001, attended_s=8e-6, n_cells=16384))
-    assert curve.attended_s == pytest.approx(8e-6, rel=0.1)
+def test_the_curve_says_what_rows_take_for_each_cell_before_them_in_their_sequence() -> None:
+    curve = measured(TimedModel(row_s=0.0001, attended_s=8e-6, n_cells=16384))
+    assert dict(curve.attended) == pytest.approx({1: 8e-6, 16: 16 * 8e-6, 64: 64 * 8e-6}, rel=0.15)
+
+
+def test_and_whether_several_of_them_take_longer_than_one() -> None:
+    curve = measured(TimedModel(row_s=0.0001, attended_s=8e-6, tile=64, n_cells=16384))
+    assert dict(curve.attended) == pytest.approx({1: 8e-6, 16: 8e-6, 64: 8e-6}, rel=0.15)
+
+
+def test_where_there_is_no_time_for_many_of_them_the_curve_has_a_guess() -> None:
+    curve = measured(TimedModel(row_s=0.02, attended_s=8e-6, n_cells=16384))
+    assert dict(curve.attended)[64] == pytest.approx(2 * dict(curve.attended)[16])
 
 
 def test_where_a_row_hardly_takes_anything_for_those_the_curve_says_how_little_could_be_seen() -> None:
     """On a GPU, say, where a guess made for CPUs would be wrong by a thousand times."""
     curve = measured(TimedModel(first_s=0.005, row_s=1e-6, n_cells=16384))
-    assert 0 < curve.attended_s < 1e-7
+    assert 0 < dict(curve.attended)[1] < 1e-6
+    assert dict(curve.attended)[64] < 1e-6
 
 
 @pytest.mark.parametrize("layout", list(KvLayout)[1:])

@@ -11,7 +11,8 @@ from cllm.testing.fake import FakeModel
 class TimedModel(FakeModel):
     """Moves a clock of its own: each step by `row_s` for each row, `output_s` for each output, `cell_s` for each cell in use.
 
-    And by `attended_s` for each cell that is before a row in its sequence. `held_up` are further seconds that steps take, by their number
+    And by `attended_s` for each cell that is before a row in its sequence, as many rows as are in one tile of `tile` reading it together.
+    `held_up` are further seconds that steps take, by their number
     from 1.
     """
 
@@ -23,6 +24,7 @@ class TimedModel(FakeModel):
         output_s: float = 0.0,
         cell_s: float = 0.0,
         attended_s: float = 0.0,
+        tile: int = 1,
         **fields: object,
     ) -> None:
         super().__init__(before_step=self._take, **fields)  # type: ignore[arg-type]
@@ -30,7 +32,7 @@ class TimedModel(FakeModel):
         self.sizes: list[int] = []
         self.held_up: dict[int, float] = {}
         self._costs = first_s, row_s, output_s, cell_s
-        self._attended_s = attended_s
+        self._attended_s, self._tile = attended_s, tile
 
     def clock(self) -> float:
         return self.now
@@ -40,7 +42,7 @@ class TimedModel(FakeModel):
         self.sizes.append(batch.n_rows)
         self.now += first_s + batch.n_rows * row_s + batch.n_outputs * output_s + self.n_cells_used * cell_s
         self.now += self.held_up.get(len(self.sizes), 0.0)
-        self.now += self._attended_s * float(batch.positions[: batch.n_rows].sum())
+        self.now += self._attended_s * float(batch.positions[: batch.n_rows : self._tile].sum())
 
     def restore(self, slot: int, state: bytes) -> None:
         super().restore(slot, state)
