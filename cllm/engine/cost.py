@@ -284,7 +284,7 @@ class CostModel:
                 self._sizes_s.append(seconds[n])
         self._sizes.reverse()
         self._sizes_s.reverse()
-        self._least_row_s = min(map(truediv, self._sizes_s, self._sizes))
+        self._least_row_s: float = min(map(truediv, self._sizes_s, self._sizes))
 
     def _believed(self) -> dict[int, float]:
         believed = {}
