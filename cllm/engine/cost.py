@@ -6,8 +6,8 @@ What a step costs is the sum of four parts, each of which can be measured alone:
     rows      the layers, over the rows of the step
     outputs   the head, over the rows whose logits are wanted
     cells     attention, which walks the cells in use, whosever they are: some of it once a step, some of it for each row
-    attended  attention proper, over the cells of its own sequence before each row: deep in a long prompt it is most of a step. It is read
-              once for all rows of a sequence, or nearly so: 64 of them may take no longer than 16
+    attended  attention proper, over the cells of its own sequence before each row: deep in a long prompt it is most of a step. Rows of one
+              sequence read its cells together, by tiles of 64: so many may take no longer than 16
 
 Real steps correct the parts and a factor common to all of them (the machine is busy, or hot) by a Kalman filter on the logarithm of
 the step's time. It keeps for each number how uncertain it is, so that a guess gives way at once, a measured number slowly, and the
@@ -31,8 +31,10 @@ N_GROUPS_OCTAVE = 8  # of those, for each doubling
 NOISE = 0.05**2  # variance of a step's log time around what is expected of it
 MEASURED = 0.05**2  # variance of a number that was measured once
 GUESSED = 0.15**2  # of one that lies between measured ones
-ATTENDED = 1.0**2  # of what attention costs, which is measured in short sequences, where it is little beside the rest
-ATTENDED_BEND_MAX = 8.0  # times as much, or as little, is what steps may make of it
+ATTENTION = 1.0**2  # of what attention costs, which is measured in short sequences, where it is little beside the rest
+ATTENDED = 0.4**2  # of how much more so many rows of a sequence take for it than one
+ATTENDED_BEND_MAX = 4.0  # times as much, or as little, is what steps may make of the latter
+N_TILE = 64  # rows of a sequence that read its cells together
 KNOWN = 0.10**2  # a number with less was measured or met
 DRIFT = 0.01**2  # that the common factor gains with every step
 DRIFT_ENTRY = 0.001**2  # that a part gains whenever it is seen, so that none is believed for ever
@@ -95,7 +97,8 @@ class CostModel:
         self._outputs = _Part.of_counts(ascending(curve.outputs), n_rows_max, measured=measured)
         self._cells = _Part.of_counts(((1, 1.0),), 1, measured=False)  # a factor of what the cells cost
         attended = cheaper_together(ascending(curve.attended), 1.0)
-        self._attended = _Part(attended, n_rows_max, int.bit_length, bend_max=ATTENDED_BEND_MAX, variance=ATTENDED)
+        self._attention = _Part(((1, 1.0),), 1, int.bit_length, bend_max=math.inf, variance=ATTENTION)  # a factor of what that says
+        self._attended = _Part(attended, N_TILE, int.bit_length, bend_max=ATTENDED_BEND_MAX, variance=ATTENDED)
         seen_s = min(seconds / n for n, seconds in attended)
         self._row_cell_s = 0.0 if apart else max(curve.row_cell_s, WALKED * seen_s)
         self._measured = measured
@@ -129,7 +132,7 @@ class CostModel:
         """
         if not self._measured:
             return self.step_s(n_rows, n_outputs, n_cells, attended=((1, n_attended),))
-        counted_s = self._rows.seconds[n_rows] + self._outputs.seconds[n_outputs] + n_attended * self._attended.of(1)
+        counted_s = self._rows.seconds[n_rows] + self._outputs.seconds[n_outputs] + n_attended * self._read_s(1)
         return self._scale * (counted_s + self._cells_s(n_rows, n_cells))
 
     def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
@@ -137,7 +140,7 @@ class CostModel:
         size = max(self.n_rows_fastest(math.inf), 1)
         n_full, n_rest = divmod(n_rows, size)
         n_together = min(size, n_rows)
-        attended_s = self._scale * self._attended.of(n_together) * n_rows * n_rows / (2 * n_together) if n_rows else 0.0
+        attended_s = self._scale * self._read_s(n_together) * n_rows * n_rows / (2 * n_together) if n_rows else 0.0
         return n_full * self.step_s(size, 0, n_cells) + (self.step_s(n_rest, 0, n_cells) if n_rest else 0.0) + attended_s
 
     def carry_s(self, n_cells: int, n_rows: int) -> float:
@@ -162,18 +165,16 @@ class CostModel:
         row_s = self._row_cell_s * self._cells.of(1) * n_cells
         sizes, sizes_s = self._sizes, self._sizes_s
 
-        def step_s(i: int) -> float:
-            return sizes_s[i] + sizes[i] * row_s + depth * self._attended.of(max(sizes[i] - n_least, 0))
+        def fits(n: int, rows_s: float) -> bool:
+            return rows_s + n * row_s + depth * self._read_s(max(n - n_least, 0)) <= room
 
         end = bisect_right(range(len(sizes)), room, key=lambda i: sizes_s[i] + sizes[i] * row_s)
-        while end and step_s(end - 1) > room:
+        while end and not fits(sizes[end - 1], sizes_s[end - 1]):
             end -= 1
-        if not end or sizes[end - 1] <= n_least:
-            n, n_s, end = n_least, self._rows.of(n_least) + n_least * row_s, bisect_right(sizes, n_least)
-        else:
-            n, n_s = sizes[end - 1], step_s(end - 1)
-        if depth and end < len(sizes) and step_s(end) - n_s > 2 * (sizes[end] - n) * self._least_row_s:
-            return n + max(int((room - n_s) / (step_s(end) - n_s) * (sizes[end] - n)), 0)  # mostly attention, which knows no tiles
+        n = max(sizes[end - 1], n_least) if end else n_least
+        if depth * self._read_s(N_TILE) > N_TILE * self._least_row_s:  # mostly attention: what else a row costs makes little difference
+            following = next((size for size in sizes if size > n), n)
+            return next((m for m in range(min(following, n + N_TILE) - 1, n, -1) if fits(m, self._rows.of(m))), n)
         if n == n_least:
             return n_least
         base_s = self._rows.of(n_least)
@@ -199,7 +200,7 @@ class CostModel:
         """The rows that take as long at the depth `other` as `n_rows` do at `depth`, one at least."""
 
         def prompt_s(n: int, before: int) -> float:
-            return n * self._least_row_s + before * self._attended.of(n)
+            return n * self._least_row_s + before * self._read_s(n)
 
         return max(bisect_right(range(n_rows + 1), prompt_s(n_rows, depth), key=lambda n: prompt_s(n, other)) - 1, 1)
 
@@ -211,8 +212,9 @@ class CostModel:
         """Learn from a step that took `seconds`; return how far off the prediction was, as a share of the time taken."""
         rows_s = [(n, self._rows.of(n)) for n in passes or (n_rows,)]
         outputs_s, cells_s = self._outputs.of(n_outputs), self._cells_s(n_rows, n_cells)
-        attended_s = [(n, cells * self._attended.of(n)) for n, cells in attended]
-        total_s = sum(s for _, s in rows_s) + outputs_s + cells_s + sum(s for _, s in attended_s)
+        attended_s = [(n, cells * self._read_s(n)) for n, cells in _tiles(attended)]
+        attention_s = sum(s for _, s in attended_s)
+        total_s = sum(s for _, s in rows_s) + outputs_s + cells_s + attention_s
         was_known = all(self._rows.is_known(n) for n, _ in rows_s)
         off = math.log(seconds / (self._scale * total_s))
         self._correct(
@@ -221,6 +223,7 @@ class CostModel:
                 *((self._rows, n, s / total_s) for n, s in rows_s),
                 (self._outputs, n_outputs, outputs_s / total_s),
                 (self._cells, 1, cells_s / total_s),
+                (self._attention, 1, attention_s / total_s),
                 *((self._attended, n, s / total_s) for n, s in attended_s),
             ),
         )
@@ -261,12 +264,17 @@ class CostModel:
         return n_cells * (self.curve.cell_s + n_rows * self._row_cell_s) * self._cells.of(1)
 
     def _attended_s(self, attended: Attended) -> float:
-        return sum([cells * self._attended.of(n) for n, cells in attended])
+        return sum([cells * self._read_s(n) for n, cells in attended])
+
+    def _read_s(self, n: int) -> float:
+        """What `n` rows of one sequence take for each cell before them."""
+        n_tiles, n_rest = divmod(n, N_TILE)
+        return (n_tiles * self._attended.of(N_TILE) + self._attended.of(n_rest)) * self._attention.of(1)
 
     def _deep_s(self, depth: int) -> list[float]:
         """Seconds of the sizes worth having, all rows of one sequence which has `depth` cells before them."""
-        of = self._attended.of
-        return [seconds + depth * of(n) for n, seconds in zip(self._sizes, self._sizes_s, strict=True)] if depth else self._sizes_s
+        read_s = self._read_s
+        return [seconds + depth * read_s(n) for n, seconds in zip(self._sizes, self._sizes_s, strict=True)] if depth else self._sizes_s
 
     def _refresh(self) -> None:
         """Work out the sizes of step that no larger one undercuts.
@@ -297,6 +305,16 @@ class CostModel:
                 seconds = min(seconds, OPTIMISM * least_row_s * n)
             believed[n] = seconds
         return dict(cheaper_together(tuple(believed.items()), OPTIMISM)) if self._measured else believed
+
+
+def _tiles(attended: Attended) -> list[tuple[int, int]]:
+    """The same, with no more rows than a tile in a pair."""
+    tiles = []
+    for n, cells in attended:
+        n_tiles, n_rest = divmod(n, N_TILE)
+        tiles += [(N_TILE, n_tiles * cells)] if n_tiles else []
+        tiles += [(n_rest, cells)] if n_rest else []
+    return tiles
 
 
 def ascending(points: Points) -> Points:

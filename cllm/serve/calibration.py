@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from cllm.backend import Batch, KvLayout, LaysOut, OnProgress, StepModel
+from cllm.engine.cost import N_TILE
 from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
 from cllm.errors import LoadAborted
 
@@ -28,9 +29,9 @@ N_REPEATS_APART: Final = 4
 GAIN_LEAST: Final = 0.02  # of a step; less is noise
 HELD_UP: Final = 2.0  # times as long as it needs by its own numbers: whoever is short of time then has been disturbed
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
-ATTENDING: Final = (1, N_ROWS_MANY, 64)  # rows of one sequence whose attention is measured, as long as there is time
+ATTENDING: Final = (N_ROWS_MANY, 1, N_TILE)  # rows of one sequence whose attention is measured, as long as there is time
 N_DEEP: Final = 3  # pairs of steps of so many rows, in a slot that has cells and in an empty one
-ATTENDING_GUESS: Final = 2.0  # times as long as the last of those that were measured takes the largest, where time was short
+ATTENDING_GUESS: Final = 1.5  # times as long as the longest of those that were measured takes a tile, where time was short
 DEEP_LEAST: Final = 0.01  # of such a step is what the slot's cells cost at least; less is noise
 Clock = Callable[[], float]
 
@@ -133,13 +134,12 @@ class _Measurement:
         self._n_deep = n_cells
         for n in ATTENDING:
             has_time = not found or self._has_time(1.0, N_DEEP * self._expected_s(n))
-            if not has_time or self._n_deep + N_DEEP * n > self._model.n_cells_slot:
-                break
-            found[n] = median(self._deep_pair_s(n) for _ in range(N_DEEP))
-            self._tell()
-        if max(found) < ATTENDING[-1]:  # such kernels read a sequence's cells once for several rows
-            found[ATTENDING[-1]] = ATTENDING_GUESS * found[max(found)]
-        return tuple(found.items())
+            if has_time and self._n_deep + N_DEEP * n <= self._model.n_cells_slot:
+                found[n] = median(self._deep_pair_s(n) for _ in range(N_DEEP))
+                self._tell()
+        if N_TILE not in found:
+            found[N_TILE] = ATTENDING_GUESS * max(found.values())
+        return tuple(sorted(found.items()))
 
     def _deep_pair_s(self, n: int) -> float:
         """Seconds for each cell of slot 0 that a step of `n` rows takes longer there than in an empty slot; they stay."""

@@ -177,7 +177,7 @@ def test_any_steps_leave_sound_numbers() -> None:
 # --- attention ---------------------------------------------------------------------------------------------------------
 
 DEEP = attrs.evolve(TWO_CORES, attended=((1, 8e-6),))  # each row reads the cells of its sequence for itself
-TILED = attrs.evolve(TWO_CORES, attended=((1, 3.5e-5), (16, 1.6e-4), (64, 2.5e-4), (256, 7e-4)))  # as measured on two cores
+TILED = attrs.evolve(TWO_CORES, attended=((1, 3.5e-5), (16, 1.6e-4), (64, 2.5e-4)))  # as measured on two cores
 
 
 def test_a_row_takes_longer_the_more_of_its_own_sequence_is_before_it() -> None:
@@ -190,6 +190,7 @@ def test_several_rows_of_a_sequence_read_its_cells_together() -> None:
     cost = model(TILED)
     assert cost.step_s(16, 0, 4000, attended=((16, 4000),)) == pytest.approx(cost.step_s(16, 0, 4000) + 4000 * 1.6e-4)
     assert cost.step_s(2, 2, 4000, attended=((1, 4000),)) == pytest.approx(cost.step_s(2, 2, 4000) + 4000 * 3.5e-5)
+    assert cost.step_s(144, 0, 4000, attended=((144, 4000),)) == pytest.approx(cost.step_s(144, 0, 4000) + 4000 * (2 * 2.5e-4 + 1.6e-4))
 
 
 @pytest.mark.parametrize("curve", [DEEP, TILED])
@@ -199,7 +200,7 @@ def test_deep_in_a_prompt_fewer_rows_fit_beside_answers(curve: Curve) -> None:
     assert list(fitting.values()) == sorted(fitting.values(), reverse=True)
     assert fitting[500] - 8 > 2 * (fitting[4000] - 8)
     for depth, n_rows in fitting.items():  # and they take no longer than they may
-        assert n_rows == 8 or cost.step_s(n_rows, 8, 4000, attended=(answers, (n_rows - 8, depth))) < 0.4 + 0.02
+        assert n_rows == 8 or cost.step_s(n_rows, 8, 4000, attended=(answers, (n_rows - 8, depth))) <= 0.401
 
 
 def test_where_each_row_reads_for_itself_small_steps_are_efficient_deep_in_a_prompt() -> None:
@@ -211,7 +212,7 @@ def test_where_each_row_reads_for_itself_small_steps_are_efficient_deep_in_a_pro
 def test_where_rows_read_together_they_are_not() -> None:
     """Or a prompt would be computed the slower the longer it is, down to row by row."""
     cost = model(TILED)
-    assert cost.n_rows_efficient(1.5, 4000) > 48 > cost.n_rows_efficient(1.5)
+    assert cost.n_rows_efficient(1.5, 4000) >= 32 > cost.n_rows_efficient(1.5)
     assert cost.n_rows_efficient(10.0, 4000) < 8
 
 
@@ -237,10 +238,9 @@ def test_what_attention_costs_is_learned_from_steps_deep_in_a_prompt() -> None:
 def test_what_single_rows_take_deep_in_a_sequence_says_nothing_of_many() -> None:
     """Each reads all cells: were that believed of 64 as well, a prompt that was computed row by row once would be so for ever."""
     cost, true = model(TILED), model(attrs.evolve(TILED, attended=((1, 1e-4), *TILED.attended[1:])))
-    n_before = cost.n_rows_fastest(2.0, 4000)
     for _ in range(100):
         cost.observe(1, 0, 4000, true.step_s(1, 0, 4000, attended=((1, 4000),)), attended=((1, 4000),))
-    assert cost.n_rows_fastest(2.0, 4000) >= n_before / 2
+    assert cost.n_rows_efficient(1.5, 4000) >= 32
 
 
 # --- a machine that does something else as well ------------------------------------------------------------------------
