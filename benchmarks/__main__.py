@@ -6,6 +6,8 @@ import importlib
 import sys
 from typing import Final
 
+from benchmarks import results
+
 COMMANDS: Final = {
     "ladder": ("benchmarks.ladder", "what each layer costs over the one below, on a real model"),
     "against-native": ("benchmarks.against_native", "all layers together, over HTTP, beside a bare loop of llama_decode"),
@@ -27,6 +29,7 @@ def main() -> None:
         lines = [f"  {command:14} {text}" for command, (_, text) in COMMANDS.items()]
         print("\n".join(["usage: python -m benchmarks COMMAND [OPTION ...]", *lines]), file=sys.stdout if name == "--help" else sys.stderr)
         sys.exit(0 if name == "--help" else 2)
+    results.revision()  # as it is now: a run takes long, and what it measures is being imported meanwhile
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
     importlib.import_module(COMMANDS[name][0]).main()
 

@@ -7,11 +7,13 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 Summary: TypeAlias = dict[str, Any]  # `cllm.bench.metrics.Summary.page`
 
 N_RESAMPLES: Final = 10_000
 SHARE: Final = 0.95
+RATIO_MAX: Final = 1000.0  # for what is much to nothing
 
 
 @attrs.frozen
@@ -21,11 +23,12 @@ class Figure:
     name: str
     is_higher_better: bool
     of: Callable[[Summary], float | None]
+    counts_failures: bool = False  # a request that is not answered makes it worse
 
 
 @attrs.frozen
 class Compared:
-    """Ours over theirs: the geometric mean over the pairs, and where it lies with 95 % confidence."""
+    """Ours over theirs, the mean over the pairs, and where it lies with 95 % confidence; `RATIO_MAX` at most."""
 
     ratio: float
     low: float
@@ -42,18 +45,28 @@ class Compared:
 
 
 def compare(ours: Sequence[float | None], theirs: Sequence[float | None], *, seed: int = 0) -> Compared | None:
-    """Compare pair by pair; None where no pair has the figure on both sides.
+    """Compare pair by pair: the geometric mean of the ratios, or, where a figure is 0 in some pass, the ratio of the sums.
 
-    The interval is a bootstrap's over the pairs (percentiles; Efron and Tibshirani, An Introduction to the Bootstrap, 13.3).
+    None where no pair has the figure on both sides, or all that there is are noughts. The interval is a bootstrap's over the pairs
+    (percentiles; Efron and Tibshirani, An Introduction to the Bootstrap, 13.3).
     """
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a and b]
-    if not pairs:
+    pairs = np.array([(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None])
+    if not pairs.any():
         return None
-    logs = np.log([a / b for a, b in pairs])
-    rng = np.random.default_rng(seed)
-    means = logs[rng.integers(0, len(logs), (N_RESAMPLES, len(logs)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - SHARE) / 2, (1 + SHARE) / 2])
-    return Compared(float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high)), len(pairs))
+    drawn = pairs[np.random.default_rng(seed).integers(0, len(pairs), (N_RESAMPLES, len(pairs)))]
+    ratios = _mean_ratio(drawn)
+    low, high = np.quantile(ratios[~np.isnan(ratios)], [(1 - SHARE) / 2, (1 + SHARE) / 2])
+    return Compared(float(_mean_ratio(pairs[None])[0]), float(low), float(high), len(pairs))
+
+
+def _mean_ratio(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The mean ratio of each sample of (ours, theirs), of shape (n_samples, n_pairs, 2); NaN of a sample that has noughts only."""
+    if pairs.all():
+        means: npt.NDArray[np.float64] = np.exp(np.log(pairs[..., 0] / pairs[..., 1]).mean(axis=1))
+        return means
+    ours, theirs = pairs.sum(axis=1).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.minimum(ours / theirs, RATIO_MAX)
 
 
 def _plain(key: str) -> Callable[[Summary], float | None]:
@@ -76,7 +89,7 @@ def _ms(key: str) -> Callable[[Summary], float | None]:
 FIGURES: Final = (
     Figure("tokens/s", True, _plain("tokens_per_s")),
     Figure("requests/s", True, _plain("requests_per_s")),
-    Figure("good requests/s", True, _plain("goodput_per_s")),
+    Figure("good requests/s", True, _plain("goodput_per_s"), counts_failures=True),
     *(
         Figure(f"{name} {part}, ms", False, _spread(key, part))
         for name, key in (("first text", "ttft_s"), ("between texts", "itl_s"), ("whole answer", "e2e_s"))

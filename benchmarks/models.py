@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 QUANTIZATIONS: Final = ("F16", "Q8_0", "Q4_K_M")
 SEED: Final = 20250101
+RECIPE: Final = "2"  # grows when the same name comes to mean another file
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +45,8 @@ SHAPES: Final = {
 def cache_folder() -> Path:
     """Where made models are kept."""
     chosen = os.environ.get("CLLM_MODEL_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "cllm" / "models"
+    folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "cllm" / "models"
+    return folder / RECIPE
 
 
 def model_file(name: str, quantization: str) -> Path:
@@ -92,12 +94,21 @@ def _write_facts(writer: Any, name: str, shape: Shape) -> None:
 
 
 def _write_vocabulary(writer: Any, n_vocab: int) -> None:
+    """The bytes, then two printable characters, then three, as far as it takes.
+
+    So nearly every token is text by itself. Of one that ends within a character servers show nothing before the next has come, and what
+    is measured between two texts would be two steps.
+    """
     tokens, merges = _byte_letters(), []
-    while len(tokens) < n_vocab - 3:  # every pair of two bytes, then every pair of a pair and a byte, as far as it takes
-        i = len(tokens) - 256
-        first, second = tokens[i // 256], tokens[i % 256]
-        tokens.append(first + second)
-        merges.append(f"{first} {second}")
+    printable = tokens[0x20:0x7F]
+    beginnings = printable.copy()
+    for first in beginnings:  # which grows
+        for second in printable[: n_vocab - 3 - len(tokens)]:
+            tokens.append(first + second)
+            beginnings.append(first + second)
+            merges.append(f"{first} {second}")
+        if len(tokens) == n_vocab - 3:
+            break
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")

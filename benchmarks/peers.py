@@ -61,6 +61,11 @@ class Side:
         """Requests that the peer did not answer, over all pairs."""
         return sum(summary["n_failed"] for summary in self.theirs)
 
+    @property
+    def n_failed_ours(self) -> int:
+        """Requests that we did not answer beside it."""
+        return sum(summary["n_failed"] for summary in self.ours)
+
     def values(self, figure: Figure) -> tuple[list[float | None], list[float | None]]:
         """The figure in every pair, ours and theirs."""
         return [figure.of(summary) for summary in self.ours], [figure.of(summary) for summary in self.theirs]
@@ -247,7 +252,8 @@ def _best_row(sides: Sequence[Side], figure: Figure) -> dict[str, Any] | None:
         "ours": statistics.median(value for value in ours if value is not None),
         "theirs": statistics.median(value for value in theirs if value is not None),
         **attrs.asdict(compared),
-        "verdict": compared.verdict(figure),
+        # Who leaves requests unanswered is quick with the others.
+        "verdict": compared.verdict(figure) if not side.n_failed_ours or figure.counts_failures else "unsure",
     }
 
 
@@ -318,10 +324,15 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
         sampling=asked.sampling,
         goal=Goal(asked.goodput_ttft_s, asked.goodput_itl_s),
     )
+    if not contenders:
+        raise SystemExit("there is no other server to measure: name one by its flag, as --llama-server PATH")
     for one in _at_rates(plan, house, ours_options(asked)):
         if asked.ends:
             return
         data = run_plan(one, house, contenders, ours_options(asked), lambda: bool(asked.ends))
+        if not data["sides"]:
+            print(f"{one.name}: nothing was measured, and nothing is written", flush=True)
+            continue
         concurrency = f"c{workload.concurrency}" if asked.concurrency else ""
         name = "-".join(filter(None, (one.name, concurrency, asked.backend, asked.label)))
         path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found, "versions": told}, asked.results)

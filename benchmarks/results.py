@@ -17,6 +17,7 @@ What `data` of kills is, `benchmarks.kills.data_of` says, what those of promises
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -83,12 +84,15 @@ def model_facts(path: Path) -> dict[str, Any]:
     return {"file": path.name, "size_bytes": path.stat().st_size}
 
 
+@functools.cache
 def revision() -> str:
-    """The commit that was measured; a plus sign says that files were changed since."""
+    """The commit that is measured, as it is when this is first asked; a plus sign says that files were changed since."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         commit = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no", "../cllm", "../backends"], capture_output=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no", "../cllm", "../backends", "../plugins"], capture_output=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit + ("+" if changed.stdout.strip() else "")

@@ -227,7 +227,8 @@ class StepModel(Protocol):
         Returns float32 of shape (batch.n_outputs, vocabulary.n_tokens) in the order of the rows. It is a view of the model's own
         memory, which the caller may write to, and is valid until the next call of any method but `abort`.
 
-        Raises: NoRoom, every slot is as it was · Aborted · StepFailed, the slots of this batch are undefined · ModelDied.
+        Raises: NoRoom, every slot is as it was · Aborted, so it is too, where slots can be trimmed · StepFailed, the slots of this batch
+        are undefined, as after Aborted elsewhere · ModelDied.
         Source: llama_decode (llama.h).
         """
 

@@ -63,7 +63,7 @@ class NoRoom(BackendError):
 
 
 class Aborted(BackendError):
-    """The step was stopped by `abort`; cells of some of its rows may be filled."""
+    """The step was stopped by `abort`; the memory is as it was, where slots can be trimmed, and else that of its slots is undefined."""
 
 
 class StepFailed(BackendError):

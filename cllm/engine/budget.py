@@ -10,7 +10,7 @@ from cllm.engine.cost import CostModel
 # that is less. Found by `python -m benchmarks simulate`.
 PACE = 2.5
 # And what that comes down to for a prompt of so many cells and more: it takes many steps, all of which become longer by the cells it adds.
-PACE_DEEP, N_DEEP = 1.75, 1024
+PACE_DEEP, N_DEEP = 1.5, 512
 # Where prompts are computed in passes of their own, small ones gain nothing beside the decode rows, and large ones are over sooner: with a
 # pace of 6 mixed prompts gave 4 % more tokens than with 4, computed whole 8 %, and the longest gaps were 0.26, 0.39 and 0.6 s.
 PACE_APART, PACE_APART_MAX = 4.0, 6.0
@@ -78,9 +78,12 @@ class RowBudget:
         """Rows of prompts: what fits into a pass of its own after the one of the decode rows, which has the first row of a prompt too."""
         attended = ((1, n_attended),)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
-        adaptive_s = max(PACE_APART * decode_s, min(PACE_APART_MAX * decode_s, GAP_APART_S))
-        target_s = adaptive_s if self._itl_target_s is None else self._itl_target_s
-        room_s = max(target_s - self._cost.step_s(n_decoding, n_decoding, n_cells, attended=attended), self._efficient_s(0, 0, depth))
+        now_s = self._cost.step_s(n_decoding, n_decoding, n_cells, attended=attended)
+        if self._itl_target_s is None:
+            adaptive_s = max(PACE_APART * decode_s, min(PACE_APART_MAX * decode_s, GAP_APART_S))
+            room_s = max(min(adaptive_s, self._itl_max_s) - now_s, self._efficient_s(0, 0, depth))
+        else:
+            room_s = self._itl_target_s - now_s
         return self._cost.n_rows_within(room_s, 0, 0, depth=depth) + 1
 
     def _efficient_s(self, n_outputs: int, n_cells: int, depth: int) -> float:

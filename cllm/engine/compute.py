@@ -13,15 +13,16 @@ from cllm.engine.events import TokenLogprob
 from cllm.engine.logprobs import score
 from cllm.engine.plan import Drop, Move, Restore, Restored, Save, Scored, Share, StepOutput, Trim, Work
 from cllm.engine.sampling import Sampled, Sampler, sample
-from cllm.errors import ModelDied, NoRoom
+from cllm.errors import Aborted, ModelDied, NoRoom
 
 Scores: TypeAlias = list[TokenLogprob] | None
 
 
-def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOutput:
-    """Do the plan's step; blocks. `clock` gives seconds, for the output's times.
+def compute(model: StepModel, plan: Work, clock: Callable[[], float], is_futile: Callable[[], bool] | None = None) -> StepOutput:
+    """Do the plan's step; blocks. `clock` gives seconds, for the output's times; `is_futile` says whether nobody waits for it any more.
 
-    Raises: what the model's calls raise (cllm/backend.py). When `NoRoom` comes, the moves are done and the rows are not.
+    Raises: what the model's calls raise (cllm/backend.py) · Aborted when it is futile. When that or `NoRoom` comes, the moves are done
+    and the rows are not.
     """
     began_at = clock()
     for move in plan.moves:
@@ -31,6 +32,8 @@ def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOut
     moves_s = moved_at - began_at
     if not plan.n_rows:
         return StepOutput([], [], None, moves_s=moves_s)
+    if is_futile is not None and is_futile():  # an abort that came during the moves had nothing to stop
+        raise Aborted("nobody waits for this step")
     if (divided := divide(model, plan)) is not None:
         drawing_model, division = divided
         drawn = division.step(drawing_model, plan)

@@ -149,6 +149,7 @@ class Scheduler:
         self._trials = Trials()
         self._planned_at = self._now = 0.0
         self._n_arrived = 0
+        self._newest: Sequence | None = None
 
     def _dealer(self) -> tuple[int, Places, BatchFormer]:
         """What deals out the memory and the rows that the limits name."""
@@ -186,6 +187,7 @@ class Scheduler:
         self._n_arrived += 1
         sequence = self._sequence(spec, self._n_arrived, now)
         self._sequences[sequence.seq_id] = sequence
+        sequence.work = self._service.work(self._n_new(sequence), sequence.n_max - sequence.n_prompt)
         sequence.timeline.note(now, "queued", n_prompt=sequence.n_prompt, n_before=len(self._queue))
         self._queue.add(sequence)
         if self._choice is not None:
@@ -267,8 +269,9 @@ class Scheduler:
     def apply_failure(self, plan: Plan, error: Exception, now: float) -> list[Event]:
         """Settle a step that raised: nobody's tokens are lost, cells are computed again, a culprit is told apart.
 
-        After `NoRoom` everything is as it was, so the sequence that ranks last gives way. After anything else the content of the
-        batch's slots is undefined, so its members start over; halves of them are tried until the one that fails is alone.
+        After `NoRoom` everything is as it was, so the sequence that ranks last gives way. After `Aborted` slots have the cells that they
+        had, where they can be trimmed. After anything else the content of the batch's slots is undefined, so its members start over;
+        halves of them are tried until the one that fails is alone.
         """
         self._now = now
         events: list[Event] = []
@@ -282,9 +285,10 @@ class Scheduler:
             if not robbed:
                 self._give_way(members, error, events)
             return events
+        is_kept = isinstance(error, Aborted) and self.limits.can_trim
         for sequence in members:
             if sequence not in robbed:
-                self._preempt(sequence, keep=False)
+                self._preempt(sequence, keep=is_kept)
         if not isinstance(error, Aborted):
             self._accuse(members, error, events)
         return events
@@ -705,7 +709,6 @@ class Scheduler:
             seq_id=seq_id,
             spec=spec,
             share=self._shares.of(spec.key),
-            work=self._service.work(n_prompt, n_max - n_prompt),
             tokens=tokens,
             n_prompt=n_prompt,
             n_max=n_max,
@@ -729,6 +732,14 @@ class Scheduler:
         )
         sequence.sampler.grammar_waits = spec.grammar is not None and transcript.is_reasoning
         return sequence
+
+    def _n_new(self, sequence: Sequence) -> int:
+        """Rows that a newcomer's prompt will probably need: not those that are known, nor those that another of its request computes."""
+        before, self._newest = self._newest, sequence
+        is_another = before is not None and before.spec.prompt is sequence.spec.prompt and before.phase is not Phase.FINISHED
+        if is_another and sequence.may_share and self.memory.limits.shares_live:
+            return 1
+        return sequence.n_prompt - self.memory.n_known(sequence)
 
     def _transcript(self, spec: SequenceSpec) -> Transcript:
         shown = frozenset() if spec.answer is None else spec.answer.shown

@@ -79,7 +79,7 @@ class Sequence:
     seq_id: int
     spec: SequenceSpec
     share: Share  # the account of its key
-    work: float  # what it will probably cost, in tokens of a prompt
+    work: float = 0.0  # what it will probably cost, in tokens of a prompt
     tokens: list[int]
     n_prompt: int
     n_max: int  # the sequence ends when it has so many tokens

@@ -42,7 +42,7 @@ def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
     return {
         "format": FORMAT,
         "model": [info.architecture, info.n_params, info.size_bytes, info.n_embd, info.quantization, model.vocabulary.n_tokens],
-        "memory": [model.n_cells, model.n_slots, model.n_rows_max, model.capabilities.kv_layout.value],
+        "memory": [model.n_cells.bit_length(), model.n_slots, model.n_rows_max, model.capabilities.kv_layout.value],
         "backend": [backend, *versions, *_library_versions()],
         "settings": settings,
         "machine": [platform.machine(), _cpu(), _n_cpus()],

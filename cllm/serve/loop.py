@@ -237,7 +237,9 @@ class StepLoop:
             token.run_sync_soon(self._deliver_soon)
         if plan.is_futile():  # an abort that came while the call was on its way here is lost
             raise Aborted("nobody waits for this step")
-        return compute(self._model, plan, time.perf_counter) if self._worker is None else self._worker.compute(plan, time.perf_counter)
+        if self._worker is not None:
+            return self._worker.compute(plan, time.perf_counter)
+        return compute(self._model, plan, time.perf_counter, plan.is_futile)
 
     def _deliver_soon(self) -> None:
         try:

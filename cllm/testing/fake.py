@@ -164,6 +164,8 @@ class FakeModel:
         n = batch.n_rows
         self._check(batch)
         self.n_steps += 1
+        if self._step_s is not None:
+            self._pretend(self._step_s(batch))  # before any cell is filled, so that an aborted step leaves the memory as it was
         out = self._logits[: batch.n_outputs]
         i = 0
         rows = zip(batch.tokens[:n].tolist(), batch.slots[:n].tolist(), batch.outputs[:n].tolist(), strict=True)
@@ -172,8 +174,6 @@ class FakeModel:
             if wants_output:
                 self._write(out[i], cell.hash)
                 i += 1
-        if self._step_s is not None:
-            self._pretend(self._step_s(batch))
         return out
 
     def share(self, source: int, target: int, n_tokens: int) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.figures import FIGURES, Figure, compare
+from benchmarks.figures import FIGURES, RATIO_MAX, Figure, compare
 
 HIGHER = Figure("speed", True, lambda summary: summary["speed"])
 LOWER = Figure("wait", False, lambda summary: summary["wait"])
@@ -31,10 +31,18 @@ def test_the_machines_own_speed_cancels_out() -> None:
 
 
 def test_pairs_without_the_figure_are_left_out() -> None:
-    assert compare([None, 0.0], [1.0, 1.0]) is None
+    assert compare([None, 1.0], [1.0, None]) is None
     compared = compare([None, 3.0], [1.0, 1.0])
     assert compared is not None
     assert compared.n_pairs == 1
+
+
+def test_where_a_figure_is_nought_in_some_pass_it_counts_and_the_sums_are_compared() -> None:
+    compared = compare([0.0, 3.0, 1.0], [1.0, 1.0, 0.0])
+    assert compared is not None
+    assert (compared.ratio, compared.n_pairs) == (pytest.approx(2.0), 3)
+    assert 0.0 <= compared.low < compared.ratio < compared.high <= RATIO_MAX
+    assert compare([0.0, 0.0], [0.0, 0.0]) is None
 
 
 def test_better_is_higher_or_lower_and_even_where_the_interval_has_one_in_it() -> None:

@@ -11,8 +11,11 @@ import pytest
 
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import Curve
+from cllm.engine.params import StopParams
 from cllm.engine.places import Places
 from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.errors import Unavailable
 from cllm.testing.fake import FakeVocabulary
 from tests.engine.simulation import NO_OUTPUT_MS, STEP_MS, Asked, Simulation, ask
 
@@ -71,6 +74,22 @@ def test_so_they_are_where_most_of_the_work_are_prompts() -> None:
     best = max(goodput(rate, long_request) for rate in (0.6, 0.9, 1.2))
     assert best > 0.5
     assert goodput(4.0, long_request) >= 0.9 * best
+
+
+def test_many_answers_to_one_long_prompt_are_its_work_once() -> None:
+    """Or the next would be told to come again in minutes, though all of them wait for one prompt alone."""
+    scheduler = make_scheduler(keeps_prefixes=True, can_share=True, can_trim=True, wait_max_s=60.0, n_live_max=64)
+    simulation = Simulation(scheduler)
+    simulation.ask([ask(0.5 * i, 40, 40) for i in range(40)])
+    simulation.run(until_s=30.0)
+    stopping, prompt = StopParams(max_tokens=20), list(range(1500))
+    for _ in range(32):
+        scheduler.submit(SequenceSpec(prompt=prompt, stopping=stopping), 30.0)
+    scheduler.check_room(30.0)
+    for _ in range(32):
+        scheduler.submit(SequenceSpec(prompt=prompt.copy(), stopping=stopping), 30.0)  # of others, who may be gone any time
+    with pytest.raises(Unavailable, match="the wait would be"):
+        scheduler.check_room(30.0)
 
 
 def test_in_order_of_arrival_everybody_would_wait_too_long(best: float) -> None:

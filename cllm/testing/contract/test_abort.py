@@ -46,6 +46,20 @@ def test_what_an_aborted_step_had_can_be_computed_again(hand: Hand, plain: Plain
         near.check(hand.alone(tokens, Outputs.LAST), expected)
 
 
+def test_an_aborted_step_leaves_its_slot_the_cells_that_it_had(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    can = hand.model.capabilities
+    if not (can.can_abort and can.can_trim):
+        pytest.skip("this model's steps run to their end, or its slots cannot be trimmed to what they had")
+    tokens = plain.draw(_n_rows(hand.model))
+    n_before = len(tokens) // 4
+    expected = hand.alone(tokens, Outputs.LAST)
+    for _ in range(N_ABORTS):
+        hand.put(0, tokens[:n_before])
+        if step_and_abort(hand, 0, tokens[n_before:], drops=False):
+            near.check(hand.put(0, tokens[n_before:], Outputs.LAST), expected)
+        hand.drop(0)
+
+
 def test_a_model_that_says_that_it_can_be_aborted_can(hand: Hand, plain: PlainTokens) -> None:
     if not hand.model.capabilities.can_abort:
         pytest.skip("this model's steps run to their end")
@@ -82,8 +96,8 @@ def test_aborts_are_nothing_to_the_moves_of_memory(hand: Hand, plain: PlainToken
         near.check(hand.put(slot, tokens[n:], Outputs.ALL), expected[n:])
 
 
-def step_and_abort(hand: Hand, slot: int, tokens: list[int]) -> bool:
-    """Abort a step while it runs, as far as that can be arranged, and leave its slot empty; return whether it was aborted."""
+def step_and_abort(hand: Hand, slot: int, tokens: list[int], *, drops: bool = True) -> bool:
+    """Abort a step while it runs, as far as that can be arranged; return whether it was aborted. With `drops`, its slot is empty then."""
     batch = hand.write(hand.rows(slot, tokens))
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(hand.model.step, batch)
@@ -92,7 +106,8 @@ def step_and_abort(hand: Hand, slot: int, tokens: list[int]) -> bool:
         error = running.exception()
     assert error is None or isinstance(error, Aborted)
     assert error is None or hand.model.capabilities.can_abort, "it says that it cannot be aborted"
-    hand.drop(slot)
+    if drops:
+        hand.drop(slot)
     return error is not None
 
 
