@@ -45,6 +45,10 @@ INTRODUCTION: Final = """\
 
 `python -m benchmarks` lists the commands that measure; each writes a JSON file into `benchmarks/results`, from which `python -m benchmarks
 report` writes this page and README's table.
+
+Models named `qwen3-0.6b` have that shape and random weights, made by `python -m benchmarks.models`: speed does not depend on what weights
+say, texts mean nothing. The machine shares its two cores with others: it was up to three times as slow on one day as on another, and its
+speed changes within minutes. So ratios are taken within a pair or a turn, and tokens/s of different runs cannot be compared.
 """
 
 LADDER: Final = """\
@@ -54,7 +58,8 @@ least and most over the turns. `isolated` is the loop with the model in a proces
 Without a core is how long, in a step, a thread that computes could have run and had none, by the kernel's own count: its team waits for it
 at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads.
 What takes more than 1 % off the one above, by the median of the turns, is told below the table: how much, least and most over the turns,
-what it is spent on, and what was done about it. Where the least is below 0, the turns do not agree that anything was lost.
+what its layer spends time on, and what was done about that. Where the least is below 0, the turns do not agree that anything was lost,
+and the machine made the difference. Times without a core and CPU times are microseconds of a step.
 """
 
 MENDED: Final = {
@@ -76,7 +81,7 @@ gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draw
 above that need no real model. CPU time is that of the process that serves; its client has another on the same cores. What a stage takes
 over the one above may come out below 0 where the two differ by less than they vary. Between steps the scheduler applies what came and
 plans anew; what is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python, of which the kernel's
-send takes a quarter: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose floor is to read all logits
+send takes a fifth: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose floor is to read all logits
 once. The aim of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than
 64 events do, so that neither `gpu` nor `gpu-draws` comes to it at 64 streams.
 """

@@ -9,8 +9,8 @@ from cllm.engine.cost import CostModel
 # How many times as long as a step of all that run, if they all generated, one with prompts may take; the cells of prompts do not count, if
 # that is less. Found by `python -m benchmarks simulate`.
 PACE = 2.5
-# And what that comes down to for a prompt of so many cells and more: it takes many steps, all of which become longer by the cells it adds.
-PACE_DEEP, N_DEEP = 1.5, 512
+# And what that comes down to between so many cells of a prompt and twice as many: it takes many steps, all of which it makes longer.
+PACE_DEEP, N_DEEP = 1.5, 256
 # Where prompts are computed in passes of their own, small ones gain nothing beside the decode rows, and large ones are over sooner: with a
 # pace of 6 mixed prompts gave 4 % more tokens than with 4, computed whole 8 %, and the longest gaps were 0.26, 0.39 and 0.6 s.
 PACE_APART, PACE_APART_MAX = 4.0, 6.0
@@ -67,7 +67,7 @@ class RowBudget:
         It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
         time for many prompts, and so stay few.
         """
-        pace = PACE + (PACE_DEEP - PACE) * min(depth / N_DEEP, 1.0)
+        pace = PACE + (PACE_DEEP - PACE) * min(max(depth / N_DEEP - 1.0, 0.0), 1.0)
         attended = ((1, n_attended),)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         own_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)

@@ -317,14 +317,20 @@ class Memory:
         """Sequences whose cells are on their way from the host."""
         return len(self._restoring)
 
-    def settle(self, plan: Plan) -> None:
-        """Take note of what the plan's step saved and restored, also when it raised."""
+    def n_coming(self, sequence: Sequence) -> int:
+        """Tokens of a running sequence that are computed, or will be as soon as what is on its way from the host has come."""
+        restore = self._restoring.get(sequence.slot)
+        return sequence.n_computed if restore is None else max(sequence.n_computed, min(restore.chain.end, len(sequence.tokens) - 1))
+
+    def settle(self, plan: Plan) -> list[Sequence]:
+        """Take note of what the plan's step saved and restored, also when it raised; return those whose cells came, or will not come."""
         if self.offload is None:
-            return
+            return []
         self.offload.settle(plan)
-        for outcome in plan.restored:
-            if self._restoring.get(outcome.move.slot) is outcome.move:
-                self._restored(outcome)
+        outcomes = [outcome for outcome in plan.restored if self._restoring.get(outcome.move.slot) is outcome.move]
+        for outcome in outcomes:
+            self._restored(outcome)
+        return [self._live[outcome.move.slot] for outcome in outcomes]
 
     def _restored(self, outcome: Restored) -> None:
         sequence = self._live[outcome.move.slot]

@@ -232,7 +232,7 @@ class Scheduler:
         self._now = now
         events: list[Event] = []
         self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
-        self.memory.settle(plan)
+        self._settle(plan, now)
         if self._choice is not None and plan.n_rows:
             self._choice.stepped(len(plan.decoding), len(self._running), self.cells.n_held)
         if plan.n_rows and output.model_s > 0:
@@ -266,6 +266,10 @@ class Scheduler:
             self._acquit(plan.outputs)
         return events
 
+    def _settle(self, plan: Plan, now: float) -> None:
+        for sequence in self.memory.settle(plan):
+            _note_cached(sequence, now, "restored")
+
     def apply_failure(self, plan: Plan, error: Exception, now: float) -> list[Event]:
         """Settle a step that raised: nobody's tokens are lost, cells are computed again, a culprit is told apart.
 
@@ -276,7 +280,7 @@ class Scheduler:
         self._now = now
         events: list[Event] = []
         members = [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
-        self.memory.settle(plan)
+        self._settle(plan, now)
         robbed = self.memory.owe_again(plan.moves, plan.n_moves_done)
         for sequence in robbed:
             if sequence.phase is not Phase.WAITING:
@@ -448,7 +452,7 @@ class Scheduler:
         """Say whether the rest of its prompt alone would take it beyond its deadline, at twice the measured rate too."""
         if sequence.first_token_at is not None or sequence.deadline is None or (rate := self._service.rate) is None:
             return False
-        n_owed = len(sequence.tokens) - sequence.n_computed
+        n_owed = len(sequence.tokens) - self.memory.n_coming(sequence)
         return PROMPT_TOKEN * n_owed > CERTAINTY * rate * (sequence.deadline - now)
 
     def _release_followers(self) -> None:
@@ -529,13 +533,17 @@ class Scheduler:
         sequence.prefill_from = self.totals.n_prefill_rows
         if sequence.admitted_at is None:
             sequence.admitted_at = now
+            n_cached = self.memory.n_coming(sequence)
             if self._choice is not None and not sequence.n_followed:
-                self._choice.came(sequence.n_prompt, sequence.n_computed, self._n_crowd(1))
+                self._choice.came(sequence.n_prompt, n_cached, self._n_crowd(1))
             # Charged at once: otherwise the same key would be given the next place too.
-            sequence.share.charge(PROMPT_TOKEN * (sequence.n_prompt - sequence.n_computed))
+            sequence.share.charge(PROMPT_TOKEN * (sequence.n_prompt - n_cached))
             self.totals.n_prompt_tokens += sequence.n_prompt
         bisect.insort(self._running, sequence, key=order)
-        _note_admission(sequence, now)
+        if sequence.is_restoring:  # how much is cached is known when it has come
+            sequence.timeline.note(now, "admitted", slot=sequence.slot)
+        else:
+            _note_cached(sequence, now, "admitted", slot=sequence.slot)
 
     def _reserve_decode_cells(self) -> None:
         """Hold a cell for the next row of each decoding sequence; those that rank last give way when cells run out."""
@@ -781,15 +789,13 @@ def _offload(limits: Limits, cost: CostModel) -> Offload | None:
     return Offload(pool, Prices(cost), can_save_part=limits.can_save_part)
 
 
-def _note_admission(sequence: Sequence, now: float) -> None:
+def _note_cached(sequence: Sequence, now: float, event: str, **facts: int) -> None:
     """Tell how much was cached, and for the first admission from which position on it was not, and why."""
     miss = sequence.miss if sequence.n_preempted == 0 else None
     if miss in (None, Miss.NONE):
-        sequence.timeline.note(now, "admitted", slot=sequence.slot, n_cached=sequence.n_computed)
+        sequence.timeline.note(now, event, **facts, n_cached=sequence.n_computed)
     else:
-        sequence.timeline.note(
-            now, "admitted", slot=sequence.slot, n_cached=sequence.n_computed, miss_from=sequence.n_computed, miss=miss.value
-        )
+        sequence.timeline.note(now, event, **facts, n_cached=sequence.n_computed, miss_from=sequence.n_computed, miss=miss.value)
 
 
 def _too_late() -> DeadlineExceeded:

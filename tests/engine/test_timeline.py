@@ -24,6 +24,46 @@ def test_a_sequence_is_queued_admitted_prefilled_piece_by_piece_and_ended() -> N
     assert timeline.moments[-1].facts == {"reason": "length", "n_generated": 3}
 
 
+RESTORED = """
+limits keeps_prefixes=1 can_share=1 can_trim=1 can_save=1 can_save_part=1 host_pool_n_bytes=100000 n_cells=120 n_ctx=110 row_budget=64
+submit 1 prompt=a60 max_tokens=3
+step
+step
+step
+submit 2 prompt=b80 max_tokens=3
+step
+step
+step
+step
+submit 3 prompt=a60c10 max_tokens=2
+step
+step
+"""
+
+
+def test_what_comes_from_the_host_is_told_as_cached_when_it_has_come() -> None:
+    conversation = Conversation()
+    for command in RESTORED.split("\n")[1:-1]:
+        conversation.tell(command)
+    timeline = conversation.scheduler.timeline(3)
+    assert told(timeline) == ["queued", "admitted", "restored", "prefill", "first_token"]
+    admitted, restored = timeline.moments[1:3]
+    assert "n_cached" not in admitted.facts
+    assert restored.facts == {"n_cached": 60, "miss_from": 60, "miss": "differs"}
+
+
+def test_its_key_pays_only_for_what_has_to_be_computed() -> None:
+    conversation = Conversation()
+    *before, submit, step, _ = RESTORED.split("\n")[1:-1]
+    for command in before:
+        conversation.tell(command)
+    (share,) = conversation.scheduler._shares
+    conversation.tell(submit)
+    n_before = share.served
+    conversation.tell(step)
+    assert share.served - n_before == 10
+
+
 def test_times_do_not_go_back() -> None:
     scheduler = Conversation().scheduler
     request = ask(0.0, n_prompt=50, n_tokens=9)
