@@ -11,7 +11,7 @@ import numpy as np
 from cllm.backend import Batch, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.engine.cost import N_TILE
 from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
-from cllm.errors import LoadAborted
+from cllm.errors import LoadAborted, LoadFailed
 
 SECONDS_MAX: Final = 4.0  # after the first step, after which no measurement begins, but for the two sizes that every curve needs
 SHARE_ROWS, SHARE_OUTPUTS = 0.5, 0.75  # of that time, when each part is over
@@ -164,6 +164,9 @@ class _Measurement:
         pooled_s = self._generating_s(n_slots, n_cells)
         try:
             model.lay_out(KvLayout.STREAMS, n_slots)
+        except LoadFailed:  # there is no memory for it, nor will there be
+            return None
+        try:
             n_slots = min(n_slots, model.n_slots)
             apart_s = self._generating_s(n_slots, n_cells)
         finally:

@@ -12,7 +12,7 @@ import pytest
 from cllm.backend import Batch, KvLayout, ModelSpec
 from cllm.config import Settings
 from cllm.engine.curve import Curve
-from cllm.errors import LoadAborted, StepFailed
+from cllm.errors import LoadAborted, LoadFailed, StepFailed
 from cllm.serve import curves
 from cllm.serve.calibration import SECONDS_MAX, measure
 from cllm.serve.loading import cost_of, keep_layout, load
@@ -271,6 +271,20 @@ def test_the_next_load_knows_the_layout_unless_nothing_is_to_be_kept(tmp_path: P
     keep_layout(loaded.curve_key, off, KvLayout.UNIFIED)
     assert not load(off, lambda _share: True).limits.begins_apart
     assert load(settings, lambda _share: True).limits.begins_apart
+
+
+def test_where_there_is_no_memory_for_parts_it_is_not_known_what_they_gain_and_no_more() -> None:
+    def before_lay_out(layout: KvLayout, n_slots: int) -> None:
+        if layout is KvLayout.STREAMS:
+            raise LoadFailed("no memory")
+
+    def curve(**fields: object) -> Curve:
+        return measured(TimedModel(row_s=0.0001, n_cells=16384, lays_out=True, **fields))  # type: ignore[arg-type]
+
+    assert curve().apart_gain_cell_s is not None
+    without = curve(before_lay_out=before_lay_out)
+    assert without.apart_gain_cell_s is None
+    assert without.rows
 
 
 def test_loading_and_measuring_share_one_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
