@@ -11,10 +11,10 @@ from cllm.engine.cost import CostModel
 PACE = 2.5
 # And what that comes down to between so many cells of a prompt and twice as many: it takes many steps, all of which it makes longer.
 PACE_DEEP, N_DEEP = 1.5, 256
-# Where prompts are computed in passes of their own, small ones gain nothing beside the decode rows, and large ones are over sooner: with a
-# pace of 6 mixed prompts gave 4 % more tokens than with 4, computed whole 8 %, and the longest gaps were 0.26, 0.39 and 0.6 s.
-PACE_APART, PACE_APART_MAX = 4.0, 6.0
-GAP_APART_S = 0.35  # that a step may take for the larger pace
+# Where prompts are computed in passes of their own, a row costs the same beside answers as by itself: a pass is as small as makes it hardly
+# dearer than in the best one. What a step may take at least for that, and at most.
+PRICE_APART = 1.15
+PACE_APART, PACE_APART_MAX = 2.25, 4.0
 PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
 ALONE_S = 0.5  # when nobody generates, only a newcomer waits for a step's end
 
@@ -80,8 +80,9 @@ class RowBudget:
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         now_s = self._cost.step_s(n_decoding, n_decoding, n_cells, attended=attended)
         if self._itl_target_s is None:
-            adaptive_s = max(PACE_APART * decode_s, min(PACE_APART_MAX * decode_s, GAP_APART_S))
-            room_s = max(min(adaptive_s, self._itl_max_s) - now_s, self._efficient_s(0, 0, depth))
+            cheap_s = now_s + self._cost.step_s(self._cost.n_rows_efficient(PRICE_APART), 0, 0)
+            adaptive_s = min(max(PACE_APART * decode_s, cheap_s), PACE_APART_MAX * decode_s, self._itl_max_s)
+            room_s = max(adaptive_s - now_s, self._efficient_s(0, 0, depth))
         else:
             room_s = self._itl_target_s - now_s
         return self._cost.n_rows_within(room_s, 0, 0, depth=depth) + 1
