@@ -24,7 +24,6 @@ MEMORY: Final = 0.95  # of the share that is reused, for each sequence
 N_AT_FIRST: Final = 4  # sequences that what is not known yet counts for: that nothing is shared
 REUSE_LOW, REUSE_HIGH = 0.1, 0.25  # of tokens and of sequences: with less the cells may lie apart, with more they go back into a pool
 SPARE: Final = 1.25  # the next sequence may be so many times as long as the longest one was, unless it says how long it will be
-SHARE_LEFT: Final = 0.5  # of what attention gains: prompts, which a pool computes beside answers, take the rest
 
 
 @attrs.frozen(kw_only=True)
@@ -78,10 +77,14 @@ class LayoutChoice:
             self._lengths.append(n_tokens)
             self.is_outgrown = self.is_apart
 
-    def stepped(self, n_decoding: int, n_live: int, n_cells: int) -> None:
-        """A step was made, in which `n_decoding` of `n_live` sequences generated, who have `n_cells` cells; shared ones count once."""
+    def stepped(self, n_decoding: int, n_live: int, n_cells: int, spared_s: float = 0.0) -> None:
+        """A step was made, in which `n_decoding` of `n_live` sequences generated, who have `n_cells` cells; shared ones count once.
+
+        Apart, the rows of prompts would have taken `spared_s` longer, since they would not have been computed together with answers.
+        """
         if not self.is_apart and n_live > 1:
-            self._lost_s += SHARE_LEFT * self.apart.gain_cell_s * n_cells * n_decoding / n_live
+            lost_s = self.apart.gain_cell_s * n_cells * n_decoding / n_live - spared_s
+            self._lost_s = max(self._lost_s + lost_s, 0.0)
 
     def is_due(self, compute_again_s: float, n_longest: int, demand: float) -> bool:
         """Say whether to change now. What is held would take `compute_again_s` to compute again, the longest who is here has `n_longest`

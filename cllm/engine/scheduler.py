@@ -234,7 +234,9 @@ class Scheduler:
         self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
         self._settle(plan, now)
         if self._choice is not None and plan.n_rows:
-            self._choice.stepped(len(plan.decoding), len(self._running), self.cells.n_held)
+            n_decoding = len(plan.decoding)
+            spared_s = self.cost.spared_s(plan.n_rows, n_decoding) if 0 < n_decoding < plan.n_rows else 0.0
+            self._choice.stepped(n_decoding, len(self._running), self.cells.n_held, spared_s)
         if plan.n_rows and output.model_s > 0:
             n_outputs = plan.batch.n_outputs
             self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)

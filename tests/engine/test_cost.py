@@ -91,6 +91,12 @@ def test_on_a_gpu_many_rows_cost_as_much_as_one() -> None:
     assert model(GPU).n_rows_efficient(1.5) == 168
 
 
+def test_rows_of_prompts_take_less_beside_answers_than_by_themselves() -> None:
+    """Eight of them 27 ms in a large step, and 11 where eight answers go."""
+    assert model().spared_s(16, 8) == pytest.approx(8 * 0.00332 - 0.011)
+    assert model().spared_s(8, 8) == 0.0
+
+
 def test_prompts_alone_are_computed_in_steps_of_the_cheapest_size() -> None:
     assert model(GPU).n_rows_fastest(1.0) == 512
     assert model(GPU).n_rows_fastest(0.009) == 184

@@ -43,6 +43,14 @@ def test_one_sequence_alone_loses_nothing_in_a_pool() -> None:
     assert not one.may_be_due
 
 
+def test_the_pool_stays_while_prompts_gain_more_beside_answers_than_these_lose() -> None:
+    one = choice()
+    for _ in range(10_000):
+        one.stepped(8, 8, 1000, spared_s=0.0 if one._lost_s else 0.02)
+        one.stepped(6, 8, 1000, spared_s=0.01)
+    assert not one.may_be_due
+
+
 @pytest.mark.parametrize(
     "one",
     [
