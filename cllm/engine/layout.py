@@ -4,8 +4,11 @@ By the order of ggml's loops, attention in a pool goes through a head's rows one
 CPU's cache when the next head that reads them has its turn. Eight sequences of 128 cells generate in 67 ms a step, apart in 59; sixteen of
 130 in 125, apart in 91. But eight that have 1,000 cells in common read these once in a pool: 43 tokens/s, apart 25 to 31.
 
-So cells lie apart while nothing is shared. To lay them out anew, all of them must be computed again, but for those that nobody holds: it
-is done when staying has cost as much as that, so that never more than twice the least is paid.
+So cells lie apart while nothing is shared, unless prompts gain more in a pool: beside answers their rows take less than by themselves, and
+apart each prompt is a pass of its own. On mixed prompts that decided for the pool.
+
+To lay them out anew, all cells must be computed again, but for those that nobody holds: it is done when staying has cost as much as that,
+so that never more than twice the least is paid.
 
 A server that is started again goes on with the layout that it had, while nobody holds anything. If what comes now shares its beginnings
 after all, the first few that do are enough to have the pool back, before much was computed: who waits for another's prompt counts too.
