@@ -98,7 +98,7 @@ class Memory:
         self.tree = PrefixTree(self.cells)
         self.totals = MemoryTotals()
         self._live: dict[int, Sequence] = {}  # by slot
-        self._left: dict[int, int] = {}  # slots that waiting sequences have left, by sequence
+        self._wanted: dict[int, int] = {}  # slots that waiting sequences left, or found at their arrival, by sequence
         self._moves: list[Move] = []  # owed to the model before anyone's rows
         self.offload = offload
         self._at_prompts_end: list[Sequence] = []  # where slots cannot be cut back to where the prompt ended
@@ -137,12 +137,20 @@ class Memory:
             n_usable -= reuse.match.n_cached
         return n_wanted - n_usable
 
+    def arrived(self, sequence: Sequence) -> None:
+        """Note that a new sequence's tokens are asked for; it may wait long before it comes, and the cells are kept for it."""
+        if not sequence.may_share:
+            return
+        if self.offload is not None:
+            self.offload.prices.demand.came(_key(sequence), sequence.tokens)
+        reuse = self._find(sequence).reuse
+        if reuse is not None and self.tree.is_resting(reuse.slot) and 2 * reuse.n_tokens >= self.tree.n_tokens(reuse.slot):
+            self._wait_for(sequence, reuse.slot)
+
     def take(self, sequence: Sequence) -> None:
         """Give a waiting sequence that fits a slot, the cells that others have computed for it, and room for the rest."""
         known = self._with_a_slot(sequence)
         self.ends_waiting(sequence)
-        if self.offload is not None and sequence.n_preempted == 0:
-            self.offload.prices.demand.came(_key(sequence), sequence.tokens)
         reuse = known.reuse
         if reuse is None:
             sequence.slot = self.cells.take_slot()
@@ -198,21 +206,25 @@ class Memory:
         tree.extend(slot, sequence.tokens[tree.n_tokens(slot) : sequence.n_computed])
         self.cells.release(sequence.n_held - sequence.n_computed)
         self._let_go(sequence)
-        if not tree.rest(slot, awaited=comes_back):
+        if not tree.rest(slot):
             self._drop(slot)
             return
         if comes_back:
-            self._left[sequence.seq_id] = slot
+            self._wait_for(sequence, slot)
         if self.offload is not None:
             self.offload.rests(slot)
             if not comes_back:
                 self.offload.prices.demand.left(_key(sequence), sequence.tokens)
 
     def ends_waiting(self, sequence: Sequence) -> None:
-        """Note that a sequence does not wait any longer: what it once left is like everybody's."""
-        slot = self._left.pop(sequence.seq_id, None)
+        """Note that a sequence does not wait any longer: what it would have gone on from is like everybody's."""
+        slot = self._wanted.pop(sequence.seq_id, None)
         if slot is not None:
-            self.tree.await_no_more(slot)
+            self.tree.wait_no_more(slot, sequence.own_order)
+
+    def _wait_for(self, sequence: Sequence, slot: int) -> None:
+        self._wanted[sequence.seq_id] = slot
+        self.tree.wait_for(slot, sequence.own_order)
 
     def forget(self, sequence: Sequence) -> None:
         """Take back what a sequence holds, of which nothing may be used again."""
@@ -239,8 +251,11 @@ class Memory:
             self.offload.pool.clear()
 
     def retire_idle(self) -> None:
-        """Move the branch that was unused for longest to the host, if carrying it in every step has cost more than that."""
-        if self.offload is None or not self.tree.n_resting:
+        """Move the branch that was unused for longest to the host, if carrying it in every step has cost more than that.
+
+        One that somebody waits for is of use soon, and stays.
+        """
+        if self.offload is None or self.tree.are_all_awaited:
             return
         slot = self.tree.oldest()
         assert slot is not None
@@ -296,7 +311,7 @@ class Memory:
         self.evict_all()
         self._moves.clear()
         self._at_prompts_end.clear()
-        self._left.clear()
+        self._wanted.clear()
         if self.offload is not None:
             self.offload.lost()
 
@@ -409,13 +424,17 @@ class Memory:
         if rests and n_lost <= (N_TAIL_FORGONE if self.limits.can_trim else 0):
             return Way.ADOPT
         if self.limits.can_share:
-            return self._way_of_sharing(slot)
+            return self._way_of_sharing(slot, n_lost if rests else None)
         return self._way_apart(match.n_tokens, slot, may_adopt=rests and n_lost <= match.n_tokens) if self.limits.can_trim else None
 
-    def _way_of_sharing(self, slot: int) -> Way | None:
-        if self.cells.n_free_slots or self.tree.oldest(but=slot) is not None:
+    def _way_of_sharing(self, slot: int, n_lost: int | None) -> Way | None:
+        """Into an empty slot, else in place of the oldest branch, unless that has more to lose than going on in the slot would cost."""
+        if self.cells.n_free_slots:
             return Way.SHARE
-        return Way.ADOPT if self.tree.is_resting(slot) else None
+        oldest = self.tree.oldest(but=slot)
+        if oldest is None:
+            return Way.ADOPT if self.tree.is_resting(slot) else None
+        return Way.ADOPT if n_lost is not None and n_lost <= self.tree.n_alone(oldest) else Way.SHARE
 
     def _way_apart(self, n_tokens: int, slot: int, *, may_adopt: bool) -> Way | None:
         """Where each slot has cells of its own: into an empty slot a copy, else on in the slot, else a copy in place of another."""
@@ -482,6 +501,9 @@ class Memory:
         self.offload.pool.touch(chain)
 
     def _adopt(self, slot: int, n_keep: int) -> None:
+        n_lost = self.tree.n_tokens(slot) - n_keep
+        if n_lost > N_TAIL_FORGONE and self.limits.can_trim:
+            self._save(slot, n_lost)
         self.tree.wake(slot)
         if self.tree.n_tokens(slot) > n_keep:
             self.tree.trim(slot, n_keep)
@@ -532,12 +554,13 @@ class Memory:
         self.totals.n_evicted_slots += 1
         self.totals.n_evicted_cells += n_cached - self.cells.n_cached
 
-    def _save(self, slot: int) -> None:
-        """Have the cells that a cached branch has to itself saved before they go, if that is worth it."""
+    def _save(self, slot: int, n_last: int | None = None) -> None:
+        """Have the cells that a cached branch has to itself, or the last of them, saved before they go, if that is worth it."""
         if self.offload is None:
             return
         tree = self.tree
-        move = self.offload.save_of(slot, tree.key_of(slot), tree.tokens_of(slot), tree.n_alone(slot), is_awaited=tree.is_awaited(slot))
+        n_alone = tree.n_alone(slot) if n_last is None else n_last
+        move = self.offload.save_of(slot, tree.key_of(slot), tree.tokens_of(slot), n_alone, is_awaited=tree.is_awaited(slot))
         if move is not None:
             self._moves.append(move)
 

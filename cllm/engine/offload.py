@@ -39,7 +39,7 @@ class Offload:
     def save_of(self, slot: int, key: Key, tokens: list[int], n_alone: int, *, is_awaited: bool = False) -> Save | None:
         """Return the move that saves the last `n_alone` cells of a slot that holds `tokens`; None if that is not worth it or not needed.
 
-        `is_awaited` says that whoever left them was preempted and is sure to come back.
+        `is_awaited` says that somebody waits who will go on from them.
         """
         end = len(tokens)
         start = end - n_alone if self._can_save_part else 0

@@ -11,6 +11,7 @@ from cllm.engine.cells import Cells
 N_PIECE_FIRST = 16  # tokens compared at once, four times as many each time: most prompts part early, and slices are copies
 
 Key = tuple[str, str]  # (cache_salt, adapter): cells of different keys are never shared
+Rank = tuple[int, int]  # (priority, arrival) of a sequence
 
 
 @attrs.define(eq=False)
@@ -61,7 +62,7 @@ class PrefixTree:
         self._keys: dict[Node, Key] = {}
         self._tips: dict[int, Node] = {}
         self._resting: dict[int, None] = {}  # slots, the longest unused first
-        self._awaited: set[int] = set()  # of these, such as a waiting sequence has left and comes back for
+        self._awaited: dict[int, Rank] = {}  # of these, such as a waiting sequence will go on from: whose turn is when
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -82,9 +83,13 @@ class PrefixTree:
         return len(self._resting)
 
     def oldest(self, *, but: int | None = None) -> int | None:
-        """The resting slot that was unused for longest, leaving out `but`; an awaited one only where there is no other."""
+        """The resting slot that was unused for longest, leaving out `but`; where all are awaited, the one whose sequence comes last.
+
+        Among sequences that wait, what was unused for longest is what is wanted next.
+        """
         slots = [slot for slot in self._resting if slot != but]
-        return next((slot for slot in slots if slot not in self._awaited), slots[0] if slots else None)
+        free = next((slot for slot in slots if slot not in self._awaited), None)
+        return free if free is not None else max(slots, key=self._awaited.__getitem__, default=None)
 
     def n_alone(self, slot: int) -> int:
         """How many cells at its end a resting slot has to itself, at least."""
@@ -152,7 +157,7 @@ class PrefixTree:
         tip.tips.discard(slot)
         self._tips[slot] = node
 
-    def rest(self, slot: int, *, awaited: bool = False) -> bool:
+    def rest(self, slot: int) -> bool:
         """The live slot's sequence has ended, or comes back later. False when nothing is worth keeping: the slot has left the tree."""
         tip = self._tips[slot]
         if tip.parent is None or tip.children or len(tip.tips) > 1 or self._is_known_elsewhere(tip):
@@ -160,22 +165,30 @@ class PrefixTree:
             return False
         self._count_down(tip)
         self._resting[slot] = None
-        if awaited:
-            self._awaited.add(slot)
         return True
 
+    def wait_for(self, slot: int, rank: Rank) -> None:
+        """A sequence that waits will go on from what a resting slot has; it is evicted after those that nobody waits for."""
+        self._awaited[slot] = min(rank, self._awaited.get(slot, rank))
+
+    @property
+    def are_all_awaited(self) -> bool:
+        """Whether somebody waits for each slot that rests."""
+        return len(self._awaited) == len(self._resting)
+
     def is_awaited(self, slot: int) -> bool:
-        """Whether whoever left the slot waits to come back."""
+        """Whether somebody waits who will go on from the slot."""
         return slot in self._awaited
 
-    def await_no_more(self, slot: int) -> None:
-        """Whoever left the slot has come back, or has ended."""
-        self._awaited.discard(slot)
+    def wait_no_more(self, slot: int, rank: Rank) -> None:
+        """The sequence of that rank waits no more, whatever the slot has become meanwhile."""
+        if self._awaited.get(slot) == rank:
+            del self._awaited[slot]
 
     def wake(self, slot: int) -> None:
         """A resting slot is a live sequence's again."""
         del self._resting[slot]
-        self._awaited.discard(slot)
+        self._awaited.pop(slot, None)
         self._count_up(self._tips[slot])
 
     def trim(self, slot: int, n_keep: int) -> bool:
@@ -197,7 +210,7 @@ class PrefixTree:
         self.version += 1
         is_live = slot not in self._resting
         self._resting.pop(slot, None)
-        self._awaited.discard(slot)
+        self._awaited.pop(slot, None)
         tip = self._tips.pop(slot)
         tip.tips.discard(slot)
         if is_live:
@@ -311,7 +324,7 @@ class PrefixTree:
                 assert node.tips or node.children, "a node that no slot has"
                 assert all(self._tips[slot] is node for slot in node.tips)
                 assert all(child.parent is node and child.start == node.end for nodes in node.children.values() for child in nodes)
-                assert self._awaited <= self._resting.keys()
+                assert self._awaited.keys() <= self._resting.keys()
                 assert not (node.tips & self._resting.keys()) or (len(node.tips) == 1 and not node.children)
                 n_nodes_of_tips += len(node.tips)
                 if node.n_live:

@@ -12,6 +12,7 @@ PREFILL_ROW_S = 3.5e-3  # measured on two cores with a model of 0.6 billion para
 MOVE_S = 5e-5  # for the calls of one move, however few its cells
 PATIENCE = 0.2  # of what a move costs, that carrying may cost before; at 1, mixed prompts of 8 to 240 tokens took a seventh longer
 WEIGHT = 0.2  # of the newest move in what is known of the moves
+FADE = 0.98  # of a price that has just kept a move from being made: one that is never paid is never corrected
 N_CELLS_TO_LEARN = 16  # of a smaller move the calls are the larger part
 
 
@@ -53,9 +54,15 @@ class Prices:
         return 0.0 if self._costs is None else self._costs.carry_s(1, n_rows)
 
     def is_worth_saving(self, n_cells: int, *, is_awaited: bool = False) -> bool:
-        """Say whether cells that must go are to be saved: unless somebody waits for them, they may never be asked for again."""
+        """Say whether cells that must go are to be saved: unless somebody waits for them, they may never be asked for again.
+
+        With each no it costs a little less, so that a price which was measured on a disturbed machine does not stand for ever.
+        """
         share = 1.0 if is_awaited else self.demand.share
-        return self.save_s(n_cells) < share * (self.prefill_s(n_cells) - self.restore_s(n_cells))
+        is_worth = self.save_s(n_cells) < share * (self.prefill_s(n_cells) - self.restore_s(n_cells))
+        if not is_worth and self._save_cell_s is not None:
+            self._save_cell_s *= FADE
+        return is_worth
 
     def is_worth_restoring(self, n_cells: int, n_gained: int) -> bool:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""

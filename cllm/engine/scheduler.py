@@ -187,6 +187,7 @@ class Scheduler:
         self._n_arrived += 1
         sequence = self._sequence(spec, self._n_arrived, now)
         self._sequences[sequence.seq_id] = sequence
+        self.memory.arrived(sequence)
         sequence.work = self._service.work(self._n_new(sequence), sequence.n_max - sequence.n_prompt)
         sequence.timeline.note(now, "queued", n_prompt=sequence.n_prompt, n_before=len(self._queue))
         self._queue.add(sequence)

@@ -24,7 +24,7 @@ from cllm.registry import list_backends
 
 log = structlog.get_logger("cllm.load")
 
-FORMAT: Final = 4  # grows when what is measured, or how, changes
+FORMAT: Final = 5  # grows when what is measured, or how, changes
 N_BYTES_MAX: Final = 1 << 20  # a larger file is none of ours
 
 Key: TypeAlias = dict[str, Any]  # plain values, as JSON has them

@@ -215,7 +215,8 @@ class Machine(RuleBasedStateMachine):
         for move in plan.moves[:n_moves_done]:
             do_move(self.model, plan, move, tick)
         plan.n_moves_done = n_moves_done
-        if n_moves_done == len(plan.moves) and not isinstance(error, NoRoom):  # the content of the batch's slots is undefined
+        leaves_slots_as_they_were = isinstance(error, NoRoom) or (isinstance(error, Aborted) and self.model.capabilities.can_trim)
+        if n_moves_done == len(plan.moves) and not leaves_slots_as_they_were:  # the content of the batch's slots is undefined
             for slot in {sequence.slot for sequence in plan.members()}:
                 self.model.drop(slot)
         self.take(self.scheduler.apply_failure(plan, error, self.now))

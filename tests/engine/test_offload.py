@@ -126,6 +126,69 @@ def test_what_a_preempted_sequence_left_is_saved_though_nothing_else_is_ever_ask
     assert scheduler.totals.n_prefill_rows == 400 + 1  # the last token that was drawn had no cell yet
 
 
+def test_who_waits_for_a_place_has_asked_for_what_was_left() -> None:
+    model, scheduler, offload = make(Costs())
+    answer(model, scheduler, "a" * 200)
+    before = offload.prices.demand.share
+    scheduler.submit(make_spec(tuple(b"a" * 200 + b"b"), 0, 2, 0.0), 0.0)
+    assert offload.prices.demand.share > before
+
+
+def make_small(n_slots: int, **settings: int) -> tuple[FakeModel, Scheduler]:
+    model = FakeModel(n_cells=2000, n_ctx_train=1000, n_slots=n_slots)
+    return model, Scheduler(limits_of(model, Settings(**settings)), model.vocabulary)
+
+
+def test_one_that_goes_on_from_its_prompt_loses_its_answer_rather_than_another_branch() -> None:
+    model, scheduler = make_small(2, host_cache_mb=0)
+    for prompt in ("a" * 200, "b" * 200, "a" * 200 + "more", "b" * 200 + "more"):
+        answer(model, scheduler, prompt, n_tokens=30)
+    assert scheduler.memory.totals.n_tokens_saved == 400
+    assert scheduler.memory.totals.n_evicted_slots == 0
+
+
+def test_the_answer_that_it_loses_is_on_the_host_for_whoever_goes_on_from_that() -> None:
+    model, scheduler = make_small(2)
+    scheduler.submit(make_spec(tuple(b"a" * 200), 0, 60, 0.0), 0.0)
+    while run_step(model, scheduler, 0.0) is not None:
+        pass
+    (tip,) = [scheduler.memory.tree.tokens_of(slot) for slot in range(2) if slot in scheduler.memory.tree]
+    for prompt in ("b" * 200, "a" * 200 + "more"):
+        answer(model, scheduler, prompt, n_tokens=30)
+    assert scheduler.memory.offload is not None
+    assert scheduler.memory.offload.pool.covers(("", ""), tip, 200)
+
+
+def test_what_one_that_waits_goes_on_from_is_kept_before_what_was_used_since() -> None:
+    model, scheduler = make_small(2, parallel=1, host_cache_mb=0)
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 200)
+    scheduler.submit(make_spec(tuple(b"c" * 200), 0, 2, 0.0), 0.0)
+    answer(model, scheduler, "a" * 200 + "more")  # the one with `c` goes first, and takes a slot
+    assert scheduler.memory.totals.n_tokens_saved == 200
+
+
+def test_of_those_who_wait_the_one_who_comes_last_loses_what_it_would_go_on_from() -> None:
+    model, scheduler = make_small(2, parallel=1, host_cache_mb=0)
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 100)
+    for prompt in (b"c" * 200, b"a" * 200 + b"more"):
+        scheduler.submit(make_spec(tuple(prompt), 0, 2, 0.0), 0.0)
+    answer(model, scheduler, "b" * 100 + "more")
+    assert scheduler.memory.totals.n_tokens_saved == 200
+
+
+def test_what_nobody_waits_for_any_more_is_like_everybodys() -> None:
+    model, scheduler = make_small(2, parallel=1, host_cache_mb=0)
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 200)
+    scheduler.submit(make_spec(tuple(b"c" * 200), 0, 2, 0.0), 0.0)
+    waiting = scheduler.submit(make_spec(tuple(b"a" * 200 + b"more"), 0, 2, 0.0), 0.0)
+    scheduler.cancel(waiting)
+    answer(model, scheduler, "b" * 200 + "more")
+    assert scheduler.memory.totals.n_tokens_saved == 200
+
+
 def test_a_host_pool_of_no_size_is_none() -> None:
     model = FakeModel()
     assert Scheduler(limits_of(model, Settings(host_cache_mb=0)), model.vocabulary).memory.offload is None
@@ -150,6 +213,14 @@ def test_a_move_of_few_cells_says_nothing_about_the_price_of_one() -> None:
     before = prices.save_s(1000)
     prices.saved(1, 1.0)
     assert prices.save_s(1000) == before
+
+
+def test_a_price_of_saving_that_nobody_pays_falls_until_it_is_tried_and_corrected() -> None:
+    prices = Prices(Costs(prefill=1e-3, save=1e-3))  # measured while something else had the machine
+    n_refused = next(n for n in range(200) if prices.is_worth_saving(100))
+    assert n_refused > 20
+    prices.saved(100, 100 * 1e-3)  # it was right
+    assert not prices.is_worth_saving(100)
 
 
 def test_saving_must_pay_though_few_branches_are_asked_for_again() -> None:
