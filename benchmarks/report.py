@@ -37,6 +37,9 @@ N_FUNCTIONS: Final = 10  # of a profile
 SERVED: Final = "sse"  # the stage that a user meets
 SERVED_LEAST: Final = 0.95  # of the first stage, with so many at a time:
 SERVED_AT: Final = 8
+CARRIED: Final = "instant"  # the fake model on which the stack must carry, to users,
+CARRIED_LEAST: Final = 20_000.0  # tokens/s, with so many streams:
+CARRIED_AT: Final = 64
 
 INTRODUCTION: Final = """\
 # Benchmarks
@@ -214,6 +217,8 @@ def _stack(run: Run) -> str:
     parts = [f"### {run['name']}\n", _circumstances(run)]
     for rung in run["data"]["rungs"]:
         parts += [f"{rung_title(rung)}:\n", _carried(rung["stages"]), _served(rung)]
+        if run["name"] == CARRIED and rung.get("streams") == CARRIED_AT:
+            parts.append(_carried_enough(rung))
         parts.append(f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n")
     if run["data"].get("profile"):
         parts += _profile(run["data"])
@@ -234,6 +239,15 @@ def _carried(stages: Sequence[Run]) -> str:
         for stage in stages
     ]
     return table(("", "stage", "tokens/s", "steps/s", "CPU us a token", "over the one above", "CPU us a step, over it"), rows)
+
+
+def _carried_enough(rung: Run) -> str:
+    """Whether the stage that users meet carries as many tokens as it must."""
+    carried = next((statistics.median(stage["tokens_per_s"]) for stage in rung["stages"] if stage["name"] == SERVED), None)
+    if carried is None:
+        return ""
+    verdict = "kept" if carried >= CARRIED_LEAST else "missed"
+    return f"{SERVED} carries {number(carried)} tokens/s, promised are at least {number(CARRIED_LEAST)}: {verdict}.\n"
 
 
 def _served(rung: Run) -> str:

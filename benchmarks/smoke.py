@@ -151,10 +151,14 @@ def run_peers(folder: Path) -> None:
     plans = [_plan(workload, None) for workload in small_workloads()]
     plans.append(_plan(attrs.evolve(WORKLOADS["overload"], n_requests=6, n_prompt=(8, 20), n_generated=(4, 8)), 20.0))
     house = House(model=demo.path(), n_slots=4, n_cells=2048, n_threads=1)
-    contenders = [cllm_serve(house, (), "one"), cllm_serve(house, ("--row-budget", "64"), "another")]
+    measured_once = (
+        "--calibration-dir",
+        str(folder / "calibration"),
+    )  # of what steps cost, which takes longer than the load here
+    contenders = [cllm_serve(house, measured_once, "one"), cllm_serve(house, (*measured_once, "--row-budget", "64"), "another")]
     for plan in plans:
         # Servers take longest to start: one has two beside it, and a second round, which shows that the best of them go on.
-        data = peers.run_plan(plan, house, contenders if plan.name == "seed-40x8" else contenders[:1], ())
+        data = peers.run_plan(plan, house, contenders if plan.name == "seed-40x8" else contenders[:1], measured_once)
         check_peers(plan, data)
         results.write("peers", plan.name, {"rate": plan.rate, "model": results.model_facts(house.model)}, data, folder)
 

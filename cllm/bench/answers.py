@@ -33,6 +33,7 @@ class Answer:
 
     n_asked: int
     sent_at: float
+    n_prompt_asked: int = 0  # tokens at least, if ids were not taken and words were sent
     ended_at: float = 0.0
     status: int = 0
     error: str = ""
@@ -50,8 +51,13 @@ class Answer:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it has exactly the asked tokens."""
-        return not self.error and self.n_generated == self.n_asked
+        """Whether it has exactly the asked tokens, to the whole prompt."""
+        return not self.error and self.n_generated == self.n_asked and not self.is_cut
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the server says that it read less than the prompt, which makes it faster than those who read it all."""
+        return 0 < self.n_prompt < self.n_prompt_asked
 
     @property
     def ttft_s(self) -> float:
@@ -80,6 +86,7 @@ def answer_of(exchange: Exchange) -> Answer:
     """Read one exchange."""
     answer = Answer(
         n_asked=exchange.ask.n_generated,
+        n_prompt_asked=len(exchange.ask.prompt),
         sent_at=exchange.sent_at,
         ended_at=exchange.ended_at,
         status=exchange.status,

@@ -72,7 +72,7 @@ class Summary:
     n_cached: int
     n_generated: int
     counted_by: str
-    n_inexact: int  # answers that have not exactly the asked tokens
+    n_inexact: int  # answers that have not exactly the asked tokens, or to a part of the prompt only
     tokens_per_s: float
     requests_per_s: float  # those that were answered
     ttft_s: Spread

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from cllm.backend import Batch
 from cllm.engine.budget import RowBudget
 from cllm.engine.events import Event
@@ -10,6 +12,8 @@ from cllm.engine.plan import Move, Plan
 from cllm.engine.scoring import ScoringRows
 from cllm.engine.sequence import Phase, Sequence
 
+LATE = 32  # times as many rows of prompts as one owes: if so many were computed since it came, it goes before those of other keys
+N_LATE_LEAST = 64  # rows that it counts as owing at least, since what is short goes first in any case
 REST = 0.4  # of the room for prompts' rows, which is too little for a pass of its own
 
 
@@ -22,8 +26,11 @@ class BatchFormer:
         self._rows_by_slot = rows_by_slot
         self.n_room = 0  # rows of prompts that a step had room for, when there last were any; 0: there were none yet
 
-    def form(self, running: list[Sequence], moves: list[Move], events: list[Event], n_cells: int) -> Plan:
-        """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use."""
+    def form(self, running: list[Sequence], moves: list[Move], events: list[Event], n_cells: int, n_prefilled: int = 0) -> Plan:
+        """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use.
+
+        Of prompts, `n_prefilled` rows have ever been computed.
+        """
         decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
         self._add_decoding(decoding)
         n_attended = sum([sequence.n_computed for sequence in decoding])
@@ -34,11 +41,12 @@ class BatchFormer:
         if len(running) > len(decoding):
             outputs = decoding.copy()
             prompts = [sequence for sequence in running if sequence.phase is Phase.PREFILL]
-            depth = min(prompts, key=_prefill_rank).n_computed
+            rank = partial(_prefill_rank, n_prefilled)
+            depth = min(prompts, key=rank).n_computed
             n_rows = self._budget.n_rows(len(decoding), len(running), n_cells, n_attended=n_attended, depth=depth)
             n_room = self.n_room = max(n_rows - len(decoding), 1)
             if sum(map(n_owed, prompts)) > n_room:
-                prompts.sort(key=_prefill_rank)
+                prompts.sort(key=rank)
             self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring)
             attended += [(n, sequence.n_computed + n // 2) for sequence, n in prefilling]
         sizes: tuple[int, ...] = ()
@@ -135,13 +143,16 @@ def _slot(sequence: Sequence) -> int:
     return sequence.slot
 
 
-def _prefill_rank(sequence: Sequence) -> tuple[int, float, int]:
+def _prefill_rank(n_prefilled: int, sequence: Sequence) -> tuple[int, bool, float, int]:
     """Within a priority a key with fewer places for its weight goes first, then the prompt with the fewest rows left: all wait least.
 
     Each prompt row that is computed, of whichever prompt, makes those admitted before it older by one. So a prompt is overtaken only by
-    ones that were admitted before as many rows were computed as it had left when it came: a long one waits, but not for ever.
+    ones that were admitted before as many rows were computed as it had left when it came: a long one waits, but not for ever. Nor does
+    one of a key that has many places: it goes first when it has waited for many times as much as it owes.
     """
-    return sequence.order[0], sequence.share.load, sequence.prefill_from + n_owed(sequence)
+    n_left = n_owed(sequence)
+    is_in_time = n_prefilled - sequence.prefill_from <= LATE * max(n_left, N_LATE_LEAST)
+    return sequence.order[0], is_in_time, sequence.share.load, sequence.prefill_from + n_left
 
 
 def n_owed(sequence: Sequence) -> int:

@@ -279,13 +279,14 @@ class Memory:
         moves, self._moves = self._moves, []
         return moves
 
-    def owe_again(self, moves: list[Move], n_done: int) -> list[Sequence]:
+    def owe_again(self, moves: list[Move], n_done: int, *, has_failed: bool = True) -> list[Sequence]:
         """The step raised after `n_done` of its moves: the rest is still owed, but for a share or trim that failed, and what builds on it.
 
-        Return the live sequences that these were for; they must start over, and compute all of their tokens.
+        Return the live sequences that these were for; they must start over, and compute all of their tokens. If none `has_failed`, since
+        the step was told to end before it, all of the rest is owed.
         """
         undone = moves[n_done:]
-        if not undone or isinstance(undone[0], Drop | Save):
+        if not has_failed or not undone or isinstance(undone[0], Drop | Save):
             self._moves = undone + self._moves
             return []
         spoilt = _filled_from(undone[0].slot, undone)
@@ -414,27 +415,30 @@ class Memory:
         if match is None:
             return None
         slot = self.tree.slot_through(match.node)
-        way = self._way(match, slot)
+        way = self._way(sequence, match, slot)
         return None if way is None else Reuse(way, slot, match)
 
-    def _way(self, match: Match, slot: int) -> Way | None:
+    def _way(self, sequence: Sequence, match: Match, slot: int) -> Way | None:
         """How to come by the cells of `match`, which `slot` has; None: not at all."""
         rests = match.node.tips == {slot} and self.tree.is_resting(slot)
         n_lost = match.node.end - match.n_tokens  # if a sequence goes on in the slot
         if rests and n_lost <= (N_TAIL_FORGONE if self.limits.can_trim else 0):
             return Way.ADOPT
         if self.limits.can_share:
-            return self._way_of_sharing(slot, n_lost if rests else None)
+            return self._way_of_sharing(sequence, slot, n_lost if rests else None)
         return self._way_apart(match.n_tokens, slot, may_adopt=rests and n_lost <= match.n_tokens) if self.limits.can_trim else None
 
-    def _way_of_sharing(self, slot: int, n_lost: int | None) -> Way | None:
-        """Into an empty slot, else in place of the oldest branch, unless that has more to lose than going on in the slot would cost."""
+    def _way_of_sharing(self, sequence: Sequence, slot: int, n_lost: int | None) -> Way | None:
+        """Into an empty slot, else in place of the oldest branch, or on in the slot if that has less to lose that somebody waits for."""
         if self.cells.n_free_slots:
             return Way.SHARE
         oldest = self.tree.oldest(but=slot)
         if oldest is None:
             return Way.ADOPT if self.tree.is_resting(slot) else None
-        return Way.ADOPT if n_lost is not None and n_lost <= self.tree.n_alone(oldest) else Way.SHARE
+        if n_lost is None:
+            return Way.SHARE
+        tail = self.tree.is_awaited(slot, but=sequence.own_order), n_lost
+        return Way.ADOPT if tail <= (self.tree.is_awaited(oldest), self.tree.n_alone(oldest)) else Way.SHARE
 
     def _way_apart(self, n_tokens: int, slot: int, *, may_adopt: bool) -> Way | None:
         """Where each slot has cells of its own: into an empty slot a copy, else on in the slot, else a copy in place of another."""
@@ -502,7 +506,7 @@ class Memory:
 
     def _adopt(self, slot: int, n_keep: int) -> None:
         n_lost = self.tree.n_tokens(slot) - n_keep
-        if n_lost > N_TAIL_FORGONE and self.limits.can_trim:
+        if n_lost > N_TAIL_FORGONE and self.offload is not None and self.offload.can_save_part:
             self._save(slot, n_lost)
         self.tree.wake(slot)
         if self.tree.n_tokens(slot) > n_keep:

@@ -27,7 +27,7 @@ class Offload:
     def __init__(self, pool: HostPool, prices: Prices, *, can_save_part: bool) -> None:
         self.pool = pool
         self.prices = prices
-        self._can_save_part = can_save_part
+        self.can_save_part = can_save_part
         self._saving: dict[int, _Saving] = {}  # by slot
         self._saving_s = 0.0
         self._cell_n_bytes = 1.0  # of the largest states so far, for each cell
@@ -42,7 +42,7 @@ class Offload:
         `is_awaited` says that somebody waits who will go on from them.
         """
         end = len(tokens)
-        start = end - n_alone if self._can_save_part else 0
+        start = end - n_alone if self.can_save_part else 0
         saving = self._saving.get(slot)
         if saving is not None and saving.start <= start and end <= saving.end and self.pool.can_cut:
             return None

@@ -62,7 +62,7 @@ class PrefixTree:
         self._keys: dict[Node, Key] = {}
         self._tips: dict[int, Node] = {}
         self._resting: dict[int, None] = {}  # slots, the longest unused first
-        self._awaited: dict[int, Rank] = {}  # of these, such as a waiting sequence will go on from: whose turn is when
+        self._awaited: dict[int, set[Rank]] = {}  # of these, such as waiting sequences will go on from: whose turn is when
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class PrefixTree:
         """
         slots = [slot for slot in self._resting if slot != but]
         free = next((slot for slot in slots if slot not in self._awaited), None)
-        return free if free is not None else max(slots, key=self._awaited.__getitem__, default=None)
+        return free if free is not None else max(slots, key=lambda slot: min(self._awaited[slot]), default=None)
 
     def n_alone(self, slot: int) -> int:
         """How many cells at its end a resting slot has to itself, at least."""
@@ -169,21 +169,24 @@ class PrefixTree:
 
     def wait_for(self, slot: int, rank: Rank) -> None:
         """A sequence that waits will go on from what a resting slot has; it is evicted after those that nobody waits for."""
-        self._awaited[slot] = min(rank, self._awaited.get(slot, rank))
+        self._awaited.setdefault(slot, set()).add(rank)
 
     @property
     def are_all_awaited(self) -> bool:
         """Whether somebody waits for each slot that rests."""
         return len(self._awaited) == len(self._resting)
 
-    def is_awaited(self, slot: int) -> bool:
-        """Whether somebody waits who will go on from the slot."""
-        return slot in self._awaited
+    def is_awaited(self, slot: int, *, but: Rank | None = None) -> bool:
+        """Whether somebody waits who will go on from the slot, leaving out the sequence of the rank `but`."""
+        ranks = self._awaited.get(slot, ())
+        return len(ranks) > (but in ranks)
 
     def wait_no_more(self, slot: int, rank: Rank) -> None:
         """The sequence of that rank waits no more, whatever the slot has become meanwhile."""
-        if self._awaited.get(slot) == rank:
-            del self._awaited[slot]
+        ranks = self._awaited.get(slot, set())
+        ranks.discard(rank)
+        if not ranks:
+            self._awaited.pop(slot, None)
 
     def wake(self, slot: int) -> None:
         """A resting slot is a live sequence's again."""

@@ -56,13 +56,14 @@ class Prices:
     def is_worth_saving(self, n_cells: int, *, is_awaited: bool = False) -> bool:
         """Say whether cells that must go are to be saved: unless somebody waits for them, they may never be asked for again.
 
-        With each no it costs a little less, so that a price which was measured on a disturbed machine does not stand for ever.
+        Where it would not even be for those, it costs a little less each time, so that a price which was measured on a disturbed machine
+        does not stand for ever.
         """
         share = 1.0 if is_awaited else self.demand.share
-        is_worth = self.save_s(n_cells) < share * (self.prefill_s(n_cells) - self.restore_s(n_cells))
-        if not is_worth and self._save_cell_s is not None:
+        save_s, gain_s = self.save_s(n_cells), self.prefill_s(n_cells) - self.restore_s(n_cells)
+        if save_s >= gain_s > 0 and self._save_cell_s is not None:
             self._save_cell_s *= FADE
-        return is_worth
+        return save_s < share * gain_s
 
     def is_worth_restoring(self, n_cells: int, n_gained: int) -> bool:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""

@@ -223,7 +223,8 @@ class Scheduler:
         running = self._trials.members_of(self._running) if self._trials else self._running
         if self.memory.n_restoring:
             running = [sequence for sequence in running if not sequence.is_restoring]
-        plan = self._former.form(running, self.memory.take_moves(), events, self.cells.n_total - self.cells.n_free)
+        n_cells = self.cells.n_total - self.cells.n_free
+        plan = self._former.form(running, self.memory.take_moves(), events, n_cells, self.totals.n_prefill_rows)
         if plan.n_rows:
             plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
         return plan if plan.is_step or events else None
@@ -284,7 +285,7 @@ class Scheduler:
         events: list[Event] = []
         members = [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
         self._settle(plan, now)
-        robbed = self.memory.owe_again(plan.moves, plan.n_moves_done)
+        robbed = self.memory.owe_again(plan.moves, plan.n_moves_done, has_failed=not isinstance(error, Aborted))
         for sequence in robbed:
             if sequence.phase is not Phase.WAITING:
                 self._preempt(sequence, keep=False)
@@ -466,7 +467,7 @@ class Scheduler:
         """Set a sequence aside that has only to wait for what another computes already; those behind it are not held up."""
         if not self.memory.limits.shares_live or not sequence.may_share or self._trials or len(self._running) >= self._n_places():
             return False
-        leader = self._followers.leader_for(sequence, self._running, self.memory.n_known(sequence))
+        leader = self._followers.leader_for(sequence, self._running, self.memory.n_known(sequence), copies=not self.memory.limits.can_share)
         if leader is None:
             return False
         self._queue.set_aside(sequence)
@@ -533,9 +534,9 @@ class Scheduler:
         self._queue.admit(sequence, now)
         sequence.move(Phase.PREFILL)
         self.memory.take(sequence)
-        sequence.prefill_from = self.totals.n_prefill_rows
         if sequence.admitted_at is None:
             sequence.admitted_at = now
+            sequence.prefill_from = self.totals.n_prefill_rows
             n_cached = self.memory.n_coming(sequence)
             if self._choice is not None and not sequence.n_followed:
                 self._choice.came(sequence.n_prompt, n_cached, self._n_crowd(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import median
 from typing import Final
@@ -25,7 +26,7 @@ N_COPIES_LEAST: Final = 4
 N_SLOTS_APART: Final = 8  # that generate when it is measured what it gains if their cells lie apart
 N_CELLS_PART: Final = 256  # llama.cpp rounds parts to so many
 APART_S_MAX: Final = 3.0  # that may take: without it the cells would never lie apart
-N_REPEATS_APART: Final = 4
+N_ROUNDS_APART, N_REPEATS_APART = 2, 3  # in turns, and steps of each: in the time of a few steps a shared machine changes by more than this
 GAIN_LEAST: Final = 0.02  # of a step; less is noise
 HELD_UP: Final = 2.0  # times as long as it needs by its own numbers: whoever is short of time then has been disturbed
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
@@ -157,27 +158,34 @@ class _Measurement:
         if not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS} or not model.capabilities.can_save:
             return None
         n_slots, n_cells = min(N_SLOTS_APART, model.n_cells // N_CELLS_PART), min(N_CELLS_SAVED, model.n_rows_max)
-        if n_slots < 2 or self._expected_s(n_cells) + N_REPEATS_APART * self._expected_s(n_slots) > APART_S_MAX:
+        if n_slots < 2 or self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > APART_S_MAX:
             return None
-        pooled_s = self._generating_s(n_slots, n_cells)
-        try:
-            model.lay_out(KvLayout.STREAMS, n_slots)
-        except LoadFailed:  # there is no memory for it, nor will there be
-            return None
-        try:
-            n_slots = min(n_slots, model.n_slots)
-            apart_s = self._generating_s(n_slots, n_cells)
-        finally:
-            model.lay_out(KvLayout.UNIFIED, n_slots)
+        states: dict[KvLayout, bytes] = {}
+        pooled_s, apart_s = math.inf, math.inf
+        for _ in range(N_ROUNDS_APART):
+            pooled_s = min(pooled_s, self._generating_s(n_slots, n_cells, states))
+            try:
+                model.lay_out(KvLayout.STREAMS, n_slots)
+            except LoadFailed:  # there is no memory for it, nor will there be
+                return None
+            try:
+                if model.n_slots < n_slots:  # parts would be too small
+                    n_slots, pooled_s = model.n_slots, math.inf
+                apart_s = min(apart_s, self._generating_s(n_slots, n_cells, states))
+            finally:
+                model.lay_out(KvLayout.UNIFIED, n_slots)
         gain_s = pooled_s - apart_s
         return gain_s / (n_slots * n_cells) if gain_s > GAIN_LEAST * apart_s else 0.0
 
-    def _generating_s(self, n_slots: int, n_cells: int) -> float:
-        """Seconds of a step in which so many slots of so many cells generate."""
-        self._fill(0, n_cells)
-        state = self._model.save(0)
-        for slot in range(1, n_slots):
-            self._restore(slot, state)
+    def _generating_s(self, n_slots: int, n_cells: int, states: dict[KvLayout, bytes]) -> float:
+        """Seconds of a step in which so many slots of so many cells generate. `states` has what one of them holds, by layout."""
+        layout = self._model.capabilities.kv_layout
+        if layout not in states:
+            self._fill(0, n_cells)
+            states[layout] = self._model.save(0)
+            self._empty()
+        for slot in range(n_slots):
+            self._restore(slot, states[layout])
         batch, seconds = self._batch, []
         for number in range(N_REPEATS_APART):
             batch.n_rows = batch.n_outputs = n_slots
@@ -237,7 +245,7 @@ class _Measurement:
     def _save(self) -> tuple[bytes, float]:
         """Save slot 0; return its state, and the least seconds: the first copy comes into memory that was never touched."""
         seconds: list[float] = []
-        while not seconds or (len(seconds) < N_REPEATS and sum(seconds) < REPEATS_S):
+        while len(seconds) < 2 or (len(seconds) < N_REPEATS and sum(seconds) < REPEATS_S):
             began_at = self._clock()
             state = self._model.save(0)
             seconds.append(self._clock() - began_at)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,6 +55,16 @@ def test_a_pass_is_reduced_to_rates_and_times() -> None:
     assert (figures.n_inexact, figures.is_exact) == (1, False)
     assert figures.client_cpu_share == 0.1
     assert figures.warnings() == []
+
+
+def test_an_answer_to_a_part_of_the_prompt_is_not_exact() -> None:
+    answers = [attrs.evolve(answer(0.0, [1.0]), n_prompt_asked=n) for n in (9, 10, 11)]
+    assert [one.is_cut for one in answers] == [False, False, True]
+    assert summarize(Pass(wall_s=1.0, client_cpu_s=0.0, answers=answers)).n_inexact == 1
+
+
+def test_of_a_server_that_does_not_count_the_prompt_nothing_is_said() -> None:
+    assert not attrs.evolve(answer(0.0, [1.0]), n_prompt=0, n_prompt_asked=11).is_cut
 
 
 def test_a_failed_request_counts_as_asked_for_and_not_in_the_times() -> None:

@@ -238,6 +238,15 @@ def test_every_stages_ratio_at_every_concurrency_stands_in_one_table_and_the_ser
     assert "x, 8 at a time: sse comes to 0.940 of the first, promised is at least 0.95: missed." in page
 
 
+@pytest.mark.parametrize(("carried", "verdict"), [(19_999.0, "missed"), (20_000.0, "kept")])
+def test_the_stack_is_held_to_what_it_must_carry(carried: float, verdict: str) -> None:
+    rungs = [{"streams": streams, "stages": [stage(7, "sse", carried)]} for streams in (8, 64)]
+    runs = [{**run_of({"rungs": rungs}), "kind": "stack", "name": name} for name in ("instant", "gpu")]
+    page = report.page(runs)
+    assert page.count("promised") == 1
+    assert f"promised are at least 20000: {verdict}." in page
+
+
 def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_with() -> None:
     stages = [stage(0, "native", 100.0), stage(4, "loop", 99.0), stage(7, "sse", 50.0)]
     stages.append(stage(9, "isolated", 89.1, reason="frames", beside="loop"))

@@ -9,6 +9,7 @@ from cllm.config import Settings
 from cllm.engine.offload import Offload
 from cllm.engine.prices import MOVE_S, Prices
 from cllm.engine.scheduler import Scheduler
+from cllm.errors import Aborted
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 from tests.engine.test_machine import make_spec, run_step
@@ -178,6 +179,48 @@ def test_of_those_who_wait_the_one_who_comes_last_loses_what_it_would_go_on_from
     assert scheduler.memory.totals.n_tokens_saved == 200
 
 
+def test_one_who_goes_on_does_not_take_the_end_that_another_waits_for() -> None:
+    model, scheduler = make_small(2, parallel=1, host_cache_mb=0)
+    first = "a" * 200
+    answer(model, scheduler, first + "b" * 100)
+    answer(model, scheduler, "c" * 200)
+    waiting = make_spec(tuple((first + "b" * 100 + "more").encode()), 0, 2, 0.0)
+    scheduler.submit(make_spec(tuple((first + "else").encode()), 0, 2, 0.0), 0.0)
+    scheduler.submit(waiting, 0.0)
+    while run_step(model, scheduler, 0.0) is not None:
+        pass
+    scheduler.check()
+    assert scheduler.memory.totals.n_tokens_saved == 200 + 300
+
+
+def test_two_may_wait_for_the_same_and_one_may_leave() -> None:
+    model, scheduler = make_small(2, parallel=1, host_cache_mb=0)
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 200)
+    scheduler.submit(make_spec(tuple(b"c" * 200), 0, 2, 0.0), 0.0)
+    one, _ = [scheduler.submit(make_spec(tuple(b"a" * 200 + b"more"), 0, 2, 0.0), 0.0) for _ in range(2)]
+    scheduler.cancel(one)
+    while run_step(model, scheduler, 0.0) is not None:
+        pass
+    scheduler.check()
+    assert scheduler.memory.totals.n_tokens_saved == 200
+
+
+def test_a_step_that_is_told_to_end_before_its_moves_costs_no_reuse() -> None:
+    model, scheduler = make_small(2, host_cache_mb=0)
+    answer(model, scheduler, "a" * 200, n_tokens=30)
+    answer(model, scheduler, "b" * 230)
+    scheduler.submit(make_spec(tuple(b"a" * 200 + b"more"), 0, 2, 0.0), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert plan.moves
+    scheduler.apply_failure(plan, Aborted("aborted"), 0.0)
+    while run_step(model, scheduler, 0.0) is not None:
+        pass
+    scheduler.check()
+    assert scheduler.totals.n_prefill_rows == 200 + 230 + len("more")
+
+
 def test_what_nobody_waits_for_any_more_is_like_everybodys() -> None:
     model, scheduler = make_small(2, parallel=1, host_cache_mb=0)
     answer(model, scheduler, "a" * 200)
@@ -216,11 +259,17 @@ def test_a_move_of_few_cells_says_nothing_about_the_price_of_one() -> None:
 
 
 def test_a_price_of_saving_that_nobody_pays_falls_until_it_is_tried_and_corrected() -> None:
-    prices = Prices(Costs(prefill=1e-3, save=1e-3))  # measured while something else had the machine
-    n_refused = next(n for n in range(200) if prices.is_worth_saving(100))
+    prices = Prices(Costs(prefill=1e-3, save=3e-3))  # measured while something else had the machine
+    n_refused = next(n for n in range(400) if prices.is_worth_saving(100, is_awaited=True))
     assert n_refused > 20
-    prices.saved(100, 100 * 1e-3)  # it was right
-    assert not prices.is_worth_saving(100)
+    prices.saved(100, 100 * 3e-3)  # it was right
+    assert not prices.is_worth_saving(100, is_awaited=True)
+
+
+def test_a_price_that_keeps_only_what_is_seldom_asked_for_from_being_saved_stands() -> None:
+    prices = Prices(Costs(prefill=1e-3, save=5e-4))
+    assert not any(prices.is_worth_saving(100) for _ in range(400))
+    assert prices.is_worth_saving(100, is_awaited=True)
 
 
 def test_saving_must_pay_though_few_branches_are_asked_for_again() -> None:

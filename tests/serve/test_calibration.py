@@ -273,6 +273,41 @@ def test_the_next_load_knows_the_layout_unless_nothing_is_to_be_kept(tmp_path: P
     assert load(settings, lambda _share: True).limits.begins_apart
 
 
+class DearInAPool(TimedModel):
+    """A row takes `GAIN_S` for each cell before it in a pool, and something has the machine when the cells lie apart for the first time."""
+
+    GAIN_S = 1e-5
+    n_layouts = 0
+
+    def _take(self, batch: Batch) -> None:
+        super()._take(batch)
+        if self.capabilities.kv_layout is KvLayout.UNIFIED:
+            self.now += self.GAIN_S * float(batch.positions[: batch.n_rows].sum())
+        elif self.n_layouts == 1:
+            self.now += 0.1
+
+    def lay_out(self, layout: KvLayout, n_slots: int) -> None:
+        super().lay_out(layout, n_slots)
+        self.n_layouts += layout is KvLayout.STREAMS
+
+
+def test_what_cells_gain_apart_is_measured_in_turns_since_the_machine_changes_meanwhile() -> None:
+    curve = measured(DearInAPool(row_s=0.0001, n_cells=16384, lays_out=True))
+    assert curve.apart_gain_cell_s == pytest.approx(DearInAPool.GAIN_S, rel=0.05)
+
+
+def test_of_copies_the_first_does_not_count() -> None:
+    class ColdAtFirst(TimedModel):
+        n_saves = 0
+
+        def save(self, slot: int) -> bytes:
+            self.now += 0.001 if self.n_saves else 1.0
+            self.n_saves += 1
+            return super().save(slot)
+
+    assert measured(ColdAtFirst(row_s=0.0001, n_cells=16384)).save_cell_s == pytest.approx(0.001 / 128)
+
+
 def test_where_there_is_no_memory_for_parts_it_is_not_known_what_they_gain_and_no_more() -> None:
     def before_lay_out(layout: KvLayout, n_slots: int) -> None:
         if layout is KvLayout.STREAMS:
