@@ -64,6 +64,7 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
             n_ctx_train=lib.llama_model_n_ctx_train(model),
             n_embd=n_embd,
             quantization=_text(lib.llama_ftype_name(lib.llama_model_ftype(model))),
+            build=_text(lib.llama_print_system_info()),
             metadata=metadata,
         ),
         n_layers=max(1, lib.llama_model_n_layer(model)),

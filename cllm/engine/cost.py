@@ -135,9 +135,13 @@ class CostModel:
         counted_s = self._rows.seconds[n_rows] + self._outputs.seconds[n_outputs] + n_attended * self._read_s(1)
         return self._scale * (counted_s + self._cells_s(n_rows, n_cells))
 
-    def spared_s(self, n_rows: int, n_decoding: int) -> float:
-        """Seconds that rows of prompts take less in a step of `n_rows` rows, `n_decoding` of which generate, than in steps of their own."""
-        return self._scale * ((n_rows - n_decoding) * self._least_row_s - (self._rows.of(n_rows) - self._rows.of(n_decoding)))
+    def spared_s(self, n_rows: int, n_decoding: int, n_cells: int = 0) -> float:
+        """Seconds that rows of prompts take less in a step of `n_rows` rows, `n_decoding` of which generate, than in steps of their own.
+
+        There they would not walk the `n_cells` cells that are in use.
+        """
+        beside_s = self._rows.of(n_rows) - self._rows.of(n_decoding) + self._cells_s(n_rows, n_cells) - self._cells_s(n_decoding, n_cells)
+        return self._scale * ((n_rows - n_decoding) * self._least_row_s - beside_s)
 
     def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
         """Seconds to compute the first `n_rows` rows of a prompt by themselves, in steps of the size that is cheapest for each row."""

@@ -237,7 +237,7 @@ class Scheduler:
         self._settle(plan, now)
         if self._choice is not None and plan.n_rows:
             n_decoding = len(plan.decoding)
-            spared_s = self.cost.spared_s(plan.n_rows, n_decoding) if 0 < n_decoding < plan.n_rows else 0.0
+            spared_s = self.cost.spared_s(plan.n_rows, n_decoding, plan.n_cells) if 0 < n_decoding < plan.n_rows else 0.0
             self._choice.stepped(n_decoding, len(self._running), self.cells.n_held, spared_s)
         if plan.n_rows and output.model_s > 0:
             n_outputs = plan.batch.n_outputs

@@ -175,7 +175,8 @@ class _Measurement:
             finally:
                 model.lay_out(KvLayout.UNIFIED, n_slots)
         gain_s = pooled_s - apart_s
-        return gain_s / (n_slots * n_cells) if gain_s > GAIN_LEAST * apart_s else 0.0
+        n_others = (n_slots - 1) * n_cells  # cells that each row walks in a pool, and not apart
+        return gain_s / (n_slots * n_others) if gain_s > GAIN_LEAST * apart_s else 0.0
 
     def _generating_s(self, n_slots: int, n_cells: int, states: dict[KvLayout, bytes]) -> float:
         """Seconds of a step in which so many slots of so many cells generate. `states` has what one of them holds, by layout."""

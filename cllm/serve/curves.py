@@ -24,7 +24,7 @@ from cllm.registry import list_backends
 
 log = structlog.get_logger("cllm.load")
 
-FORMAT: Final = 5  # grows when what is measured, or how, changes
+FORMAT: Final = 6  # grows when what is measured, or how, changes
 N_BYTES_MAX: Final = 1 << 20  # a larger file is none of ours
 
 Key: TypeAlias = dict[str, Any]  # plain values, as JSON has them
@@ -43,7 +43,7 @@ def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
         "format": FORMAT,
         "model": [info.architecture, info.n_params, info.size_bytes, info.n_embd, info.quantization, model.vocabulary.n_tokens],
         "memory": [model.n_cells.bit_length(), model.n_slots, model.n_rows_max, model.capabilities.kv_layout.value],
-        "backend": [backend, *versions, *_library_versions()],
+        "backend": [backend, *versions, *_library_versions(), info.build],
         "settings": settings,
         "machine": [platform.machine(), _cpu(), _n_cpus()],
     }

@@ -52,7 +52,7 @@ def show(cost: CostModel, *, title: str) -> None:
     if curve.save_cell_s is not None and curve.restore_cell_s is not None:
         console.print(f"a cell is saved in {1e6 * curve.save_cell_s:.2g} us and restored in {1e6 * curve.restore_cell_s:.2g} us")
     if curve.apart_gain_cell_s:
-        console.print(f"cells that lie apart spare a generating row {1e6 * curve.apart_gain_cell_s:.2g} us for each of its own")
+        console.print(f"apart, a generating row is spared {1e6 * curve.apart_gain_cell_s:.2g} us for each cell of another sequence")
 
 
 def draw(curve: Curve, path: str, *, title: str) -> None:

@@ -95,6 +95,7 @@ def test_rows_of_prompts_take_less_beside_answers_than_by_themselves() -> None:
     """Eight of them 27 ms in a large step, and 11 where eight answers go."""
     assert model().spared_s(16, 8) == pytest.approx(0.01556, abs=1e-5)
     assert model().spared_s(8, 8) == 0.0
+    assert model().spared_s(16, 8, 4000) < model().spared_s(16, 8), "but for the cells of others, which they walk there"
 
 
 def test_prompts_alone_are_computed_in_steps_of_the_cheapest_size() -> None:

@@ -7,7 +7,7 @@ import pytest
 from cllm.engine.layout import N_SEEN_LEAST, Apart, LayoutChoice
 
 CHANGE_S = 0.5
-APART = Apart(n_slots=8, n_cells_slot=512, gain_cell_s=7e-6, change_s=CHANGE_S)
+APART = Apart(n_slots=8, n_cells_slot=512, gain_cell_s=1e-6, change_s=CHANGE_S)
 NO_DEMAND = 0.0
 
 

@@ -166,6 +166,9 @@ def test_another_build_or_machine_has_another_curve(tmp_path: Path, monkeypatch:
 def test_another_model_or_backend_has_another_curve(tmp_path: Path) -> None:
     curves.write(tmp_path, key(), CURVE)
     spec = ModelSpec(path="somewhere.gguf")
+    compiled_otherwise = FakeModel()
+    compiled_otherwise.info = attrs.evolve(compiled_otherwise.info, build="CUDA : ARCHS = 900")
+    assert curves.read(tmp_path, curves.key_of(compiled_otherwise, spec, "fake")) is None
     assert curves.read(tmp_path, curves.key_of(FakeModel(n_tokens=300), spec, "fake")) is None
     assert curves.read(tmp_path, curves.key_of(FakeModel(n_cells=512), spec, "fake")) is None
     assert curves.read(tmp_path, curves.key_of(FakeModel(), spec, "another")) is None
@@ -274,7 +277,7 @@ def test_the_next_load_knows_the_layout_unless_nothing_is_to_be_kept(tmp_path: P
 
 
 class DearInAPool(TimedModel):
-    """A row takes `GAIN_S` for each cell before it in a pool, and something has the machine when the cells lie apart for the first time."""
+    """A row takes `GAIN_S` for each cell of others in a pool; something has the machine when the cells lie apart for the first time."""
 
     GAIN_S = 1e-5
     n_layouts = 0
@@ -282,7 +285,8 @@ class DearInAPool(TimedModel):
     def _take(self, batch: Batch) -> None:
         super()._take(batch)
         if self.capabilities.kv_layout is KvLayout.UNIFIED:
-            self.now += self.GAIN_S * float(batch.positions[: batch.n_rows].sum())
+            n_own = int(batch.positions[: batch.n_rows].sum())
+            self.now += self.GAIN_S * max(batch.n_rows * self.n_cells_used - n_own, 0)
         elif self.n_layouts == 1:
             self.now += 0.1
 
