@@ -75,7 +75,7 @@ async def test_no_number_or_type_anywhere_is_a_500(serve: Any, fields: dict[str,
 )
 async def test_every_sampling_value_in_range_gives_an_answer(serve: Any, fields: dict[str, Any]) -> None:
     async with serve(FakeModel(n_ctx_train=64)) as api:
-        answer = await api.complete("hello", max_tokens=6, **fields)
+        answer = await api.complete("hello", max_tokens=6, ignore_eos=True, **fields)  # which a flat distribution draws now and then
         assert answer.status == 200, answer.body
         assert answer.json["usage"]["completion_tokens"] == 6 * fields.get("n", 1)
         await api.idle()
