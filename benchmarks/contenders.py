@@ -68,14 +68,18 @@ class _Prepared(Server):
             self.prepare(self)
 
 
+CALIBRATION_DIR: Final = "--calibration-dir"
+
+
 def cllm_serve(house: House, options: Sequence[str], setting: str = "as it comes") -> Contender:
     """The one that all others are held against: `cllm serve` as it comes, and the options that were asked for.
 
-    What steps cost is measured anew for each run: what an earlier one kept may be of an hour in which the machine did something else.
+    What steps cost is measured anew for each run, unless `options` say where it is kept: what an earlier one kept may be of an hour in
+    which the machine did something else.
     """
-    folder = _temporary_folder()
+    kept = () if CALIBRATION_DIR in options else (CALIBRATION_DIR, _temporary_folder())
     sizes = ("--ctx-size", str(house.n_cells), "--parallel", str(house.n_slots), "--threads", str(house.n_threads))
-    command = (sys.executable, "-m", "cllm", "serve", str(house.model), *sizes, "--calibration-dir", folder, *options)
+    command = (sys.executable, "-m", "cllm", "serve", str(house.model), *sizes, *kept, *options)
     command = (*command, "--log-level", "warning", "--port", "{port}")
     return Contender(peer="cllm", setting=setting, command=command, ready_path="/ready")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
-from benchmarks.contenders import LLAMA_SERVER_SETTINGS, House, find_contenders, versions
+from benchmarks.contenders import LLAMA_SERVER_SETTINGS, House, cllm_serve, find_contenders, versions
 from cllm.bench.workloads import WORKLOADS
 
 HOUSE = House(model=Path("model.gguf"), n_slots=8, n_cells=2048, n_threads=2)
@@ -64,3 +64,11 @@ def test_a_peer_that_cannot_tell_its_version_is_measured_all_the_same(program: P
 def test_every_workload_is_played_unless_some_are_named() -> None:
     assert peers.parser().parse_args([]).workloads.split(",") == list(WORKLOADS)
     assert set(peers.QUANTIZATION_OF) <= set(WORKLOADS)
+
+
+def test_what_steps_cost_is_measured_for_a_run_alone_unless_it_is_said_where_it_is_kept(tmp_path: Path) -> None:
+    house = House(model=tmp_path / "x.gguf", n_slots=1, n_cells=256, n_threads=1)
+    folders = [one.command[one.command.index("--calibration-dir") + 1] for one in (cllm_serve(house, ()) for _ in range(2))]
+    assert len(set(folders)) == 2
+    kept = cllm_serve(house, ("--calibration-dir", "here"))
+    assert [kept.command.count(word) for word in ("--calibration-dir", "here")] == [1, 1]
