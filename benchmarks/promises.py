@@ -314,7 +314,7 @@ def two_keys(asked: Asked) -> Part:
     ttfts = {"alone": spread(alone.ttfts_s), "beside": spread(beside.ttfts_s)}
     assert ttfts["alone"].p99, "nobody asked alone"
     assert ttfts["beside"].p99, "nobody asked beside the flood"
-    assert steps.p50, f"the flood showed no steps: {len(flood.answers)} answers"
+    assert steps.p50, "the flood showed no steps"
     assert steps.p99
     more_s = ttfts["beside"].p99 - ttfts["alone"].p99
     what = f"two keys, one with {asked.sizes.n_flooding} requests under way"

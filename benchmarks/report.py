@@ -116,9 +116,9 @@ the model takes two to three (the ladder, above). What scheduling can add is whe
 in a step of 16 rows as in large ones, and cut for short gaps they cost a few per cent more than whole. So one configuration is about as
 fast as the fastest setting and about as smooth as the smoothest, each of which is far from the other's figure.
 
-What it loses of mixed prompts at 16 goes the same way: `-no-kvu` computes all prompts first, while nobody has a text for up to two seconds,
-and then generates for sixteen at once, in 165 ms a step. Ours generates for ten or so while the prompts of the others are computed beside
-them, in steps of 350 ms; a step of ten alone takes 150 ms, nearly as long as one of sixteen, since the kernels take rows by sixteen.
+What it loses of mixed prompts at 16 goes the same way: `-no-kvu` computes all prompts first, which makes gaps of up to two seconds, and
+then generates for sixteen at once, in 165 ms a step. Ours generates for ten or so while the prompts of the others are computed beside them,
+in steps of 350 ms; a step of ten alone takes 150 ms, nearly as long as one of sixteen, by a log of all steps of two such passes.
 """
 
 VERIFY: Final = """\
@@ -184,9 +184,14 @@ def _all_ladders(runs: Sequence[Run]) -> list[str]:
     return [table(("ratio to the first", *(title for title, _ in rungs)), rows), *served, *(_ladder(run) for run in runs)] if rungs else []
 
 
+def _of_served(rung: Run, figure: str) -> float | None:
+    """The median of a figure of the stage that users meet, where it was measured."""
+    return next((statistics.median(stage[figure]) for stage in rung["stages"] if stage["name"] == SERVED), None)
+
+
 def _served_enough(title: str, rung: Run) -> str:
     """Whether the stage that users meet keeps as much of the first as it must."""
-    ratio = next((statistics.median(stage["ratios"]) for stage in rung["stages"] if stage["name"] == SERVED), None)
+    ratio = _of_served(rung, "ratios")
     if ratio is None:
         return ""
     verdict = "kept" if ratio >= SERVED_LEAST else "missed"
@@ -247,7 +252,7 @@ def _carried(stages: Sequence[Run]) -> str:
 
 def _carried_enough(rung: Run) -> str:
     """Whether the stage that users meet carries as many tokens as it must."""
-    carried = next((statistics.median(stage["tokens_per_s"]) for stage in rung["stages"] if stage["name"] == SERVED), None)
+    carried = _of_served(rung, "tokens_per_s")
     if carried is None:
         return ""
     verdict = "kept" if carried >= CARRIED_LEAST else "missed"

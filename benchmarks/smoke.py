@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 
 from benchmarks import ceiling, kills, ladder, peers, promises, report, results, verify
-from benchmarks.contenders import House, cllm_serve
+from benchmarks.contenders import CALIBRATION_DIR, House, cllm_serve
 from cllm import demo
 from cllm.bench.metrics import Goal
 from cllm.bench.workloads import WORKLOADS, Workload
@@ -151,10 +151,7 @@ def run_peers(folder: Path) -> None:
     plans = [_plan(workload, None) for workload in small_workloads()]
     plans.append(_plan(attrs.evolve(WORKLOADS["overload"], n_requests=6, n_prompt=(8, 20), n_generated=(4, 8)), 20.0))
     house = House(model=demo.path(), n_slots=4, n_cells=2048, n_threads=1)
-    measured_once = (
-        "--calibration-dir",
-        str(folder / "calibration"),
-    )  # of what steps cost, which takes longer than the load here
+    measured_once = (CALIBRATION_DIR, str(folder / "calibration"))  # what steps cost takes longer to measure than the loads here
     contenders = [cllm_serve(house, measured_once, "one"), cllm_serve(house, (*measured_once, "--row-budget", "64"), "another")]
     for plan in plans:
         # Servers take longest to start: one has two beside it, and a second round, which shows that the best of them go on.

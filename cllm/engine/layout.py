@@ -6,7 +6,7 @@ CPU's cache when the next head that reads them has its turn. Eight sequences of 
 pool: 43 tokens/s, apart 25 to 31.
 
 So cells lie apart while nothing is shared, unless prompts gain more in a pool: beside answers their rows take less than by themselves, and
-apart each prompt is a pass of its own. On mixed prompts that decided for the pool.
+apart each prompt is a pass of its own. On mixed prompts that decided for the pool at 8, and for parts at 16.
 
 To lay them out anew, all cells must be computed again, but for those that nobody holds: it is done when staying has cost as much as that,
 so that never more than twice the least is paid.

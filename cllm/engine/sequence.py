@@ -94,7 +94,7 @@ class Sequence:
     phase: Phase = Phase.WAITING
     slot: int = 0  # meaningful only while cells are held (PREFILL, DECODE)
     n_computed: int = 0
-    prefill_from: int = 0  # rows of prompts that had ever been computed when it was admitted
+    prefill_from: int = 0  # rows of prompts that had ever been computed when it was first admitted
     n_cached: int = 0  # of the prompt's tokens, those that were not computed for it
     n_shared: int = 0  # cells that it did not compute when it was admitted last
     miss: Miss | None = None  # why not all of its prompt was known when it was first admitted; from position `n_cached` on
