@@ -40,7 +40,13 @@ TWO_CORES = Curve(
     cell_s=6e-7,
     row_cell_s=2e-8,
 )
-WORKED = (("seed-40x8", 8), ("mixed-small", 8), ("mixed-small", 16), ("long-among-short", 7))
+WORKED = (
+    ("seed-40x8", 8, False),
+    ("mixed-small", 8, False),
+    ("mixed-small", 16, False),
+    ("mixed-small", 16, True),
+    ("long-among-short", 7, False),
+)
 NOISE = 0.04
 N_TOKENS = 200_000
 
@@ -80,13 +86,13 @@ class Client:
 class Simulation:
     """One pass of a workload."""
 
-    def __init__(self, work: Work, concurrency: int, *, row_budget: int | None, itl_target_s: float | None, seed: int) -> None:
+    def __init__(self, work: Work, concurrency: int, *, row_budget: int | None, itl_target_s: float | None, apart: bool, seed: int) -> None:
         limits = Limits(
             n_cells=65536, n_slots=256, n_ctx=16384, n_rows_max=2048, row_budget=row_budget, itl_target_s=itl_target_s,
-            n_live_max=64, n_waiting_max=1000,
+            n_live_max=concurrency if apart else 64, n_waiting_max=1000, rows_by_slot=apart,
         )  # fmt: skip
-        self._machine = CostModel(TWO_CORES, n_rows_max=2048)  # the truth, which never learns
-        self._scheduler = Scheduler(limits, FakeVocabulary(N_TOKENS), CostModel(TWO_CORES, n_rows_max=2048))
+        self._machine = CostModel(TWO_CORES, n_rows_max=2048, apart=apart)  # the truth, which never learns
+        self._scheduler = Scheduler(limits, FakeVocabulary(N_TOKENS), CostModel(TWO_CORES, n_rows_max=2048, apart=apart))
         self._rng = random.Random(seed)
         self._asks = iter(ask for chain in work.chains for ask in chain)
         self._late = work.late
@@ -99,7 +105,9 @@ class Simulation:
         for client in self._clients:
             self._send(client)
         while (plan := self._scheduler.plan(self.now)) is not None:
-            seconds = self._machine.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, attended=plan.attended) if plan.n_rows else 0.0
+            seconds = 0.0
+            if plan.n_rows:
+                seconds = self._machine.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
             seconds *= math.exp(self._rng.gauss(0.0, NOISE))
             self.now += seconds
             output = StepOutput([1000] * len(plan.outputs), [], None, model_s=seconds)
@@ -124,16 +132,23 @@ class Simulation:
 
 
 def simulate(
-    name: str, concurrency: int, rule: str, *, row_budget: int | None, itl_target_s: float | None = None, seed: int = 1
+    name: str,
+    concurrency: int,
+    rule: str,
+    *,
+    row_budget: int | None,
+    itl_target_s: float | None = None,
+    apart: bool = False,
+    seed: int = 1,
 ) -> Figures:
-    """Return what a workload would come to under a rule."""
+    """Return what a workload would come to under a rule; with `apart`, each slot has cells of its own."""
     work = with_load(WORKLOADS[name], concurrency=concurrency).make(N_TOKENS, seed)
-    simulation = Simulation(work, concurrency, row_budget=row_budget, itl_target_s=itl_target_s, seed=seed)
+    simulation = Simulation(work, concurrency, row_budget=row_budget, itl_target_s=itl_target_s, apart=apart, seed=seed)
     clients = simulation.run()
     ttft_s = [value for client in clients for value in client.ttft_s]
     gaps_s = [value for client in clients for value in client.gaps_s]
     return Figures(
-        workload=f"{name} x{concurrency}",
+        workload=f"{name} x{concurrency}{' apart' if apart else ''}",
         rule=rule,
         tokens_per_s=(len(ttft_s) + len(gaps_s)) / simulation.now,
         ttft_p50_s=statistics.median(ttft_s),
@@ -155,18 +170,18 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[16, 32, 64, 128, 512, 2048], help="fixed budgets to stand beside")
     arguments = parser.parse_args()
     rows = []
-    print(f"{'workload':22} {'rule':12} {'tok/s':>6} {'TTFT p50':>9} {'p90':>6} {'gap p50':>8} {'p99':>6} {'max':>6}")
-    for name, concurrency in WORKED:
+    print(f"{'workload':24} {'rule':12} {'tok/s':>6} {'TTFT p50':>9} {'p90':>6} {'gap p50':>8} {'p99':>6} {'max':>6}")
+    for name, concurrency, apart in WORKED:
         for pace in arguments.pace:
             budget.PACE = pace
-            rows.append(_show(simulate(name, concurrency, f"auto {pace:g}", row_budget=None)))
-        rows += [_show(simulate(name, concurrency, f"{n} rows", row_budget=n)) for n in arguments.rows]
+            rows.append(_show(simulate(name, concurrency, f"auto {pace:g}", row_budget=None, apart=apart)))
+        rows += [_show(simulate(name, concurrency, f"{n} rows", row_budget=n, apart=apart)) for n in arguments.rows]
     print(json.dumps({"benchmark": "simulate", "rows": [attrs.asdict(row) for row in rows]}))
 
 
 def _show(f: Figures) -> Figures:
     print(
-        f"{f.workload:22} {f.rule:12} {f.tokens_per_s:6.1f} {f.ttft_p50_s:9.2f} {f.ttft_p90_s:6.2f} "
+        f"{f.workload:24} {f.rule:12} {f.tokens_per_s:6.1f} {f.ttft_p50_s:9.2f} {f.ttft_p90_s:6.2f} "
         f"{f.gap_p50_s:8.3f} {f.gap_p99_s:6.3f} {f.gap_max_s:6.3f}"
     )
     return f

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from functools import partial
 
 from cllm.backend import Batch
@@ -42,12 +43,16 @@ class BatchFormer:
             outputs = decoding.copy()
             prompts = [sequence for sequence in running if sequence.phase is Phase.PREFILL]
             rank = partial(_prefill_rank, n_prefilled)
-            depth = min(prompts, key=rank).n_computed
-            n_rows = self._budget.n_rows(len(decoding), len(running), n_cells, n_attended=n_attended, depth=depth)
+            first = min(prompts, key=rank)
+            depth = first.n_computed
+            riders = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else ()
+            n_rows = self._budget.n_rows(
+                len(decoding), len(running), n_cells, n_attended=n_attended, depth=depth, singles=_singles(decoding, riders)
+            )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
             if sum(map(n_owed, prompts)) > n_room:
                 prompts.sort(key=rank)
-            self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring)
+            self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring, riders)
             attended += [(n, sequence.n_computed + n // 2) for sequence, n in prefilling]
         sizes: tuple[int, ...] = ()
         if self._rows_by_slot and self._batch.n_rows > 1:
@@ -68,6 +73,16 @@ class BatchFormer:
             attended=attended,
             passes=sizes,
         )
+
+    def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> Seq[Sequence]:
+        """Prompts one row of which goes in the pass of the decode rows, each slot having cells of its own: the first, or all.
+
+        They close the gaps between the slots that decode, each of which is a pass more, and fill the tiles that kernels work in.
+        """
+        riders = [sequence for sequence in prompts if sequence is first or not sequence.n_unscored]
+        if len(riders) == 1 or not self._budget.may_fill(_singles(decoding, riders), _singles(decoding, (first,)), len(riders) - 1):
+            return (first,)
+        return riders
 
     def _sorted_by_slot(self, outputs: list[Sequence]) -> list[Sequence]:
         """Order the rows by slot, and return the `outputs` in that order."""
@@ -94,19 +109,25 @@ class BatchFormer:
         prefilling: list[tuple[Sequence, int]],
         outputs: list[Sequence],
         scoring: ScoringRows,
+        riders: Seq[Sequence],
     ) -> None:
         """Add `n_room` rows of prompts that are `depth` cells deep, as far as there are so many; fewer of deeper ones.
 
-        Beside answers, and where each slot has cells of its own, every prompt is a pass of its own: a small rest of the room is left.
+        One of each of the `riders` comes first. Beside answers, and where each slot has cells of its own, more of a prompt is a pass of its
+        own: a small rest of the room is left.
         """
-        n_rest = n_room * REST if self._rows_by_slot and self._batch.n_rows else 0
+        n_room -= len(riders)
+        n_rest = n_room * REST if riders else 0
         for sequence in prompts:
+            n_ridden = 1 if sequence in riders else 0
             if prefilling and n_room < n_rest:
-                return
+                n_room = 0
+            if not n_ridden and not n_room:
+                continue
             if sequence.n_computed > depth:  # the room is time, of which a row takes more the more there is before it
-                n_room, depth = self._budget.deeper(n_room, depth, sequence.n_computed), sequence.n_computed
+                n_room, depth = self._budget.deeper(n_room, depth, sequence.n_computed) if n_room else 0, sequence.n_computed
             n_left = n_owed(sequence)
-            n_rows = scoring.cut(sequence, min(n_left, n_room))
+            n_rows = scoring.cut(sequence, min(n_left, n_ridden + n_room))
             if not n_rows:
                 continue
             self._add_rows(sequence, n_rows, wants_output=n_rows == n_left)
@@ -116,9 +137,7 @@ class BatchFormer:
             if n_rows == n_left:
                 outputs.append(sequence)
                 self._batch.n_outputs += 1
-            n_room -= n_rows
-            if not n_room:
-                return
+            n_room -= n_rows - n_ridden
 
     def _score_rows(self, sequence: Sequence, n_rows: int, scoring: ScoringRows) -> None:
         """Make outputs of those of the last `n_rows` rows that are to be scored."""
@@ -137,6 +156,11 @@ class BatchFormer:
         batch.outputs[start:end] = 0
         batch.outputs[end - 1] = wants_output
         batch.n_rows = end
+
+
+def _singles(decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[int, ...]:
+    """The passes over one row of each."""
+    return passes(sorted([(sequence.slot, 1) for sequence in (*decoding, *riders)])) if riders else ()
 
 
 def _slot(sequence: Sequence) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from cllm.engine.cost import CostModel
 
 # How many times as long as a step of all that run, if they all generated, one with prompts may take; the cells of prompts do not count, if
 # that is less. Found by `python -m benchmarks simulate`.
-PACE = 2.5
+PACE = 2.0
 # And what that comes down to between so many cells of a prompt and twice as many: it takes many steps, all of which it makes longer.
 PACE_DEEP, N_DEEP = 1.5, 256
 # Where prompts are computed in passes of their own, a row costs the same beside answers as by itself: a pass is as small as makes it hardly
@@ -39,17 +40,20 @@ class RowBudget:
         self._itl_max_s = math.inf if itl_max_s is None else itl_max_s
         self._apart = apart  # each slot has cells of its own, see `cllm.engine.passes`
 
-    def n_rows(self, n_decoding: int, n_running: int, n_cells: int, *, n_attended: int = 0, depth: int = 0) -> int:
+    def n_rows(
+        self, n_decoding: int, n_running: int, n_cells: int, *, n_attended: int = 0, depth: int = 0, singles: Sequence[int] = ()
+    ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
         The latter have `n_attended` cells before them, and the prompt that is next has `depth`. At least one of its rows is a prompt's.
+        Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot, decode rows among them.
         """
         if self._n_rows_fixed is not None:
             n_rows = self._n_rows_fixed
         elif not n_decoding:
             n_rows = self._cost.n_rows_fastest(max(ALONE_S, self._efficient_s(0, n_cells, depth)), depth)
         elif self._apart:
-            n_rows = n_decoding + self._n_rows_apart(n_decoding, n_running, n_cells, n_attended, depth)
+            n_rows = sum(singles) + self._n_rows_apart(n_decoding, n_running, n_cells, n_attended, depth, singles)
         else:
             target_s = self._itl_target_s
             if target_s is None:
@@ -62,7 +66,7 @@ class RowBudget:
         return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
 
     def _adaptive_s(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> float:
-        """Time for a step that slows running answers down to two fifths at most.
+        """Time for a step that slows running answers down to half at most.
 
         It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
         time for many prompts, and so stay few.
@@ -74,18 +78,28 @@ class RowBudget:
         adaptive_s = min(pace * decode_s, PACE * own_s)
         return max(min(adaptive_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells, depth))
 
-    def _n_rows_apart(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> int:
-        """Rows of prompts: what fits into a pass of its own after the one of the decode rows, which has the first row of a prompt too."""
+    def may_fill(self, filled: Sequence[int], bare: Sequence[int], n_more: int) -> bool:
+        """Whether passes `filled` with `n_more` rows of prompts cost no more over `bare` ones than such rows do in the best pass."""
+        return self._n_rows_fixed is None and self._cost.passes_s(filled) - self._cost.passes_s(bare) <= n_more * self._cost.least_row_s
+
+    def _n_rows_apart(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int, singles: Sequence[int]) -> int:
+        """Rows of prompts that follow in a pass of their own.
+
+        That fewer generate than could makes each token dearer, which such a step pays once, however many rows it has.
+        """
         attended = ((1, n_attended),)
+        n_singles = sum(singles)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
-        now_s = self._cost.step_s(n_decoding, n_decoding, n_cells, attended=attended)
+        now_s = self._cost.step_s(n_singles, n_decoding, n_cells, singles, attended=attended)
         if self._itl_target_s is None:
-            cheap_s = now_s + self._cost.step_s(self._cost.n_rows_efficient(PRICE_APART), 0, 0)
+            worth_s = n_decoding / n_running * decode_s + (n_singles - n_decoding) * self._cost.least_row_s
+            n_cheap = self._cost.n_rows_efficient(PRICE_APART, beside_s=max(now_s - worth_s, 0.0))
+            cheap_s = now_s + self._cost.step_s(n_cheap, 0, 0)
             adaptive_s = min(max(PACE_APART * decode_s, cheap_s), PACE_APART_MAX * decode_s, self._itl_max_s)
             room_s = max(adaptive_s - now_s, self._efficient_s(0, 0, depth))
         else:
             room_s = self._itl_target_s - now_s
-        return self._cost.n_rows_within(room_s, 0, 0, depth=depth) + 1
+        return self._cost.n_rows_within(room_s, 0, 0, depth=depth)
 
     def _efficient_s(self, n_outputs: int, n_cells: int, depth: int) -> float:
         """Time for the smallest step that is worth its price, which may be the higher deep in a prompt the more answers wait meanwhile."""

@@ -198,11 +198,24 @@ class CostModel:
         fitting = ((size_s / n, n) for n, size_s in zip(self._sizes, sizes_s, strict=True) if size_s <= room)
         return min(fitting, default=(0.0, 0))[1]
 
-    def n_rows_efficient(self, price: float, depth: int = 0) -> int:
-        """The smallest step in which a row costs at most `price` times as much as in the best one, `depth` cells deep in its sequence."""
+    def n_rows_efficient(self, price: float, depth: int = 0, *, beside_s: float = 0.0) -> int:
+        """The smallest step in which a row costs at most `price` times as much as in the best one, `depth` cells deep in its sequence.
+
+        What is paid beside the rows, `beside_s`, counts as theirs; if they are never that cheap then, it is the largest step.
+        """
         sizes, sizes_s = self._sizes, self._deep_s(depth)
         limit = price * (min(map(truediv, sizes_s, sizes)) if depth else self._least_row_s)
-        return next(n for n, seconds in zip(sizes, sizes_s, strict=True) if seconds <= limit * n)
+        more_s = beside_s / self._scale
+        return next((n for n, seconds in zip(sizes, sizes_s, strict=True) if seconds + more_s <= limit * n), sizes[-1])
+
+    def passes_s(self, passes: Sequence[int]) -> float:
+        """Seconds of the layers alone over passes of so many rows each."""
+        return self._scale * sum(map(self._rows.of, passes))
+
+    @property
+    def least_row_s(self) -> float:
+        """Seconds of a row in the step that is cheapest for each of its rows."""
+        return self._scale * self._least_row_s
 
     def deeper(self, n_rows: int, depth: int, other: int) -> int:
         """The rows that take as long at the depth `other` as `n_rows` do at `depth`, one at least."""

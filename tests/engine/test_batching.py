@@ -1,12 +1,19 @@
-"""Whose prompt's rows go first, over many steps."""
+"""Whose prompt's rows go first, over many steps; and which rows share a pass where each slot has cells of its own."""
 
 from __future__ import annotations
 
+import pytest
+
 from cllm.config import Settings
+from cllm.engine.budget import RowBudget
+from cllm.engine.cost import CostModel
+from cllm.engine.curve import Curve
 from cllm.engine.events import Finished
-from cllm.engine.scheduler import Scheduler
+from cllm.engine.plan import Plan, StepOutput
+from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.sequence import Phase
 from cllm.serve.loading import limits_of
-from cllm.testing.fake import FakeModel
+from cllm.testing.fake import FakeModel, FakeVocabulary
 from tests.engine.test_machine import make_spec, run_step
 
 N_PROMPT, N_ROWS = 300, 100
@@ -32,3 +39,64 @@ def test_a_prompt_of_a_key_with_many_places_goes_on_though_a_key_with_fewer_neve
         if 1 in ended:
             break
     assert 1 in ended
+
+
+TILED = {1: 14, 2: 28, 4: 46, 8: 83, 12: 103, 15: 127, 16: 107, 32: 169, 64: 282, 128: 560}  # ms; twelve rows cost what sixteen do
+DEAR_TO_16 = {1: 2, 16: 32, 64: 64, 128: 128}
+N_RUNNING = 16
+
+
+def apart(rows_ms: dict[int, float]) -> CostModel:
+    curve = Curve(rows=[(n, ms / 1000) for n, ms in rows_ms.items()], outputs=[(1, 1e-6), (16, 2e-6)], cell_s=0.0, row_cell_s=0.0)
+    return CostModel(curve, n_rows_max=512, apart=True)
+
+
+def step_with_prompts_waiting(cost: CostModel, *, n_decoding: int = 12) -> Plan:
+    """The first step in which so many of sixteen generate while long prompts of the others wait."""
+    limits = Limits(
+        n_cells=16384, n_slots=N_RUNNING, n_ctx=1024, n_rows_max=512, row_budget=None,
+        n_live_max=N_RUNNING, n_waiting_max=100, rows_by_slot=True,
+    )  # fmt: skip
+    scheduler = Scheduler(limits, FakeVocabulary(1000), cost)
+    for i in range(N_RUNNING):
+        n_prompt = 1 if i < n_decoding else 400
+        scheduler.submit(make_spec(tuple(range(32, 32 + n_prompt)), 0, 100, 0.0), 0.0)
+    while True:
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        if len(plan.decoding) == n_decoding and plan.prefilling:
+            return plan
+        assert all(sequence.phase is not Phase.FINISHED for sequence in plan.members())
+        scheduler.apply(plan, StepOutput([40] * len(plan.outputs), [], None, model_s=0.0), 0.0)
+
+
+def test_a_row_of_each_waiting_prompt_fills_the_pass_of_the_decode_rows() -> None:
+    plan = step_with_prompts_waiting(apart(TILED))
+    assert plan.passes[0] == N_RUNNING
+    assert len(plan.passes) == 2, "and more of one prompt is a pass of its own"
+    assert sorted(n for _, n in plan.prefilling) == [1, 1, 1, 1 + plan.passes[1]]
+
+
+def test_where_rows_are_dear_in_small_passes_only_the_prompt_that_is_next_has_one_there() -> None:
+    plan = step_with_prompts_waiting(apart(DEAR_TO_16))
+    assert len(plan.prefilling) == 1, "a row in the pass of the decode rows would cost twice what it does in the prompt's own"
+
+
+@pytest.mark.parametrize("n_rows_max", [N_RUNNING, 40])
+def test_filled_passes_stay_within_what_a_step_may_have(n_rows_max: int) -> None:
+    budget = RowBudget(apart(TILED), n_rows_max=n_rows_max, n_rows_fixed=None, itl_target_s=None, apart=True)
+    assert budget.n_rows(12, N_RUNNING, 2000, singles=(N_RUNNING,)) <= n_rows_max
+
+
+def test_the_fewer_generate_of_those_who_could_the_more_rows_of_prompts_follow_since_each_step_makes_their_tokens_dear() -> None:
+    budget = RowBudget(apart(TILED), n_rows_max=512, n_rows_fixed=None, itl_target_s=None, apart=True)
+    few, many = (budget.n_rows(n, N_RUNNING, 2000, singles=(n + 1,)) - (n + 1) for n in (7, 15))
+    assert few > many
+
+
+def test_a_target_for_the_time_between_tokens_is_kept_apart_too() -> None:
+    cost = apart(TILED)
+    budget = RowBudget(cost, n_rows_max=512, n_rows_fixed=None, itl_target_s=0.3, apart=True)
+    n_rows = budget.n_rows(12, N_RUNNING, 2000, singles=(N_RUNNING,))
+    assert n_rows > N_RUNNING
+    assert cost.step_s(n_rows, 12, 2000, (N_RUNNING, n_rows - N_RUNNING)) <= 0.3

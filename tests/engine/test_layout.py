@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cllm.engine.layout import N_SEEN_LEAST, Apart, LayoutChoice
+from cllm.engine.layout import N_FEW, N_SEEN_LEAST, Apart, LayoutChoice
 
 CHANGE_S = 0.5
-APART = Apart(n_slots=8, n_cells_slot=512, gain_cell_s=1e-6, change_s=CHANGE_S)
+APART = Apart(n_slots=12, n_cells_slot=512, gain_cell_s=1e-6, change_s=CHANGE_S)
 NO_DEMAND = 0.0
 
 
-def choice(*, n_came: int = 20, n_known: int = 0, n_tokens: int = 200, n_live: int = 8) -> LayoutChoice:
+def choice(*, n_came: int = 20, n_known: int = 0, n_tokens: int = 200, n_live: int = 12) -> LayoutChoice:
     """A choice that has seen so many sequences of 100 tokens come, and end with `n_tokens`."""
     one = LayoutChoice(APART)
     for _ in range(n_came):
@@ -21,9 +21,9 @@ def choice(*, n_came: int = 20, n_known: int = 0, n_tokens: int = 200, n_live: i
 
 
 def serve(one: LayoutChoice, seconds: float) -> None:
-    """Make steps of eight that generate, until staying in the pool has cost so much."""
+    """Make steps of twelve that generate, until staying in the pool has cost so much."""
     while one._lost_s < seconds:  # what it comes to in steps is a matter of a constant
-        one.stepped(8, 8, 1000)
+        one.stepped(12, 12, 1000)
 
 
 def test_it_changes_once_staying_has_cost_as_much_as_changing() -> None:
@@ -43,11 +43,18 @@ def test_one_sequence_alone_loses_nothing_in_a_pool() -> None:
     assert not one.may_be_due
 
 
+def test_a_few_sequences_never_gain_enough() -> None:
+    one = choice()
+    for _ in range(10_000):
+        one.stepped(N_FEW, N_FEW, 4000)
+    assert not one.may_be_due
+
+
 def test_the_pool_stays_while_prompts_gain_more_beside_answers_than_these_lose() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(8, 8, 1000, spared_s=0.0 if one._lost_s else 0.02)
-        one.stepped(6, 8, 1000, spared_s=0.01)
+        one.stepped(12, 12, 1000, spared_s=0.0 if one._lost_s else 0.02)
+        one.stepped(6, 12, 1000, spared_s=0.01)
     assert not one.may_be_due
 
 
@@ -57,7 +64,7 @@ def test_the_pool_stays_while_prompts_gain_more_beside_answers_than_these_lose()
         choice(n_came=N_SEEN_LEAST - 1),
         choice(n_known=90),
         choice(n_tokens=500),
-        choice(n_live=9),
+        choice(n_live=13),
     ],
     ids=["few were seen", "prompts are shared", "the next one may outgrow a part", "more would run than there are parts"],
 )
@@ -89,7 +96,7 @@ def test_a_sequence_that_says_how_long_it_will_be_needs_no_room_to_spare() -> No
 def test_it_may_be_due_before_any_sequence_has_ended() -> None:
     one = LayoutChoice(APART)
     for _ in range(N_SEEN_LEAST):
-        one.came(100, 0, 8)
+        one.came(100, 0, 12)
     serve(one, CHANGE_S)
     assert one.is_due(0.0, 200, NO_DEMAND)
     assert not one.is_due(0.0, 513, NO_DEMAND)
@@ -118,11 +125,11 @@ def test_nor_if_something_was_computed_already() -> None:
 def test_where_it_began_apart_a_few_who_share_bring_the_pool_back() -> None:
     one = LayoutChoice(APART, begins_apart=True)
     one.changed(0.2)
-    one.came(100, 0, 8)
-    one.came(100, 90, 8)
+    one.came(100, 0, 12)
+    one.came(100, 90, 12)
     assert not one.may_be_due, "one may be by chance"
-    one.came(100, 90, 8)
-    one.came(100, 90, 8)
+    one.came(100, 90, 12)
+    one.came(100, 90, 12)
     assert one.is_due(5.0, 200, NO_DEMAND)
 
 
@@ -135,8 +142,8 @@ def changed() -> LayoutChoice:
 def test_apart_it_stays_so() -> None:
     one = changed()
     for _ in range(1000):
-        one.stepped(8, 8, 1000)
-        one.came(100, 0, 8)
+        one.stepped(12, 12, 1000)
+        one.came(100, 0, 12)
         one.grew(512)
     assert one.is_apart
     assert not one.may_be_due
@@ -150,19 +157,19 @@ def test_it_goes_back_at_once_when_a_sequence_outgrows_its_part() -> None:
     one.changed(0.2)
     serve(one, 60.0)
     for _ in range(N_SEEN_LEAST):
-        one.came(100, 0, 8)
+        one.came(100, 0, 12)
     assert not one.is_due(0.0, 200, NO_DEMAND), "and does not change again while such a one is remembered"
 
 
 def test_it_goes_back_when_prompts_are_shared_again() -> None:
     one = changed()
     for _ in range(10):
-        one.came(100, 90, 8)
+        one.came(100, 90, 12)
     assert one.may_be_due
     assert one.is_due(5.0, 200, NO_DEMAND)
 
 
 def test_it_goes_back_when_more_would_run_than_there_are_parts() -> None:
     one = changed()
-    one.came(100, 0, 9)
+    one.came(100, 0, 13)
     assert one.is_due(5.0, 200, NO_DEMAND)
