@@ -1,7 +1,7 @@
 """`cllm serve` with counters at the layers' entry points, for measurements: python -m benchmarks.counted_server serve MODEL ...
 
 It runs what a user runs, by the command line's own entry point. For every line on standard input it prints a line of JSON: the calls so
-far and the CPU time of the process. Its parent may ask for a fake model or for a profile (`benchmarks.serving`).
+far, what some of them took, and the CPU time of the process. Its parent may ask for a fake model or for a profile (`benchmarks.serving`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> int:
 
 def _answer(counter: Counter) -> None:
     while os.read(0, 4096):  # not sys.stdin, whose lock a daemon thread must not hold when the interpreter ends
-        print(json.dumps({"counts": counter.counts, "cpu_s": time.process_time()}), flush=True)
+        print(json.dumps({"counts": counter.counts, "seconds": counter.seconds, "cpu_s": time.process_time()}), flush=True)
 
 
 def _profiled() -> cProfile.Profile:

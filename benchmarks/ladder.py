@@ -33,6 +33,8 @@ from cllm.serve.logs import configure_logging
 SAMPLINGS: Final = {"greedy": (GREEDY,), "all": (GREEDY, PLAIN, USUAL), "plain": (PLAIN,), "usual": (USUAL,)}
 STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse", "client", "isolated")
 BESIDE: Final = {"isolated": "loop"}  # which stage another one is compared with, where that is not the one below
+COMPUTED: Final = ("native", "sampling")  # layers that compute what a step is for
+BESIDE_THOSE: Final = "rest"  # of a step, which is in no layer that is timed
 LOSS_TOLD: Final = 0.01  # of the stage below; what costs more is told with what it is spent on
 REASONS: Final = {
     "backend": "the batch's columns are checked before llama.cpp sees them",
@@ -76,6 +78,7 @@ class Measured:
             "counts": {gate: count for gate, count in self.passes[-1].counts.items() if count},
         }
         page |= self._cores()
+        page["spent_us_per_step"] = {part: statistics.median(costs) for part, costs in self._spent().items()}
         if below is not None:
             per_token, per_step = _costs(self.passes, below.passes, "n_tokens"), _costs(self.passes, below.passes, "n_steps")
             page |= {"us_per_token": statistics.median(per_token), "us_per_token_spread": spread(per_token)}
@@ -83,9 +86,27 @@ class Measured:
             losses = [1 - own / less for own, less in zip(self.tokens_per_s, below.tokens_per_s, strict=True)]
             if statistics.median(losses) > LOSS_TOLD:
                 page["reason"] = REASONS[self.stage.name]
+            own_us, below_us = self._spent(), below._spent()
+            page["more_us_per_step"] = {
+                part: spread([own - less for own, less in zip(values, below_us[part], strict=True)])
+                for part, values in own_us.items()
+                if part in below_us
+            }
             if self.stage.name in BESIDE:
                 page["beside"] = below.stage.name
         return page
+
+    def _spent(self) -> dict[str, list[float]]:
+        """Microseconds of a step, turn by turn, that its calls into the layers below took, and what is left beside them."""
+        parts: dict[str, list[float]] = {}
+        for ran in self.passes:
+            if not any(ran.seconds[layer] for layer in COMPUTED):  # in another process
+                continue
+            us = 1e6 / ran.n_steps
+            for layer, seconds in ran.seconds.items():
+                parts.setdefault(layer, []).append(seconds * us)
+            parts.setdefault(BESIDE_THOSE, []).append((ran.wall_s - sum(ran.seconds.values())) * us)
+        return parts
 
     def _cores(self) -> dict[str, float]:
         """What of a step the threads that compute waited for a core, and what others spent, microseconds, as far as it is known."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
+
+Number = TypeVar("Number", int, float)
 
 
 class Bypassed(Exception):
@@ -28,6 +31,7 @@ class Gate:
     name: str  # of a function, or Class.method
     per: str  # "step", "request" or "token": at least one call for each
     weigh: Callable[..., int] = lambda *_arguments: 1
+    is_timed: bool = False  # what its calls take is told too; none of these calls another
 
 
 def _once_in_worker(*_arguments: Any) -> int:
@@ -41,11 +45,11 @@ def _with_rows(_model: Any, plan: Any, *_arguments: Any) -> int:
 
 
 GATES: Final = (
-    Gate("native", "llama_cpp", "llama_decode", "step"),
+    Gate("native", "llama_cpp", "llama_decode", "step", is_timed=True),
     Gate("backend", "cllm_llamacpp.model", "LlamaModel.step", "step"),
-    Gate("sampling", "cllm.engine.compute", "sample", "step"),
-    Gate("engine", "cllm.engine.scheduler", "Scheduler.plan", "step"),
-    Gate("engine", "cllm.engine.scheduler", "Scheduler.apply", "step"),
+    Gate("sampling", "cllm.engine.compute", "sample", "step", is_timed=True),
+    Gate("engine", "cllm.engine.scheduler", "Scheduler.plan", "step", is_timed=True),
+    Gate("engine", "cllm.engine.scheduler", "Scheduler.apply", "step", is_timed=True),
     Gate("loop", "cllm.serve.loop", "StepLoop._step", "step"),
     Gate("loop", "cllm.serve.loop", "StepLoop._compute", "step", _once_in_worker),
     Gate("loop", "cllm.serve.streams", "EventStream.put", "token"),
@@ -63,7 +67,10 @@ GATES: Final = (
 BORDER: Final = "isolated"  # between two processes: what is below the engine is on its other side, and so are the gates of that
 LAYERS: Final = tuple(dict.fromkeys(gate.layer for gate in GATES if gate.layer != BORDER))  # from the bottom up
 
+TIMED: Final = tuple(dict.fromkeys(gate.layer for gate in GATES if gate.is_timed))
+
 Counts = dict[str, int]
+Seconds = dict[str, float]  # by layer, of those that are timed
 
 
 def key_of(gate: Gate) -> str:
@@ -72,10 +79,11 @@ def key_of(gate: Gate) -> str:
 
 
 class Counter:
-    """Counts the calls at the gates that exist in this process."""
+    """Counts the calls at the gates that exist in this process, and times some."""
 
     def __init__(self, layers: tuple[str, ...] = (*LAYERS, BORDER)) -> None:
         self.counts: Counts = {key_of(gate): 0 for gate in GATES}
+        self.seconds: Seconds = dict.fromkeys(TIMED, 0.0)
         self._gates = [gate for gate in GATES if gate.layer in layers]
         self._originals: list[tuple[Any, str, Any]] = []
 
@@ -94,13 +102,22 @@ class Counter:
                 owner = getattr(owner, part)
             original = getattr(owner, name)
             self._originals.append((owner, name, original))
-            setattr(owner, name, _counted(self.counts, key_of(gate), gate.weigh, original))
+            call = _counted(self.counts, key_of(gate), gate.weigh, original)
+            setattr(owner, name, _timed(self.seconds, gate.layer, call) if gate.is_timed else call)
 
     def remove(self) -> None:
         """Put the entry points back."""
         while self._originals:
             owner, name, original = self._originals.pop()
             setattr(owner, name, original)
+
+    def reading(self) -> tuple[Counts, Seconds]:
+        """Where the counts and times stand."""
+        return dict(self.counts), dict(self.seconds)
+
+    def since(self, before: tuple[Counts, Seconds]) -> tuple[Counts, Seconds]:
+        """The calls since a reading, and what those that are timed took."""
+        return difference(self.counts, before[0]), difference(self.seconds, before[1])
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -120,9 +137,20 @@ def _counted(counts: Counts, key: str, weigh: Callable[..., int], original: Call
     return call
 
 
-def difference(after: Mapping[str, int], before: Mapping[str, int]) -> Counts:
-    """The calls between two readings."""
-    return {key: count - before.get(key, 0) for key, count in after.items()}
+def _timed(seconds: Seconds, layer: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return original(*arguments, **options)
+        finally:
+            seconds[layer] += time.perf_counter() - began
+
+    return call
+
+
+def difference(after: Mapping[str, Number], before: Mapping[str, Number]) -> dict[str, Number]:
+    """The calls between two readings, or their seconds."""
+    return {key: value - before[key] if key in before else value for key, value in after.items()}
 
 
 def check(stage: str, layers: tuple[str, ...], counts: Mapping[str, int], needed: Mapping[str, int]) -> None:

@@ -62,7 +62,9 @@ Without a core is how long, in a step, a thread that computes could have run and
 at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads.
 What takes more than 1 % off the one above, by the median of the turns, is told below the table: how much, least and most over the turns,
 what its layer spends time on, and what was done about that. Where the least is below 0, the turns do not agree that anything was lost,
-and the machine made the difference. Times without a core and CPU times are microseconds of a step.
+and the machine made the difference. What a step took more is told apart: in llama.cpp's own call, which is the same batches' work in
+every stage, so that more of it is the machine's doing; in drawing; in the scheduler; and in all the rest, where a stage's own layer is, and
+the waiting of threads for one another. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 """
 
 MENDED: Final = {
@@ -77,6 +79,8 @@ MENDED: Final = {
     "client": "nothing, it is not ours",
     "isolated": "logits do not cross, only a batch's columns and what was drawn",
 }
+
+PARTS: Final = {"native": "in llama.cpp", "sampling": "in drawing", "engine": "in the scheduler", "rest": "beside these"}
 
 STACK: Final = """\
 Fake models, so that the stack's own cost shows: `instant` takes no time, greedy on a small vocabulary; `gpu` takes 2 ms for 64 rows and
@@ -219,7 +223,12 @@ def _loss(stage: Run, below: Run) -> str:
         return ""
     losses = [100 * (1 - own / less) for own, less in zip(stage["tokens_per_s"], below["tokens_per_s"], strict=True)]
     lost = f"{statistics.median(losses):.1f} % ({min(losses):.1f} to {max(losses):.1f})"
-    return f"- {stage['name']}, {lost} off {below['name']}: {stage['reason']}. Done about it: {MENDED[stage['name']]}."
+    more = ", ".join(
+        f"{number(spread['median'])} ({number(spread['min'])} to {number(spread['max'])}) us {PARTS[part]}"
+        for part, spread in stage.get("more_us_per_step", {}).items()
+    )
+    where = f" A step took more: {more}." if more else ""
+    return f"- {stage['name']}, {lost} off {below['name']}: {stage['reason']}.{where} Done about it: {MENDED[stage['name']]}."
 
 
 def _stack(run: Run) -> str:
@@ -303,12 +312,13 @@ def _stages(stages: Sequence[Run]) -> str:
             f"{stage['name']}, over {stage['beside']}" if stage.get("beside") else stage["name"],
             number(statistics.median(stage["tokens_per_s"])),
             *(_with_spread(stage, f"us_per_{unit}") for unit in ("token", "step")),
+            number(stage.get("spent_us_per_step", {}).get("native")),
             *(number(stage.get(f"{what}_us_per_step")) for what in ("waiting", "others", "client")),
             _ratios(stage.get("ratios")),
         )
         for stage in stages
     ]
-    cores = ("without a core", "CPU that serves", "CPU of the client")
+    cores = ("in llama.cpp", "without a core", "CPU that serves", "CPU of the client")
     return table(("", "stage", "tokens/s", "us a token over the one above", "us a step", *cores, "ratio to the first"), rows)
 
 

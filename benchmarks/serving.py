@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import attrs
 
-from benchmarks.layers import Counts
+from benchmarks.layers import Counts, Seconds
 
 INSTANT, PROFILE = "BENCHMARK_INSTANT", "BENCHMARK_PROFILE"  # what the child is told by its environment
 START_S: Final = 120.0
@@ -30,6 +30,7 @@ class Reading:
     """Where the server's counters stand."""
 
     counts: Counts
+    seconds: Seconds
     cpu_s: float  # of all its threads
 
 
@@ -83,7 +84,7 @@ class CountedServer:
         while line := self._process.stdout.readline():
             if line.startswith(b"{"):  # it also announces itself
                 read = json.loads(line)
-                return Reading(read["counts"], read["cpu_s"])
+                return Reading(read["counts"], read["seconds"], read["cpu_s"])
         raise RuntimeError("the server has ended")
 
     def pid(self) -> int:

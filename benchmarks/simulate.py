@@ -166,14 +166,15 @@ def _quantile(values: list[float], share: float) -> float:
 def main() -> None:
     """Print a table, end with one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pace", type=float, nargs="*", default=[budget.PACE], help="how much longer a step may take for prompts")
+    parser.add_argument("--pace", type=float, nargs="*", default=[], help="how much longer a step may take for prompts (default: as it is)")
     parser.add_argument("--rows", type=int, nargs="*", default=[16, 32, 64, 128, 512, 2048], help="fixed budgets to stand beside")
     arguments = parser.parse_args()
     rows = []
     print(f"{'workload':24} {'rule':12} {'tok/s':>6} {'TTFT p50':>9} {'p90':>6} {'gap p50':>8} {'p99':>6} {'max':>6}")
     for name, concurrency, apart in WORKED:
+        rows += [_show(simulate(name, concurrency, "auto", row_budget=None, apart=apart))] if not arguments.pace else []
         for pace in arguments.pace:
-            budget.PACE = pace
+            budget.PACE = budget.PACE_MANY = pace
             rows.append(_show(simulate(name, concurrency, f"auto {pace:g}", row_budget=None, apart=apart)))
         rows += [_show(simulate(name, concurrency, f"{n} rows", row_budget=n, apart=apart)) for n in arguments.rows]
     print(json.dumps({"benchmark": "simulate", "rows": [attrs.asdict(row) for row in rows]}))

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import trio
 
 from benchmarks import closed_loop
-from benchmarks.layers import BORDER, LAYERS, Counter, Counts, check, difference
+from benchmarks.layers import BORDER, LAYERS, Counter, Counts, Seconds, check, difference
 from benchmarks.serving import CountedServer
 from benchmarks.workload import Ask, Sampling
 from cllm.api.app import create_app
@@ -136,6 +136,7 @@ class Ran:
     n_steps: int
     n_tokens: int
     counts: Counts
+    seconds: Seconds  # of the calls into the layers that are timed, in the process whose steps are counted
     server_cpu_s: float | None = None  # CPU times where the stage's process does nothing but serve
     client_cpu_s: float | None = None
     cores: Cores | None = None  # where the kernel tells
@@ -266,13 +267,14 @@ class Bench:
     def _timed(self, run: Callable[[], int]) -> Ran:
         self.clear()
         with self.counter.counting():
-            before, threads_before = dict(self.counter.counts), process.threads(os.getpid())
+            before, threads_before = self.counter.reading(), process.threads(os.getpid())
             began, cpu_began = time.perf_counter(), time.process_time()
             n_tokens = run()
             wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-            counts, cores = difference(self.counter.counts, before), self.cores_since(threads_before)
+            (counts, seconds), cores = self.counter.since(before), self.cores_since(threads_before)
         self.clear()
-        return Ran(wall_s=wall_s, n_steps=n_steps_of(counts), n_tokens=n_tokens, counts=counts, server_cpu_s=cpu_s, cores=cores)
+        n_steps = n_steps_of(counts)
+        return Ran(wall_s=wall_s, n_steps=n_steps, n_tokens=n_tokens, counts=counts, seconds=seconds, server_cpu_s=cpu_s, cores=cores)
 
     def cores_since(self, before: Threads) -> Cores | None:
         """How this process and its children used the cores."""
@@ -475,12 +477,13 @@ def _n_tokens(event: Event) -> int:
 async def timed_in_trio(bench: Bench, work: Work, run: Callable[[], Any]) -> Ran:
     """As `Bench.timed`, inside Trio, while the step loop idles before and after."""
     with bench.counter.counting():
-        before, threads_before = dict(bench.counter.counts), process.threads(os.getpid())
+        before, threads_before = bench.counter.reading(), process.threads(os.getpid())
         began, cpu_began = time.perf_counter(), time.process_time()
         n_tokens = await run()
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-        counts, cores = difference(bench.counter.counts, before), bench.cores_since(threads_before)
-    return Ran(wall_s=wall_s, n_steps=n_steps_of(counts), n_tokens=n_tokens, counts=counts, server_cpu_s=cpu_s, cores=cores)
+        (counts, seconds), cores = bench.counter.since(before), bench.cores_since(threads_before)
+    n_steps = n_steps_of(counts)
+    return Ran(wall_s=wall_s, n_steps=n_steps, n_tokens=n_tokens, counts=counts, seconds=seconds, server_cpu_s=cpu_s, cores=cores)
 
 
 @attrs.define(eq=False)
@@ -589,6 +592,7 @@ class HttpStage:
             n_steps=n_steps_of(counts),
             n_tokens=sum(closed_loop.usage_of(answer)["completion_tokens"] for answer in loop.answers),
             counts=counts,
+            seconds=difference(after.seconds, before.seconds),
             server_cpu_s=after.cpu_s - before.cpu_s,
             client_cpu_s=loop.client_cpu_s,
             cores=Cores.between(threads_before, threads_after, self.n_threads),
@@ -621,19 +625,20 @@ class ClientStage:
         import asyncio
 
         before, threads_before = self.server.reading(), process.threads(self.server.pid())
-        n_answered_before = dict(self.counter.counts)
+        own_before = self.counter.reading()
         with self.counter.counting():
             began, cpu_began = time.perf_counter(), time.process_time()
             n_tokens = asyncio.run(self._ask_all(work))
             wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         after, threads_after = self.server.reading(), process.threads(self.server.pid())
-        own = difference(self.counter.counts, n_answered_before)
+        own, _ = self.counter.since(own_before)
         counts = {key: count + own[key] for key, count in difference(after.counts, before.counts).items()}
         return Ran(
             wall_s=wall_s,
             n_steps=n_steps_of(counts),
             n_tokens=n_tokens,
             counts=counts,
+            seconds=difference(after.seconds, before.seconds),
             server_cpu_s=after.cpu_s - before.cpu_s,
             client_cpu_s=cpu_s,
             cores=Cores.between(threads_before, threads_after, self.n_threads),

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from cllm.engine.cost import CostModel
 
 # How many times as long as a step of all that run, if they all generated, one with prompts may take; the cells of prompts do not count, if
-# that is less. Found by `python -m benchmarks simulate`.
-PACE = 2.0
+# that is less. Of twice as many sequences more prompts wait at a time, each for all before it. Found by `python -m benchmarks simulate`.
+PACE, N_USUAL = 2.0, 8
+PACE_MANY = 2.5
 # And what that comes down to between so many cells of a prompt and twice as many: it takes many steps, all of which it makes longer.
 PACE_DEEP, N_DEEP = 1.5, 256
 # Where prompts are computed in passes of their own, a row costs the same beside answers as by itself: a pass is as small as makes it hardly
@@ -66,16 +67,17 @@ class RowBudget:
         return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
 
     def _adaptive_s(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> float:
-        """Time for a step that slows running answers down to half at most.
+        """Time for a step that slows running answers down to half at most, many of them to two fifths.
 
         It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
         time for many prompts, and so stay few.
         """
-        pace = PACE + (PACE_DEEP - PACE) * min(max(depth / N_DEEP - 1.0, 0.0), 1.0)
+        usual = PACE + (PACE_MANY - PACE) * _share_between(n_running, N_USUAL)
+        pace = usual + (PACE_DEEP - usual) * _share_between(depth, N_DEEP)
         attended = ((1, n_attended),)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         own_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)
-        adaptive_s = min(pace * decode_s, PACE * own_s)
+        adaptive_s = min(pace * decode_s, usual * own_s)
         return max(min(adaptive_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells, depth))
 
     def may_fill(self, filled: Sequence[int], bare: Sequence[int], n_more: int) -> bool:
@@ -109,3 +111,8 @@ class RowBudget:
             return efficient_s
         n_rows = self._cost.n_rows_efficient(PRICE * max(n_outputs, 1), depth)
         return max(efficient_s, self._cost.step_s(n_rows, n_outputs, n_cells, attended=((n_rows, depth),)))
+
+
+def _share_between(n: int, low: int) -> float:
+    """How far a count is on the way from `low`, 0, to twice as much, 1."""
+    return min(max(n / low - 1.0, 0.0), 1.0)

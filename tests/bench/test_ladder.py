@@ -72,6 +72,29 @@ def test_a_stage_tells_what_its_steps_waited_and_what_else_was_spent(bench: Benc
     assert (page["waiting_us_per_step"], page["others_us_per_step"]) == (0.5e6 / n_steps, 1e6 / n_steps)
 
 
+def test_a_stage_tells_where_its_steps_went_and_what_they_took_more_there(bench: Bench) -> None:
+    below, above = (ladder.Measured(number=i, stage=stages.EngineStage(bench)) for i in range(2))
+    ran = run_checked(below.stage, small_work(), ENGINE)
+    assert ran.seconds["sampling"] > 0
+    assert ran.seconds["engine"] > 0
+    n = ran.n_steps
+    below.passes = [attrs.evolve(ran, wall_s=n * 1e-3, seconds={"native": n * 7e-4, "sampling": n * 1e-4, "engine": n * 1e-4})]
+    above.passes = [attrs.evolve(ran, wall_s=n * 2e-3, seconds={"native": n * 1e-3, "sampling": n * 1e-4, "engine": n * 1e-4})]
+    page = above.page(below, below)
+    assert page["spent_us_per_step"] == pytest.approx({"native": 1000, "sampling": 100, "engine": 100, "rest": 800})
+    assert {part: spread["median"] for part, spread in page["more_us_per_step"].items()} == pytest.approx(
+        {"native": 300, "sampling": 0, "engine": 0, "rest": 700}, abs=1e-6
+    )
+
+
+def test_of_a_model_in_another_process_nothing_is_made_up() -> None:
+    with isolated_fake() as model:
+        measured = ladder.Measured(number=0, stage=stages.isolated_stage(Bench(model, Settings(), Counter())))
+        measured.passes = [run_checked(measured.stage, small_work())]
+    page = measured.page(measured, measured)
+    assert page["spent_us_per_step"] == page["more_us_per_step"] == {}
+
+
 # --- the self-check ----------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,14 @@ from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import summarize
 
 ROOT = Path(__file__).parents[2]
-COSTS = {"us_per_token": 300.0, "us_per_step": 2400.0, "waiting_us_per_step": 150.0, "client_us_per_step": 2200.0}
+COSTS = {
+    "us_per_token": 300.0,
+    "us_per_step": 2400.0,
+    "spent_us_per_step": {"native": 9000.0},
+    "more_us_per_step": {"native": {"median": 2000.0, "min": -50.0, "max": 2500.0}, "rest": {"median": 400.0, "min": 300.0, "max": 500.0}},
+    "waiting_us_per_step": 150.0,
+    "client_us_per_step": 2200.0,
+}
 KILLED = [{"n_under_way": 8, "n_pieces_before": 10, "n_complete": 8, "n_same": 7, "pause_s": 0.5}]
 
 
@@ -105,8 +112,9 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     page = report.page(results.read_all(folder))
     assert "8 at a time:" in page
     assert "64 streams:" in page
-    assert "| 7 | sse | 97.5 | 300 | 2400 | 150 | - | 2200 | 0.970 (0.970 to 0.970) |" in page
-    assert "- sse, 3.0 % (3.0 to 3.0) off native: events are sent. Done about it: a chunk is encoded once" in page
+    assert "| 7 | sse | 97.5 | 300 | 2400 | 9000 | 150 | - | 2200 | 0.970 (0.970 to 0.970) |" in page
+    where = "A step took more: 2000 (-50 to 2500) us in llama.cpp, 400 (300 to 500) us beside these."
+    assert f"- sse, 3.0 % (3.0 to 3.0) off native: events are sent. {where} Done about it: a chunk is encoded once" in page
     assert "| 9 | isolated, over loop | 98.5 | 10 | 80 (-20 to 90) |" in page
     assert "Not found on this machine: ollama." in page
     assert "What was beside us: llama-server, version: 6700." in page

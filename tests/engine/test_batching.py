@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from cllm.config import Settings
@@ -46,7 +48,7 @@ DEAR_TO_16 = {1: 2, 16: 32, 64: 64, 128: 128}
 N_RUNNING = 16
 
 
-def apart(rows_ms: dict[int, float]) -> CostModel:
+def apart(rows_ms: Mapping[int, float]) -> CostModel:
     curve = Curve(rows=[(n, ms / 1000) for n, ms in rows_ms.items()], outputs=[(1, 1e-6), (16, 2e-6)], cell_s=0.0, row_cell_s=0.0)
     return CostModel(curve, n_rows_max=512, apart=True)
 
