@@ -15,6 +15,7 @@ from cllm.backend import Backend, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.config import Settings, api_keys, name_of_model
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
+from cllm.engine.layout import N_FEW
 from cllm.engine.scheduler import Limits
 from cllm.errors import CllmError, LoadFailed
 from cllm.registry import choose_backend, factory_of
@@ -77,7 +78,7 @@ def measured(loaded: Loaded, settings: Settings, on_progress: OnProgress) -> Loa
     try:
         _, on_measuring = _in_turn(on_progress, settings)
         cost = cost_of(loaded.step_model, loaded.curve_key, settings, on_measuring)
-        limits = attrs.evolve(loaded.limits, begins_apart=last_layout(loaded.curve_key, settings) is KvLayout.STREAMS)
+        limits = attrs.evolve(loaded.limits, begins_apart=_begins_apart(loaded.curve_key, settings))
         return attrs.evolve(loaded, cost=cost, limits=limits)
     except BaseException:
         loaded.close()
@@ -167,6 +168,15 @@ def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: 
 def last_layout(key: curves.Key, settings: Settings) -> KvLayout | None:
     """Return how the model's cells lay when it was last served with such settings here; None when that is not known."""
     return None if settings.calibrate == "off" else curves.read_layout(_curves_folder(settings), key)
+
+
+def _begins_apart(key: curves.Key, settings: Settings) -> bool:
+    """Whether cells are to lie apart from the start, where that may be: as last time; else if it is said that many will run at once.
+
+    If that proves wrong, they are laid out anew once, which the next start knows.
+    """
+    last = last_layout(key, settings)
+    return (settings.parallel or 0) > N_FEW if last is None else last is KvLayout.STREAMS
 
 
 def keep_layout(key: curves.Key, settings: Settings, layout: KvLayout) -> None:

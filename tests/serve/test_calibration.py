@@ -12,6 +12,7 @@ import pytest
 from cllm.backend import Batch, KvLayout, ModelSpec
 from cllm.config import Settings
 from cllm.engine.curve import Curve
+from cllm.engine.layout import N_FEW
 from cllm.errors import LoadAborted, LoadFailed, StepFailed
 from cllm.serve import curves
 from cllm.serve.calibration import SECONDS_MAX, measure
@@ -274,6 +275,18 @@ def test_the_next_load_knows_the_layout_unless_nothing_is_to_be_kept(tmp_path: P
     keep_layout(loaded.curve_key, off, KvLayout.UNIFIED)
     assert not load(off, lambda _share: True).limits.begins_apart
     assert load(settings, lambda _share: True).limits.begins_apart
+
+
+def test_who_says_that_many_will_run_begins_apart_until_it_was_the_pool_that_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", FakeBackend()))
+    few, many = (Settings(calibration_dir=str(tmp_path), parallel=n) for n in (N_FEW, N_FEW + 1))
+    assert not load(few, lambda _share: True).limits.begins_apart
+    loaded = load(many, lambda _share: True)
+    assert loaded.limits.begins_apart
+    keep_layout(loaded.curve_key, many, KvLayout.UNIFIED)
+    assert not load(many, lambda _share: True).limits.begins_apart
 
 
 class DearInAPool(TimedModel):

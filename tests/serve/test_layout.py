@@ -22,7 +22,7 @@ from cllm.testing.fake import FakeModel
 from tests.api.conftest import Api
 from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, text_alone
 
-SETTINGS = Settings(parallel=4)  # parts of 1024 cells
+SETTINGS = Settings(parallel=16)  # parts of 256 cells
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -37,7 +37,7 @@ def words(n: int, *, seed: int, n_letters: int = 60) -> list[str]:
     return ["".join(rng.choices(LETTERS, k=n_letters)) for _ in range(n)]
 
 
-async def ask(running: RunningEngine, specs: Sequence[SequenceSpec], n_at_once: int = 4) -> list[Answer]:
+async def ask(running: RunningEngine, specs: Sequence[SequenceSpec], n_at_once: int = 16) -> list[Answer]:
     """Answers, in the order of the specs."""
     answers: dict[int, Answer] = {}
     places = trio.Semaphore(n_at_once)
@@ -65,17 +65,19 @@ async def test_where_nothing_is_shared_the_cells_come_to_lie_apart_and_texts_sta
         assert model.capabilities.kv_layout is KvLayout.STREAMS
         assert running.scheduler.limits.n_ctx == 4096, "what one sequence may have was promised"
         told = (await Api(create_app(running.engine, SETTINGS), running).get("/model/info")).json["data"]
-        assert (told["kv_layout"], told["n_slots"], told["n_ctx"]) == ("streams", 4, 4096)
+        assert (told["kv_layout"], told["n_slots"], told["n_ctx"]) == ("streams", 16, 4096)
         await ask_and_compare(running, words(12, seed=2))
         assert running.scheduler.totals.n_layouts == 1
 
 
 async def test_the_cells_come_to_lie_apart_while_the_first_answers_are_still_under_way() -> None:
     model = FakeModel(lays_out=True)
-    async with running_engine(model, Settings(parallel=8, host_cache_mb=0), cost=cost(model)) as running:
-        stopping = StopParams(max_tokens=200, ignore_eos=True)
-        answers = await ask(running, [attrs.evolve(make_spec(prompt, 200), stopping=stopping) for prompt in words(8, seed=14)], n_at_once=8)
-        assert [len(answer.tokens) for answer in answers] == [200] * 8
+    async with running_engine(model, Settings(parallel=16, host_cache_mb=0), cost=cost(model)) as running:
+        stopping = StopParams(max_tokens=150, ignore_eos=True)
+        answers = await ask(
+            running, [attrs.evolve(make_spec(prompt, 150), stopping=stopping) for prompt in words(12, seed=14)], n_at_once=12
+        )
+        assert [len(answer.tokens) for answer in answers] == [150] * 12
         assert running.scheduler.totals.n_layouts == 1
 
 
