@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from cllm.backend import Batch, KvLayout, LaysOut, OnProgress, StepModel
-from cllm.engine.cost import N_TILE
+from cllm.engine.cost import N_TILE, WALKED
 from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
 from cllm.errors import LoadAborted, LoadFailed
 
@@ -23,7 +23,7 @@ N_REPEATS, REPEATS_S = 7, 0.05  # a size is measured so often, or as often as go
 N_CELLS_SAVED: Final = 128  # of the slot whose copies fill the cells
 N_CELLS_FULL: Final = 4096  # in use when their cost is measured, if there are twice as many
 N_COPIES_LEAST: Final = 4
-N_SLOTS_APART: Final = 16  # that generate when it is measured what it gains if their cells lie apart: of fewer it is lost in noise
+N_SLOTS_APART: Final = 8  # that generate when it is measured what it gains if their cells lie apart
 N_CELLS_PART: Final = 256  # llama.cpp rounds parts to so many
 APART_S_MAX: Final = 3.0  # that may take: without it the cells would never lie apart
 N_ROUNDS_APART, N_REPEATS_APART = 2, 3  # in turns, and steps of each: in the time of a few steps a shared machine changes by more than this
@@ -65,7 +65,7 @@ class _Measurement:
             self._measure_rows()
             outputs = self._measure_outputs()
             cell_s, row_cell_s, attended, save_cell_s, restore_cell_s = self._measure_cells()
-            apart_gain_cell_s = self._measure_apart()
+            apart_gain_cell_s = self._measure_apart(WALKED * min(seconds / n for n, seconds in attended))
         finally:
             self._empty()
         return Curve(
@@ -152,8 +152,11 @@ class _Measurement:
         self._n_deep += n
         return max(deep_s - self._step(n, 0, first_slot=1), DEEP_LEAST * deep_s) / depth
 
-    def _measure_apart(self) -> float | None:
-        """What a generating row gains for each of its cells if they lie apart; None where they cannot, or to measure it takes too long."""
+    def _measure_apart(self, least_s: float) -> float | None:
+        """What a generating row gains for each cell of others if they lie apart; None where they cannot, or to measure it takes too long.
+
+        It gains `least_s` where that is worth anything: so few sequences of a few cells may lose it in noise, and more of more do not.
+        """
         model = self._model
         if not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS} or not model.capabilities.can_save:
             return None
@@ -174,9 +177,9 @@ class _Measurement:
                 apart_s = min(apart_s, self._generating_s(n_slots, n_cells, states))
             finally:
                 model.lay_out(KvLayout.UNIFIED, n_slots)
-        gain_s = pooled_s - apart_s
-        n_others = (n_slots - 1) * n_cells  # cells that each row walks in a pool, and not apart
-        return gain_s / (n_slots * n_others) if gain_s > GAIN_LEAST * apart_s else 0.0
+        n_walked = n_slots * (n_slots - 1) * n_cells  # by all rows together in a pool, and not apart
+        gain_s = max(pooled_s - apart_s, n_walked * least_s)
+        return gain_s / n_walked if gain_s > GAIN_LEAST * apart_s else 0.0
 
     def _generating_s(self, n_slots: int, n_cells: int, states: dict[KvLayout, bytes]) -> float:
         """Seconds of a step in which so many slots of so many cells generate. `states` has what one of them holds, by layout."""
