@@ -39,7 +39,8 @@ LOSS_TOLD: Final = 0.01  # of the stage below; what costs more is told with what
 REASONS: Final = {
     "backend": "the batch's columns are checked before llama.cpp sees them",
     "sampling": "every output's row of logits is read, and the cores that compute wait meanwhile",
-    "engine": "the model's own tokens are fed back, and every one is detokenised and looked at before the next step is planned",
+    "engine": "the model's own tokens are fed back, every one is detokenised and looked at before the next step is planned, and cells of "
+    "ended sequences are copied to the host",
     "loop": "two hand-overs between threads in each step, and clients that come back one step late",
     "app": "a request's JSON, checks and hooks, which its tokens share",
     "http": "parsing and framing in a process that has the same cores as the model's threads and the client",

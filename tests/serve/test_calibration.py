@@ -11,6 +11,7 @@ import pytest
 
 from cllm.backend import Batch, KvLayout, ModelSpec
 from cllm.config import Settings
+from cllm.engine.cost import WALKED
 from cllm.engine.curve import Curve
 from cllm.engine.layout import N_FEW
 from cllm.errors import LoadAborted, LoadFailed, StepFailed
@@ -311,6 +312,15 @@ class DearInAPool(TimedModel):
 def test_what_cells_gain_apart_is_measured_in_turns_since_the_machine_changes_meanwhile() -> None:
     curve = measured(DearInAPool(row_s=0.0001, n_cells=16384, lays_out=True))
     assert curve.apart_gain_cell_s == pytest.approx(DearInAPool.GAIN_S, rel=0.05)
+
+
+def test_what_is_lost_in_noise_is_at_least_what_walking_by_others_cells_costs() -> None:
+    curve = measured(TimedModel(row_s=0.0001, attended_s=8e-6, n_cells=16384, lays_out=True))
+    assert curve.apart_gain_cell_s == pytest.approx(WALKED * min(seconds / n for n, seconds in curve.attended))
+
+
+def test_where_that_is_nothing_beside_a_step_as_on_a_gpu_nothing_is_gained() -> None:
+    assert measured(TimedModel(first_s=0.005, row_s=1e-6, n_cells=16384, lays_out=True)).apart_gain_cell_s == 0.0
 
 
 def test_of_copies_the_first_does_not_count() -> None:
