@@ -81,6 +81,7 @@ MENDED: Final = {
     "isolated": "logits do not cross, only a batch's columns and what was drawn",
 }
 
+UNKNOWN: Final = "-"
 PARTS: Final = {"native": "in llama.cpp", "sampling": "in drawing", "engine": "in the scheduler", "rest": "beside these"}
 
 STACK: Final = """\
@@ -206,14 +207,14 @@ def _served_enough(title: str, rung: Run) -> str:
     verdict = "kept" if ratio >= SERVED_LEAST else "missed"
     stage = next(stage for stage in rung["stages"] if stage["name"] == SERVED)
     share = _share(stage)
-    within = "" if share is None else f" Of its steps' time, {share:.3f} is in llama.cpp."
+    within = "" if share == UNKNOWN else f" Of its steps' time, {share} is in llama.cpp."
     return f"{title}: {SERVED} comes to {ratio:.3f} of the first, promised is at least {SERVED_LEAST:g}: {verdict}.{within}\n"
 
 
-def _share(stage: Run) -> float | None:
-    """What of a step is in llama.cpp's call, which the machine's own swings do not change; None where it was not measured."""
+def _share(stage: Run) -> str:
+    """What of a step is in llama.cpp's call, which the machine's own swings do not change."""
     spent = stage.get("spent_us_per_step")
-    return spent["native"] / sum(spent.values()) if spent and "native" in spent else None
+    return f"{spent['native'] / sum(spent.values()):.3f}" if spent and "native" in spent else UNKNOWN
 
 
 def _ladder(run: Run) -> str:
@@ -327,7 +328,7 @@ def _stages(stages: Sequence[Run]) -> str:
             number(statistics.median(stage["tokens_per_s"])),
             *(_with_spread(stage, f"us_per_{unit}") for unit in ("token", "step")),
             number(stage.get("spent_us_per_step", {}).get("native")),
-            "-" if (share := _share(stage)) is None else f"{share:.3f}",
+            _share(stage),
             *(number(stage.get(f"{what}_us_per_step")) for what in ("waiting", "others", "client")),
             _ratios(stage.get("ratios")),
         )
@@ -521,7 +522,9 @@ def readme_table(runs: Sequence[Run]) -> str:
     parts = []
     ladder = [row for run in of_kind(runs, "ladder") for row in _readme_ladder(run)]
     if ladder:
-        parts.append(table(("", "bare llama.cpp, tokens/s", "streamed over HTTP", "ratio, of each turn"), ladder))
+        parts.append(
+            table(("", "bare llama.cpp, tokens/s", "streamed over HTTP", "ratio, of each turn", "of its steps' time in llama.cpp"), ladder)
+        )
     peers = [row for run in beside_others(runs) for row in _readme_peers(run)]
     if peers:
         parts.append(table(BESIDE_HEAD, peers))
@@ -535,7 +538,7 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
         if SERVED in by_name:
             floor, served = rung["stages"][0], by_name[SERVED]
             speeds = [number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
-            rows.append((f"{run['name']}, {rung_title(rung)}", *speeds, _ratios(served["ratios"])))
+            rows.append((f"{run['name']}, {rung_title(rung)}", *speeds, _ratios(served["ratios"]), _share(served)))
     return rows
 
 
@@ -556,7 +559,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def number(value: float | None) -> str:
     """Three digits, or all before the point."""
     if value is None:
-        return "-"
+        return UNKNOWN
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
