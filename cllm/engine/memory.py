@@ -86,7 +86,7 @@ class Known:
 
 
 NOTHING = Known()
-_Basis = tuple[int, int, int]  # versions of tree and host pool, tokens
+_Basis = tuple[int, int, int, int]  # versions of tree and host pool, tokens, free slots
 
 
 class Memory:
@@ -389,10 +389,11 @@ class Memory:
     # --- finding what is there ----------------------------------------------------------------------------------------
 
     def _find(self, sequence: Sequence) -> Known:
-        """The answer is kept until the tree or the host pool changes: who waits is looked at before every step."""
+        """The answer is kept until the tree, the host pool or the free slots change: who waits is looked at before every step."""
         if not sequence.may_share:
             return NOTHING
-        basis = (self.tree.version, 0 if self.offload is None else self.offload.pool.version, len(sequence.tokens))
+        pool_version = 0 if self.offload is None else self.offload.pool.version
+        basis = (self.tree.version, pool_version, len(sequence.tokens), self.cells.n_free_slots)
         if self._found is None or self._found[0] is not sequence or self._found[1] != basis:
             self._found = (sequence, basis, self._look_for(sequence))
         return self._found[2]

@@ -163,12 +163,14 @@ class PrefixTree:
         if tip.parent is None or tip.children or len(tip.tips) > 1 or self._is_known_elsewhere(tip):
             self.leave(slot)
             return False
+        self.version += 1
         self._count_down(tip)
         self._resting[slot] = None
         return True
 
     def wait_for(self, slot: int, rank: Rank) -> None:
         """A sequence that waits will go on from what a resting slot has; it is evicted after those that nobody waits for."""
+        self.version += 1
         self._awaited.setdefault(slot, set()).add(rank)
 
     @property
@@ -183,6 +185,7 @@ class PrefixTree:
 
     def wait_no_more(self, slot: int, rank: Rank) -> None:
         """The sequence of that rank waits no more, whatever the slot has become meanwhile."""
+        self.version += 1
         ranks = self._awaited.get(slot, set())
         ranks.discard(rank)
         if not ranks:
@@ -190,6 +193,7 @@ class PrefixTree:
 
     def wake(self, slot: int) -> None:
         """A resting slot is a live sequence's again."""
+        self.version += 1
         del self._resting[slot]
         self._awaited.pop(slot, None)
         self._count_up(self._tips[slot])

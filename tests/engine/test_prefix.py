@@ -135,3 +135,19 @@ def test_the_common_part_is_as_long_as_it_looks(known: str, rest: str, start: in
             break
         expected += 1
     assert n_common(list(known.encode()), tokens, start, max(start, n_max)) == expected
+
+
+def test_what_was_found_is_stale_once_a_slot_rests_or_wakes_or_is_waited_for() -> None:
+    """How a match is come by depends on it: a resting slot is gone on with, and must not be shared at its end."""
+    garden = Garden()
+    garden.grow(0, "once upon a time")
+    versions = [garden.tree.version]
+    garden.tree.rest(0)
+    versions.append(garden.tree.version)
+    garden.tree.wait_for(0, (0, 1))
+    versions.append(garden.tree.version)
+    garden.tree.wait_no_more(0, (0, 1))
+    versions.append(garden.tree.version)
+    garden.tree.wake(0)
+    versions.append(garden.tree.version)
+    assert len(set(versions)) == len(versions)
