@@ -148,7 +148,7 @@ def report(arguments: argparse.Namespace, results: list[Measured]) -> dict[str, 
     }
 
 
-def main() -> None:
+def main(asked: list[str] | None = None) -> None:
     """Measure, print a table, end with one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks against-native", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", help="a GGUF file (default: the qwen3-0.6b shape in Q4_K_M, made on demand)")
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--ctx-size", type=int, default=4096)
     parser.add_argument("--row-budget", type=int, default=512)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(asked)
     print(json.dumps(report(arguments, measure(arguments))))
 
 

@@ -26,6 +26,8 @@ from cllm.testing.fake import FakeVocabulary
 
 Ints = npt.NDArray[np.int32]
 
+_SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)  # kept: llama.cpp calls it as long as it lives
+
 
 @attrs.frozen(eq=False)
 class FixedBatch:
@@ -62,20 +64,34 @@ def _steps(scheduler: Scheduler, specs: Iterator[SequenceSpec]) -> Iterator[Fixe
                 scheduler.submit(spec, 0.0)
 
 
+def load(path: str) -> Any:
+    """A llama.cpp model on the CPU; its log is silenced. Raises: RuntimeError, when it cannot be read."""
+    llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = 0
+    model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise RuntimeError(f"llama.cpp did not read {path}")
+    return model
+
+
+def new_context(model: Any, *, n_cells: int, n_sequences: int, n_threads: int, is_pool: bool) -> Any:
+    """A context whose sequences share one memory (`is_pool`), or have as much each of their own. Raises: RuntimeError."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_cells, 2048, 512, n_sequences
+    params.n_threads = params.n_threads_batch = n_threads
+    params.kv_unified = is_pool
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        raise RuntimeError(f"llama.cpp made no context of {n_cells} cells for {n_sequences} sequences")
+    return context
+
+
 class BareLoop:
     """A llama.cpp context and the loop over it."""
 
     def __init__(self, path: str, *, n_cells: int, n_threads: int) -> None:
-        self._callback = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
-        model_params = llama_cpp.llama_model_default_params()
-        model_params.n_gpu_layers = 0
-        self._model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_cells, 2048, 512, 256
-        params.n_threads = params.n_threads_batch = n_threads
-        params.kv_unified = True
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        self._context = new_context(load(path), n_cells=n_cells, n_sequences=256, n_threads=n_threads, is_pool=True)
         self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
 
     def run(self, batches: list[FixedBatch]) -> float:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from benchmarks import results
 from benchmarks.figures import FIGURES, compare
+from benchmarks.words import INTRODUCTION, KILLS, LADDER, MENDED, PASSES, PEERS, PROMISES, STACK, VERIFY
 from cllm.bench.metrics import CLIENT_SHARE_MAX
 
 Run: TypeAlias = dict[str, Any]
@@ -41,101 +42,8 @@ CARRIED: Final = "instant"  # the fake model on which the stack must carry, to u
 CARRIED_LEAST: Final = 20_000.0  # tokens/s, with so many streams:
 CARRIED_AT: Final = 64
 
-INTRODUCTION: Final = """\
-# Benchmarks
-
-<!-- Written by `python -m benchmarks report` from benchmarks/results. -->
-
-`python -m benchmarks` lists the commands that measure; each writes a JSON file into `benchmarks/results`, from which `python -m benchmarks
-report` writes this page and README's table.
-
-Models named `qwen3-0.6b` have that shape and random weights, made by `python -m benchmarks.models`: speed does not depend on what weights
-say, texts mean nothing. The machine shares its two cores with others: it was up to three times as slow on one day as on another, and its
-speed changes within minutes. So ratios are taken within a pair or a turn, and tokens/s of different runs cannot be compared.
-"""
-
-LADDER: Final = """\
-Each stage adds one real layer to the one above it in the table and answers the same requests; calls through each layer are counted, and a
-run in which a stage went round its layer fails. The stages take turns within a run. Ratios are to the first stage of the same turn: median,
-least and most over the turns. `isolated` is the loop with the model in a process of its own (`--isolate`), and is compared with `loop`.
-Without a core is how long, in a step, a thread that computes could have run and had none, by the kernel's own count: its team waits for it
-at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads.
-What takes more than 1 % off the one above, by the median of the turns, is told below the table: how much, least and most over the turns,
-what its layer spends time on, and what was done about that. Where the least is below 0, the turns do not agree that anything was lost,
-and the machine made the difference. What a step took more is told apart: in llama.cpp's own call, which is the same batches' work in
-every stage, so that more of it is the machine's doing; in drawing; in the scheduler; and in all the rest, where a stage's own layer is,
-and the waiting of threads for one another. What share of a step is in llama.cpp says what the stages cost by themselves: the machine's
-swings, which are larger, change both. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
-"""
-
-MENDED: Final = {
-    "backend": "llama.cpp reads the columns where they lie and logits are read where it leaves them, so that nothing is copied",
-    "sampling": "rows whose parameters agree are drawn together, by a short list or a race in the place of a sort",
-    "engine": "a step of 64 sequences is planned in at most a tenth of a millisecond, to which the planner is held below",
-    "loop": "models compute in one thread of their own, which costs less than a new hop and keeps llama.cpp's barriers from sleeping, and "
-    "events are sent while the next step computes",
-    "app": "a body is decoded straight into what is checked, once for all tokens of its answer",
-    "http": "measured by itself on models that take no time, below",
-    "sse": "a chunk is encoded once but for its text, framed and written without a task being woken, while the next step computes",
-    "client": "nothing, it is not ours",
-    "isolated": "logits do not cross, only a batch's columns and what was drawn",
-}
-
 UNKNOWN: Final = "-"
 PARTS: Final = {"native": "in llama.cpp", "sampling": "in drawing", "engine": "in the scheduler", "rest": "beside these"}
-
-STACK: Final = """\
-Fake models, so that the stack's own cost shows: `instant` takes no time, greedy on a small vocabulary; `gpu` takes 2 ms for 64 rows and
-gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms. The stages are those
-above that need no real model. CPU time is that of the process that serves; its client has another on the same cores. What a stage takes
-over the one above may come out below 0 where the two differ by less than they vary. Between steps the scheduler applies what came and
-plans anew; what is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python, of which the kernel's
-send takes a fifth: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose floor is to read all logits
-once. The aim of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than
-64 events do, so that neither `gpu` nor `gpu-draws` comes to it at 64 streams.
-"""
-
-KILLS: Final = """\
-Eight streams over HTTP at a time, half of them greedy and half seeded, on `cllm serve --isolate`; in each round the process that has the
-model is killed (SIGKILL) at a random moment of them. A pause is the longest time without text that one of them had after that: loading the
-model anew and computing all prompts and answers again. With F32 weights and cells, arithmetic does not depend on what else is in a batch,
-and texts are the same; with 16 bits and less they may differ where two tokens are nearly equally likely.
-"""
-
-PROMISES: Final = """\
-What scheduling must come to, held against bounds that need no other server. Over-commit runs on the demo model in settings in which texts
-can be compared, the planner on a fake model, the rest on the model that is named below; what steps cost was measured at the start of each.
-New text is what no earlier turn of a conversation had. In an overload, requests come at random times, whatever becomes of those before, and
-are counted as they end, once the load has settled. A step, seen from outside, is the time between two tokens of a request of the key that
-floods; the usual step of those among whom a long prompt comes is the median of their gaps before.
-"""
-
-PEERS: Final = """\
-The same model file, threads, slots and cells for all; ours and a peer take turns with the same requests, which are new in every pair, and
-who begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with the 95 % interval of a bootstrap over the pairs;
-where that has 1 in it, neither is said to be better. Each figure of ours stands against the setting that is best at that figure. Texts are
-chunks as a client sees them. Where pairs are few, an interval says less than it seems to: that of two or three pairs is little more than
-their range, and of a single pair nothing is said.
-
-What bounds tokens/s beside llama-server is that both spend a step in the same kernels: of one of 145 ms, at 8 at a time, what is around
-the model takes two to three (the ladder, above). What scheduling can add is where prompts' rows go: beside answers they cost half as much
-in a step of 16 rows as in large ones, and cut for short gaps they cost a few per cent more than whole. So one configuration is about as
-fast as the fastest setting and about as smooth as the smoothest, each of which is far from the other's figure.
-
-Of mixed prompts at 16 it cannot be both. Of calls of llama_decode alone, each sequence with 120 cells of its own, medians of nine:
-sixteen generate in 153 ms and ten in 125, since it is the tokens' share of the pass that shrinks and not the pass; 34 rows of a prompt
-take 185 ms, beside ten that generate 311, and 64 rows beside ten, with a row of each of six other prompts in the pass of these, 485. In a
-pool 48 rows take as long, and 64 take 590 to 890, since from 64 rows on attention seems to walk all cells in tiles. `-no-kvu` computes
-all prompts first, which makes gaps of two seconds, and then generates for sixteen. To be as smooth as `-b 32`, a step may have some 30
-rows of prompts, so that for most of the run ten generate at the price of sixteen: 0.8 to 0.9 of the tokens/s. With steps of half a second
-it is as fast as the fastest. Longer ones would gain less than 5 %, by the same calls.
-"""
-
-VERIFY: Final = """\
-The Kullback-Leibler divergence of a backend's distributions of the next token from llama.cpp's on the same file, in nats, over the whole
-vocabulary at each token of six short texts (`cllm verify`); 0 means the same distribution. The same token is the share of the rows in
-which both hold the same one likeliest.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -164,6 +72,7 @@ def page(runs: Sequence[Run]) -> str:
     """The report."""
     parts = [INTRODUCTION]
     parts += _section("What each layer costs, on a model", LADDER, _all_ladders(of_kind(runs, "ladder")))
+    parts += _section("What a pass of the model takes", PASSES, map(_passes, of_kind(runs, "passes")))
     parts += _section("What the layers could carry, on a fake model", STACK, (_stack(run) for run in of_kind(runs, "stack")))
     parts += _section("When the model's process is killed", KILLS, _kills(of_kind(runs, "kills")))
     parts += _section("What scheduling must come to", PROMISES, _promises(of_kind(runs, "promises")))
@@ -191,7 +100,11 @@ def _all_ladders(runs: Sequence[Run]) -> list[str]:
     ratios = [{stage["name"]: _ratios(stage.get("ratios")) for stage in rung["stages"]} for _, rung in rungs]
     rows = [(name, *(one.get(name, "") for one in ratios)) for name in names]
     served = [line for title, rung in rungs if rung.get("concurrency") == SERVED_AT and (line := _served_enough(title, rung))]
-    return [table(("ratio to the first", *(title for title, _ in rungs)), rows), *served, *(_ladder(run) for run in runs)] if rungs else []
+    if not rungs:
+        return []
+    added = {stage["name"]: stage.get("adds", "") for _, rung in rungs for stage in rung["stages"]}
+    ratios_of_all = table(("", "adds", *(f"ratio to the first: {title}" for title, _ in rungs)), [(n, added[n], *r) for n, *r in rows])
+    return [ratios_of_all, *served, *map(_ladder, runs)]
 
 
 def _of_served(rung: Run, figure: str) -> float | None:
@@ -244,6 +157,18 @@ def _loss(stage: Run, below: Run) -> str:
     )
     where = f" A step took more: {more}." if more else ""
     return f"- {stage['name']}, {lost} off {below['name']}: {stage['reason']}.{where} Done about it: {MENDED[stage['name']]}."
+
+
+def _passes(run: Run) -> str:
+    """What each call took, in each memory."""
+    found = run["data"]["shapes"]
+    memories = list(found[0]["ms"])
+    rows = [(shape["name"], str(shape["n_rows"]), *(_ms(shape["ms"][name]) for name in memories)) for shape in found]
+    return "\n".join([f"### {run['name']}\n", _circumstances(run), table(("", "rows", *(f"{name}, ms" for name in memories)), rows)])
+
+
+def _ms(values: Sequence[float]) -> str:
+    return f"{number(statistics.median(values))} ({number(min(values))} to {number(max(values))})"
 
 
 def _stack(run: Run) -> str:

@@ -1,6 +1,6 @@
 """Results as files: one JSON a run in `benchmarks/results/`, with the machine, the versions and the settings it was measured with.
 
-    {"kind": "ladder" | "stack" | "kills" | "promises" | "peers" | "verify", "name": ..., "date": ...,
+    {"kind": "ladder" | "stack" | "kills" | "promises" | "passes" | "peers" | "verify", "name": ..., "date": ...,
      "machine": {...}, "settings": {...}, "data": {...}}
 
 `data` of a ladder is `{"rungs": [{"concurrency": 8, "stages": [STAGE, ...]}]}`, of a stack `{"rungs": [{"streams": 64, "stages":
@@ -10,8 +10,8 @@
      "us_per_token": over the stage below, "us_per_step": likewise, "beside": "the stage that it is over, where that is not the one below",
      "reason": "why it costs that, where it costs more than 1 %"}
 
-What `data` of kills is, `benchmarks.kills.data_of` says, what those of promises, peers and verify are, `benchmarks.promises`,
-`benchmarks.peers` and `benchmarks.verify`. Further members are kept and not shown.
+What `data` of kills is, `benchmarks.kills.data_of` says, what those of promises, passes, peers and verify are,
+`benchmarks.promises`, `benchmarks.passes`, `benchmarks.peers` and `benchmarks.verify`. Further members are kept and not shown.
 """
 
 from __future__ import annotations

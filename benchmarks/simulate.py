@@ -46,7 +46,9 @@ WORKED = (
     ("mixed-small", 16, False),
     ("mixed-small", 16, True),
     ("long-among-short", 7, False),
+    ("shared-prefix", 8, False),
 )
+SHARED = ("shared-prefix", "chat-turns")  # where requests go on from each other's cells
 NOISE = 0.04
 N_TOKENS = 200_000
 
@@ -86,10 +88,21 @@ class Client:
 class Simulation:
     """One pass of a workload."""
 
-    def __init__(self, work: Work, concurrency: int, *, row_budget: int | None, itl_target_s: float | None, apart: bool, seed: int) -> None:
+    def __init__(
+        self,
+        work: Work,
+        concurrency: int,
+        *,
+        row_budget: int | None,
+        itl_target_s: float | None,
+        apart: bool,
+        seed: int,
+        n_cells_kept: int | None = None,
+    ) -> None:
         limits = Limits(
-            n_cells=65536, n_slots=256, n_ctx=16384, n_rows_max=2048, row_budget=row_budget, itl_target_s=itl_target_s,
-            n_live_max=concurrency if apart else 64, n_waiting_max=1000, rows_by_slot=apart,
+            n_cells=n_cells_kept or 65536, n_slots=256, n_ctx=n_cells_kept or 16384, n_rows_max=2048, row_budget=row_budget,
+            itl_target_s=itl_target_s, n_live_max=concurrency if apart else 64, n_waiting_max=1000, rows_by_slot=apart,
+            keeps_prefixes=n_cells_kept is not None, can_share=True, can_trim=True,
         )  # fmt: skip
         self._machine = CostModel(TWO_CORES, n_rows_max=2048, apart=apart)  # the truth, which never learns
         self._scheduler = Scheduler(limits, FakeVocabulary(N_TOKENS), CostModel(TWO_CORES, n_rows_max=2048, apart=apart))
@@ -142,8 +155,17 @@ def simulate(
     seed: int = 1,
 ) -> Figures:
     """Return what a workload would come to under a rule; with `apart`, each slot has cells of its own."""
-    work = with_load(WORKLOADS[name], concurrency=concurrency).make(N_TOKENS, seed)
-    simulation = Simulation(work, concurrency, row_budget=row_budget, itl_target_s=itl_target_s, apart=apart, seed=seed)
+    workload = with_load(WORKLOADS[name], concurrency=concurrency)
+    n_cells_kept = workload.cells() if name in SHARED else None
+    simulation = Simulation(
+        workload.make(N_TOKENS, seed),
+        concurrency,
+        row_budget=row_budget,
+        itl_target_s=itl_target_s,
+        apart=apart,
+        seed=seed,
+        n_cells_kept=n_cells_kept,
+    )
     clients = simulation.run()
     ttft_s = [value for client in clients for value in client.ttft_s]
     gaps_s = [value for client in clients for value in client.gaps_s]
@@ -163,12 +185,12 @@ def _quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
-def main() -> None:
+def main(asked: list[str] | None = None) -> None:
     """Print a table, end with one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pace", type=float, nargs="*", default=[], help="how much longer a step may take for prompts (default: as it is)")
     parser.add_argument("--rows", type=int, nargs="*", default=[16, 32, 64, 128, 512, 2048], help="fixed budgets to stand beside")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(asked)
     rows = []
     print(f"{'workload':24} {'rule':12} {'tok/s':>6} {'TTFT p50':>9} {'p90':>6} {'gap p50':>8} {'p99':>6} {'max':>6}")
     for name, concurrency, apart in WORKED:

@@ -6,18 +6,21 @@ python -m benchmarks smoke
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from benchmarks import ceiling, kills, ladder, peers, promises, report, results, verify
+from benchmarks import against_native, ceiling, kills, ladder, passes, peers, promises, report, results, simulate, verify
 from benchmarks.contenders import CALIBRATION_DIR, House, cllm_serve
 from cllm import demo
 from cllm.bench.metrics import Goal
@@ -49,6 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
         run_bench(Path(folder))
         run_peers(Path(folder))
         run_ladder(Path(folder))
+        run_against_native()
+        run_passes(Path(folder))
+        run_simulation()
         run_stack(Path(folder))
         run_kills(Path(folder))
         run_promises(Path(folder))
@@ -93,6 +99,34 @@ def run_ladder(folder: Path) -> None:
     results.write("ladder", "seed-40x8", {"model": results.model_facts(demo.path())}, data, folder)
 
 
+def run_against_native() -> None:
+    """The whole stack beside the bare loop, each in a process of its own."""
+    row = last_line(against_native.main, f"--model={demo.path()}", "--pairs=1", "--requests=2", "--concurrency=2", "--threads=1")["rows"][0]
+    assert min(row["native_tokens_per_s"], row["served_tokens_per_s"], row["ratio_median"]) > 0, row
+
+
+def run_simulation() -> None:
+    """The rules on a machine that only counts time, beside a fixed budget."""
+    rows = last_line(simulate.main, "--rows", "32")["rows"]
+    assert {row["rule"] for row in rows} == {"auto", "32 rows"}, rows
+    assert len(rows) == 2 * len(simulate.WORKED), rows
+
+
+def last_line(command: Callable[[list[str]], None], *arguments: str) -> dict[str, Any]:
+    """What a command says in JSON at its end."""
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        command([*arguments])
+    page: dict[str, Any] = json.loads(told.getvalue().splitlines()[-1])
+    return page
+
+
+def run_passes(folder: Path) -> None:
+    """Single calls, in both memories."""
+    passes.main([f"--model={demo.path()}", "--sequences=4", "--cells=16", "--calls=1", "--threads=1", f"--results={folder}"])
+    (run,) = report.of_kind(results.read_all(folder), "passes")
+    assert all({"apart", "pool"} == set(shape["ms"]) for shape in run["data"]["shapes"])
+
+
 def run_stack(folder: Path) -> None:
     """The stages above a model, on the instant fake."""
     parser = argparse.ArgumentParser()
@@ -120,7 +154,7 @@ def run_promises(folder: Path) -> None:
         n_conversations=(2, 3),
         n_slots=2,
         settled_s=0.2,
-        counted_s=1.6,
+        counted_s=1.0,
         n_crowd=2,
         n_quiet=4,
         n_flooding=4,

@@ -47,7 +47,13 @@ class BatchFormer:
             depth = first.n_computed
             riders = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else ()
             n_rows = self._budget.n_rows(
-                len(decoding), len(running), n_cells, n_attended=n_attended, depth=depth, singles=_singles(decoding, riders)
+                len(decoding),
+                len(running),
+                n_cells,
+                n_attended=n_attended,
+                depth=depth,
+                n_shared=first.n_shared,
+                singles=_singles(decoding, riders),
             )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
             if sum(map(n_owed, prompts)) > n_room:

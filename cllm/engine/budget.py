@@ -42,11 +42,20 @@ class RowBudget:
         self._apart = apart  # each slot has cells of its own, see `cllm.engine.passes`
 
     def n_rows(
-        self, n_decoding: int, n_running: int, n_cells: int, *, n_attended: int = 0, depth: int = 0, singles: Sequence[int] = ()
+        self,
+        n_decoding: int,
+        n_running: int,
+        n_cells: int,
+        *,
+        n_attended: int = 0,
+        depth: int = 0,
+        n_shared: int = 0,
+        singles: Sequence[int] = (),
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
-        The latter have `n_attended` cells before them, and the prompt that is next has `depth`. At least one of its rows is a prompt's.
+        The latter have `n_attended` cells before them, and the prompt that is next has `depth`, of which it did not compute `n_shared`
+        itself. At least one of the rows is a prompt's.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot, decode rows among them.
         """
         if self._n_rows_fixed is not None:
@@ -58,7 +67,7 @@ class RowBudget:
         else:
             target_s = self._itl_target_s
             if target_s is None:
-                target_s = self._adaptive_s(n_decoding, n_running, n_cells, n_attended, depth)
+                target_s = self._adaptive_s(n_decoding, n_running, n_cells, n_attended, depth, n_shared)
             n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, attended=((1, n_attended),), depth=depth)
         return min(max(n_rows, n_decoding + 1), self._n_rows_max)
 
@@ -66,14 +75,14 @@ class RowBudget:
         """Return how many rows of a prompt that is `other` cells deep may go instead of `n_rows` of one that is `depth` deep."""
         return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
 
-    def _adaptive_s(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> float:
+    def _adaptive_s(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int, n_shared: int) -> float:
         """Time for a step that slows running answers down to half at most, many of them to two fifths.
 
         It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
         time for many prompts, and so stay few.
         """
         usual = PACE + (PACE_MANY - PACE) * _share_between(n_running, N_USUAL)
-        pace = usual + (PACE_DEEP - usual) * _share_between(depth, N_DEEP)
+        pace = usual + (PACE_DEEP - usual) * _share_between(depth - n_shared, N_DEEP)
         attended = ((1, n_attended),)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         own_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)

@@ -229,6 +229,15 @@ def test_tables_and_their_plots_have_a_figure_that_is_measured() -> None:
     assert set(report.MAIN_FIGURES) | set(report.MAIN_OVERLOAD_FIGURES) | set(report.SIDE_FIGURES) <= {f.name for f in peers.FIGURES}
 
 
+def test_calls_stand_by_their_rows_with_what_they_took_in_each_memory() -> None:
+    shapes = [
+        {"name": "10 generate + 34 rows of a prompt", "n_rows": 44, "ms": {"apart": [311.0, 300.0, 340.0], "pool": [302.0, 290.0, 350.0]}}
+    ]
+    page = report.page([{**run_of({"shapes": shapes}), "kind": "passes"}])
+    assert "|  | rows | apart, ms | pool, ms |" in page
+    assert "| 10 generate + 34 rows of a prompt | 44 | 311 (300 to 340) | 302 (290 to 350) |" in page
+
+
 def test_of_every_layer_that_may_cost_something_it_is_told_what_was_done_about_it() -> None:
     assert set(report.MENDED) == set(ladder.REASONS) == set(ladder.STAGES) - {"native"}
 
@@ -236,12 +245,12 @@ def test_of_every_layer_that_may_cost_something_it_is_told_what_was_done_about_i
 def test_every_stages_ratio_at_every_concurrency_stands_in_one_table_and_the_served_ones_is_held_to_its_promise() -> None:
     rungs = [
         {"concurrency": 1, "stages": [stage(0, "native", 100.0), stage(7, "sse", 90.0)]},
-        {"concurrency": 8, "stages": [stage(0, "native", 100.0), stage(7, "sse", 94.0), stage(8, "client", 80.0)]},
+        {"concurrency": 8, "stages": [stage(0, "native", 100.0), stage(7, "sse", 94.0, adds="streaming"), stage(8, "client", 80.0)]},
     ]
     page = report.page([{**run_of({"rungs": rungs}), "kind": "ladder"}])
-    assert "| ratio to the first | x, 1 at a time | x, 8 at a time |" in page
-    assert "| sse | 0.900 (0.900 to 0.900) | 0.940 (0.940 to 0.940) |" in page
-    assert "| client |  | 0.800 (0.800 to 0.800) |" in page
+    assert "|  | adds | ratio to the first: x, 1 at a time | ratio to the first: x, 8 at a time |" in page
+    assert "| sse | streaming | 0.900 (0.900 to 0.900) | 0.940 (0.940 to 0.940) |" in page
+    assert "| client |  |  | 0.800 (0.800 to 0.800) |" in page
     assert page.count("promised") == 1
     assert "x, 8 at a time: sse comes to 0.940 of the first, promised is at least 0.95: missed." in page
 

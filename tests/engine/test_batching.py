@@ -102,3 +102,17 @@ def test_a_target_for_the_time_between_tokens_is_kept_apart_too() -> None:
     n_rows = budget.n_rows(12, N_RUNNING, 2000, singles=(N_RUNNING,))
     assert n_rows > N_RUNNING
     assert cost.step_s(n_rows, 12, 2000, (N_RUNNING, n_rows - N_RUNNING)) <= 0.3
+
+
+@pytest.mark.parametrize("n_decoding", [2, 3, 4, 5, 6])
+def test_a_prompt_that_owes_little_behind_cells_of_others_gets_the_rows_of_a_short_one(n_decoding: int) -> None:
+    """What makes all steps longer is a prompt that must be computed whole, not one that begins deep."""
+    attended = [(16, 16e-6), (64, 25e-6)]
+    curve = Curve(rows=[(n, ms / 1000) for n, ms in TILED.items()], outputs=[(1, 1e-6), (16, 2e-6)], attended=attended)
+    budget = RowBudget(CostModel(curve, n_rows_max=512), n_rows_max=512, n_rows_fixed=None, itl_target_s=None)
+
+    def n_rows(depth: int, n_shared: int) -> int:
+        return budget.n_rows(n_decoding, 8, 2000, n_attended=100 * n_decoding, depth=depth, n_shared=n_shared)
+
+    assert n_rows(1000, 1000) > n_rows(1000, 0)
+    assert n_rows(1600, 1000) == n_rows(1600, 0)  # of which it has computed enough itself

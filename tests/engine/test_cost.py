@@ -77,6 +77,13 @@ def test_a_budget_is_rounded_down_to_where_a_row_is_cheap() -> None:
     assert model(curve).n_rows_within(0.105, 1, 0) == 16
 
 
+def test_of_the_rows_of_prompts_hardly_more_than_half_are_rounded_away_however_cheap_the_first_is_beside_the_answers() -> None:
+    """Where rows go in tiles of six, the first one beside five answers is nearly free, and of prompts that get only that nothing comes."""
+    curve = Curve(rows=[(1, 0.014), (5, 0.054), (6, 0.0545), (8, 0.073), (12, 0.096), (16, 0.097)], outputs=[(1, 0.0)])
+    assert model(curve).n_rows_within(0.080, 5, 0) == 8
+    assert model(curve).n_rows_within(0.060, 5, 0) == 6
+
+
 def test_when_nothing_more_fits_the_answers_go_alone() -> None:
     assert model().n_rows_within(0.01, 8, 0) == 8
     assert model().n_rows_within(0.0, 0, 0) == 0
