@@ -48,7 +48,8 @@ TILES = 1.25  # times as long as a larger step one may take, as 15 rows beside 1
 CLEARLY = 1.1  # times as much for a row as in half as many: it is not so, and something disturbed what says so
 BEND_MAX = 1.5  # times as much as was measured, or as little, is what steps may make of one count: a machine that others use as well has
 # fast and slow minutes, and what they say of the counts that happened to come then is not about these
-ROUNDING = 0.45  # the rows of prompts are rounded down to more than this share of themselves
+ROUNDING = 0.6  # a count is rounded down to more than this share of itself,
+ROUNDING_PROMPTS = 0.45  # and the rows of prompts in it to more than this one of theirs
 
 Attended: TypeAlias = Sequence[tuple[int, int]]  # (rows of one sequence, cells of it before them); single rows of several may be one pair
 
@@ -186,7 +187,7 @@ class CostModel:
         if n == n_least:
             return n_least
         base_s = self._rows.of(n_least)
-        begin = bisect_right(sizes, n_least + ROUNDING * (n - n_least), hi=end - 1)
+        begin = bisect_right(sizes, max(ROUNDING * n, n_least + ROUNDING_PROMPTS * (n - n_least)), hi=end - 1)
         return sizes[min(range(end - 1, begin - 1, -1), key=lambda i: (sizes_s[i] - base_s) / (sizes[i] - n_least))]
 
     def n_rows_fastest(self, seconds: float, depth: int = 0) -> int:
