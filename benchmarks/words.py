@@ -88,13 +88,13 @@ the model takes two to three (the ladder, above). What scheduling can add is whe
 in a step of 16 rows as in large ones, and cut for short gaps they cost a few per cent more than whole. So one configuration is about as
 fast as the fastest setting and about as smooth as the smoothest, each of which is far from the other's figure.
 
-Of mixed prompts at 16 it cannot be both. Of calls of llama_decode alone, each sequence with 120 cells of its own, medians of nine:
-sixteen generate in 153 ms and ten in 125, since it is the tokens' share of the pass that shrinks and not the pass; 34 rows of a prompt
-take 185 ms, beside ten that generate 311, and 64 rows beside ten, with a row of each of six other prompts in the pass of these, 485. In a
-pool 48 rows take as long, and 64 take 590 to 890, since from 64 rows on attention seems to walk all cells in tiles. `-no-kvu` computes
-all prompts first, which makes gaps of two seconds, and then generates for sixteen. To be as smooth as `-b 32`, a step may have some 30
-rows of prompts, so that for most of the run ten generate at the price of sixteen: 0.8 to 0.9 of the tokens/s. With steps of half a second
-it is as fast as the fastest. Longer ones would gain less than 5 %, by the same calls.
+Of mixed prompts at 16 it cannot be both, by what passes take (above). Ten that generate take nearly nine tenths of what sixteen do: it is
+the tokens' share of the pass that shrinks, and not the pass. Rows of a prompt beside them take about what they take by themselves, so that
+a step with some thirty is twice as long as sixteen answers; in a pool, 64 beside ten take far longer than apart, since from 64 rows on
+attention seems to walk all cells in tiles. `-no-kvu` computes all prompts first, which makes gaps of two seconds, and then generates for
+sixteen. To be as smooth as `-b 32`, a step may have some 30 rows of prompts, so that for most of the run ten generate at the price of
+sixteen: 0.8 to 0.9 of the tokens/s. With steps of half a second it is as fast as the fastest. Longer ones would gain less than 5 %, by the
+same calls.
 """
 
 VERIFY: Final = """\
