@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import llama_cpp
@@ -25,6 +25,8 @@ from cllm.engine.sequence import SequenceSpec
 from cllm.testing.fake import FakeVocabulary
 
 Ints = npt.NDArray[np.int32]
+
+N_BATCH: Final = 2048  # rows of one call at most
 
 _SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)  # kept: llama.cpp calls it as long as it lives
 
@@ -78,7 +80,7 @@ def load(path: str) -> Any:
 def new_context(model: Any, *, n_cells: int, n_sequences: int, n_threads: int, is_pool: bool) -> Any:
     """A context whose sequences share one memory (`is_pool`), or have as much each of their own. Raises: RuntimeError."""
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_cells, 2048, 512, n_sequences
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_cells, N_BATCH, 512, n_sequences
     params.n_threads = params.n_threads_batch = n_threads
     params.kv_unified = is_pool
     context = llama_cpp.llama_init_from_model(model, params)
@@ -92,7 +94,7 @@ class BareLoop:
 
     def __init__(self, path: str, *, n_cells: int, n_threads: int) -> None:
         self._context = new_context(load(path), n_cells=n_cells, n_sequences=256, n_threads=n_threads, is_pool=True)
-        self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
+        self._batch = llama_cpp.llama_batch_init(N_BATCH, 0, 1)
 
     def run(self, batches: list[FixedBatch]) -> float:
         """Decode them all; return the seconds it took."""

@@ -21,10 +21,11 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.models import model_file
-from benchmarks.native import FixedBatch, fill, load, new_context
+from benchmarks.native import N_BATCH, FixedBatch, fill, load, new_context
 from cllm.bench.workloads import id_range
 
 MEMORIES: Final = {"apart": False, "pool": True}  # name, and whether llama.cpp's memory is unified
+N_SEQUENCES_MAX: Final = 256  # of llama.cpp
 N_SPARE: Final = 128  # cells of a sequence beyond those it holds between calls: no shape has more rows of one prompt
 
 
@@ -105,6 +106,11 @@ class Memory:
             llama_cpp.llama_memory_seq_rm(self._memory, slot, self._n_held, -1)
         return seconds
 
+    def close(self) -> None:
+        """Give the memory back."""
+        llama_cpp.llama_batch_free(self._batch)
+        llama_cpp.llama_free(self._context)
+
     def _decode(self, fixed: FixedBatch) -> None:
         fill(self._batch, fixed)
         if code := llama_cpp.llama_decode(self._context, self._batch):
@@ -123,8 +129,11 @@ def run(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     for i in range(asked.calls + 1):
         for shape, name in draw.sample(list(times), len(times)):
             seconds = memories[name].time(batch_of(shape, asked.cells, memories[name].n_vocab, draw))
-            if i:  # the first call of a shape builds its graph, and is not counted
+            if i:  # the first round warms up
                 times[shape, name].append(seconds)
+    for memory in memories.values():
+        memory.close()
+    llama_cpp.llama_model_free(opened)
     return {"shapes": [_told(shape, {name: times[shape, name] for name in memories}) for shape in found]}
 
 
@@ -159,6 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks passes", description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
     asked = parser.parse_args(arguments)
+    if not 1 <= asked.cells <= N_BATCH or not 1 <= asked.sequences <= N_SEQUENCES_MAX or asked.calls < 1:
+        parser.error(f"--cells from 1 to {N_BATCH}, --sequences from 1 to {N_SEQUENCES_MAX}, --calls 1 and more")
     model = asked.model or model_file("qwen3-0.6b", asked.quantization)
     data = run(asked, model)
     print("\n".join(show(data)))

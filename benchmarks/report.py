@@ -32,6 +32,12 @@ SIDE_FIGURES: Final = (
     "tokens/s", "good requests/s", "first text p50, ms", "first text p99, ms", "between texts p50, ms", "between texts p99, ms",
     "whole answer p99, ms", "longest wait of the others, ms", "server CPU per token, ms", "server peak memory, MiB",
 )  # fmt: skip
+PROMISED: Final = {  # beside the setting that is best at a figure, by workload
+    "seed-40x8": {"tokens/s": 1.05},
+    "mixed": {"tokens/s": 1.05, "between texts p99, ms": 0.75},
+    "mixed-small": {"tokens/s": 1.05, "between texts p99, ms": 0.75},
+    "shared-prefix": {"tokens/s": 2.0, "first text p90, ms": 0.25},
+}
 FIGURES_BY_NAME: Final = {figure.name: figure for figure in FIGURES}
 BESIDE_HEAD: Final = ("workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which, of how many settings", "pairs")
 N_FUNCTIONS: Final = 10  # of a profile
@@ -95,14 +101,14 @@ def _section(title: str, text: str, bodies: Iterable[str]) -> list[str]:
 
 def _all_ladders(runs: Sequence[Run]) -> list[str]:
     """Every stage's ratio to the first in one table, and whether what users meet is fast enough; then each ladder by itself."""
-    rungs = [(f"{run['name']}, {rung_title(rung)}", rung) for run in runs for rung in run["data"]["rungs"]]
+    rungs = [(_with_requests(run, rung), rung) for run in runs for rung in run["data"]["rungs"]]
     names = dict.fromkeys(stage["name"] for _, rung in rungs for stage in rung["stages"])
     ratios = [{stage["name"]: _ratios(stage.get("ratios")) for stage in rung["stages"]} for _, rung in rungs]
     rows = [(name, *(one.get(name, "") for one in ratios)) for name in names]
     served = [line for title, rung in rungs if rung.get("concurrency") == SERVED_AT and (line := _served_enough(title, rung))]
     if not rungs:
         return []
-    added = {stage["name"]: stage.get("adds", "") for _, rung in rungs for stage in rung["stages"]}
+    added = dict.fromkeys(names, "") | {stage["name"]: stage["adds"] for _, rung in rungs for stage in rung["stages"] if stage.get("adds")}
     ratios_of_all = table(("", "adds", *(f"ratio to the first: {title}" for title, _ in rungs)), [(n, added[n], *r) for n, *r in rows])
     return [ratios_of_all, *served, *map(_ladder, runs)]
 
@@ -235,6 +241,12 @@ def rung_title(rung: Run) -> str:
     return f"{at}, {rung['sampling']}" if "sampling" in rung else at
 
 
+def _with_requests(run: Run, rung: Run) -> str:
+    """What a ladder's rung was measured at, and how much of the workload a turn had."""
+    n = run["settings"].get("requests")
+    return ", ".join([run["name"], *([f"{n} requests a turn"] if n else []), rung_title(rung)])
+
+
 def rung_slug(rung: Run) -> str:
     """The title as part of a file's name."""
     return "".join(letter if letter.isalnum() else "-" for letter in rung_title(rung))
@@ -290,8 +302,24 @@ def _promises(runs: Sequence[Run]) -> list[str]:
             bound = f"{'at least' if one['is_least'] else 'at most'} {number(one['bound'])}"
             rows.append((run["name"], one["workload"], one["figure"], number(one["value"]), bound, "kept" if one["is_kept"] else "missed"))
     head = ("part", "workload", "figure", "measured", "promised", "")
+    told = [text for run in runs for text in _bounded(run["data"]["details"])]
     loads = [text for run in runs if run["data"]["details"].get("capacity_per_s") for text in _loads(run)]
-    return [table(head, rows), *loads, *(f"{run['name']}: {_circumstances(run)}" for run in runs)] if runs else []
+    return [table(head, rows), *told, *loads, *(f"{run['name']}: {_circumstances(run)}" for run in runs)] if runs else []
+
+
+def _bounded(details: Run) -> list[str]:
+    """What bounds the figures of those among whom a long prompt comes, and of a quiet key beside one that floods."""
+    if turns := details.get("turns"):
+        head = ("turn", "usual gap, s", "longest before the prompt came", "beside it, p99", "longest beside it")
+        names = ("usual_s", "usual_max_s", "beside_p99_s", "longest_s")
+        rows = [(str(i), *(number(turn.get(name)) for name in names)) for i, turn in enumerate(turns, 1)]
+        return ["Gaps of those among whom a long prompt comes:\n", table(head, rows)]
+    if "ttft_beside_s" in details:
+        head = ("seconds", "p50", "p90", "p99", "most")
+        parts = {"a step, from outside": "step_s", "first text, alone": "ttft_alone_s", "first text, beside the flood": "ttft_beside_s"}
+        rows = [(name, *(number(details[part][one]) for one in ("p50", "p90", "p99", "max"))) for name, part in parts.items()]
+        return ["A quiet key beside one that floods:\n", table(head, rows)]
+    return []
 
 
 def _loads(run: Run) -> list[str]:
@@ -340,13 +368,37 @@ def _all_peers(runs: Sequence[Run]) -> list[str]:
     rows = [row for run in runs for row in _main_rows(run, _main_figures(run))]
     if not rows:
         return [_peers(run) for run in runs]
-    verdicts = Counter(row["verdict"] for run in runs for row in run["data"]["best"] if row["figure"] in _main_figures(run))
-    told = ", ".join(f"{name} {n}" for name, n in sorted(verdicts.items(), reverse=True))
+    as_it_comes, others = ([run for run in runs if bool(run["settings"].get("ours")) is with_options] for with_options in (False, True))
+    parts = (("as it comes", as_it_comes), ("with options, as another backend", others))
+    counts = [f"{what}: {_verdicts(some)}" for what, some in parts if some]
     return [
-        f"The main figures of all ({told}); what follows has the others, and every setting.\n",
+        f"The main figures of all ({'; '.join(counts)}); what follows has the others, and every setting.\n",
         table(BESIDE_HEAD, rows),
+        *_promised_beside(as_it_comes),
         *map(_peers, runs),
     ]
+
+
+def _verdicts(runs: Sequence[Run]) -> str:
+    """How many of the main figures were won and lost."""
+    verdicts = Counter(row["verdict"] for run in runs for row in run["data"]["best"] if row["figure"] in _main_figures(run))
+    return ", ".join(f"{name} {n}" for name, n in sorted(verdicts.items(), reverse=True))
+
+
+def _promised_beside(runs: Sequence[Run]) -> list[str]:
+    """The ratios that were promised, and whether they were kept."""
+    rows = []
+    for run in runs:
+        best = {row["figure"]: row for row in run["data"]["best"]}
+        for figure, bound in PROMISED.get(run["settings"]["workload"]["name"], {}).items() if "workload" in run["settings"] else ():
+            if figure not in best:
+                continue
+            ratio, is_least = best[figure]["ratio"], FIGURES_BY_NAME[figure].is_higher_better
+            is_kept = ratio >= bound if is_least else ratio <= bound
+            promised = f"at {'least' if is_least else 'most'} {bound:g}"
+            rows.append((run["name"], figure, f"{ratio:.3f}", promised, "kept" if is_kept else "missed"))
+    head = ("workload", "figure", "ratio to the best setting", "promised", "")
+    return ["What was promised of these:\n", table(head, rows)] if rows else []
 
 
 def _main_figures(run: Run) -> Sequence[str]:
@@ -463,7 +515,7 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
         if SERVED in by_name:
             floor, served = rung["stages"][0], by_name[SERVED]
             speeds = [number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
-            rows.append((f"{run['name']}, {rung_title(rung)}", *speeds, _ratios(served["ratios"]), _share(served)))
+            rows.append((_with_requests(run, rung), *speeds, _ratios(served["ratios"]), _share(served)))
     return rows
 
 

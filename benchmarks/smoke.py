@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -49,17 +49,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        run_bench(Path(folder))
-        run_peers(Path(folder))
-        run_ladder(Path(folder))
-        run_against_native()
-        run_passes(Path(folder))
-        run_simulation()
-        run_stack(Path(folder))
-        run_kills(Path(folder))
-        run_promises(Path(folder))
-        run_verify(Path(folder))
-        run_report(Path(folder))
+        for part in PARTS:
+            part_began = time.monotonic()
+            part(Path(folder))
+            print(f"smoke: {part.__name__.removeprefix('run_')} in {time.monotonic() - part_began:.0f} s")
     print(f"smoke: all ran, in {time.monotonic() - began:.0f} s")
 
 
@@ -99,13 +92,13 @@ def run_ladder(folder: Path) -> None:
     results.write("ladder", "seed-40x8", {"model": results.model_facts(demo.path())}, data, folder)
 
 
-def run_against_native() -> None:
+def run_against_native(_: Path) -> None:
     """The whole stack beside the bare loop, each in a process of its own."""
     row = last_line(against_native.main, f"--model={demo.path()}", "--pairs=1", "--requests=2", "--concurrency=2", "--threads=1")["rows"][0]
     assert min(row["native_tokens_per_s"], row["served_tokens_per_s"], row["ratio_median"]) > 0, row
 
 
-def run_simulation() -> None:
+def run_simulation(_: Path) -> None:
     """The rules on a machine that only counts time, beside a fixed budget."""
     rows = last_line(simulate.main, "--rows", "32")["rows"]
     assert {row["rule"] for row in rows} == {"auto", "32 rows"}, rows
@@ -224,6 +217,11 @@ def run_report(folder: Path) -> None:
 
 def _images(text: str) -> list[str]:
     return [part.partition(")")[0] for part in text.split("](")[1:] if part.partition(")")[0].endswith(".svg")]
+
+
+PARTS: Final = (
+    run_bench, run_peers, run_ladder, run_against_native, run_passes, run_simulation, run_stack, run_kills, run_promises, run_verify, run_report,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -22,13 +22,14 @@ Each stage adds one real layer to the one above it in the table and answers the 
 run in which a stage went round its layer fails. The stages take turns within a run. Ratios are to the first stage of the same turn: median,
 least and most over the turns. `isolated` is the loop with the model in a process of its own (`--isolate`), and is compared with `loop`.
 Without a core is how long, in a step, a thread that computes could have run and had none, by the kernel's own count: its team waits for it
-at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads.
-What takes more than 1 % off the one above, by the median of the turns, is told below the table: how much, least and most over the turns,
-what its layer spends time on, and what was done about that. Where the least is below 0, the turns do not agree that anything was lost,
-and the machine made the difference. What a step took more is told apart: in llama.cpp's own call, which is the same batches' work in
-every stage, so that more of it is the machine's doing; in drawing; in the scheduler; and in all the rest, where a stage's own layer is,
-and the waiting of threads for one another. What share of a step is in llama.cpp says what the stages cost by themselves: the machine's
-swings, which are larger, change both. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
+at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads. What
+takes more than 1 % off the one above, by the median of the turns, is told below the table: how much, least and most over the turns, what
+its layer spends time on, and what was done about that. Where the least is below 0, the turns do not agree that anything was lost, and the
+machine made the difference. What a step took more is told apart: in llama.cpp's own call, which is the same batches' work in every stage,
+so that more of it is the machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in
+all the rest, where a stage's own layer is, and the waiting of threads for one another. What share of a step is in llama.cpp says what the
+stages cost by themselves: the machine's swings, which are larger, change both. Times in llama.cpp, without a core and of CPUs are
+microseconds of a step.
 """
 
 MENDED: Final = {
@@ -38,7 +39,7 @@ MENDED: Final = {
     "loop": "models compute in one thread of their own, which costs less than a new hop and keeps llama.cpp's barriers from sleeping, and "
     "events are sent while the next step computes",
     "app": "a body is decoded straight into what is checked, once for all tokens of its answer",
-    "http": "measured by itself on models that take no time, below",
+    "http": "connections and writes are the project's own, without a task or a timer for each of them; measured by itself below",
     "sse": "a chunk is encoded once but for its text, framed and written without a task being woken, while the next step computes",
     "client": "nothing, it is not ours",
     "isolated": "logits do not cross, only a batch's columns and what was drawn",
@@ -74,6 +75,12 @@ can be compared, the planner on a fake model, the rest on the model that is name
 New text is what no earlier turn of a conversation had. In an overload, requests come at random times, whatever becomes of those before, and
 are counted as they end, once the load has settled. A step, seen from outside, is the time between two tokens of a request of the key that
 floods; the usual step of those among whom a long prompt comes is the median of their gaps before.
+
+What is missed is bounded thus. The longest gap beside a long prompt is one of some thousand: the rule gives a step there one and a half
+times what one takes with all cells, and what is longer than that the machine made, which held up steps before the prompt came, too (the
+longest of those stands beside it). A newcomer of a quiet key waits for the step that is under way, which may be a long one, and for one
+with its own prompt's rows in it, which is a long one as well: so it keeps two steps of the long ones where a step is like the next, and
+cannot keep two usual ones. Both figures follow the machine's swings, which steps of some seconds show.
 """
 
 PEERS: Final = """\
@@ -84,17 +91,16 @@ chunks as a client sees them. Where pairs are few, an interval says less than it
 their range, and of a single pair nothing is said.
 
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels: of one of 145 ms, at 8 at a time, what is around
-the model takes two to three (the ladder, above). What scheduling can add is where prompts' rows go: beside answers they cost half as much
-in a step of 16 rows as in large ones, and cut for short gaps they cost a few per cent more than whole. So one configuration is about as
-fast as the fastest setting and about as smooth as the smoothest, each of which is far from the other's figure.
+the model takes two to three (the ladder, above). What scheduling can add is where prompts' rows go: into what
+answers leave open of a kernel's tile, and in pieces that are small enough for short gaps and large enough to be cheap. So one configuration
+is about as fast as the fastest setting and about as smooth as the smoothest, each of which is far from the other's figure.
 
 Of mixed prompts at 16 it cannot be both, by what passes take (above). Ten that generate take nearly nine tenths of what sixteen do: it is
-the tokens' share of the pass that shrinks, and not the pass. Rows of a prompt beside them take about what they take by themselves, so that
-a step with some thirty is twice as long as sixteen answers; in a pool, 64 beside ten take far longer than apart, since from 64 rows on
-attention seems to walk all cells in tiles. `-no-kvu` computes all prompts first, which makes gaps of two seconds, and then generates for
-sixteen. To be as smooth as `-b 32`, a step may have some 30 rows of prompts, so that for most of the run ten generate at the price of
-sixteen: 0.8 to 0.9 of the tokens/s. With steps of half a second it is as fast as the fastest. Longer ones would gain less than 5 %, by the
-same calls.
+the tokens' share of the pass that shrinks, and not the pass. Rows of a prompt beside them take what they take by themselves, or a quarter
+more, so that a step with some thirty is twice as long as one of sixteen answers; in a pool, 64 beside ten take far longer than apart.
+`-no-kvu` computes all prompts first, which makes gaps of two seconds, and then generates for sixteen. To be as smooth as `-b 32`, a step
+may have some 30 rows of prompts, so that for most of the run ten generate at the price of sixteen: 0.8 to 0.9 of the tokens/s. With steps
+of half a second it is as fast as the fastest.
 """
 
 VERIFY: Final = """\

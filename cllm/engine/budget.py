@@ -54,8 +54,8 @@ class RowBudget:
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
-        The latter have `n_attended` cells before them, and the prompt that is next has `depth`, of which it did not compute `n_shared`
-        itself. At least one of the rows is a prompt's.
+        The latter have `n_attended` cells before them, and the prompt that is next has `depth`, of which it found `n_shared` when it was
+        admitted last. At least one of the rows is a prompt's.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot, decode rows among them.
         """
         if self._n_rows_fixed is not None:

@@ -2,8 +2,8 @@
 
 By the order of ggml's loops, attention in a pool goes through a head's rows one after the other, so that a sequence's cells have left the
 CPU's cache when the next head that reads them has its turn. Eight sequences of 128 cells generate in 67 ms a step, apart in 59; sixteen of
-130 in 125, apart in 91: 1.1 us for each row and cell of another sequence. But eight that have 1,000 cells in common read these once in a
-pool: 43 tokens/s, apart 25 to 31.
+130 in 125, apart in 91: 1.1 us for each row and cell of another sequence; on a slower day, of 120 in 184, apart in 170. But eight that have
+1,000 cells in common read these once in a pool: 43 tokens/s, apart 25 to 31.
 
 So cells lie apart while nothing is shared, unless prompts gain more in a pool: beside answers their rows take less than by themselves, and
 apart each prompt is a pass of its own. That makes steps with prompts longer whatever it brings, so that few sequences stay in a pool: of

@@ -139,10 +139,45 @@ def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its
     results.write("peers", "another", {"ours": ["--backend=other"]}, {**slow, "not_found": []}, folder)
     page = report.page(results.read_all(folder)).partition("## Beside other servers")[2]
     summary = page.partition("### ")[0]
-    assert "(win 3, loss 3)" in summary
+    assert "(as it comes: loss 3; with options, as another backend: win 3)" in summary
     names = [line.split(" | ")[0].removeprefix("| ") for line in summary.splitlines() if line.startswith("| ")][2:]
     assert names == ["seed-40x8"] * 3 + ["another"] * 3  # ours as it comes goes first
     assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes, of 1 | 3 |" in summary
+
+
+@pytest.mark.parametrize(("speed", "verdicts"), [(0.5, ["kept", "missed"]), (0.6, ["missed", "missed"])])
+def test_what_was_promised_beside_others_is_held_against_the_best_of_their_settings(
+    speed: float, verdicts: list[str], tmp_path: Path
+) -> None:
+    data = {**peers.page([side("as it comes", speed), side("-b 32", 0.4)]), "not_found": []}
+    for name, options in (("ours", []), ("another", ["--backend=other"])):  # another engine has promised nothing
+        results.write("peers", name, {"workload": {"name": "shared-prefix"}, "ours": options}, data, tmp_path)
+    table = report.page(results.read_all(tmp_path)).partition("What was promised of these:")[2].partition("### ")[0]
+    lines = [line for line in table.splitlines() if line.startswith(("| ours", "| another"))]
+    assert [line.split(" | ")[1] for line in lines] == ["tokens/s", "first text p90, ms"]
+    assert [line.split(" | ")[3:] for line in lines] == [
+        ["at least 2", f"{verdicts[0]} |"],
+        ["at most 0.25", f"{verdicts[1]} |"],
+    ]
+
+
+def test_what_bounds_a_missed_promise_stands_beside_it(tmp_path: Path) -> None:
+    turn = {"usual_s": 0.1, "usual_max_s": 1.5, "beside_p99_s": 0.2, "longest_s": 0.4}
+    times = {"p50": 0.15, "p90": 0.2, "p99": 0.3, "max": 3.5}
+    keys = {f"{name}_s": times for name in ("step", "ttft_alone", "ttft_beside")}
+    for name, details in (("long", {"turns": [turn]}), ("two-keys", keys)):
+        results.write("promises", name, {}, {"promises": [], "details": details}, tmp_path)
+    page = report.page(results.read_all(tmp_path))
+    assert "| 1 | 0.1 | 1.5 | 0.2 | 0.4 |" in page
+    assert "| first text, beside the flood | 0.15 | 0.2 | 0.3 | 3.5 |" in page
+
+
+def test_a_ladder_says_how_many_requests_a_turn_had(tmp_path: Path) -> None:
+    rungs = [{"concurrency": 8, "stages": [stage(0, "native", 100.0), stage(7, "sse", 97.0, **COSTS)]}]
+    results.write("ladder", "seed-c8", {"requests": 16}, {"rungs": rungs}, tmp_path)
+    runs = results.read_all(tmp_path)
+    assert "ratio to the first: seed-c8, 16 requests a turn, 8 at a time |" in report.page(runs)
+    assert "| seed-c8, 16 requests a turn, 8 at a time |" in report.readme_table(runs)
 
 
 def test_every_setting_says_what_was_won_and_lost_beside_it_and_in_how_many_pairs(folder: Path) -> None:

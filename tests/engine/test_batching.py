@@ -105,7 +105,7 @@ def test_a_target_for_the_time_between_tokens_is_kept_apart_too() -> None:
 
 
 @pytest.mark.parametrize("n_decoding", [2, 3, 4, 5, 6])
-def test_a_prompt_that_owes_little_behind_cells_of_others_gets_the_rows_of_a_short_one(n_decoding: int) -> None:
+def test_a_prompt_that_has_computed_little_behind_cells_that_it_found_gets_the_rows_of_a_short_one(n_decoding: int) -> None:
     """What makes all steps longer is a prompt that must be computed whole, not one that begins deep."""
     attended = [(16, 16e-6), (64, 25e-6)]
     curve = Curve(rows=[(n, ms / 1000) for n, ms in TILED.items()], outputs=[(1, 1e-6), (16, 2e-6)], attended=attended)

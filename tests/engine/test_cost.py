@@ -84,6 +84,12 @@ def test_of_the_rows_of_prompts_hardly_more_than_half_are_rounded_away_however_c
     assert model(curve).n_rows_within(0.060, 5, 0) == 6
 
 
+def test_where_few_generate_no_more_than_two_fifths_of_all_rows_are_rounded_away() -> None:
+    curve = Curve(rows=[(1, 0.020), (16, 0.040), (24, 0.100), (32, 0.150)], outputs=[(1, 0.0)])
+    assert model(curve).n_rows_within(0.151, 1, 0) > 0.6 * 32
+    assert model(curve).n_rows_within(0.060, 1, 0) == 16
+
+
 def test_when_nothing_more_fits_the_answers_go_alone() -> None:
     assert model().n_rows_within(0.01, 8, 0) == 8
     assert model().n_rows_within(0.0, 0, 0) == 0
