@@ -220,7 +220,8 @@ def _images(text: str) -> list[str]:
 
 
 PARTS: Final = (
-    run_bench, run_peers, run_ladder, run_against_native, run_passes, run_simulation, run_stack, run_kills, run_promises, run_verify, run_report,
+    run_bench, run_peers, run_ladder, run_against_native, run_passes, run_simulation, run_stack, run_kills, run_promises, run_verify,
+    run_report,
 )  # fmt: skip
 
 
