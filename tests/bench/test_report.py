@@ -155,10 +155,18 @@ def test_what_was_promised_beside_others_is_held_against_the_best_of_their_setti
     table = report.page(results.read_all(tmp_path)).partition("What was promised of these:")[2].partition("### ")[0]
     lines = [line for line in table.splitlines() if line.startswith(("| ours", "| another"))]
     assert [line.split(" | ")[1] for line in lines] == ["tokens/s", "first text p90, ms"]
-    assert [line.split(" | ")[3:] for line in lines] == [
+    assert [line.split(" | ")[4:] for line in lines] == [
         ["at least 2", f"{verdicts[0]} |"],
         ["at most 0.25", f"{verdicts[1]} |"],
     ]
+
+
+def test_their_default_alone_is_held_to_what_was_promised_beside_it_and_is_not_the_best_of_their_settings(tmp_path: Path) -> None:
+    data = {**peers.page([side("as it comes", 0.2)]), "not_found": []}
+    results.write("peers", "default", {"workload": {"name": "mixed-small"}}, data, tmp_path)
+    table = report.page(results.read_all(tmp_path)).partition("What was promised of these:")[2].partition("### ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| default")]
+    assert lines == ["| default | between texts p99, ms | llama-server as it comes | 0.200 | at most 0.25 | kept |"]
 
 
 def test_what_bounds_a_missed_promise_stands_beside_it(tmp_path: Path) -> None:
