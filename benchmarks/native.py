@@ -67,8 +67,7 @@ def _steps(scheduler: Scheduler, specs: Iterator[SequenceSpec]) -> Iterator[Fixe
 
 
 def load(path: str) -> Any:
-    """A llama.cpp model on the CPU; its log is silenced. Raises: RuntimeError, when it cannot be read."""
-    llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
+    """A llama.cpp model on the CPU. Raises: RuntimeError, when it cannot be read."""
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
     model = llama_cpp.llama_model_load_from_file(path.encode(), params)
@@ -93,6 +92,7 @@ class BareLoop:
     """A llama.cpp context and the loop over it."""
 
     def __init__(self, path: str, *, n_cells: int, n_threads: int) -> None:
+        llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
         self._context = new_context(load(path), n_cells=n_cells, n_sequences=256, n_threads=n_threads, is_pool=True)
         self._batch = llama_cpp.llama_batch_init(N_BATCH, 0, 1)
 

@@ -23,6 +23,7 @@ from benchmarks import results
 from benchmarks.models import model_file
 from benchmarks.native import N_BATCH, FixedBatch, fill, load, new_context
 from cllm.bench.workloads import id_range
+from cllm_llamacpp.library import open_library
 
 MEMORIES: Final = {"apart": False, "pool": True}  # name, and whether llama.cpp's memory is unified
 N_SEQUENCES_MAX: Final = 256  # of llama.cpp
@@ -120,6 +121,7 @@ class Memory:
 
 def run(asked: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Make every call `asked.calls` times, all of them in every round in an order of its own; return `data` of the result."""
+    open_library()  # so that llama.cpp's log goes where the backend's goes, for whoever else uses it in this process
     opened = load(str(model))
     sizes = {"n_sequences": asked.sequences, "n_held": asked.cells, "n_threads": asked.threads}
     memories = {name: Memory(opened, **sizes, is_pool=is_pool) for name, is_pool in MEMORIES.items()}
