@@ -77,10 +77,11 @@ are counted as they end, once the load has settled. A step, seen from outside, i
 floods; the usual step of those among whom a long prompt comes is the median of their gaps before.
 
 What is missed is bounded thus. The longest gap beside a long prompt is one of some thousand: the rule gives a step there one and a half
-times what one takes with all cells, and what is much longer than that the machine made, which held up steps before the prompt came, too
-(the longest of those stands beside it). A newcomer of a quiet key waits for the step that is under way and then for one or two with its own
-prompt's rows in them, all of them long ones, since the flood's prompts never end: by the median that is about three usual steps. Its p99,
-of sixty requests, follows the machine's swings: between 0.4 and 0.9 s over that alone on one day, with steps of up to three seconds.
+times what one takes with all cells, and the machine held up steps before the prompt came, too, for longer than any after it (the longest of
+those stands beside it). A newcomer of a quiet key waits for the step that is under way and then for one or two with its own prompt's rows
+in them, all of them long ones, since the flood's prompts never end: by the median that is about three usual steps. Its p99, of sixty
+requests, was between 0.4 and 0.9 s over that alone on one day, with steps of up to three seconds: what of it is the machine's was not told
+apart.
 """
 
 PEERS: Final = """\
@@ -90,14 +91,14 @@ where that has 1 in it, neither is said to be better. Each figure of ours stands
 chunks as a client sees them. Where pairs are few, an interval says less than it seems to: that of two or three pairs is little more than
 their range, and of a single pair nothing is said.
 
-What bounds tokens/s beside llama-server is that both spend a step in the same kernels: of one of 145 ms, at 8 at a time, what is around
-the model takes two to three (the ladder, above). What scheduling can add is where prompts' rows go: into what
-answers leave open of a kernel's tile, and in pieces that are small enough for short gaps and large enough to be cheap. So one configuration
-is about as fast as the fastest setting and about as smooth as the smoothest, each of which is far from the other's figure.
+What bounds tokens/s beside llama-server is that both spend a step in the same kernels: of one of 145 ms, at 8 at a time, what is around the
+model takes two to three (the ladder, above). What scheduling can add is where prompts' rows go: into what answers leave open of a kernel's
+tile, and in pieces that are small enough for short gaps and large enough to be cheap. So one configuration is about as fast as the fastest
+setting and about as smooth as the smoothest, each of which is far from the other's figure.
 
 Of mixed prompts at 16 it cannot be both, by what passes take (above). Ten that generate take nearly nine tenths of what sixteen do: it is
-the tokens' share of the pass that shrinks, and not the pass. Rows of a prompt beside them take what they take by themselves, or a quarter
-more, so that a step with some thirty is twice as long as one of sixteen answers; in a pool, 64 beside ten take far longer than apart.
+the tokens' share of the pass that shrinks, and not the pass. Rows of a prompt beside them take what they take by themselves, or up to a
+third more, so that a step with some thirty is twice as long as one of sixteen answers; in a pool, 64 beside ten take far longer than apart.
 `-no-kvu` computes all prompts first, which makes gaps of two seconds, and then generates for sixteen. To be as smooth as `-b 32`, a step
 may have some 30 rows of prompts, so that for most of the run ten generate at the price of sixteen: 0.8 to 0.9 of the tokens/s. With steps
 of half a second it is as fast as the fastest.

@@ -11,7 +11,7 @@ from cllm.engine.cost import CostModel
 # that is less. Of twice as many sequences more prompts wait at a time, each for all before it. Found by `python -m benchmarks simulate`.
 PACE, N_USUAL = 2.0, 8
 PACE_MANY = 2.5
-# And what that comes down to between so many cells of a prompt and twice as many: it takes many steps, all of which it makes longer.
+# And what that comes down to between so many cells that a prompt has computed and twice as many: it makes many steps longer.
 PACE_DEEP, N_DEEP = 1.5, 256
 # Where prompts are computed in passes of their own, a row costs the same beside answers as by itself: a pass is as small as makes it hardly
 # dearer than in the best one. What a step may take at least for that, and at most.
