@@ -77,11 +77,10 @@ are counted as they end, once the load has settled. A step, seen from outside, i
 floods; the usual step of those among whom a long prompt comes is the median of their gaps before.
 
 What is missed is bounded thus. The longest gap beside a long prompt is one of some thousand: the rule gives a step there one and a half
-times what one takes with all cells, and the machine held up steps before the prompt came, too, for longer than any after it (the longest of
-those stands beside it). A newcomer of a quiet key waits for the step that is under way and then for one or two with its own prompt's rows
-in them, all of them long ones, since the flood's prompts never end: by the median that is about three usual steps. Its p99, of sixty
-requests, was between 0.4 and 0.9 s over that alone on one day, with steps of up to three seconds: what of it is the machine's was not told
-apart.
+times what one takes with all cells, and the machine held up steps before the prompt came, too, in most turns for longer than any after it
+(both stand below). A newcomer of a quiet key waits for the step that is under way and then for one or two with its own prompt's rows in
+them, all of them long ones, since the flood's prompts never end: by the median that is about three usual steps. Its p99, of sixty requests,
+was between 0.4 and 0.9 s over that alone on one day, with steps of up to three seconds: what of it is the machine's was not told apart.
 """
 
 PEERS: Final = """\
