@@ -53,6 +53,7 @@ class BatchFormer:
                 n_attended=n_attended,
                 depth=depth,
                 n_shared=first.n_shared,
+                n_light=n_owed(first) if _is_light(first, running) else 0,
                 singles=_singles(decoding, riders),
             )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
@@ -167,6 +168,12 @@ class BatchFormer:
 def _singles(decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[int, ...]:
     """The passes over one row of each."""
     return passes(sorted([(sequence.slot, 1) for sequence in (*decoding, *riders)])) if riders else ()
+
+
+def _is_light(sequence: Sequence, running: Seq[Sequence]) -> bool:
+    """Whether its key has at most half of the places for its weight that another one has."""
+    shares = {one.share for one in running}
+    return len(shares) > 1 and 2.0 * sequence.share.load <= max(share.load for share in shares)
 
 
 def _slot(sequence: Sequence) -> int:

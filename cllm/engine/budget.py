@@ -18,6 +18,9 @@ PACE_DEEP, N_DEEP = 1.5, 256
 PRICE_APART = 1.15
 PACE_APART, PACE_APART_MAX = 2.25, 4.0
 PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
+# What a step may take so that a prompt of a key with few places ends in it, or in the next one: a key that asks now and then does not wait
+# many small steps beside one that floods. No longer in any case than `itl_max_s`.
+PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
 ALONE_S = 0.5  # when nobody generates, only a newcomer waits for a step's end
 
 
@@ -50,12 +53,13 @@ class RowBudget:
         n_attended: int = 0,
         depth: int = 0,
         n_shared: int = 0,
+        n_light: int = 0,
         singles: Sequence[int] = (),
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
         The latter have `n_attended` cells before them, and the prompt that is next has `depth`, of which it found `n_shared` when it was
-        admitted last. At least one of the rows is a prompt's.
+        admitted last. At least one of the rows is a prompt's. `n_light` is how many it still owes, if its key has few places.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot, decode rows among them.
         """
         if self._n_rows_fixed is not None:
@@ -69,6 +73,8 @@ class RowBudget:
             if target_s is None:
                 target_s = self._adaptive_s(n_decoding, n_running, n_cells, n_attended, depth, n_shared)
             n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, attended=((1, n_attended),), depth=depth)
+        if n_light and n_decoding and self._n_rows_fixed is None and self._itl_target_s is None:
+            n_rows = max(n_rows, self._n_rows_light(n_light, n_decoding, n_running, n_cells, n_attended, depth, singles))
         return min(max(n_rows, n_decoding + 1), self._n_rows_max)
 
     def deeper(self, n_rows: int, depth: int, other: int) -> int:
@@ -111,6 +117,26 @@ class RowBudget:
         else:
             room_s = self._itl_target_s - now_s
         return self._cost.n_rows_within(room_s, 0, 0, depth=depth)
+
+    def _n_rows_light(
+        self, n_light: int, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int, singles: Sequence[int]
+    ) -> int:
+        """Rows of a step in which a prompt ends that owes `n_light`, or of one of a few; 0 when it would take many."""
+        cost, attended = self._cost, ((1, n_attended),)
+        most_s = min(PACE_LIGHT * cost.step_s(n_running, n_running, n_cells, attended=attended), self._itl_max_s)
+        if self._apart:
+            n_beside = sum(singles)
+            most_s -= cost.step_s(n_beside, n_decoding, n_cells, singles, attended=attended)
+            n_room = cost.n_rows_within(most_s, 0, 0, depth=depth)
+        else:
+            n_beside = n_decoding
+            n_whole = n_beside + n_light
+            if n_whole <= self._n_rows_max:
+                whole_s = cost.step_s(n_whole, n_beside + 1, n_cells, attended=(*attended, (n_light, depth)))
+                if whole_s <= most_s:
+                    return n_whole
+            n_room = cost.n_rows_within(most_s, n_beside, n_cells, attended=attended, depth=depth) - n_beside
+        return n_beside + min(n_light, n_room) if n_light <= N_STEPS_LIGHT * n_room else 0
 
     def _efficient_s(self, n_outputs: int, n_cells: int, depth: int) -> float:
         """Time for the smallest step that is worth its price, which may be the higher deep in a prompt the more answers wait meanwhile."""

@@ -80,7 +80,7 @@ class Simulation:
         self.scheduler = scheduler
         self.now = 0.0
         self.done: list[Asked] = []
-        self.longest_step_s = 0.0
+        self.steps_s: list[float] = []
         self._refuse = refuse
         self._again = again
         self._due: list[tuple[float, int, Asked]] = []
@@ -110,7 +110,7 @@ class Simulation:
             self._take(plan.events)
             if plan.is_step:
                 self.now += step_s(plan)
-                self.longest_step_s = max(self.longest_step_s, step_s(plan))
+                self.steps_s.append(step_s(plan))
                 self._take(self.scheduler.apply(plan, StepOutput([97] * len(plan.outputs), [], None, model_s=step_s(plan)), self.now))
         return self.done
 

@@ -43,6 +43,31 @@ def test_a_prompt_of_a_key_with_many_places_goes_on_though_a_key_with_fewer_neve
     assert 1 in ended
 
 
+def test_a_prompt_that_gave_its_cells_back_does_not_go_first_for_what_was_computed_meanwhile() -> None:
+    model = FakeModel(n_cells=3300, n_ctx_train=3300, n_slots=8)
+    scheduler = Scheduler(limits_of(model, Settings(row_budget=N_ROWS, prefix_cache=False)), model.vocabulary)
+
+    def submit(key: str, n_prompt: int, n_generated: int, priority: int = 0) -> int:
+        spec = make_spec(tuple(range(32, 32 + 64)) * (n_prompt // 64), 0, n_generated, 0.0, key=key, priority=priority)
+        return scheduler.submit(spec, 0.0)
+
+    def rows_of_next() -> list[int]:
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        scheduler.apply(plan, StepOutput([40] * len(plan.outputs), [], None, model_s=0.0), 0.0)
+        return [sequence.seq_id for sequence, _ in plan.prefilling]
+
+    many = [submit("many", 64, 50) for _ in range(3)]
+    for _ in range(10):
+        rows_of_next()
+    urgent = submit("many", 3264, 1, priority=-1)
+    while rows_of_next() == [urgent]:
+        pass
+    assert scheduler.totals.n_preempted == len(many)
+    few = submit("few", 128, 1)
+    assert rows_of_next() == [few], "all of the step is its prompt's"
+
+
 TILED = {1: 14, 2: 28, 4: 46, 8: 83, 12: 103, 15: 127, 16: 107, 32: 169, 64: 282, 128: 560}  # ms; twelve rows cost what sixteen do
 DEAR_TO_16 = {1: 2, 16: 32, 64: 64, 128: 128}
 N_RUNNING = 16
