@@ -11,7 +11,7 @@ from cllm.engine.cost import CostModel
 # that is less. Of twice as many sequences more prompts wait at a time, each for all before it. Found by `python -m benchmarks simulate`.
 PACE, N_USUAL = 2.0, 8
 PACE_MANY = 2.5
-# But as long as this is no trouble to any reader, so many times: behind few answers, whose steps are short, prompts would take as many steps
+# But so many times as long as that is no trouble to a reader: behind few answers, whose steps are short, a prompt would take as many steps
 # as behind many, and who comes meanwhile would wait for all of them.
 PACE_SHORT, SHORT_S = 4.0, 0.2
 # And what that comes down to between so many cells that a prompt has computed and twice as many: it makes many steps longer.
