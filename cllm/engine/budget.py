@@ -11,9 +11,6 @@ from cllm.engine.cost import CostModel
 # that is less. Of twice as many sequences more prompts wait at a time, each for all before it. Found by `python -m benchmarks simulate`.
 PACE, N_USUAL = 2.0, 8
 PACE_MANY = 2.5
-# But so many times as long as that is no trouble to a reader: behind few answers, whose steps are short, a prompt would take as many steps
-# as behind many, and who comes meanwhile would wait for all of them.
-PACE_SHORT, SHORT_S = 4.0, 0.2
 # And what that comes down to between so many cells that a prompt has computed and twice as many: it makes many steps longer.
 PACE_DEEP, N_DEEP = 1.5, 256
 # Where prompts are computed in passes of their own, a row costs the same beside answers as by itself: a pass is as small as makes it hardly
@@ -91,12 +88,11 @@ class RowBudget:
         time for many prompts, and so stay few.
         """
         usual = PACE + (PACE_MANY - PACE) * _share_between(n_running, N_USUAL)
-        deep = _share_between(depth - n_shared, N_DEEP)
-        pace = usual + (PACE_DEEP - usual) * deep
+        pace = usual + (PACE_DEEP - usual) * _share_between(depth - n_shared, N_DEEP)
         attended = ((1, n_attended),)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         own_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)
-        adaptive_s = max(min(pace * decode_s, usual * own_s), min(PACE_SHORT * decode_s, SHORT_S) * (1.0 - deep))
+        adaptive_s = min(pace * decode_s, usual * own_s)
         return max(min(adaptive_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells, depth))
 
     def may_fill(self, filled: Sequence[int], bare: Sequence[int], n_more: int) -> bool:

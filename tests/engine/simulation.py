@@ -68,10 +68,7 @@ def step_s(plan: Plan) -> float:
 
 
 class Simulation:
-    """A scheduler's time. `refuse` is asked before each submission; `again` gives a closed loop's next request when one has ended.
-
-    Steps take what `takes_s` says.
-    """
+    """A scheduler's time. `refuse` is asked before each submission; `again` gives a closed loop's next request when one has ended."""
 
     def __init__(
         self,
@@ -79,7 +76,6 @@ class Simulation:
         *,
         refuse: Callable[[SequenceSpec, float], object] = lambda spec, now: None,
         again: Callable[[Asked, float], Asked | None] = lambda asked, now: None,
-        takes_s: Callable[[Plan], float] = step_s,
     ) -> None:
         self.scheduler = scheduler
         self.now = 0.0
@@ -87,7 +83,6 @@ class Simulation:
         self.steps_s: list[float] = []
         self._refuse = refuse
         self._again = again
-        self._takes_s = takes_s
         self._due: list[tuple[float, int, Asked]] = []
         self._asked: dict[int, Asked] = {}
         self._n_asked = 0
@@ -114,10 +109,9 @@ class Simulation:
                 continue
             self._take(plan.events)
             if plan.is_step:
-                seconds = self._takes_s(plan)
-                self.now += seconds
-                self.steps_s.append(seconds)
-                self._take(self.scheduler.apply(plan, StepOutput([97] * len(plan.outputs), [], None, model_s=seconds), self.now))
+                self.now += step_s(plan)
+                self.steps_s.append(step_s(plan))
+                self._take(self.scheduler.apply(plan, StepOutput([97] * len(plan.outputs), [], None, model_s=step_s(plan)), self.now))
         return self.done
 
     def _arrive(self) -> None:

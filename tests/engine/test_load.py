@@ -77,33 +77,6 @@ def test_so_they_are_where_most_of_the_work_are_prompts() -> None:
     assert goodput(4.0, long_request) >= 0.9 * best
 
 
-# The same model on a day on which few rows were dear: milliseconds of layers and of outputs.
-FEW_ARE_DEAR = Curve(
-    rows=[(n, ms / 1000) for n, ms in ((1, 14), (2, 28), (4, 46), (8, 83), (16, 107), (32, 169), (64, 282), (128, 560), (512, 2250))],
-    outputs=[(n, ms / 1000) for n, ms in ((1, 4.5), (2, 8), (4, 14), (8, 28), (16, 46))],
-)
-
-
-def test_behind_few_answers_a_prompt_does_not_take_many_steps() -> None:
-    """Four at a time: beside two or three answers, twice a step of theirs would be a handful of rows."""
-    machine = CostModel(FEW_ARE_DEAR, n_rows_max=512)
-
-    def median_ttft_s(row_budget: int | None) -> float:
-        limits = attrs.evolve(make_scheduler(n_live_max=4, row_budget=row_budget).limits, itl_max_s=None)
-        dice, scheduler = random.Random(1), Scheduler(limits, FakeVocabulary(), CostModel(FEW_ARE_DEAR, n_rows_max=512))
-        simulation = Simulation(
-            scheduler,
-            again=lambda request, now: long_request(now, dice) if now < LONGEST_S else None,
-            takes_s=lambda plan: machine.step_s(plan.n_rows, plan.batch.n_outputs, 0),
-        )
-        simulation.ask(long_request(0.0, dice) for _ in range(4))
-        simulation.run()
-        return statistics.median(request.ttft_s for request in simulation.done)
-
-    whole_s = median_ttft_s(512)
-    assert median_ttft_s(None) <= 1.5 * whole_s
-
-
 def test_many_answers_to_one_long_prompt_are_its_work_once() -> None:
     """Or the next would be told to come again in minutes, though all of them wait for one prompt alone."""
     scheduler = make_scheduler(keeps_prefixes=True, can_share=True, can_trim=True, wait_max_s=60.0, n_live_max=64)
