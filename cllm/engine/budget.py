@@ -19,7 +19,7 @@ PRICE_APART = 1.15
 PACE_APART, PACE_APART_MAX = 2.25, 4.0
 PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
 # What a step may take so that a prompt of a key with few places ends in it, or in the next one: a key that asks now and then does not wait
-# many small steps beside one that floods. No longer in any case than `itl_max_s`.
+# many small steps beside one that floods. Where even the usual step is longer than `itl_max_s`, it is the bound.
 PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
 ALONE_S = 0.5  # when nobody generates, only a newcomer waits for a step's end
 
@@ -123,7 +123,8 @@ class RowBudget:
     ) -> int:
         """Rows of a step in which a prompt ends that owes `n_light`, or of one of a few; 0 when it would take many."""
         cost, attended = self._cost, ((1, n_attended),)
-        most_s = min(PACE_LIGHT * cost.step_s(n_running, n_running, n_cells, attended=attended), self._itl_max_s)
+        decode_s = cost.step_s(n_running, n_running, n_cells, attended=attended)
+        most_s = min(PACE_LIGHT * decode_s, max(PACE * decode_s, self._itl_max_s))
         if self._apart:
             n_beside = sum(singles)
             most_s -= cost.step_s(n_beside, n_decoding, n_cells, singles, attended=attended)
