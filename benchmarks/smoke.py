@@ -24,14 +24,16 @@ from benchmarks import against_native, ceiling, kills, ladder, passes, peers, pr
 from benchmarks.contenders import CALIBRATION_DIR, House, cllm_serve
 from cllm import demo
 from cllm.bench.metrics import Goal
-from cllm.bench.workloads import WORKLOADS, Workload
+from cllm.bench.workloads import OVERLOAD_FACTORS, WORKLOADS, Workload
 
 
 def small_workloads() -> list[Workload]:
     """Every recipe, so small that the demo model takes it in a second or two."""
     return [
         attrs.evolve(_few("seed-40x8", 4), n_generated=(6, 6)),
+        attrs.evolve(_few("seed-160x5", 4), n_generated=(6, 6)),
         attrs.evolve(_few("mixed", 4), n_prompt=(8, 40), n_generated=(4, 12)),
+        attrs.evolve(_few("mixed-small", 4), n_prompt=(8, 40), n_generated=(4, 12)),
         attrs.evolve(_few("long-among-short", 2), n_generated=(40, 40), n_prompt_late=200, n_generated_late=4),
         attrs.evolve(_few("shared-prefix", 4), n_prefix=100, n_generated=(6, 6)),
         attrs.evolve(_few("chat-turns", 2), n_turns=3, n_prompt=(8, 8), n_generated=(6, 6)),
@@ -57,13 +59,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_bench(folder: Path) -> None:
-    """`cllm bench` as a person runs it, with both endpoints."""
+    """`cllm bench` as a person runs it, with both endpoints, by turns and by the clock."""
     house = House(model=demo.path(), n_slots=2, n_cells=512, n_threads=1)
     page, plot = folder / "bench.json", folder / "bench.svg"
-    load = ("--workload=seed-40x8", "--requests=4", "--concurrency=2", f"--json={page}", *([f"--plot={plot}"] if has_matplotlib() else []))
+    load = ("--workload=seed-40x8", "--requests=4", f"--json={page}", *([f"--plot={plot}"] if has_matplotlib() else []))
     with cllm_serve(house, ()).server() as server:
-        for endpoint in ("completions", "chat"):
-            command = (sys.executable, "-m", "cllm", "bench", f"127.0.0.1:{server.port}", f"--endpoint={endpoint}", *load)
+        for options in (("--concurrency=2",), ("--concurrency=2", "--endpoint=chat"), ("--rate=20",)):
+            command = (sys.executable, "-m", "cllm", "bench", f"127.0.0.1:{server.port}", *options, *load)
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             (one,) = json.loads(page.read_text("utf-8"))["passes"]
             assert (one["n_requests"], one["n_failed"], one["is_exact"]) == (4, 0, True), one
@@ -121,14 +123,15 @@ def run_passes(folder: Path) -> None:
 
 
 def run_stack(folder: Path) -> None:
-    """The stages above a model, on the instant fake."""
+    """The stages above a model, on every fake."""
     parser = argparse.ArgumentParser()
     ceiling.add_arguments(parser)
-    data = ceiling.run(parser.parse_args(["--streams=1,4", "--turns=1", "--generated=20"]))
-    assert [rung["streams"] for rung in data["rungs"]] == [1, 4]
-    assert data["profile"]["functions"]
-    assert {"engine", "api", "the kernel's send"} <= set(data["profile"]["us_by_part"]), data["profile"]["us_by_part"]
-    results.write("stack", "instant", {}, data, folder)
+    for fake, streams in (("instant", "1,4"), ("gpu", "2"), ("gpu-draws", "2")):
+        data = ceiling.run(parser.parse_args([f"--fake={fake}", f"--streams={streams}", "--turns=1", "--generated=20"]))
+        assert [str(rung["streams"]) for rung in data["rungs"]] == streams.split(",")
+        assert data["profile"]["functions"]
+        assert {"engine", "api", "the kernel's send"} <= set(data["profile"]["us_by_part"]), data["profile"]["us_by_part"]
+        results.write("stack", fake, {}, data, folder)
 
 
 def run_kills(folder: Path) -> None:
@@ -174,9 +177,8 @@ def run_verify(folder: Path) -> None:
 
 
 def run_peers(folder: Path) -> None:
-    """Ours beside ours, on every workload, in an open loop too."""
-    plans = [_plan(workload, None) for workload in small_workloads()]
-    plans.append(_plan(attrs.evolve(WORKLOADS["overload"], n_requests=6, n_prompt=(8, 20), n_generated=(4, 8)), 20.0))
+    """Ours beside ours, on every workload."""
+    plans = [_plan(workload) for workload in small_workloads()]
     house = House(model=demo.path(), n_slots=4, n_cells=2048, n_threads=1)
     measured_once = (CALIBRATION_DIR, str(folder / "calibration"))  # what steps cost takes longer to measure than the loads here
     contenders = [cllm_serve(house, measured_once, "one"), cllm_serve(house, (*measured_once, "--row-budget", "64"), "another")]
@@ -187,9 +189,22 @@ def run_peers(folder: Path) -> None:
         results.write("peers", plan.name, {"rate": plan.rate, "model": results.model_facts(house.model)}, data, folder)
 
 
-def _plan(workload: Workload, rate: float | None) -> peers.Plan:
+def run_overload(folder: Path) -> None:
+    """Ours beside ours as a person runs it: how much can be served is measured first, and then comes half of it to four times as much."""
+    sizes = ["--concurrency=2", "--requests=3", "--pairs=1", "--threads=1"]
+    beside = ["--only=cllm", "--beside=--row-budget 64", f"--ours={CALIBRATION_DIR}", f"--ours={folder / 'calibration'}"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        peers.main([f"--model={demo.path()}", "--workloads=overload", *sizes, *beside, f"--results={folder}"])
+    runs = [run for run in report.of_kind(results.read_all(folder), "peers") if run["settings"]["rate"]]
+    rates = sorted(run["settings"]["rate"] for run in runs)
+    assert [round(rate / rates[0], 2) for rate in rates] == [factor / OVERLOAD_FACTORS[0] for factor in OVERLOAD_FACTORS], rates
+    for run in runs:
+        assert all(side["n_pairs"] == 1 and not any(side["n_failed"].values()) for side in run["data"]["sides"]), run["name"]
+
+
+def _plan(workload: Workload) -> peers.Plan:
     n_screen = 1 if workload.name == "seed-40x8" else 2  # a second round starts the servers again: once is enough to see that it works
-    return peers.Plan(name=workload.name, workload=workload, rate=rate, n_pairs=2, n_screen=n_screen, seed=1, sampling="usual", goal=Goal())
+    return peers.Plan(name=workload.name, workload=workload, rate=None, n_pairs=2, n_screen=n_screen, seed=1, sampling="usual", goal=Goal())
 
 
 def check_peers(plan: peers.Plan, data: dict[str, Any]) -> None:
@@ -220,8 +235,8 @@ def _images(text: str) -> list[str]:
 
 
 PARTS: Final = (
-    run_bench, run_peers, run_ladder, run_against_native, run_passes, run_simulation, run_stack, run_kills, run_promises, run_verify,
-    run_report,
+    run_bench, run_peers, run_overload, run_ladder, run_against_native, run_passes, run_simulation, run_stack, run_kills, run_promises,
+    run_verify, run_report,
 )  # fmt: skip
 
 
