@@ -54,6 +54,7 @@ class HostPool:
         self.n_bytes_max = n_bytes_max
         self.can_cut = can_cut
         self.n_bytes = 0
+        self.n_cells = 0
         self.version = 0  # grows when more may be found than before, or less
         self.totals = PoolTotals()
         self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the longest unused first
@@ -74,6 +75,7 @@ class HostPool:
         self._pieces[piece] = None
         self._tree.add(piece)
         self.n_bytes += piece.n_bytes
+        self.n_cells += piece.n_cells
         if self.can_cut:
             for other in self._tree.within(piece):
                 self.discard(other)
@@ -105,6 +107,7 @@ class HostPool:
             del self._pieces[piece]
             self._tree.remove(piece)
             self.n_bytes -= piece.n_bytes
+            self.n_cells -= piece.n_cells
 
     def clear(self) -> None:
         """Forget everything."""
@@ -135,3 +138,4 @@ class HostPool:
     def check(self) -> None:
         """Assert that the count of bytes is right; for tests."""
         assert self.n_bytes == sum(piece.n_bytes for piece in self._pieces) <= self.n_bytes_max
+        assert self.n_cells == sum(piece.n_cells for piece in self._pieces)

@@ -6,11 +6,14 @@ CPU's cache when the next head that reads them has its turn. Eight sequences of 
 1,000 cells in common read these once in a pool: 43 tokens/s, apart 25 to 31.
 
 So cells lie apart while nothing is shared, unless prompts gain more in a pool: beside answers their rows take less than by themselves, and
-apart each prompt is a pass of its own. That makes steps with prompts longer whatever it brings, so that few sequences stay in a pool: of
-mixed prompts, 8 at once had as many tokens/s in either and a p99 gap of 0.25 s in a pool, 0.38 apart; 16 had more tokens/s apart.
+apart each prompt is a pass of its own. That makes steps with prompts longer whatever it brings, so that few sequences with few cells stay
+in a pool: of mixed prompts, 8 at once had as many tokens/s in either and a p99 gap of 0.25 s in a pool, 0.38 apart; 16 had more tokens/s
+apart, and so had 8 conversations of up to 700 tokens: 28 in place of 22, with first texts after 2.3 s in place of 5.9.
 
-To lay them out anew, all cells must be computed again, but for those that nobody holds: it is done when staying has cost as much as that,
-so that never more than twice the least is paid.
+Shared is what sequences have at the same time. Who goes on from what an ended one left finds it apart, too: in its slot, or on the host.
+
+To lay them out anew, all cells must be computed again, and those that are cached, too, if they are asked for: it is done when staying has
+cost as much as that, so that never more than twice the least is paid.
 
 A server that is started again goes on with the layout that it had, while nobody holds anything. If what comes now shares its beginnings
 after all, the first few that do are enough to have the pool back, before much was computed: who waits for another's prompt counts too.
@@ -23,12 +26,13 @@ from typing import Final
 
 import attrs
 
-N_FEW: Final = 8  # sequences at once that never gain enough
+N_FEW: Final = 8  # sequences at once that stay in a pool
+SHARE_FEW: Final = 0.15  # while it costs them no more than so much of their steps
 N_REMEMBERED: Final = 64  # sequences whose lengths count
 N_SEEN_LEAST: Final = 8  # sequences that tell whether anything is shared
 MEMORY: Final = 0.95  # of the share that is reused, for each sequence
 N_AT_FIRST: Final = 4  # sequences that what is not known yet counts for: that nothing is shared
-REUSE_LOW, REUSE_HIGH = 0.1, 0.25  # of tokens and of sequences: with less the cells may lie apart, with more they go back into a pool
+REUSE_LOW, REUSE_HIGH = 0.1, 0.25  # of tokens: with less the cells may lie apart, with more they go back into a pool
 SPARE: Final = 1.25  # the next sequence may be so many times as long as the longest one was, unless it says how long it will be
 
 
@@ -66,10 +70,10 @@ class LayoutChoice:
         """Whether it is worth asking if a change is due; cheap."""
         return self._begins_apart or self.is_outgrown or self._lost_s >= self._change_s or (self.is_apart and self._should_go_back())
 
-    def came(self, n_prompt: int, n_known: int, n_live: int) -> None:
-        """A sequence came, of whose prompt `n_known` tokens were there or are being computed; with it, `n_live` would like to run."""
+    def came(self, n_prompt: int, n_shared: int, n_live: int) -> None:
+        """A sequence came, of whose prompt somebody who runs has, or computes, `n_shared` tokens; with it, `n_live` would like to run."""
         self._n_came += 1
-        self._reuse += max(1 - MEMORY, 1 / self._n_came) * (n_known / n_prompt - self._reuse)
+        self._reuse += max(1 - MEMORY, 1 / self._n_came) * (n_shared / n_prompt - self._reuse)
         self._n_seen += 1
         self._crowds.append(n_live)
 
@@ -83,25 +87,29 @@ class LayoutChoice:
             self._lengths.append(n_tokens)
             self.is_outgrown = self.is_apart
 
-    def stepped(self, n_decoding: int, n_live: int, n_cells: int, spared_s: float = 0.0) -> None:
-        """A step was made, in which `n_decoding` of `n_live` sequences generated, who have `n_cells` cells; shared ones count once.
+    def stepped(self, n_decoding: int, n_live: int, n_cells: int, step_s: float, spared_s: float = 0.0) -> None:
+        """A step of `step_s` was made, in which `n_decoding` of `n_live` sequences generated, who have `n_cells` cells; shared ones count
+        once.
 
         Apart, the rows of prompts would have taken `spared_s` longer, since they would not have been computed together with answers.
         """
-        if not self.is_apart and n_live > N_FEW:
-            lost_s = self.apart.gain_cell_s * n_decoding * n_cells * (1 - 1 / n_live) - spared_s
-            self._lost_s = max(self._lost_s + lost_s, 0.0)
+        if self.is_apart:
+            return
+        lost_s = self.apart.gain_cell_s * n_decoding * n_cells * (1 - 1 / n_live) - spared_s
+        if n_live <= N_FEW:
+            lost_s -= SHARE_FEW * step_s
+        self._lost_s = max(self._lost_s + lost_s, 0.0)
 
-    def is_due(self, compute_again_s: float, n_longest: int, demand: float) -> bool:
-        """Say whether to change now. What is held would take `compute_again_s` to compute again, the longest who is here has `n_longest`
-        tokens, and `demand` is the share of ended sequences that are asked for again.
+    def is_due(self, compute_again_s: float, n_longest: int) -> bool:
+        """Say whether to change now. What is lost would take `compute_again_s` to compute again, and the longest who is here has
+        `n_longest` tokens.
         """
         if self.is_apart:
-            return self.is_outgrown or self._should_go_back() or demand > REUSE_HIGH
+            return self.is_outgrown or self._should_go_back()
         if self._begins_apart:
             self._begins_apart = False
             return compute_again_s == 0 and self._has_room(n_longest)
-        if not self._is_unshared(demand) or not self._has_room(n_longest):
+        if not self._is_unshared() or not self._has_room(n_longest):
             self._lost_s = 0.0
             return False
         return self._lost_s >= self._change_s + compute_again_s
@@ -117,8 +125,8 @@ class LayoutChoice:
     def _should_go_back(self) -> bool:
         return self._reuse > REUSE_HIGH or max(self._crowds, default=0) > self.apart.n_slots
 
-    def _is_unshared(self, demand: float) -> bool:
-        return self._n_seen >= N_SEEN_LEAST and self._reuse < REUSE_LOW and demand < REUSE_LOW
+    def _is_unshared(self) -> bool:
+        return self._n_seen >= N_SEEN_LEAST and self._reuse < REUSE_LOW
 
     def _has_room(self, n_longest: int) -> bool:
         longest = max([n_longest, *self._lengths])  # nobody may have ended yet

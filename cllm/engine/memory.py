@@ -116,6 +116,20 @@ class Memory:
         """How many tokens of a waiting sequence need not be computed if it comes now."""
         return self._find(sequence).n_tokens
 
+    def n_shared(self, sequence: Sequence) -> int:
+        """How many tokens of a waiting sequence have cells that somebody has who runs."""
+        reuse = self._find(sequence).reuse
+        return 0 if reuse is None else reuse.n_tokens - reuse.match.n_cached
+
+    @property
+    def n_asked_for(self) -> float:
+        """How many of the cells that nobody holds are asked for again if it goes on as it went: those here, and as many on the host as
+        would fit here; what is older is hardly asked for.
+        """
+        if self.offload is None:
+            return 0.0
+        return self.offload.prices.demand.share * (self.cells.n_cached + min(self.offload.pool.n_cells, self.limits.n_cells))
+
     def n_kept(self, key: Key, tokens: list[int]) -> int:
         """How many of `tokens`, the last one apart, are in the model's memory or on the host."""
         match = self.tree.match(key, tokens, len(tokens) - 1, whole=not self.limits.can_trim)

@@ -238,7 +238,7 @@ class Scheduler:
         if self._choice is not None and plan.n_rows:
             n_decoding = len(plan.decoding)
             spared_s = self.cost.spared_s(plan.n_rows, n_decoding, plan.n_cells) if 0 < n_decoding < plan.n_rows else 0.0
-            self._choice.stepped(n_decoding, len(self._running), self.cells.n_held, spared_s)
+            self._choice.stepped(n_decoding, len(self._running), self.cells.n_held, output.model_s, spared_s)
         if plan.n_rows and output.model_s > 0:
             n_outputs = plan.batch.n_outputs
             self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
@@ -328,9 +328,9 @@ class Scheduler:
         if choice is None or not choice.may_be_due or self._trials:
             return None
         again_s = sum(self.cost.prefill_s(sequence.n_computed) for sequence in self._running)
+        again_s += self.memory.n_asked_for * self.cost.least_row_s
         n_longest = max((len(sequence.tokens) for sequence in self._sequences.values()), default=0)
-        offload = self.memory.offload
-        if not choice.is_due(again_s, n_longest, 0.0 if offload is None else offload.prices.demand.share):
+        if not choice.is_due(again_s, n_longest):
             return None
         return KvLayout.UNIFIED if choice.is_apart else KvLayout.STREAMS
 
@@ -540,13 +540,14 @@ class Scheduler:
     def _start(self, sequence: Sequence, now: float) -> None:
         self._queue.admit(sequence, now)
         sequence.move(Phase.PREFILL)
+        n_shared = self.memory.n_shared(sequence)
         self.memory.take(sequence)
         sequence.prefill_from = self.totals.n_prefill_rows
         if sequence.admitted_at is None:
             sequence.admitted_at = now
             n_cached = self.memory.n_coming(sequence)
             if self._choice is not None and not sequence.n_followed:
-                self._choice.came(sequence.n_prompt, n_cached, self._n_crowd(1))
+                self._choice.came(sequence.n_prompt, n_shared, self._n_crowd(1))
             # Charged at once: otherwise the same key would be given the next place too.
             sequence.share.charge(PROMPT_TOKEN * (sequence.n_prompt - n_cached))
             self.totals.n_prompt_tokens += sequence.n_prompt

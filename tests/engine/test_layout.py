@@ -7,8 +7,8 @@ import pytest
 from cllm.engine.layout import N_FEW, N_SEEN_LEAST, Apart, LayoutChoice
 
 CHANGE_S = 0.5
+STEP_S = 0.1
 APART = Apart(n_slots=12, n_cells_slot=512, gain_cell_s=1e-6, change_s=CHANGE_S)
-NO_DEMAND = 0.0
 
 
 def choice(*, n_came: int = 20, n_known: int = 0, n_tokens: int = 200, n_live: int = 12) -> LayoutChoice:
@@ -23,38 +23,45 @@ def choice(*, n_came: int = 20, n_known: int = 0, n_tokens: int = 200, n_live: i
 def serve(one: LayoutChoice, seconds: float) -> None:
     """Make steps of twelve that generate, until staying in the pool has cost so much."""
     while one._lost_s < seconds:  # what it comes to in steps is a matter of a constant
-        one.stepped(12, 12, 1000)
+        one.stepped(12, 12, 1000, STEP_S)
 
 
 def test_it_changes_once_staying_has_cost_as_much_as_changing() -> None:
     one = choice()
     serve(one, CHANGE_S)
     assert one.may_be_due
-    assert one.is_due(0.0, 200, NO_DEMAND), "nobody holds anything"
-    assert not one.is_due(2.0, 200, NO_DEMAND), "what is held would have to be computed again"
+    assert one.is_due(0.0, 200), "nobody holds anything"
+    assert not one.is_due(2.0, 200), "what is held would have to be computed again"
     serve(one, CHANGE_S + 2.0)
-    assert one.is_due(2.0, 200, NO_DEMAND)
+    assert one.is_due(2.0, 200)
 
 
 def test_one_sequence_alone_loses_nothing_in_a_pool() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(1, 1, 4000)
+        one.stepped(1, 1, 4000, STEP_S)
     assert not one.may_be_due
 
 
-def test_a_few_sequences_never_gain_enough() -> None:
+def test_a_few_sequences_with_few_cells_never_gain_enough() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(N_FEW, N_FEW, 4000)
+        one.stepped(N_FEW, N_FEW, 2000, STEP_S)
     assert not one.may_be_due
+
+
+def test_a_few_with_many_cells_do() -> None:
+    one = choice()
+    for _ in range(1000):
+        one.stepped(N_FEW, N_FEW, 5000, STEP_S)
+    assert one.is_due(0.0, 200)
 
 
 def test_the_pool_stays_while_prompts_gain_more_beside_answers_than_these_lose() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(12, 12, 1000, spared_s=0.0 if one._lost_s else 0.02)
-        one.stepped(6, 12, 1000, spared_s=0.01)
+        one.stepped(12, 12, 1000, STEP_S, spared_s=0.0 if one._lost_s else 0.02)
+        one.stepped(6, 12, 1000, STEP_S, spared_s=0.01)
     assert not one.may_be_due
 
 
@@ -70,27 +77,21 @@ def test_the_pool_stays_while_prompts_gain_more_beside_answers_than_these_lose()
 )
 def test_the_pool_stays(one: LayoutChoice) -> None:
     serve(one, 60.0)
-    assert not one.is_due(0.0, 200, NO_DEMAND)
+    assert not one.is_due(0.0, 200)
     assert not one.may_be_due, "what was lost does not count: it was worth it"
-
-
-def test_the_pool_stays_while_ended_sequences_are_asked_for_again() -> None:
-    one = choice()
-    serve(one, 60.0)
-    assert not one.is_due(0.0, 200, 0.3)
 
 
 def test_the_pool_stays_while_somebody_is_there_who_would_not_fit() -> None:
     one = choice()
     serve(one, 60.0)
-    assert not one.is_due(0.0, 513, NO_DEMAND)
+    assert not one.is_due(0.0, 513)
 
 
 def test_a_sequence_that_says_how_long_it_will_be_needs_no_room_to_spare() -> None:
     one = choice(n_tokens=100)
     one.ended(512, n_max=512)
     serve(one, CHANGE_S)
-    assert one.is_due(0.0, 0, NO_DEMAND)
+    assert one.is_due(0.0, 0)
 
 
 def test_it_may_be_due_before_any_sequence_has_ended() -> None:
@@ -98,14 +99,14 @@ def test_it_may_be_due_before_any_sequence_has_ended() -> None:
     for _ in range(N_SEEN_LEAST):
         one.came(100, 0, 12)
     serve(one, CHANGE_S)
-    assert one.is_due(0.0, 200, NO_DEMAND)
-    assert not one.is_due(0.0, 513, NO_DEMAND)
+    assert one.is_due(0.0, 200)
+    assert not one.is_due(0.0, 513)
 
 
 def test_what_was_apart_when_it_last_served_is_to_be_apart_at_once() -> None:
     one = LayoutChoice(APART, begins_apart=True)
     assert one.may_be_due
-    assert one.is_due(0.0, 0, NO_DEMAND)
+    assert one.is_due(0.0, 0)
     one.changed(0.2)
     assert one.is_apart
     assert not one.may_be_due
@@ -113,13 +114,13 @@ def test_what_was_apart_when_it_last_served_is_to_be_apart_at_once() -> None:
 
 def test_but_not_if_the_first_who_came_would_not_fit_and_then_the_rule_is_the_usual_one() -> None:
     one = LayoutChoice(APART, begins_apart=True)
-    assert not one.is_due(0.0, 513, NO_DEMAND)
+    assert not one.is_due(0.0, 513)
     assert not one.may_be_due
-    assert not one.is_due(0.0, 0, NO_DEMAND)
+    assert not one.is_due(0.0, 0)
 
 
 def test_nor_if_something_was_computed_already() -> None:
-    assert not LayoutChoice(APART, begins_apart=True).is_due(0.1, 0, NO_DEMAND)
+    assert not LayoutChoice(APART, begins_apart=True).is_due(0.1, 0)
 
 
 def test_where_it_began_apart_a_few_who_share_bring_the_pool_back() -> None:
@@ -130,7 +131,7 @@ def test_where_it_began_apart_a_few_who_share_bring_the_pool_back() -> None:
     assert not one.may_be_due, "one may be by chance"
     one.came(100, 90, 12)
     one.came(100, 90, 12)
-    assert one.is_due(5.0, 200, NO_DEMAND)
+    assert one.is_due(5.0, 200)
 
 
 def changed() -> LayoutChoice:
@@ -142,7 +143,7 @@ def changed() -> LayoutChoice:
 def test_apart_it_stays_so() -> None:
     one = changed()
     for _ in range(1000):
-        one.stepped(12, 12, 1000)
+        one.stepped(12, 12, 1000, STEP_S)
         one.came(100, 0, 12)
         one.grew(512)
     assert one.is_apart
@@ -153,12 +154,12 @@ def test_it_goes_back_at_once_when_a_sequence_outgrows_its_part() -> None:
     one = changed()
     one.grew(513)
     assert one.may_be_due
-    assert one.is_due(5.0, 513, NO_DEMAND)
+    assert one.is_due(5.0, 513)
     one.changed(0.2)
     serve(one, 60.0)
     for _ in range(N_SEEN_LEAST):
         one.came(100, 0, 12)
-    assert not one.is_due(0.0, 200, NO_DEMAND), "and does not change again while such a one is remembered"
+    assert not one.is_due(0.0, 200), "and does not change again while such a one is remembered"
 
 
 def test_it_goes_back_when_prompts_are_shared_again() -> None:
@@ -166,10 +167,10 @@ def test_it_goes_back_when_prompts_are_shared_again() -> None:
     for _ in range(10):
         one.came(100, 90, 12)
     assert one.may_be_due
-    assert one.is_due(5.0, 200, NO_DEMAND)
+    assert one.is_due(5.0, 200)
 
 
 def test_it_goes_back_when_more_would_run_than_there_are_parts() -> None:
     one = changed()
     one.came(100, 0, 13)
-    assert one.is_due(5.0, 200, NO_DEMAND)
+    assert one.is_due(5.0, 200)
