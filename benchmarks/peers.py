@@ -299,13 +299,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each workload; write a result for each."""
     asked = parser().parse_args(arguments)
     asked.ends = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: asked.ends.append(number))
     for name in asked.workloads.split(","):
         if name not in WORKLOADS:
             raise SystemExit(f"no workload {name}; there are {', '.join(WORKLOADS)}")
-    for name in asked.workloads.split(","):
-        model = asked.model or model_file("qwen3-0.6b", asked.quantization or QUANTIZATION_OF.get(name, "Q4_K_M"))
-        _run_workload(asked, model, with_load(WORKLOADS[name], concurrency=asked.concurrency, n_requests=asked.requests))
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.ends.append(number))
+    try:
+        for name in asked.workloads.split(","):
+            model = asked.model or model_file("qwen3-0.6b", asked.quantization or QUANTIZATION_OF.get(name, "Q4_K_M"))
+            _run_workload(asked, model, with_load(WORKLOADS[name], concurrency=asked.concurrency, n_requests=asked.requests))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) -> None:

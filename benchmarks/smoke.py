@@ -197,9 +197,11 @@ def run_overload(folder: Path) -> None:
         peers.main([f"--model={demo.path()}", "--workloads=overload", *sizes, *beside, f"--results={folder}"])
     runs = [run for run in report.of_kind(results.read_all(folder), "peers") if run["settings"]["rate"]]
     rates = sorted(run["settings"]["rate"] for run in runs)
+    assert len(rates) == len(OVERLOAD_FACTORS), runs
     assert [round(rate / rates[0], 2) for rate in rates] == [factor / OVERLOAD_FACTORS[0] for factor in OVERLOAD_FACTORS], rates
     for run in runs:
-        assert all(side["n_pairs"] == 1 and not any(side["n_failed"].values()) for side in run["data"]["sides"]), run["name"]
+        assert [side["n_pairs"] for side in run["data"]["sides"]] == [1], run["name"]
+        check_answers(run["name"], run["data"])
 
 
 def _plan(workload: Workload) -> peers.Plan:
@@ -209,13 +211,18 @@ def _plan(workload: Workload) -> peers.Plan:
 
 def check_peers(plan: peers.Plan, data: dict[str, Any]) -> None:
     """Everybody was answered with exactly the asked tokens, and every figure is there."""
-    assert not data["broken"], data["broken"]
-    for side in data["sides"]:
-        assert set(side["n_failed"].values()) | set(side["n_inexact"].values()) == {0}, (plan.name, side["n_failed"], side["n_inexact"])
+    check_answers(plan.name, data)
     figures = {row["figure"] for row in data["best"]}
     assert {"tokens/s", "first text p50, ms", "whole answer max, ms", "server CPU per token, ms"} <= figures, (plan.name, figures)
     if plan.workload.n_prompt_late:
         assert "longest wait of the others, ms" in figures
+
+
+def check_answers(name: str, data: dict[str, Any]) -> None:
+    """Everybody was answered with exactly the asked tokens."""
+    assert not data["broken"], (name, data["broken"])
+    for side in data["sides"]:
+        assert set(side["n_failed"].values()) | set(side["n_inexact"].values()) == {0}, (name, side["n_failed"], side["n_inexact"])
 
 
 def run_report(folder: Path) -> None:

@@ -8,12 +8,13 @@ from functools import partial
 from cllm.backend import Batch
 from cllm.engine.budget import RowBudget
 from cllm.engine.events import Event
+from cllm.engine.fairness import Share
 from cllm.engine.passes import passes
 from cllm.engine.plan import Move, Plan
 from cllm.engine.scoring import ScoringRows
 from cllm.engine.sequence import Phase, Sequence
 
-LATE = 32  # times as many rows of prompts as one owes: if so many were computed since it came, it goes before those of other keys
+LATE = 32  # times as many rows of prompts as one owes: if so many were computed since it was admitted, it goes before those of other keys
 N_LATE_LEAST = 64  # rows that it counts as owing at least, since what is short goes first in any case
 REST = 0.4  # of the room for prompts' rows, which is too little for a pass of its own
 
@@ -53,10 +54,20 @@ class BatchFormer:
                 n_attended=n_attended,
                 depth=depth,
                 n_shared=first.n_shared,
-                n_light=n_owed(first) if _is_light(first, running) else 0,
                 singles=_singles(decoding, riders),
             )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
+            if decoding and _is_light(first.share, running):
+                n_light = self._budget.n_rows_light(
+                    n_owed(first),
+                    len(decoding),
+                    len(running),
+                    n_cells,
+                    n_attended=n_attended,
+                    depth=depth,
+                    singles=_singles(decoding, riders),
+                )
+                n_room = max(n_room, n_light - len(decoding))
             if sum(map(n_owed, prompts)) > n_room:
                 prompts.sort(key=rank)
             self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring, riders)
@@ -170,10 +181,10 @@ def _singles(decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[int, ...]:
     return passes(sorted([(sequence.slot, 1) for sequence in (*decoding, *riders)])) if riders else ()
 
 
-def _is_light(sequence: Sequence, running: Seq[Sequence]) -> bool:
-    """Whether its key has at most half of the places for its weight that another one has."""
-    shares = {one.share for one in running}
-    return len(shares) > 1 and 2.0 * sequence.share.load <= max(share.load for share in shares)
+def _is_light(share: Share, running: Seq[Sequence]) -> bool:
+    """Whether a key has at most half of the places for its weight that another has, and was not served much more."""
+    others = {sequence.share for sequence in running} - {share}
+    return any(2.0 * share.load <= other.load and share.may_pass(other) for other in others)
 
 
 def _slot(sequence: Sequence) -> int:
@@ -185,10 +196,10 @@ def _prefill_rank(n_prefilled: int, sequence: Sequence) -> tuple[int, bool, floa
 
     Each prompt row that is computed, of whichever prompt, makes those admitted before it older by one. So a prompt is overtaken only by
     ones that were admitted before as many rows were computed as it had left when it came: a long one waits, but not for ever. Nor does
-    one of a key that has many places: it goes first when it has waited for many times as much as it owes.
+    one of a key that has many places: it goes first when it has waited inside for many times as much as it owes.
     """
     n_left = n_owed(sequence)
-    is_in_time = n_prefilled - sequence.prefill_from <= LATE * max(n_left, N_LATE_LEAST)
+    is_in_time = n_prefilled - sequence.waits_from <= LATE * max(n_left, N_LATE_LEAST)
     return sequence.order[0], is_in_time, sequence.share.load, sequence.prefill_from + n_left
 
 

@@ -18,8 +18,8 @@ PACE_DEEP, N_DEEP = 1.5, 256
 PRICE_APART = 1.15
 PACE_APART, PACE_APART_MAX = 2.25, 4.0
 PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
-# What a step may take so that a prompt of a key with few places ends in it, or in the next one: a key that asks now and then does not wait
-# many small steps beside one that floods. Where even the usual step is longer than `itl_max_s`, it is the bound.
+# What a step may take so that a prompt of a key with few places ends in it, or in one of a few: a key that asks now and then does not wait
+# many small steps beside one that floods. No longer than `itl_max_s`, or than the usual step would be without that bound.
 PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
 ALONE_S = 0.5  # when nobody generates, only a newcomer waits for a step's end
 
@@ -53,13 +53,12 @@ class RowBudget:
         n_attended: int = 0,
         depth: int = 0,
         n_shared: int = 0,
-        n_light: int = 0,
         singles: Sequence[int] = (),
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
         The latter have `n_attended` cells before them, and the prompt that is next has `depth`, of which it found `n_shared` when it was
-        admitted last. At least one of the rows is a prompt's. `n_light` is how many it still owes, if its key has few places.
+        admitted last. At least one of the rows is a prompt's.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot, decode rows among them.
         """
         if self._n_rows_fixed is not None:
@@ -73,9 +72,40 @@ class RowBudget:
             if target_s is None:
                 target_s = self._adaptive_s(n_decoding, n_running, n_cells, n_attended, depth, n_shared)
             n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, attended=((1, n_attended),), depth=depth)
-        if n_light and n_decoding and self._n_rows_fixed is None and self._itl_target_s is None:
-            n_rows = max(n_rows, self._n_rows_light(n_light, n_decoding, n_running, n_cells, n_attended, depth, singles))
         return min(max(n_rows, n_decoding + 1), self._n_rows_max)
+
+    def n_rows_light(
+        self,
+        n_owed: int,
+        n_decoding: int,
+        n_running: int,
+        n_cells: int,
+        *,
+        n_attended: int = 0,
+        depth: int = 0,
+        singles: Sequence[int] = (),
+    ) -> int:
+        """Return the budget of such a step in which a prompt ends that owes `n_owed` rows, or in a few of which; 0 when it would take many.
+
+        It is for a prompt whose key has few places beside another's many; a target or a fixed number of rows holds for all.
+        """
+        if self._n_rows_fixed is not None or self._itl_target_s is not None:
+            return 0
+        cost, attended = self._cost, ((1, n_attended),)
+        decode_s = cost.step_s(n_running, n_running, n_cells, attended=attended)
+        most_s = min(PACE_LIGHT * decode_s, max(PACE * decode_s, self._itl_max_s))
+        if self._apart:
+            n_beside, n_owed = sum(singles), n_owed - 1  # one of them rides with the answers
+            now_s = cost.step_s(n_beside, n_decoding, n_cells, singles, attended=attended)
+            n_room = cost.n_rows_within(most_s - now_s, 0, 0, depth=depth)
+        else:
+            n_beside = n_decoding
+            n_room = cost.n_rows_within(most_s, n_beside, n_cells, attended=attended, depth=depth) - n_beside
+            if n_room < n_owed <= self._n_rows_max - n_beside:  # it was rounded down, which would leave a few rows for a step of their own
+                prompt = (n_owed, depth)
+                if cost.step_s(n_beside + n_owed, n_beside + 1, n_cells, attended=(*attended, prompt)) <= most_s:
+                    n_room = n_owed
+        return min(n_beside + min(n_owed, n_room), self._n_rows_max) if n_owed <= N_STEPS_LIGHT * n_room else 0
 
     def deeper(self, n_rows: int, depth: int, other: int) -> int:
         """Return how many rows of a prompt that is `other` cells deep may go instead of `n_rows` of one that is `depth` deep."""
@@ -117,27 +147,6 @@ class RowBudget:
         else:
             room_s = self._itl_target_s - now_s
         return self._cost.n_rows_within(room_s, 0, 0, depth=depth)
-
-    def _n_rows_light(
-        self, n_light: int, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int, singles: Sequence[int]
-    ) -> int:
-        """Rows of a step in which a prompt ends that owes `n_light`, or of one of a few; 0 when it would take many."""
-        cost, attended = self._cost, ((1, n_attended),)
-        decode_s = cost.step_s(n_running, n_running, n_cells, attended=attended)
-        most_s = min(PACE_LIGHT * decode_s, max(PACE * decode_s, self._itl_max_s))
-        if self._apart:
-            n_beside = sum(singles)
-            most_s -= cost.step_s(n_beside, n_decoding, n_cells, singles, attended=attended)
-            n_room = cost.n_rows_within(most_s, 0, 0, depth=depth)
-        else:
-            n_beside = n_decoding
-            n_whole = n_beside + n_light
-            if n_whole <= self._n_rows_max:
-                whole_s = cost.step_s(n_whole, n_beside + 1, n_cells, attended=(*attended, (n_light, depth)))
-                if whole_s <= most_s:
-                    return n_whole
-            n_room = cost.n_rows_within(most_s, n_beside, n_cells, attended=attended, depth=depth) - n_beside
-        return n_beside + min(n_light, n_room) if n_light <= N_STEPS_LIGHT * n_room else 0
 
     def _efficient_s(self, n_outputs: int, n_cells: int, depth: int) -> float:
         """Time for the smallest step that is worth its price, which may be the higher deep in a prompt the more answers wait meanwhile."""

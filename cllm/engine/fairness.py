@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 
 PROMPT_TOKEN: Final = 1.0  # what a computed token of a prompt costs its key; cached ones cost nothing
+AHEAD_MAX: Final = 512.0  # tokens over weight that a key with few places may have been served more than one that it passes
 GENERATED_TOKEN: Final = 2.0  # a row with an output costs about twice one without, on CPUs as on GPUs
 
 
@@ -39,6 +40,10 @@ class Share:
     def charge(self, tokens: float) -> None:
         """Count what was computed for this key, in tokens of a prompt."""
         self.served += tokens / self.weight
+
+    def may_pass(self, other: Share, work: float = 0.0) -> bool:
+        """Say whether this key may have what costs `work` before its turn, where another with more places would only wait for it."""
+        return self.load < other.load and self.served + work / self.weight <= other.served + AHEAD_MAX
 
     def may_take_from(self, other: Share, n_taken: int) -> bool:
         """Say whether one place more here and one less there would still leave this key no better off, `n_taken` being gone already.

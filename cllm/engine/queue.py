@@ -11,7 +11,6 @@ import attrs
 from cllm.engine.fairness import Share, Shares
 from cllm.engine.sequence import Sequence
 
-AHEAD_MAX = 256.0  # tokens for its weight that a key may have been served more, and yet go before one that only waits for steps
 N_FRESH_IN_A_ROW_MAX = 19  # then the one that has waited longest has its turn: none waits for ever
 
 
@@ -83,15 +82,11 @@ class Queue:
         line = min(lines.values(), key=_turn) if len(lines) > 1 else next(iter(lines.values()))
         return line.first(self._late_before(now))
 
-    def first_lighter(self, than: Sequence, now: float) -> Sequence | None:
-        """Who is next of the keys with fewer places than that of `than`, who is next of all; None when there is none.
-
-        They were served more, or else one of them were next: keys that are far ahead do not count.
-        """
-        lines = self._lines[min(self._lines)].values()
-        load, served = than.share.load, than.share.served + AHEAD_MAX
-        lighter = [line for line in lines if line.share.load < load and line.share.served <= served]
-        return min(lighter, key=_turn).first(self._late_before(now)) if lighter else None
+    def lighter(self, than: Sequence, now: float) -> list[Sequence]:
+        """Who would be next of each key that may pass that of `than`, who is next of all, in the order of their turns."""
+        late_before = self._late_before(now)
+        firsts = [line.first(late_before) for line in sorted(self._lines[than.spec.priority].values(), key=_turn)]
+        return [first for first in firsts if first.share.may_pass(than.share, first.work)]
 
     def is_first(self, priority: int) -> bool:
         """Say whether everybody who waits is less urgent."""

@@ -443,21 +443,26 @@ class Scheduler:
         """Let waiting sequences in, strictly in order: one that does not fit yet is not overtaken, or it would starve."""
         if self._followers:
             self._release_followers()
-        while (sequence := self._trials.first_of(self._queue) if self._trials else self._first(now)) is not None:
+        while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first(now)) is not None:
             if self._follows(sequence):
                 continue
             if not self._fits(sequence) and not self._make_way(sequence):
-                return
+                passing = self._passes(sequence, now)
+                if passing is None:
+                    return
+                sequence = passing
             self._start(sequence, now)
             if sequence.deadline is not None and self._is_hopeless(sequence, now):
                 self._fail(sequence, _too_late(), events)
 
-    def _first(self, now: float) -> Sequence | None:
-        """Who is next; of a key with fewer places, whose prompt would not wait, if that of the first would only wait inside."""
-        sequence = self._queue.first(now)
-        if sequence is None or not self._is_crowded(sequence):
-            return sequence
-        return self._queue.first_lighter(sequence, now) or sequence
+    def _passes(self, first: Sequence, now: float) -> Sequence | None:
+        """Who may come though it is the turn of `first`, whose prompt would only wait inside; that of a key with fewer places would not."""
+        if not self._is_crowded(first):
+            return None
+        for sequence in self._queue.lighter(first, now):
+            if not self._follows(sequence) and (self._fits(sequence) or self._make_way(sequence)):
+                return sequence
+        return None
 
     def _is_hopeless(self, sequence: Sequence, now: float) -> bool:
         """Say whether the rest of its prompt alone would take it beyond its deadline, at twice the measured rate too."""
@@ -542,9 +547,10 @@ class Scheduler:
         sequence.move(Phase.PREFILL)
         n_shared = self.memory.n_shared(sequence)
         self.memory.take(sequence)
-        sequence.prefill_from = self.totals.n_prefill_rows
+        sequence.waits_from = self.totals.n_prefill_rows
         if sequence.admitted_at is None:
             sequence.admitted_at = now
+            sequence.prefill_from = self.totals.n_prefill_rows
             n_cached = self.memory.n_coming(sequence)
             if self._choice is not None and not sequence.n_followed:
                 self._choice.came(sequence.n_prompt, n_shared, self._n_crowd(1))

@@ -94,10 +94,11 @@ class Sequence:
     phase: Phase = Phase.WAITING
     slot: int = 0  # meaningful only while cells are held (PREFILL, DECODE)
     n_computed: int = 0
-    prefill_from: int = 0  # rows of prompts that had ever been computed when it was admitted last
+    prefill_from: int = 0  # rows of prompts that had ever been computed when it was first admitted
+    waits_from: int = 0  # and when it was admitted last
     n_cached: int = 0  # of the prompt's tokens, those that were not computed for it
     n_shared: int = 0  # cells that it did not compute when it was admitted last
-    miss: Miss | None = None  # why not all of its prompt was known when it was admitted last; from position `n_cached` on
+    miss: Miss | None = None  # why not all of its prompt was known when it was first admitted; from position `n_cached` on
     may_share: bool = True
     is_restoring: bool = False  # cells of its are on their way from the host: its rows wait for them
     n_followed: int = 0  # times that it waited for another to compute the beginning of its tokens
