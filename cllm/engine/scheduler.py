@@ -236,9 +236,7 @@ class Scheduler:
         self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
         self._settle(plan, now)
         if self._choice is not None and plan.n_rows:
-            n_decoding = len(plan.decoding)
-            spared_s = self.cost.spared_s(plan.n_rows, n_decoding, plan.n_cells) if 0 < n_decoding < plan.n_rows else 0.0
-            self._choice.stepped(n_decoding, len(self._running), self.cells.n_held, output.model_s, spared_s)
+            self._note_cost_of_layout(self._choice, plan, output.model_s)
         if plan.n_rows and output.model_s > 0:
             n_outputs = plan.batch.n_outputs
             self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
@@ -333,6 +331,17 @@ class Scheduler:
         if not choice.is_due(again_s, n_longest):
             return None
         return KvLayout.UNIFIED if choice.is_apart else KvLayout.STREAMS
+
+    def _note_cost_of_layout(self, choice: LayoutChoice, plan: Plan, step_s: float) -> None:
+        cost, n_rows, n_decoding, n_cells = self.cost, plan.n_rows, len(plan.decoding), self.cells.n_held
+        choice.stepped(
+            n_decoding,
+            len(self._running),
+            n_cells,
+            step_s,
+            spared_s=cost.spared_s(n_rows, n_decoding, plan.n_cells) if 0 < n_decoding < n_rows else 0.0,
+            walked_s=cost.carry_s(n_cells, n_rows) - cost.carry_s(n_cells, n_decoding),
+        )
 
     def vacate(self, now: float) -> None:
         """Let everybody wait and take back all cells: they are about to be laid out anew. Nobody's tokens are lost."""

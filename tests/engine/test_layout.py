@@ -46,14 +46,15 @@ def test_one_sequence_alone_loses_nothing_in_a_pool() -> None:
 def test_a_few_sequences_with_few_cells_never_gain_enough() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(N_FEW, N_FEW, 2000, STEP_S)
+        one.stepped(N_FEW, N_FEW, 1000, STEP_S, spared_s=-1.0)
     assert not one.may_be_due
 
 
-def test_a_few_with_many_cells_do() -> None:
+@pytest.mark.parametrize(("n_cells", "walked_s"), [(5000, 0.0), (1000, 0.05)], ids=["many cells", "prompts that walk by cells"])
+def test_a_few_may_lose_enough_to_what_they_walk_by(n_cells: int, walked_s: float) -> None:
     one = choice()
     for _ in range(1000):
-        one.stepped(N_FEW, N_FEW, 5000, STEP_S)
+        one.stepped(N_FEW, N_FEW, n_cells, STEP_S, walked_s=walked_s)
     assert one.is_due(0.0, 200)
 
 
