@@ -333,15 +333,9 @@ class Scheduler:
         return KvLayout.UNIFIED if choice.is_apart else KvLayout.STREAMS
 
     def _note_cost_of_layout(self, choice: LayoutChoice, plan: Plan, step_s: float) -> None:
-        cost, n_rows, n_decoding, n_cells = self.cost, plan.n_rows, len(plan.decoding), self.cells.n_held
-        choice.stepped(
-            n_decoding,
-            len(self._running),
-            n_cells,
-            step_s,
-            spared_s=cost.spared_s(n_rows, n_decoding, plan.n_cells) if 0 < n_decoding < n_rows else 0.0,
-            walked_s=cost.carry_s(n_cells, n_rows) - cost.carry_s(n_cells, n_decoding),
-        )
+        n_rows, n_decoding = plan.n_rows, len(plan.decoding)
+        spared_s = self.cost.spared_s(n_rows, n_decoding, plan.n_cells) if 0 < n_decoding < n_rows else 0.0
+        choice.stepped(n_rows, n_decoding, len(self._running), self.cells.n_held, step_s=step_s, spared_s=spared_s)
 
     def vacate(self, now: float) -> None:
         """Let everybody wait and take back all cells: they are about to be laid out anew. Nobody's tokens are lost."""

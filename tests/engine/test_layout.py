@@ -23,7 +23,7 @@ def choice(*, n_came: int = 20, n_known: int = 0, n_tokens: int = 200, n_live: i
 def serve(one: LayoutChoice, seconds: float) -> None:
     """Make steps of twelve that generate, until staying in the pool has cost so much."""
     while one._lost_s < seconds:  # what it comes to in steps is a matter of a constant
-        one.stepped(12, 12, 1000, STEP_S)
+        one.stepped(12, 12, 12, 1000, step_s=STEP_S)
 
 
 def test_it_changes_once_staying_has_cost_as_much_as_changing() -> None:
@@ -39,30 +39,30 @@ def test_it_changes_once_staying_has_cost_as_much_as_changing() -> None:
 def test_one_sequence_alone_loses_nothing_in_a_pool() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(1, 1, 4000, STEP_S)
+        one.stepped(1, 1, 1, 4000, step_s=STEP_S)
     assert not one.may_be_due
 
 
 def test_a_few_sequences_with_few_cells_never_gain_enough() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(N_FEW, N_FEW, 1000, STEP_S, spared_s=-1.0)
+        one.stepped(N_FEW, N_FEW, N_FEW, 1000, step_s=STEP_S, spared_s=-1.0)
     assert not one.may_be_due
 
 
-@pytest.mark.parametrize(("n_cells", "walked_s"), [(5000, 0.0), (1000, 0.05)], ids=["many cells", "prompts that walk by cells"])
-def test_a_few_may_lose_enough_to_what_they_walk_by(n_cells: int, walked_s: float) -> None:
+@pytest.mark.parametrize(("n_rows", "n_cells"), [(N_FEW, 5000), (24, 1000)], ids=["many cells", "rows of prompts, that walk by them too"])
+def test_a_few_may_lose_enough_to_what_their_rows_walk_by(n_rows: int, n_cells: int) -> None:
     one = choice()
     for _ in range(1000):
-        one.stepped(N_FEW, N_FEW, n_cells, STEP_S, walked_s=walked_s)
+        one.stepped(n_rows, N_FEW, N_FEW, n_cells, step_s=STEP_S)
     assert one.is_due(0.0, 200)
 
 
 def test_the_pool_stays_while_prompts_gain_more_beside_answers_than_these_lose() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(12, 12, 1000, STEP_S, spared_s=0.0 if one._lost_s else 0.02)
-        one.stepped(6, 12, 1000, STEP_S, spared_s=0.01)
+        one.stepped(12, 12, 12, 1000, step_s=STEP_S, spared_s=0.0 if one._lost_s else 0.02)
+        one.stepped(6, 6, 12, 1000, step_s=STEP_S, spared_s=0.01)
     assert not one.may_be_due
 
 
@@ -144,7 +144,7 @@ def changed() -> LayoutChoice:
 def test_apart_it_stays_so() -> None:
     one = changed()
     for _ in range(1000):
-        one.stepped(12, 12, 1000, STEP_S)
+        one.stepped(12, 12, 12, 1000, step_s=STEP_S)
         one.came(100, 0, 12)
         one.grew(512)
     assert one.is_apart
