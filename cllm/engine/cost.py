@@ -44,6 +44,7 @@ N_ERRORS_KEPT = 256
 N_STEPS_TO_REFRESH = 64  # steps after which the sizes worth having are worked out anew
 OPTIMISM = 0.95  # of the price that is known, for sizes of step that were never met
 WALKED = 0.2  # of what a cell costs that a row sees is what one costs at least that it only walks by; a measurement may lose it in noise
+WALKED_MOST = 0.3  # of the same is what it costs at most: two layouts compared on a disturbed machine may say six times as much
 TILES = 1.25  # times as long as a larger step one may take, as 15 rows beside 16
 CLEARLY = 1.1  # times as much for a row as in half as many: it is not so, and something disturbed what says so
 BEND_MAX = 1.5  # times as much as was measured, or as little, is what steps may make of one count: a machine that others use as well has
@@ -102,6 +103,7 @@ class CostModel:
         self._attended = _Part(attended, N_TILE, int.bit_length, bend_max=ATTENDED_BEND_MAX, variance=ATTENDED)
         seen_s = min(seconds / n for n, seconds in attended)
         self._row_cell_s = 0.0 if apart else max(curve.row_cell_s, WALKED * seen_s)
+        self.apart_gain_cell_s = min(curve.apart_gain_cell_s or 0.0, WALKED_MOST * seen_s)  # of each row, for each cell that it walks by
         self._measured = measured
         self._scale = 1.0
         self._scale_variance = NOISE if measured else UNKNOWN

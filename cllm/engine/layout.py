@@ -27,7 +27,7 @@ from typing import Final
 import attrs
 
 N_FEW: Final = 8  # sequences at once that stay in a pool
-SHARE_FEW: Final = 0.12  # while walking by others' cells costs them no more than so much of their steps
+SHARE_FEW: Final = 0.15  # while walking by others' cells costs them no more than so much of their steps
 N_REMEMBERED: Final = 64  # sequences whose lengths count
 N_SEEN_LEAST: Final = 8  # sequences that tell whether anything is shared
 MEMORY: Final = 0.95  # of the share that is reused, for each sequence

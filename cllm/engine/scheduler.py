@@ -779,7 +779,7 @@ class Scheduler:
 
 
 def _layout_choice(limits: Limits, cost: CostModel) -> LayoutChoice | None:
-    gain_cell_s = cost.curve.apart_gain_cell_s
+    gain_cell_s = cost.apart_gain_cell_s
     if not limits.n_slots_apart or not gain_cell_s:
         return None
     return LayoutChoice(
