@@ -276,3 +276,30 @@ def test_saving_must_pay_though_few_branches_are_asked_for_again() -> None:
     assert Prices(Costs(prefill=1e-3)).is_worth_saving(100)
     assert not Prices(Costs(prefill=3e-5)).is_worth_saving(100)
     assert Prices(Costs(prefill=3e-5)).is_worth_restoring(100, 100)
+
+
+def test_of_what_nobody_holds_as_much_is_asked_for_as_usually_is_and_of_the_hosts_no_more_than_would_fit_here() -> None:
+    model, scheduler, offload = make(Costs())
+    assert scheduler.memory.n_asked_for == 0.0
+    for letter in "abcdef":
+        answer(model, scheduler, letter * 200)
+    assert offload.pool.n_cells > 300, "more than there are cells"
+    cached = scheduler.cells.n_cached
+    assert cached > 0
+    assert scheduler.memory.n_asked_for == pytest.approx(offload.prices.demand.share * (cached + 300))
+    offload.pool.clear()
+    assert scheduler.memory.n_asked_for == pytest.approx(offload.prices.demand.share * cached)
+
+
+def test_shared_is_what_somebody_has_who_runs() -> None:
+    model, scheduler, _ = make(Costs(), n_cells=1000)
+    prompts = [tuple(("a" * 100 + letter * 20).encode()) for letter in "bcd"]
+    running = scheduler.submit(make_spec(prompts[0], 0, 50, 0.0), 0.0)
+    for _ in range(3):  # its prompt is computed
+        run_step(model, scheduler, 0.0)
+    came = [scheduler._sequence(make_spec(prompt, 0, 2, 0.0), 99, 0.0) for prompt in prompts]
+    assert [scheduler.memory.n_shared(one) for one in came] == [119, 100, 100]
+    scheduler.cancel(running)
+    run_step(model, scheduler, 0.0)
+    assert [scheduler.memory.n_shared(one) for one in came] == [0, 0, 0]
+    assert [scheduler.memory.n_known(one) for one in came] == [119, 100, 100]

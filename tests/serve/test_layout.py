@@ -116,6 +116,21 @@ async def test_who_cannot_begin_apart_serves_from_the_pool() -> None:
     assert kept == [KvLayout.UNIFIED]
 
 
+async def test_conversations_come_to_lie_apart_and_compute_their_new_text_alone_there() -> None:
+    """What an ended turn left is shared with nobody who runs, and the next one goes on in its slot."""
+    model = FakeModel(lays_out=True)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        chats = words(12, seed=21, n_letters=20)
+        for turn in range(10):
+            n_rows = running.scheduler.totals.n_prefill_rows
+            await ask_and_compare(running, chats, n_tokens=10)
+            n_rows = running.scheduler.totals.n_prefill_rows - n_rows
+            chats = [chat + word for chat, word in zip(chats, words(12, seed=22 + turn, n_letters=8), strict=True)]
+        assert model.capabilities.kv_layout is KvLayout.STREAMS
+        assert running.scheduler.totals.n_layouts == 1
+        assert n_rows <= 12 * (8 + 1)
+
+
 async def test_where_prompts_are_shared_the_pool_stays() -> None:
     model = FakeModel(lays_out=True)
     prompts = [LETTERS * 3 + word for word in words(60, seed=3, n_letters=8)]
