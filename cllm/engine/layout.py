@@ -27,7 +27,7 @@ from typing import Final
 import attrs
 
 N_FEW: Final = 8  # sequences at once that stay in a pool
-SHARE_FEW: Final = 0.15  # while walking by others' cells costs them no more than so much of their steps
+N_CELLS_FEW: Final = 256  # while they have no more cells each
 N_REMEMBERED: Final = 64  # sequences whose lengths count
 N_SEEN_LEAST: Final = 8  # sequences that tell whether anything is shared
 MEMORY: Final = 0.95  # of the share that is reused, for each sequence
@@ -87,16 +87,17 @@ class LayoutChoice:
             self._lengths.append(n_tokens)
             self.is_outgrown = self.is_apart
 
-    def stepped(self, n_rows: int, n_decoding: int, n_live: int, n_cells: int, *, step_s: float, spared_s: float = 0.0) -> None:
-        """A step of `n_rows` was made in `step_s`, in which `n_decoding` of `n_live` sequences generated, who have `n_cells` cells; shared
-        ones count once.
+    def stepped(self, n_rows: int, n_decoding: int, n_live: int, n_cells: int, spared_s: float = 0.0) -> None:
+        """A step of `n_rows` was made, in which `n_decoding` of `n_live` sequences generated, who have `n_cells` cells; shared ones count
+        once.
 
         Apart, the rows of prompts would have taken `spared_s` longer, since they would not have been computed together with answers.
         """
-        if self.is_apart:
+        are_few = n_live <= N_FEW
+        if self.is_apart or (are_few and n_cells <= n_live * N_CELLS_FEW):
             return
         walked_s = self.apart.gain_cell_s * n_cells * (1 - 1 / n_live)  # by each row
-        lost_s = n_rows * walked_s - SHARE_FEW * step_s if n_live <= N_FEW else n_decoding * walked_s - spared_s
+        lost_s = n_rows * walked_s if are_few else n_decoding * walked_s - spared_s
         self._lost_s = max(self._lost_s + lost_s, 0.0)
 
     def is_due(self, compute_again_s: float, n_longest: int) -> bool:

@@ -236,7 +236,7 @@ class Scheduler:
         self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
         self._settle(plan, now)
         if self._choice is not None and plan.n_rows:
-            self._note_cost_of_layout(self._choice, plan, output.model_s)
+            self._note_cost_of_layout(self._choice, plan)
         if plan.n_rows and output.model_s > 0:
             n_outputs = plan.batch.n_outputs
             self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
@@ -332,10 +332,10 @@ class Scheduler:
             return None
         return KvLayout.UNIFIED if choice.is_apart else KvLayout.STREAMS
 
-    def _note_cost_of_layout(self, choice: LayoutChoice, plan: Plan, step_s: float) -> None:
+    def _note_cost_of_layout(self, choice: LayoutChoice, plan: Plan) -> None:
         n_rows, n_decoding = plan.n_rows, len(plan.decoding)
         spared_s = self.cost.spared_s(n_rows, n_decoding, plan.n_cells) if 0 < n_decoding < n_rows else 0.0
-        choice.stepped(n_rows, n_decoding, len(self._running), self.cells.n_held, step_s=step_s, spared_s=spared_s)
+        choice.stepped(n_rows, n_decoding, len(self._running), self.cells.n_held, spared_s)
 
     def vacate(self, now: float) -> None:
         """Let everybody wait and take back all cells: they are about to be laid out anew. Nobody's tokens are lost."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cllm.engine.layout import N_FEW, N_SEEN_LEAST, Apart, LayoutChoice
+from cllm.engine.layout import N_CELLS_FEW, N_FEW, N_SEEN_LEAST, Apart, LayoutChoice
 
 CHANGE_S = 0.5
-STEP_S = 0.1
 APART = Apart(n_slots=12, n_cells_slot=512, gain_cell_s=1e-6, change_s=CHANGE_S)
 
 
@@ -23,7 +22,7 @@ def choice(*, n_came: int = 20, n_known: int = 0, n_tokens: int = 200, n_live: i
 def serve(one: LayoutChoice, seconds: float) -> None:
     """Make steps of twelve that generate, until staying in the pool has cost so much."""
     while one._lost_s < seconds:  # what it comes to in steps is a matter of a constant
-        one.stepped(12, 12, 12, 1000, step_s=STEP_S)
+        one.stepped(12, 12, 12, 1000)
 
 
 def test_it_changes_once_staying_has_cost_as_much_as_changing() -> None:
@@ -39,30 +38,31 @@ def test_it_changes_once_staying_has_cost_as_much_as_changing() -> None:
 def test_one_sequence_alone_loses_nothing_in_a_pool() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(1, 1, 1, 4000, step_s=STEP_S)
+        one.stepped(1, 1, 1, 4000)
     assert not one.may_be_due
 
 
 def test_a_few_sequences_with_few_cells_never_gain_enough() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(N_FEW, N_FEW, N_FEW, 1000, step_s=STEP_S, spared_s=-1.0)
+        one.stepped(24, N_FEW, N_FEW, N_FEW * N_CELLS_FEW, spared_s=-1.0)
     assert not one.may_be_due
 
 
-@pytest.mark.parametrize(("n_rows", "n_cells"), [(N_FEW, 5000), (24, 1000)], ids=["many cells", "rows of prompts, that walk by them too"])
-def test_a_few_may_lose_enough_to_what_their_rows_walk_by(n_rows: int, n_cells: int) -> None:
-    one = choice()
-    for _ in range(1000):
-        one.stepped(n_rows, N_FEW, N_FEW, n_cells, step_s=STEP_S)
-    assert one.is_due(0.0, 200)
+def test_a_few_with_many_cells_lose_what_all_their_rows_walk_by() -> None:
+    slow, fast = choice(), choice()
+    for one, n_rows in ((slow, N_FEW), (fast, 3 * N_FEW)):
+        one.stepped(n_rows, N_FEW, N_FEW, 5000)
+    assert fast._lost_s == pytest.approx(3 * slow._lost_s)
+    serve(fast, CHANGE_S)
+    assert fast.is_due(0.0, 200)
 
 
 def test_the_pool_stays_while_prompts_gain_more_beside_answers_than_these_lose() -> None:
     one = choice()
     for _ in range(10_000):
-        one.stepped(12, 12, 12, 1000, step_s=STEP_S, spared_s=0.0 if one._lost_s else 0.02)
-        one.stepped(6, 6, 12, 1000, step_s=STEP_S, spared_s=0.01)
+        one.stepped(12, 12, 12, 1000, spared_s=0.0 if one._lost_s else 0.02)
+        one.stepped(6, 6, 12, 1000, spared_s=0.01)
     assert not one.may_be_due
 
 
@@ -144,7 +144,7 @@ def changed() -> LayoutChoice:
 def test_apart_it_stays_so() -> None:
     one = changed()
     for _ in range(1000):
-        one.stepped(12, 12, 12, 1000, step_s=STEP_S)
+        one.stepped(12, 12, 12, 1000)
         one.came(100, 0, 12)
         one.grew(512)
     assert one.is_apart
