@@ -78,9 +78,8 @@ floods; the usual step of those among whom a long prompt comes is the median of 
 
 What is missed is bounded thus. The longest gap beside a long prompt is one of some thousand: the rule gives a step there one and a half
 times what one takes with all cells, and the machine held up steps before the prompt came, too, in most turns for longer than any after it
-(both stand below). A newcomer of a quiet key waits for the step that is under way and then for one or two with its own prompt's rows in
-them, all of them long ones, since the flood's prompts never end: by the median that is about three usual steps. Its p99, of sixty requests,
-was between 0.4 and 0.9 s over that alone on one day, with steps of up to three seconds: what of it is the machine's was not told apart.
+(both stand below). A newcomer of a quiet key waits for the step that is under way and then mostly for one with its own prompt in it. Before
+its prompt got such a step it waited for three to nine small ones, and behind prompts of the flood that had come back after a preemption.
 """
 
 PEERS: Final = """\
@@ -101,6 +100,13 @@ third more, so that a step with some thirty is twice as long as one of sixteen a
 `-no-kvu` computes all prompts first, which makes gaps of two seconds, and then generates for sixteen. To be as smooth as `-b 32`, a step
 may have some 30 rows of prompts, so that for most of the run ten generate at the price of sixteen: 0.8 to 0.9 of the tokens/s. With steps
 of half a second it is as fast as the fastest.
+
+A long prompt among short ones is where small steps cost most. Four thousand tokens deep, sixteen rows together take more than half of what
+64 do, so that in steps of which the others take little notice the prompt takes about three times as long, and half of the tokens/s is lost.
+In turn nobody waits for seconds. Who would rather have it sooner says a longer `--itl-target-ms`.
+
+Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as computing them
+again, which is within the first pair.
 """
 
 VERIFY: Final = """\
