@@ -53,14 +53,18 @@ class Generator:
     """The process, and orders to it, one at a time."""
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "benchmarks.generator"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process:  # its end closes the pipes, which ends it
+            if error is not None:  # nobody waits for the pass that it is in
+                self._process.terminate()
+
+    def _start(self) -> None:
+        """In a session of its own: a run that is told to end, by a signal to its group, ends after the pair that it is in."""
+        command = [sys.executable, "-m", "benchmarks.generator"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
     def dialect(self, port: int, endpoint: Endpoint = "completions", n_vocab: int = 0) -> Dialect:
         """Find out what a server takes. Raises: GeneratorFailed."""
@@ -71,6 +75,9 @@ class Generator:
         return self._ask("run", order)
 
     def _ask(self, kind: str, order: Order | Find) -> dict[str, Any]:
+        if self._process.poll() is not None:  # what it was doing is lost, and what comes is not
+            with self._process:
+                self._start()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({kind: attrs.asdict(order)}) + "\n")

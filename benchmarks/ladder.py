@@ -35,19 +35,6 @@ STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http
 BESIDE: Final = {"isolated": "loop"}  # which stage another one is compared with, where that is not the one below
 COMPUTED: Final = ("native", "sampling")  # layers that compute what a step is for
 BESIDE_THOSE: Final = "rest"  # of a step, which is in no layer that is timed
-LOSS_TOLD: Final = 0.01  # of the stage below; what costs more is told with what it is spent on
-REASONS: Final = {
-    "backend": "the batch's columns are checked before llama.cpp sees them",
-    "sampling": "every output's row of logits is read, and the cores that compute wait meanwhile",
-    "engine": "the model's own tokens are fed back, every one is detokenised and looked at before the next step is planned, and cells of "
-    "ended sequences are copied to the host",
-    "loop": "two hand-overs between threads in each step, and clients that come back one step late",
-    "app": "a request's JSON, checks and hooks, which its tokens share",
-    "http": "parsing and framing in a process that has the same cores as the model's threads and the client",
-    "sse": "a write to a socket for each token, on the cores that compute",
-    "client": "the client's own parsing of each event, on the cores that compute",
-    "isolated": "each step's rows go over a socket and its tokens come back, with a process to be woken both times",
-}
 N_WARM_UP: Final = 4  # tokens of each answer in the turn that does not count
 FIRST_TOKEN: Final = 40  # of the first prompt; each has another, so that no prompt is the beginning of one that was computed before
 
@@ -84,9 +71,6 @@ class Measured:
             per_token, per_step = _costs(self.passes, below.passes, "n_tokens"), _costs(self.passes, below.passes, "n_steps")
             page |= {"us_per_token": statistics.median(per_token), "us_per_token_spread": spread(per_token)}
             page |= {"us_per_step": statistics.median(per_step), "us_per_step_spread": spread(per_step)}
-            losses = [1 - own / less for own, less in zip(self.tokens_per_s, below.tokens_per_s, strict=True)]
-            if statistics.median(losses) > LOSS_TOLD:
-                page["reason"] = REASONS[self.stage.name]
             own_us, below_us = self._spent(), below._spent()
             page["more_us_per_step"] = {
                 part: spread([own - less for own, less in zip(values, below_us[part], strict=True)])

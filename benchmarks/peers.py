@@ -9,7 +9,8 @@ to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
 
 `data` of a result:
 
-    {"sides": [{"peer", "setting", "n_pairs", "figures": {NAME: {"ours": [...], "theirs": [...]}}, "n_failed", "curves", "idle_cpu_share"}],
+    {"sides": [{"peer", "setting", "n_pairs", "figures": {NAME: {"ours": [...], "theirs": [...]}}, "passes": {"ours": [{...}], "theirs"},
+                "n_failed", "curves", "idle_cpu_share"}],
      "best": [{"figure", "is_higher_better", "peer", "setting", "ours", "theirs", "ratio", "low", "high", "n_pairs", "verdict"}],
      "not_found": [...], "broken": {...}, "versions": {PEER: what it says of itself}}
 """
@@ -43,6 +44,9 @@ QUANTIZATION_OF: Final = {"seed-160x5": "Q8_0"}  # as the first cLLM had it
 N_SCREEN: Final = 2
 SEED_STEP: Final = 7919
 CURVE_KEYS: Final = ("ttft_s", "itl_s", "e2e_s")
+PASS_KEYS: Final = (  # of a pass, what no figure has
+    "wall_s", "n_requests", "n_failed", "failures", "n_prompt", "n_cached", "n_generated", "goodput_share", "server_cpu_s", "client_cpu_s",
+)  # fmt: skip
 
 
 @attrs.define(kw_only=True)
@@ -219,6 +223,7 @@ def _side_page(side: Side) -> dict[str, Any]:
         "setting": side.contender.setting,
         "n_pairs": len(side.ours),
         "figures": figures,
+        "passes": {name: [_kept(one) for one in passes] for name, passes in (("ours", side.ours), ("theirs", side.theirs))},
         "n_failed": {"ours": sum(summary["n_failed"] for summary in side.ours), "theirs": side.n_failed},
         "n_inexact": {"ours": sum(s["n_inexact"] for s in side.ours), "theirs": sum(s["n_inexact"] for s in side.theirs)},
         "n_cached": {"ours": sum(s["n_cached"] for s in side.ours), "theirs": sum(s["n_cached"] for s in side.theirs)},
@@ -226,6 +231,10 @@ def _side_page(side: Side) -> dict[str, Any]:
         "idle_cpu_share": statistics.median(side.idle_cpu_shares),
         "curves": {name: _mean_curves(passes) for name, passes in side.curves.items()},
     }
+
+
+def _kept(summary: dict[str, Any]) -> dict[str, Any]:
+    return {key: summary[key] for key in PASS_KEYS}
 
 
 def _mean_curves(passes: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
@@ -252,8 +261,7 @@ def _best_row(sides: Sequence[Side], figure: Figure) -> dict[str, Any] | None:
         "ours": statistics.median(value for value in ours if value is not None),
         "theirs": statistics.median(value for value in theirs if value is not None),
         **attrs.asdict(compared),
-        # Who leaves requests unanswered is quick with the others.
-        "verdict": compared.verdict(figure) if not side.n_failed_ours or figure.counts_failures else "unsure",
+        "verdict": compared.verdict(figure, n_failed=side.n_failed_ours),
     }
 
 
@@ -385,6 +393,7 @@ def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, 
         "sampling": plan.sampling,
         "n_pairs": plan.n_pairs,
         "n_screen": plan.n_screen,
+        "only": asked.only,
         "seed": plan.seed,
         "n_slots": house.n_slots,
         "n_cells": house.n_cells,
@@ -394,11 +403,15 @@ def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, 
     }
 
 
+def _interval(row: dict[str, Any]) -> str:
+    return "-" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+
+
 def _print_best(data: dict[str, Any]) -> None:
     print(f"\n{'figure':28} {'ours':>9} {'theirs':>9} {'ratio':>7}  95 %             best of them")
     for row in data["best"]:
         print(
-            f"{row['figure']:28} {row['ours']:9.3g} {row['theirs']:9.3g} {row['ratio']:7.3f}  {row['low']:.3f} to {row['high']:.3f}  "
+            f"{row['figure']:28} {row['ours']:9.3g} {row['theirs']:9.3g} {row['ratio']:7.3f}  {_interval(row):14}  "
             f"{row['verdict']:5}  {row['peer']} {row['setting']}"
         )
 

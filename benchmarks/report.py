@@ -13,9 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import attrs
+
 from benchmarks import results
-from benchmarks.figures import FIGURES, compare
-from benchmarks.words import INTRODUCTION, KILLS, LADDER, MENDED, PASSES, PEERS, PROMISES, STACK, VERIFY
+from benchmarks.contenders import LLAMA_SERVER_SETTINGS
+from benchmarks.figures import FIGURES, Compared, compare
+from benchmarks.words import INTRODUCTION, KILLS, LADDER, MENDED, PASSES, PEERS, PROMISES, REASONS, STACK, VERIFY
 from cllm.bench.metrics import CLIENT_SHARE_MAX
 
 Run: TypeAlias = dict[str, Any]
@@ -51,6 +54,8 @@ CARRIED_LEAST: Final = 20_000.0  # tokens/s, with so many streams:
 CARRIED_AT: Final = 64
 
 UNKNOWN: Final = "-"
+LOSS_TOLD: Final = 0.01  # of the stage below, or of its step outside llama.cpp; what costs more is told with what it is spent on
+COMPUTED: Final = "native"  # the part of a step that is in llama.cpp
 PARTS: Final = {"native": "in llama.cpp", "sampling": "in drawing", "engine": "in the scheduler", "rest": "beside these"}
 
 
@@ -154,17 +159,30 @@ def _with_below(stages: Sequence[Run]) -> list[tuple[Run, Run]]:
 
 
 def _loss(stage: Run, below: Run) -> str:
-    """What is told of a stage that costs more than a little."""
-    if not stage.get("reason"):
+    """What is told of a stage that costs more than a little. Its own is what is outside llama.cpp, which computes the same for all."""
+    losses = [1 - own / less for own, less in zip(stage["tokens_per_s"], below["tokens_per_s"], strict=True)]
+    more, spent = stage.get("more_us_per_step", {}), below.get("spent_us_per_step", {})
+    own_share = sum(spread["median"] for part, spread in more.items() if part != COMPUTED) / sum(spent.values()) if more and spent else None
+    if statistics.median(losses) <= LOSS_TOLD and (own_share is None or own_share <= LOSS_TOLD):
         return ""
-    losses = [100 * (1 - own / less) for own, less in zip(stage["tokens_per_s"], below["tokens_per_s"], strict=True)]
-    lost = f"{statistics.median(losses):.1f} % ({min(losses):.1f} to {max(losses):.1f})"
-    more = ", ".join(
-        f"{number(spread['median'])} ({number(spread['min'])} to {number(spread['max'])}) us {PARTS[part]}"
-        for part, spread in stage.get("more_us_per_step", {}).items()
+    least, most = _percent(min(losses)), _percent(max(losses))
+    lost = f"- {stage['name']}, {_percent(statistics.median(losses))} ({least} to {most}) off {below['name']}"
+    took = ", ".join(
+        f"{number(spread['median'])} ({number(spread['min'])} to {number(spread['max'])}) us {PARTS[part]}" for part, spread in more.items()
     )
-    where = f" A step took more: {more}." if more else ""
-    return f"- {stage['name']}, {lost} off {below['name']}: {stage['reason']}.{where} Done about it: {MENDED[stage['name']]}."
+    where = f" A step took more: {took}." if took else ""
+    if own_share is not None:
+        lost += f"; outside llama.cpp a step took {_percent(own_share)} more"
+        if own_share <= LOSS_TOLD:
+            return f"{lost}: the rest is the machine, which was slower at the same batches.{where}"
+    between = list(REASONS)[below["number"] : stage["number"]]
+    if len(between) > 1 and "beside" not in stage:
+        return f"{lost}: all that lies between, {', '.join(between)}.{where} What was done about each is told of it by itself."
+    return f"{lost}: {REASONS[stage['name']]}.{where} Done about it: {MENDED[stage['name']]}."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _passes(run: Run) -> str:
@@ -383,7 +401,7 @@ def _all_peers(runs: Sequence[Run]) -> list[str]:
 
 def _verdicts(runs: Sequence[Run]) -> str:
     """How many of the main figures were won and lost."""
-    verdicts = Counter(row["verdict"] for run in runs for row in run["data"]["best"] if row["figure"] in _main_figures(run))
+    verdicts = Counter(row["verdict"] for run in runs for row in _best(run) if row["figure"] in _main_figures(run))
     return ", ".join(f"{name} {n}" for name, n in sorted(verdicts.items(), reverse=True))
 
 
@@ -396,23 +414,24 @@ def _promised_beside(runs: Sequence[Run]) -> list[str]:
 
 def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
     workload, sides = run["settings"].get("workload", {}).get("name"), run["data"]["sides"]
-    ratios = {row["figure"]: row["ratio"] for row in run["data"]["best"]}
     own = PROMISED_DEFAULT.get(workload, {})
     if not own or len(sides) > 1:  # a default alone is not the best of their settings
-        yield from (_held(run, figure, "the best setting", ratios[figure], bound) for figure, bound in PROMISED.get(workload, {}).items())
+        best = f"the best of {len(sides)} settings" if len(sides) > 1 else "the only setting measured"
+        rows = {row["figure"]: row for row in _best(run)}
+        yield from (_held(run, name, best, rows[name], bound) for name, bound in PROMISED.get(workload, {}).items() if name in rows)
     for side in sides:
         for figure, bound in own.items() if side["setting"] == THEIR_DEFAULT else ():
-            values = side["figures"][figure]
-            if compared := compare(values["ours"], values["theirs"]):
-                yield _held(run, figure, f"{side['peer']} {THEIR_DEFAULT}", compared.ratio, bound)
+            if compared := _compared(side, figure):
+                yield _held(run, figure, f"{side['peer']} {THEIR_DEFAULT}", attrs.asdict(compared), bound)
 
 
-def _held(run: Run, figure: str, beside: str, ratio: float, bound: float) -> tuple[str, ...]:
+def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[str, ...]:
     """A row of what was promised."""
     is_least = FIGURES_BY_NAME[figure].is_higher_better
-    is_kept = ratio >= bound if is_least else ratio <= bound
-    promised = f"at {'least' if is_least else 'most'} {bound:g}"
-    return run["name"], figure, beside, f"{ratio:.3f}", promised, "kept" if is_kept else "missed"
+    is_kept = row["ratio"] >= bound if is_least else row["ratio"] <= bound
+    is_sure = row["low"] is not None and not row["low"] < bound < row["high"]
+    verdict = f"{'kept' if is_kept else 'missed'}{'' if is_sure else ', by the mean alone'}"
+    return _title(run), figure, beside, _ratio(row), f"at {'least' if is_least else 'most'} {bound:g}", verdict
 
 
 def _main_figures(run: Run) -> Sequence[str]:
@@ -420,21 +439,49 @@ def _main_figures(run: Run) -> Sequence[str]:
 
 
 def _main_rows(run: Run, wanted: Sequence[str]) -> list[tuple[str, ...]]:
-    rows = {row["figure"]: row for row in run["data"]["best"]}
-    return [(run["name"], name, *_best_cells(rows[name], run)) for name in wanted if name in rows]
+    rows = {row["figure"]: row for row in _best(run)}
+    return [(_title(run), name, *_best_cells(rows[name], run)) for name in wanted if name in rows]
+
+
+def _title(run: Run) -> str:
+    """A run's name, and how many requests a pass of it has."""
+    n_requests = run["settings"].get("workload", {}).get("n_requests")
+    return f"{run['name']}, {n_requests} requests" if n_requests else run["name"]
+
+
+def _best(run: Run) -> list[Run]:
+    """The figures of ours beside the setting that is best at each; what is to be said of them follows from the pairs that are kept."""
+    sides = {(side["peer"], side["setting"]): side for side in run["data"]["sides"]}
+    rows = []
+    for row in run["data"]["best"]:
+        side = sides[row["peer"], row["setting"]]
+        compared = _compared(side, row["figure"])
+        assert compared is not None
+        verdict = compared.verdict(FIGURES_BY_NAME[row["figure"]], n_failed=side["n_failed"]["ours"])
+        rows.append({**row, **attrs.asdict(compared), "verdict": verdict})
+    return rows
+
+
+def _compared(side: Run, figure: str) -> Compared | None:
+    values = side["figures"].get(figure, {"ours": [], "theirs": []})
+    return compare(values["ours"], values["theirs"])
 
 
 def _peers(run: Run) -> str:
     data = run["data"]
     parts = [f"### {run['name']}\n", _circumstances(run)]
     if data["best"]:
-        rows = [(row["figure"], *_best_cells(row, run)) for row in data["best"]]
+        rows = [(row["figure"], *_best_cells(row, run)) for row in _best(run)]
         parts.append(table(BESIDE_HEAD[1:], rows))
         parts.append(f"![{run['name']}: figures]({plot_of(run, 'bars')})\n\n![{run['name']}: latency]({plot_of(run, 'latency')})\n")
     parts.append("All settings, medians of theirs, and of ours beside each, and what that is for us:\n")
     parts.append(_sides(data["sides"]))
     parts += [_busy_client(side) for side in data["sides"] if side["client_cpu_share_max"] > CLIENT_SHARE_MAX]
-    parts += [f"Not measured: {title}: {fault}\n" for title, fault in data.get("broken", {}).items()]
+    measured = {f"{side['peer']} ({side['setting']})" for side in data["sides"]}
+    for title, fault in data.get("broken", {}).items():
+        parts.append(f"{'Ended early' if title in measured else 'Not measured'}: {title}: {fault}\n")
+    if left_out := _left_out(data):
+        parts.append(f"Settings that were not asked for: {', '.join(left_out)}.\n")
     if data.get("versions"):
         parts.append(f"What was beside us: {'; '.join(f'{peer}, {version}' for peer, version in data['versions'].items())}.\n")
     if data.get("not_found"):
@@ -442,10 +489,23 @@ def _peers(run: Run) -> str:
     return "\n".join(parts)
 
 
+def _left_out(data: Run) -> list[str]:
+    """The settings of llama-server that a run was not to measure: the best of the others is the best of those that it did."""
+    settings = {side["setting"] for side in data["sides"] if side["peer"] == "llama-server"}
+    if not settings:
+        return []
+    tried = settings | {title.partition("(")[2].removesuffix(")") for title in data.get("broken", {})}
+    return [name for name in LLAMA_SERVER_SETTINGS if name not in tried]
+
+
 def _best_cells(row: Run, run: Run) -> tuple[str, ...]:
-    ratio = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-    which = f"{row['peer']} {row['setting']}, of {len(run['data']['sides'])}"
-    return number(row["ours"]), number(row["theirs"]), ratio, row["verdict"], which, str(row["n_pairs"])
+    n_settings = len(run["data"]["sides"])
+    which = f"{row['peer']} {row['setting']}, {f'of {n_settings}' if n_settings > 1 else 'alone'}"
+    return number(row["ours"]), number(row["theirs"]), _ratio(row), row["verdict"], which, str(row["n_pairs"])
+
+
+def _ratio(row: Run) -> str:
+    return f"{row['ratio']:.3f}" if row["low"] is None else f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
 
 
 def _sides(sides: Sequence[Run]) -> str:
@@ -462,9 +522,8 @@ def _sides(sides: Sequence[Run]) -> str:
 
 def _side_cell(side: Run, name: str) -> str:
     """A figure of both; the verdict, unless requests of theirs failed, since fewer are answered faster."""
-    values = side["figures"].get(name, {"ours": [], "theirs": []})
-    compared = compare(values["ours"], values["theirs"])
-    verdict = "" if compared is None or side["n_failed"]["theirs"] else " " + compared.verdict(FIGURES_BY_NAME[name])
+    compared, n_failed = _compared(side, name), side["n_failed"]
+    verdict = "" if compared is None or n_failed["theirs"] else " " + compared.verdict(FIGURES_BY_NAME[name], n_failed=n_failed["ours"])
     return f"{number(_median(side, name, 'theirs'))} / {number(_median(side, name, 'ours'))}{verdict}"
 
 
@@ -489,6 +548,8 @@ def _circumstances(run: Run) -> str:
 
 
 def _fact(value: Any) -> str:
+    if isinstance(value, dict) and "n_requests" in value:
+        return f"{value['name']} ({value['n_requests']} requests, {value['concurrency']} at a time)"
     if isinstance(value, dict):
         return str(value.get("file") or value.get("name") or " ".join(f"{name} {one}" for name, one in value.items()))
     if isinstance(value, list):

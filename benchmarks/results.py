@@ -7,8 +7,7 @@
 [STAGE, ...]}]}`, with the stages from the floor up:
 
     {"number": 0, "name": "native", "tokens_per_s": [a figure for each turn], "ratios": [to the floor of the same turn, ...],
-     "us_per_token": over the stage below, "us_per_step": likewise, "beside": "the stage that it is over, where that is not the one below",
-     "reason": "why it costs that, where it costs more than 1 %"}
+     "us_per_token": over the stage below, "us_per_step": likewise, "beside": "the stage that it is over, where that is not the one below"}
 
 What `data` of kills is, `benchmarks.kills.data_of` says, what those of promises, passes, peers and verify are,
 `benchmarks.promises`, `benchmarks.passes`, `benchmarks.peers` and `benchmarks.verify`. Further members are kept and not shown.

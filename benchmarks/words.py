@@ -23,14 +23,25 @@ run in which a stage went round its layer fails. The stages take turns within a 
 least and most over the turns. `isolated` is the loop with the model in a process of its own (`--isolate`), and is compared with `loop`.
 Without a core is how long, in a step, a thread that computes could have run and had none, by the kernel's own count: its team waits for it
 at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads. What
-takes more than 1 % off the one above, by the median of the turns, is told below the table: how much, least and most over the turns, what
-its layer spends time on, and what was done about that. Where the least is below 0, the turns do not agree that anything was lost, and the
-machine made the difference. What a step took more is told apart: in llama.cpp's own call, which is the same batches' work in every stage,
-so that more of it is the machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in
-all the rest, where a stage's own layer is, and the waiting of threads for one another. What share of a step is in llama.cpp says what the
-stages cost by themselves: the machine's swings, which are larger, change both. Times in llama.cpp, without a core and of CPUs are
-microseconds of a step.
+takes more than 1 % off the one above, by the median of the turns, or makes a step more than 1 % longer outside llama.cpp, is told below the
+table. What a step took more is told apart: in llama.cpp's own call, which is the same batches' work in every stage, so that more of it is
+the machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in all the rest, where a
+stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage, with what its
+layer spends time on and what was done about that. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 """
+
+REASONS: Final = {  # what a stage spends time on, in the order of the stages
+    "backend": "the batch's columns are checked before llama.cpp sees them",
+    "sampling": "every output's row of logits is read, and the cores that compute wait meanwhile",
+    "engine": "the model's own tokens are fed back, every one is detokenised and looked at before the next step is planned, and cells of "
+    "ended sequences are copied to the host",
+    "loop": "two hand-overs between threads in each step, and clients that come back one step late",
+    "app": "a request's JSON, checks and hooks, which its tokens share",
+    "http": "parsing and framing in a process that has the same cores as the model's threads and the client",
+    "sse": "a write to a socket for each token, on the cores that compute",
+    "client": "the client's own parsing of each event, on the cores that compute",
+    "isolated": "each step's rows go over a socket and its tokens come back, with a process to be woken both times",
+}
 
 MENDED: Final = {
     "backend": "llama.cpp reads the columns where they lie and logits are read where it leaves them, so that nothing is copied",
@@ -54,11 +65,12 @@ own and attention walks that; in a pool all share one. The calls take turns, and
 STACK: Final = """\
 Fake models, so that the stack's own cost shows: `instant` takes no time, greedy on a small vocabulary; `gpu` takes 2 ms for 64 rows and
 gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms. The stages are those
-above that need no real model. CPU time is that of the process that serves; its client has another on the same cores. What a stage takes
-over the one above may come out below 0 where the two differ by less than they vary. Between steps the scheduler applies what came and
-plans anew; what is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python, of which the kernel's
-send takes a fifth: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose floor is to read all logits
-once. The aim of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than
+above that need no real model. CPU time is that of the process that serves. Up to `app` that is its own client, too; with `sse` the client
+is a process by itself on the same cores, so that `sse` looks cheaper over `app` than it is, and may come out below 0. Between steps the
+scheduler applies what came and plans anew; what is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of
+Python, of which the kernel's send takes a fifth: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose
+floor is to read all logits once.
+The aim of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than
 64 events do, so that neither `gpu` nor `gpu-draws` comes to it at 64 streams.
 """
 
@@ -78,8 +90,7 @@ floods; the usual step of those among whom a long prompt comes is the median of 
 
 What is missed is bounded thus. The longest gap beside a long prompt is one of some thousand: the rule gives a step there one and a half
 times what one takes with all cells, and the machine held up steps before the prompt came, too, in most turns for longer than any after it
-(both stand below). A newcomer of a quiet key waits for the step that is under way and then mostly for one with its own prompt in it. Before
-its prompt got such a step it waited for three to nine small ones, and behind prompts of the flood that had come back after a preemption.
+(both stand below).
 """
 
 PEERS: Final = """\

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from benchmarks.figures import FIGURES, RATIO_MAX, Figure, compare
@@ -12,7 +14,19 @@ def test_a_ratio_is_the_geometric_mean_over_the_pairs() -> None:
     compared = compare([2.0, 8.0], [1.0, 1.0])
     assert compared is not None
     assert compared.ratio == pytest.approx(4.0)
-    assert (compared.low, compared.high) == pytest.approx((2.0, 8.0))
+
+
+def test_an_interval_is_students_on_the_logarithms_of_the_ratios() -> None:
+    compared = compare([1.0, 2.0, 4.0], [1.0, 1.0, 1.0])  # logarithms 0, ln 2, 2 ln 2: their deviation is ln 2
+    assert compared is not None
+    half = math.exp(4.303 * math.log(2) / math.sqrt(3))
+    assert (compared.low, compared.high) == pytest.approx((2 / half, 2 * half))
+
+
+def test_few_pairs_that_differ_say_nothing_though_all_are_above_one() -> None:
+    compared = compare([1.05, 1.3], [1.0, 1.0])
+    assert compared is not None
+    assert compared.verdict(HIGHER) == "even"
 
 
 def test_an_interval_holds_the_ratio_and_narrows_with_more_pairs() -> None:
@@ -20,6 +34,10 @@ def test_an_interval_holds_the_ratio_and_narrows_with_more_pairs() -> None:
     few, many = compare(ours, [1.0] * 4), compare(ours * 5, [1.0] * 20)
     assert few is not None
     assert many is not None
+    assert few.low is not None
+    assert few.high is not None
+    assert many.low is not None
+    assert many.high is not None
     assert few.low < few.ratio < few.high
     assert many.high - many.low < few.high - few.low
 
@@ -38,15 +56,18 @@ def test_pairs_without_the_figure_are_left_out() -> None:
 
 
 def test_where_a_figure_is_nought_in_some_pass_it_counts_and_the_sums_are_compared() -> None:
-    compared = compare([0.0, 3.0, 1.0], [1.0, 1.0, 0.0])
-    assert compared is not None
-    assert (compared.ratio, compared.n_pairs) == (pytest.approx(2.0), 3)
-    assert 0.0 <= compared.low < compared.ratio < compared.high <= RATIO_MAX
+    few, many = compare([0.0, 3.0, 1.0], [1.0, 1.0, 0.0]), compare([0.0, 3.0, 1.0] * 3, [1.0, 1.0, 0.0] * 3)
+    assert few is not None
+    assert many is not None
+    assert (few.ratio, few.low, few.high, few.n_pairs) == (pytest.approx(2.0), None, None, 3)
+    assert many.low is not None
+    assert many.high is not None
+    assert 0.0 <= many.low < many.ratio < many.high <= RATIO_MAX
     assert compare([0.0, 0.0], [0.0, 0.0]) is None
 
 
 def test_better_is_higher_or_lower_and_even_where_the_interval_has_one_in_it() -> None:
-    faster, unsure = compare([2.0, 2.1], [1.0, 1.0]), compare([0.9, 1.1], [1.0, 1.0])
+    faster, unsure = compare([2.0, 2.1, 2.05], [1.0] * 3), compare([0.9, 1.1], [1.0, 1.0])
     assert faster is not None
     assert unsure is not None
     assert (faster.verdict(HIGHER), faster.verdict(LOWER), unsure.verdict(HIGHER)) == ("win", "loss", "even")
@@ -55,7 +76,7 @@ def test_better_is_higher_or_lower_and_even_where_the_interval_has_one_in_it() -
 def test_of_a_single_pair_nothing_is_said() -> None:
     compared = compare([2.0], [1.0])
     assert compared is not None
-    assert (compared.ratio, compared.verdict(HIGHER)) == (2.0, "unsure")
+    assert (compared.ratio, compared.low, compared.verdict(HIGHER)) == (2.0, None, "unsure")
 
 
 def test_figures_have_names_of_their_own() -> None:

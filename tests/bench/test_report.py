@@ -78,7 +78,7 @@ def promised() -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    stages = [stage(0, "native", 100.0), stage(7, "sse", 97.0, reason="events are sent", **COSTS)]
+    stages = [stage(0, "native", 100.0, spent_us_per_step={"native": 9990.0, "rest": 10.0}), stage(7, "sse", 97.0, **COSTS)]
     spreads = {"us_per_step_spread": {"median": 80.0, "min": -20.0, "max": 90.0}, "beside": "loop"}
     stages.append(stage(9, "isolated", 98.0, us_per_token=10.0, us_per_step=80.0, **spreads))
     results.write("ladder", "seed-40x8", {"threads": 2}, {"rungs": [{"concurrency": 8, "stages": stages}]}, tmp_path)
@@ -114,7 +114,8 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     assert "64 streams:" in page
     assert "| 7 | sse | 97.5 | 300 | 2400 | 9000 | 0.900 | 150 | - | 2200 | 0.970 (0.970 to 0.970) |" in page
     where = "A step took more: 2000 (-50 to 2500) us in llama.cpp, 400 (300 to 500) us beside these."
-    assert f"- sse, 3.0 % (3.0 to 3.0) off native: events are sent. {where} Done about it: a chunk is encoded once" in page
+    assert "- sse, 3.0 % (3.0 % to 3.0 %) off native; outside llama.cpp a step took 4.0 % more: all that lies between, backend, " in page
+    assert f", sse. {where} What was done about each" in page
     assert "| 9 | isolated, over loop | 98.5 | 10 | 80 (-20 to 90) |" in page
     assert "Not found on this machine: ollama." in page
     assert "What was beside us: llama-server, version: 6700." in page
@@ -142,7 +143,7 @@ def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its
     assert "(as it comes: loss 3; with options, as another backend: win 3)" in summary
     names = [line.split(" | ")[0].removeprefix("| ") for line in summary.splitlines() if line.startswith("| ")][2:]
     assert names == ["seed-40x8"] * 3 + ["another"] * 3  # ours as it comes goes first
-    assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes, of 1 | 3 |" in summary
+    assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes, alone | 3 |" in summary
 
 
 @pytest.mark.parametrize(("speed", "verdicts"), [(0.5, ["kept", "missed"]), (0.6, ["missed", "missed"])])
@@ -166,7 +167,34 @@ def test_their_default_alone_is_held_to_what_was_promised_beside_it_and_is_not_t
     results.write("peers", "default", {"workload": {"name": "mixed-small"}}, data, tmp_path)
     table = report.page(results.read_all(tmp_path)).partition("What was promised of these:")[2].partition("### ")[0]
     lines = [line for line in table.splitlines() if line.startswith("| default")]
-    assert lines == ["| default | between texts p99, ms | llama-server as it comes | 0.200 | at most 0.25 | kept |"]
+    assert lines == ["| default | between texts p99, ms | llama-server as it comes | 0.200 (0.200 to 0.200) | at most 0.25 | kept |"]
+
+
+def test_what_was_promised_is_kept_by_the_mean_alone_where_the_interval_has_the_bound_in_it(tmp_path: Path) -> None:
+    unsteady = side("-no-kvu", 1.0)
+    unsteady.ours = [summary(speed) for speed in (9.0, 16.0, 12.0)]
+    settings = {"workload": {"name": "seed-40x8", "n_requests": 16, "concurrency": 8}}
+    results.write("peers", "seed", settings, {**peers.page([unsteady]), "not_found": []}, tmp_path)
+    page = report.page(results.read_all(tmp_path))
+    (line,) = [line for line in page.partition("What was promised of these:")[2].splitlines() if line.startswith("| seed")]
+    assert line.startswith("| seed, 16 requests | tokens/s | the only setting measured | 1.094 (")
+    assert line.endswith("| at least 1.05 | kept, by the mean alone |")
+
+
+def test_of_a_single_pair_no_interval_is_told_and_nothing_is_said(tmp_path: Path) -> None:
+    results.write("peers", "once", {}, {**peers.page([side("-no-kvu", 0.5, n_pairs=1)]), "not_found": []}, tmp_path)
+    page = report.page(results.read_all(tmp_path))
+    assert "| once | tokens/s | 10 | 5 | 2.000 | unsure | llama-server -no-kvu, alone | 1 |" in page
+
+
+def test_settings_that_were_left_out_are_named_and_so_is_one_that_ended_early(tmp_path: Path) -> None:
+    ended, refused = side("-no-kvu", 0.5), side("-kvu", 0.5, n_pairs=0)
+    ended.fault, refused.fault = "it has died", "no room"
+    results.write("peers", "few", {}, {**peers.page([ended, refused]), "not_found": []}, tmp_path)
+    page = report.page(results.read_all(tmp_path))
+    assert "Ended early: llama-server (-no-kvu): it has died" in page
+    assert "Not measured: llama-server (-kvu): no room" in page
+    assert "Settings that were not asked for: as it comes, -b 32, -b 64, -kvu -b 64, no prompt cache." in page
 
 
 def test_what_bounds_a_missed_promise_stands_beside_it(tmp_path: Path) -> None:
@@ -282,7 +310,7 @@ def test_calls_stand_by_their_rows_with_what_they_took_in_each_memory() -> None:
 
 
 def test_of_every_layer_that_may_cost_something_it_is_told_what_was_done_about_it() -> None:
-    assert set(report.MENDED) == set(ladder.REASONS) == set(ladder.STAGES) - {"native"}
+    assert list(report.MENDED) == list(report.REASONS) == [name for name in ladder.STAGES if name != "native"]
 
 
 def test_every_stages_ratio_at_every_concurrency_stands_in_one_table_and_the_served_ones_is_held_to_its_promise() -> None:
@@ -309,9 +337,27 @@ def test_the_stack_is_held_to_what_it_must_carry(carried: float, verdict: str) -
 
 def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_with() -> None:
     stages = [stage(0, "native", 100.0), stage(4, "loop", 99.0), stage(7, "sse", 50.0)]
-    stages.append(stage(9, "isolated", 89.1, reason="frames", beside="loop"))
+    stages.append(stage(9, "isolated", 89.1, beside="loop"))
     run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}
-    assert "- isolated, 10.0 % (9.9 to 10.0) off loop: frames. Done about it:" in report.page([run])
+    assert "- isolated, 10.0 % (9.9 % to 10.0 %) off loop: each step's rows go over a socket" in report.page([run])
+
+
+@pytest.mark.parametrize(
+    ("speed", "own_us", "told"),
+    [
+        (90.0, 50.0, "outside llama.cpp a step took 0.5 % more: the rest is the machine, which was slower at the same batches."),
+        (90.0, 300.0, "outside llama.cpp a step took 3.0 % more: a write to a socket"),
+        (100.0, 300.0, "outside llama.cpp a step took 3.0 % more: a write to a socket"),
+        (100.0, 50.0, ""),
+    ],
+)
+def test_a_stage_answers_for_what_is_outside_llama_cpp_and_the_machine_for_the_rest(speed: float, own_us: float, told: str) -> None:
+    more = {part: {"median": us, "min": us, "max": us} for part, us in (("native", 900.0), ("rest", own_us))}
+    below = stage(6, "http", 100.0, spent_us_per_step={"native": 9900.0, "rest": 100.0})
+    stages = [below, stage(7, "sse", speed, more_us_per_step=more, us_per_token=1.0, us_per_step=1.0)]
+    page = report.page([{**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}])
+    assert told in page
+    assert ("- sse, " in page) == bool(told)
 
 
 def test_matplotlib_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from benchmarks.generator import Generator, GeneratorFailed
+from benchmarks.server import _free_port
+
+
+def test_a_generator_that_died_is_there_again_for_the_next_order() -> None:
+    with Generator() as generator:
+        generator._process.kill()
+        generator._process.wait()
+        with pytest.raises(GeneratorFailed) as failed:
+            generator.dialect(_free_port())  # nobody listens there, which it can tell
+    assert "died" not in str(failed.value)
+
+
+def test_a_signal_to_the_run_and_all_that_it_started_does_not_reach_the_generator() -> None:
+    with Generator() as generator:
+        assert os.getpgid(generator._process.pid) != os.getpgid(0)
