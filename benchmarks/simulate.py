@@ -196,7 +196,7 @@ def main(asked: list[str] | None = None) -> None:
     for name, concurrency, apart in WORKED:
         rows += [_show(simulate(name, concurrency, "auto", row_budget=None, apart=apart))] if not arguments.pace else []
         for pace in arguments.pace:
-            budget.PACE = budget.PACE_MANY = pace
+            budget.PACE = pace
             rows.append(_show(simulate(name, concurrency, f"auto {pace:g}", row_budget=None, apart=apart)))
         rows += [_show(simulate(name, concurrency, f"{n} rows", row_budget=n, apart=apart)) for n in arguments.rows]
     print(json.dumps({"benchmark": "simulate", "rows": [attrs.asdict(row) for row in rows]}))

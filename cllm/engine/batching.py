@@ -28,10 +28,12 @@ class BatchFormer:
         self._rows_by_slot = rows_by_slot
         self.n_room = 0  # rows of prompts that a step had room for, when there last were any; 0: there were none yet
 
-    def form(self, running: list[Sequence], moves: list[Move], events: list[Event], n_cells: int, n_prefilled: int = 0) -> Plan:
+    def form(
+        self, running: list[Sequence], moves: list[Move], events: list[Event], n_cells: int, n_prefilled: int = 0, n_keys: int = 1
+    ) -> Plan:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use.
 
-        Of prompts, `n_prefilled` rows have ever been computed.
+        Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have ever asked.
         """
         decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
         self._add_decoding(decoding)
@@ -47,14 +49,17 @@ class BatchFormer:
             first = min(prompts, key=rank)
             depth = first.n_computed
             riders = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else ()
+            n_owed_all = sum(map(n_owed, prompts))
             n_rows = self._budget.n_rows(
                 len(decoding),
                 len(running),
                 n_cells,
+                n_owed=n_owed_all,
                 n_attended=n_attended,
                 depth=depth,
                 n_shared=first.n_shared,
                 singles=_singles(decoding, riders),
+                n_keys=n_keys,
             )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
             if decoding and _is_light(first.share, running):
@@ -68,7 +73,7 @@ class BatchFormer:
                     singles=_singles(decoding, riders),
                 )
                 n_room = max(n_room, n_light - len(decoding))
-            if sum(map(n_owed, prompts)) > n_room:
+            if n_owed_all > n_room:
                 prompts.sort(key=rank)
             self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring, riders)
             attended += [(n, sequence.n_computed + n // 2) for sequence, n in prefilling]

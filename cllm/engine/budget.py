@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from cllm.engine.cost import CostModel
 
 # How many times as long as a step of all that run, if they all generated, one with prompts may take; the cells of prompts do not count, if
-# that is less. Of twice as many sequences more prompts wait at a time, each for all before it. Found by `python -m benchmarks simulate`.
-PACE, N_USUAL = 2.0, 8
-PACE_MANY = 2.5
+# that is less. Eight at once with mixed prompts, on a machine with nothing else to do: with 2.6 they had 1.07 times the tokens/s and first
+# texts after 0.77 of the time that they had with 2.0, and no longer gaps at p99; with 3.2 and 4.0 gaps alone grew, to 1.4 and 1.9 times. By
+# the curve of a slower hour (`python -m benchmarks simulate`) they grow by a quarter from 2.2 to 2.5, and by three quarters from 2.6 on.
+PACE = 2.4
+# Where several keys ask, whoever asks now and then comes into the middle of another's step, and is to wait two at most.
+PACE_KEYS = 2.0
 # And what that comes down to between so many cells that a prompt has computed and twice as many: it makes many steps longer.
 PACE_DEEP, N_DEEP = 1.5, 256
 # Where prompts are computed in passes of their own, a row costs the same beside answers as by itself: a pass is as small as makes it hardly
@@ -21,7 +24,9 @@ PRICE = 1.5  # in any case as long as the smallest step in which a row costs at 
 # What a step may take so that a prompt of a key with few places ends in it, or in one of a few: a key that asks now and then does not wait
 # many small steps beside one that floods. No longer than `itl_max_s`, or than the usual step would be without that bound.
 PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
-ALONE_S = 0.5  # when nobody generates, only a newcomer waits for a step's end
+# When nobody generates, only a newcomer waits for a step's end. If all prompts that are here end in it, they generate together from then
+# on, where half of them would let the others wait in small steps: eight that came at once had 1.06 times the tokens/s.
+ALONE_S, ALONE_ALL_S = 0.5, 1.0
 
 
 class RowBudget:
@@ -50,27 +55,31 @@ class RowBudget:
         n_running: int,
         n_cells: int,
         *,
+        n_owed: int = 0,
         n_attended: int = 0,
         depth: int = 0,
         n_shared: int = 0,
         singles: Sequence[int] = (),
+        n_keys: int = 1,
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
-        The latter have `n_attended` cells before them, and the prompt that is next has `depth`, of which it found `n_shared` when it was
-        admitted last. At least one of the rows is a prompt's.
+        The latter have `n_attended` cells before them. Prompts owe `n_owed` rows in all, and the one that is next has `depth` cells, of
+        which it found `n_shared` when it was admitted last. At least one of the rows is a prompt's. `n_keys` have asked since the start.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot, decode rows among them.
         """
         if self._n_rows_fixed is not None:
             n_rows = self._n_rows_fixed
         elif not n_decoding:
-            n_rows = self._cost.n_rows_fastest(max(ALONE_S, self._efficient_s(0, n_cells, depth)), depth)
+            n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth)
         elif self._apart:
             n_rows = sum(singles) + self._n_rows_apart(n_decoding, n_running, n_cells, n_attended, depth, singles)
         else:
             target_s = self._itl_target_s
             if target_s is None:
-                target_s = self._adaptive_s(n_decoding, n_running, n_cells, n_attended, depth, n_shared)
+                pace = PACE_KEYS if n_keys > 1 else PACE
+                target_s = self._adaptive_s(n_running, n_cells, n_attended, depth - n_shared, pace)
+                target_s = max(target_s, self._efficient_s(n_decoding, n_cells, depth))
             n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, attended=((1, n_attended),), depth=depth)
         return min(max(n_rows, n_decoding + 1), self._n_rows_max)
 
@@ -93,7 +102,7 @@ class RowBudget:
             return 0
         cost, attended = self._cost, ((1, n_attended),)
         decode_s = cost.step_s(n_running, n_running, n_cells, attended=attended)
-        most_s = min(PACE_LIGHT * decode_s, max(PACE * decode_s, self._itl_max_s))
+        most_s = min(PACE_LIGHT * decode_s, max(PACE_KEYS * decode_s, self._itl_max_s))
         if self._apart:
             n_beside, n_owed = sum(singles), n_owed - 1  # one of them rides with the answers
             now_s = cost.step_s(n_beside, n_decoding, n_cells, singles, attended=attended)
@@ -111,19 +120,23 @@ class RowBudget:
         """Return how many rows of a prompt that is `other` cells deep may go instead of `n_rows` of one that is `depth` deep."""
         return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
 
-    def _adaptive_s(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int, n_shared: int) -> float:
-        """Time for a step that slows running answers down to half at most, many of them to two fifths.
+    def _n_rows_alone(self, n_running: int, n_cells: int, n_owed: int, depth: int) -> int:
+        """All rows that prompts owe, if that does not take long, or else as many as are computed fastest in less."""
+        if n_owed <= self._n_rows_max and self._cost.step_s(n_owed, n_running, n_cells, attended=((n_owed, depth),)) <= ALONE_ALL_S:
+            return n_owed
+        return self._cost.n_rows_fastest(max(ALONE_S, self._efficient_s(0, n_cells, depth)), depth)
+
+    def _adaptive_s(self, n_running: int, n_cells: int, n_attended: int, n_deep: int, usual: float) -> float:
+        """Time for a step that slows running answers down to two fifths at most.
 
         It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
         time for many prompts, and so stay few.
         """
-        usual = PACE + (PACE_MANY - PACE) * _share_between(n_running, N_USUAL)
-        pace = usual + (PACE_DEEP - usual) * _share_between(depth - n_shared, N_DEEP)
+        pace = usual + (PACE_DEEP - usual) * _share_between(n_deep, N_DEEP)
         attended = ((1, n_attended),)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         own_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)
-        adaptive_s = min(pace * decode_s, usual * own_s)
-        return max(min(adaptive_s, self._itl_max_s), self._efficient_s(n_decoding, n_cells, depth))
+        return min(pace * decode_s, usual * own_s, self._itl_max_s)
 
     def may_fill(self, filled: Sequence[int], bare: Sequence[int], n_more: int) -> bool:
         """Whether passes `filled` with `n_more` rows of prompts cost no more over `bare` ones than such rows do in the best pass."""

@@ -66,6 +66,9 @@ class Shares:
     def __iter__(self) -> Iterator[Share]:
         return iter(self._shares.values())
 
+    def __len__(self) -> int:
+        return len(self._shares)
+
     def of(self, key: str) -> Share:
         """Return the account of `key`."""
         share = self._shares.get(key)
