@@ -95,15 +95,20 @@ times what one takes with all cells, and the machine held up steps before the pr
 
 PEERS: Final = """\
 The same model file, threads, slots and cells for all; ours and a peer take turns with the same requests, which are new in every pair, and
-who begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with the 95 % interval of a bootstrap over the pairs;
-where that has 1 in it, neither is said to be better. Each figure of ours stands against the setting that is best at that figure. Texts are
-chunks as a client sees them. Where pairs are few, an interval says less than it seems to: that of two or three pairs is little more than
-their range, and of a single pair nothing is said.
+who begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with its 95 % interval by Student's t (where a figure
+is 0 in some pass, by a bootstrap); where that has 1 in it, neither is said to be better. It is wide where pairs are few, and of a single
+pair there is none. Each figure of ours stands against the setting that is best at that figure, of those that were measured; the others are
+named below each table. Texts are chunks as a client sees them.
 
-What bounds tokens/s beside llama-server is that both spend a step in the same kernels: of one of 145 ms, at 8 at a time, what is around the
-model takes two to three (the ladder, above). What scheduling can add is where prompts' rows go: into what answers leave open of a kernel's
-tile, and in pieces that are small enough for short gaps and large enough to be cheap. So one configuration is about as fast as the fastest
-setting and about as smooth as the smoothest, each of which is far from the other's figure.
+What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Where
+the machine does nothing else, eight with equal prompts take as long in either: what cLLM gains at prompts it loses in a pool, where each
+row walks by the cells of the others, which makes a step of eight 62 ms in place of 58. Where it is disturbed, rows of prompts beside
+answers cost less than by themselves, and cLLM was ahead. What scheduling adds is that gaps are short: prompts go in pieces, so that one
+configuration comes within a tenth of the tokens/s of the fastest setting and has shorter gaps at p99 than the smoothest. What it costs is
+that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
+
+In an overload, goodput is theirs up to what can be served, and more beyond it; first texts come by a third later up to there, for the same
+reason, and gaps at p99 are a quarter of theirs. These are bursts of few requests, whose end counts as much as their middle.
 
 Of mixed prompts at 16 it cannot be both, by what passes take (above). Ten that generate take nearly nine tenths of what sixteen do: it is
 the tokens' share of the pass that shrinks, and not the pass. Rows of a prompt beside them take what they take by themselves, or up to a
@@ -112,12 +117,12 @@ third more, so that a step with some thirty is twice as long as one of sixteen a
 may have some 30 rows of prompts, so that for most of the run ten generate at the price of sixteen: 0.8 to 0.9 of the tokens/s. With steps
 of half a second it is as fast as the fastest.
 
-A long prompt among short ones is where small steps cost most. Four thousand tokens deep, sixteen rows together take more than half of what
-64 do, so that in steps of which the others take little notice the prompt takes about three times as long, and half of the tokens/s is lost.
-In turn nobody waits for seconds. Who would rather have it sooner says a longer `--itl-target-ms`.
+A long prompt among short ones is where small steps cost most. Deep in it, few rows together take more than half of what many do, so that in
+steps of which the others take little notice the prompt takes two to three times as long, and a third to half of the tokens/s is lost. In
+turn the others' longest wait is a seventh to a ninth of what it is there. Who would rather have it sooner says a longer `--itl-target-ms`.
 
 Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as computing them
-again, which is within the first pair.
+again. That was in the first pair of three; in the others cLLM had 0.95 and 0.96 of the tokens/s, and first texts after half of the time.
 """
 
 VERIFY: Final = """\

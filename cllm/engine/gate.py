@@ -113,8 +113,10 @@ class Gate:
 
     def _check_queue(self, share: Share, n_sequences: int) -> None:
         """A full queue still takes from a key with less than its part of it, so that none shuts the others out: twice its size at most."""
-        n_waiting = sum(other.n_waiting for other in self._shares)
-        if n_waiting + n_sequences <= self._n_waiting_max or share.n_waiting + n_sequences <= self._n_waiting_max * self._part(share):
+        n_waiting = sum(other.n_waiting for other in self._shares) + n_sequences
+        if n_waiting <= self._n_waiting_max:
+            return
+        if n_waiting <= 2 * self._n_waiting_max and share.n_waiting + n_sequences <= self._n_waiting_max * self._part(share):
             return
         raise Unavailable("the queue is full", retry_after_s=self.retry_after_s(share), code="queue_full")
 

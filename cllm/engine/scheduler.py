@@ -120,7 +120,9 @@ class Scheduler:
 
     def __init__(self, limits: Limits, vocabulary: Vocabulary, cost: CostModel | None = None) -> None:
         self.limits = limits
-        self.cost = cost if cost is not None else CostModel(DEFAULT_CURVE, n_rows_max=limits.n_rows_max, measured=False)
+        if cost is None:
+            cost = CostModel(DEFAULT_CURVE, n_rows_max=limits.n_rows_max, measured=False, apart=limits.rows_by_slot)
+        self.cost = cost
         self.memory = Memory(_memory_limits(limits), _offload(limits, self.cost))
         self.cells = self.memory.cells
         self.totals = Totals()
@@ -449,29 +451,35 @@ class Scheduler:
         while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first(now)) is not None:
             if self._follows(sequence):
                 continue
+            if self._is_hopeless(sequence, now):
+                self._fail(sequence, _too_late(), events)
+                continue
             if not self._fits(sequence) and not self._make_way(sequence):
                 passing = self._passes(sequence, now)
                 if passing is None:
                     return
                 sequence = passing
             self._start(sequence, now)
-            if sequence.deadline is not None and self._is_hopeless(sequence, now):
-                self._fail(sequence, _too_late(), events)
 
     def _passes(self, first: Sequence, now: float) -> Sequence | None:
         """Who may come though it is the turn of `first`, whose prompt would only wait inside; that of a key with fewer places would not."""
         if not self._is_crowded(first):
             return None
         for sequence in self._queue.lighter(first, now):
-            if not self._follows(sequence) and (self._fits(sequence) or self._make_way(sequence)):
+            if self._follows(sequence) or self._is_hopeless(sequence, now):
+                continue
+            if self._fits(sequence) or self._make_way(sequence):
                 return sequence
         return None
 
     def _is_hopeless(self, sequence: Sequence, now: float) -> bool:
-        """Say whether the rest of its prompt alone would take it beyond its deadline, at twice the measured rate too."""
+        """Say whether what is to be computed of its prompt alone would take it beyond its deadline, at twice the measured rate too.
+
+        Asked before it is let in: nobody makes room for it, and its key pays nothing.
+        """
         if sequence.first_token_at is not None or sequence.deadline is None or (rate := self._service.rate) is None:
             return False
-        n_owed = len(sequence.tokens) - self.memory.n_coming(sequence)
+        n_owed = len(sequence.tokens) - self.memory.n_known(sequence)
         return PROMPT_TOKEN * n_owed > CERTAINTY * rate * (sequence.deadline - now)
 
     def _release_followers(self) -> None:

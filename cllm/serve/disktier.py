@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import accumulate
 from pathlib import Path
 
 import attrs
@@ -81,21 +82,27 @@ class DiskTier:
         if offload is None or not self._leads(key, tokens, 0, can_cut=offload.pool.can_cut):
             return
         async with self._recalling:  # who comes with the same tokens finds them in the pool
-            for piece in await self.fetch(key, tokens, memory.n_kept(key, tokens), can_cut=offload.pool.can_cut):
-                offload.pool.put(piece)
+            n_have, pool = memory.n_kept(key, tokens), offload.pool
+            for piece in await self.fetch(key, tokens, n_have, can_cut=pool.can_cut, n_bytes_max=pool.n_bytes_max):
+                pool.put(piece)
         self.offer(offload.pool.take_evicted())
 
     def _leads(self, key: Key, tokens: list[int], n_have: int, *, can_cut: bool) -> Chain[StoredPiece] | None:
         chain = self._tree.find(self._files.hidden(key), tokens, n_have, can_cut=can_cut) if self._stored else None
         return None if chain is None or chain.end - n_have < N_CELLS_LEAST else chain
 
-    async def fetch(self, key: Key, tokens: list[int], n_have: int, *, can_cut: bool) -> list[Piece]:
-        """Return the pieces that lead further into `tokens` than the `n_have` cells that are known; none if that is not worth a file."""
+    async def fetch(self, key: Key, tokens: list[int], n_have: int, *, can_cut: bool, n_bytes_max: int) -> list[Piece]:
+        """Return the pieces that lead further into `tokens` than the `n_have` cells that are known; none if that is not worth a file.
+
+        They come to `n_bytes_max` at most: in the pool, later ones would take the place of the first, without which they are of no use.
+        """
         chain = self._leads(key, tokens, n_have, can_cut=can_cut)
         if chain is None:
             return []
         found: list[Piece] = []
-        for stored in chain.pieces:
+        for stored, n_bytes in zip(chain.pieces, accumulate(stored.n_bytes for stored in chain.pieces), strict=True):
+            if n_bytes > n_bytes_max:
+                break
             piece = await self._read(stored, key)
             if piece is None:
                 break

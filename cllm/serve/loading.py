@@ -135,7 +135,11 @@ def _blaming(backend_name: str) -> Iterator[None]:
 
 
 def _guess(model: StepModel) -> CostModel:
-    return CostModel(DEFAULT_CURVE, n_rows_max=model.n_rows_max, measured=False)
+    return CostModel(DEFAULT_CURVE, n_rows_max=model.n_rows_max, measured=False, apart=_is_apart(model))
+
+
+def _is_apart(model: StepModel) -> bool:
+    return model.capabilities.kv_layout is KvLayout.STREAMS
 
 
 def _in_turn(on_progress: OnProgress, settings: Settings) -> tuple[OnProgress, OnProgress]:
@@ -162,7 +166,7 @@ def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: 
             log.warning("calibration.cut_short", why="something held the machine up; the next start measures again")
         else:
             curves.write(folder, key, curve)
-    return CostModel(curve, n_rows_max=model.n_rows_max)
+    return CostModel(curve, n_rows_max=model.n_rows_max, apart=_is_apart(model))
 
 
 def last_layout(key: curves.Key, settings: Settings) -> KvLayout | None:

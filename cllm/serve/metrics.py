@@ -155,7 +155,7 @@ class _SchedulerCollector(Collector):
         yield sequences
         yield from _counters(
             ("cllm_sequences_submitted", "Sequences accepted", totals.n_submitted),
-            ("cllm_preemptions", "Sequences that gave their cells back to be computed again", totals.n_preempted),
+            ("cllm_preemptions", "Sequences that gave their cells back, to be restored or computed again", totals.n_preempted),
             ("cllm_prompt_tokens", "Tokens of admitted prompts", totals.n_prompt_tokens),
             ("cllm_prefill_rows", "Prompt rows computed, again after a preemption included", totals.n_prefill_rows),
             ("cllm_generated_tokens", "Tokens drawn", totals.n_generated),

@@ -83,6 +83,22 @@ def test_a_queue_that_one_key_has_filled_takes_from_another_up_to_its_part() -> 
         gate.check(Demand(key="flood"), 0.0)
 
 
+@pytest.mark.parametrize("weights", [{}, {f"k{i}": 10.0**i for i in range(20)}])
+def test_however_many_keys_come_a_queue_never_has_more_than_twice_its_size(weights: dict[str, float]) -> None:
+    shares = Shares(weights)
+    gate = make_gate(shares)
+    n_waiting = 0
+    for i in range(20):
+        for _ in range(10):
+            try:
+                gate.check(Demand(key=f"k{i}"), 0.0)
+            except Unavailable:
+                break
+            let_wait(shares, f"k{i}", 1)
+            n_waiting += 1
+    assert 10 < n_waiting <= 20
+
+
 # --- the wait ---------------------------------------------------------------------------------------------------------
 
 

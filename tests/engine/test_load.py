@@ -123,6 +123,18 @@ def test_a_deadline_that_the_queue_makes_impossible_ends_before_anything_is_comp
     assert scheduler.totals.n_prefill_rows == n_rows
 
 
+def test_nobody_makes_room_for_a_deadline_that_is_hopeless_and_its_key_pays_nothing() -> None:
+    scheduler = make_scheduler(n_live_max=2)
+    simulation = Simulation(scheduler)
+    simulation.ask(ask(0.0, 32, 400) for _ in range(2))
+    urgent = ask(10.0, 1900, 10, key="urgent", priority=-1, timeout_s=0.5)  # it would take a place from one of those
+    simulation.ask([urgent])
+    simulation.run()
+    assert urgent.first_at is None
+    assert scheduler.totals.n_preempted == 0
+    assert scheduler._shares.of("urgent").served <= scheduler._shares.of("").served  # the level that it joined at
+
+
 # --- two keys ---------------------------------------------------------------------------------------------------------
 
 

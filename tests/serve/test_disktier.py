@@ -40,8 +40,10 @@ def everything(folder: Path) -> list[Path]:
     return list(folder.iterdir())
 
 
-async def fetched(tier: DiskTier, tokens: list[int], n_have: int = 0, *, key: tuple[str, str] = KEY, can_cut: bool = True) -> list[bytes]:
-    return [one.state for one in await tier.fetch(key, tokens, n_have, can_cut=can_cut)]
+async def fetched(
+    tier: DiskTier, tokens: list[int], n_have: int = 0, *, key: tuple[str, str] = KEY, can_cut: bool = True, n_bytes_max: int = ROOM
+) -> list[bytes]:
+    return [one.state for one in await tier.fetch(key, tokens, n_have, can_cut=can_cut, n_bytes_max=n_bytes_max)]
 
 
 async def test_what_one_process_wrote_another_one_reads(tmp_path: Path) -> None:
@@ -54,6 +56,17 @@ async def test_what_one_process_wrote_another_one_reads(tmp_path: Path) -> None:
     assert await fetched(again, TEXT) == [first.state, second.state]
     assert await fetched(again, TEXT, 200) == [second.state]
     assert await fetched(again, [1, 2, 3]) == []
+
+
+async def test_no_more_is_read_than_has_room_together_for_the_first_pieces_are_of_use_without_the_last(tmp_path: Path) -> None:
+    pieces = [piece(TEXT[: 100 * (i + 1)], 100 * i) for i in range(4)]
+    tier = open_tier(tmp_path)
+    tier.offer(pieces)
+    await tier.write_owed()
+    n_bytes = sum(path.stat().st_size for path in files(tmp_path))
+    assert await fetched(tier, TEXT, n_bytes_max=n_bytes) == [one.state for one in pieces]
+    assert await fetched(tier, TEXT, n_bytes_max=n_bytes // 2) == [one.state for one in pieces[:2]]
+    assert tier.totals.n_reads == 6
 
 
 async def test_what_is_written_is_found_by_the_same_process(tmp_path: Path) -> None:

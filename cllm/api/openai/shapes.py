@@ -79,8 +79,9 @@ class Account:
 
     @property
     def n_cached(self) -> int:
-        """Prompt tokens that were not computed; each prompt counts once, by its first completion."""
-        return sum(end.usage.n_cached for end in self.ends[:: self.n])
+        """Prompt tokens that were not computed; each prompt counts once, by that of its completions which computed it for the others."""
+        cached = [end.usage.n_cached for end in self.ends]
+        return sum(min(cached[i : i + self.n]) for i in range(0, len(cached), self.n))
 
     @property
     def queue_ms(self) -> float:
