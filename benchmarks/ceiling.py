@@ -118,9 +118,9 @@ def _cpu_s(ran: Ran) -> float:
     return ran.server_cpu_s
 
 
-def work_of(fake: Fake, n_streams: int, n_generated: int, seed: int) -> Work:
+def work_of(fake: Fake, n_streams: int, n_generated: int, seed: int, n_least: int = N_TOKENS_LEAST) -> Work:
     """Two rounds of requests, or more where they are short. The fakes never end by themselves, so nothing has to be barred for it."""
-    n_requests = max(2 * n_streams, N_TOKENS_LEAST // n_generated if n_generated <= N_SHORT else 8)
+    n_requests = max(2 * n_streams, n_least // n_generated if n_generated <= N_SHORT else 8)
     asks = seed_workload(n_requests, n_prompt=N_PROMPT, n_generated=n_generated, n_vocab=fake.n_tokens, seed=seed)
     return Work(asks=asks, concurrency=n_streams, sampling=fake.sampling, seed=seed, ignore_eos=False)
 
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             requests: list[Ran] = []
             for turn in range(-1, arguments.turns):
                 _turn(arguments, fake, measured, phases, n_streams, turn)
-                ran = run_checked(one_piece, work_of(fake, n_streams, 1, 7000 + turn), fake.layers["http"])
+                ran = run_checked(one_piece, work_of(fake, n_streams, 1, 7000 + turn, arguments.least), fake.layers["http"])
                 requests += [ran] if turn >= 0 else []
             rungs.append({"streams": n_streams, "stages": pages_of(measured), "step": phases.page(), **requests_page(requests)})
             show(fake, rungs[-1])
@@ -153,7 +153,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _turn(arguments: argparse.Namespace, fake: Fake, measured: list[Measured], phases: Phases, n_streams: int, turn: int) -> None:
-    work = work_of(fake, n_streams, arguments.generated if turn >= 0 else 4, seed=1000 * (turn + 2))
+    work = work_of(fake, n_streams, arguments.generated if turn >= 0 else 4, 1000 * (turn + 2), arguments.least)
     for one in measured:
         run = partial(run_checked, one.stage, work, fake.layers[one.stage.name])
         ran = phases.watch(run) if turn >= 0 and one is measured[-1] else run()
@@ -227,6 +227,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fake", default="instant", choices=sorted(FAKES))
     parser.add_argument("--streams", type=numbers, default=None, help="as in 1,8,64,256")
     parser.add_argument("--generated", type=int, default=200, help="tokens of each answer")
+    parser.add_argument("--least", type=int, default=N_TOKENS_LEAST, help="tokens of a pass of requests of a few tokens")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--name", help="of the result (default: the fake's)")
     parser.add_argument("--profile", action="store_true", help="print where the time goes at the most streams, keep no result")

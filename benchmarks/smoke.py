@@ -127,7 +127,7 @@ def run_stack(folder: Path) -> None:
     parser = argparse.ArgumentParser()
     ceiling.add_arguments(parser)
     for fake, streams in (("instant", "1,4"), ("gpu", "2"), ("gpu-draws", "2")):
-        data = ceiling.run(parser.parse_args([f"--fake={fake}", f"--streams={streams}", "--turns=1", "--generated=20"]))
+        data = ceiling.run(parser.parse_args([f"--fake={fake}", f"--streams={streams}", "--turns=1", "--generated=20", "--least=40"]))
         assert [str(rung["streams"]) for rung in data["rungs"]] == streams.split(",")
         assert data["profile"]["functions"]
         assert {"engine", "api", "the kernel's send"} <= set(data["profile"]["us_by_part"]), data["profile"]["us_by_part"]

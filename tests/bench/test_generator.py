@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from benchmarks.generator import Generator, GeneratorFailed
 from benchmarks.server import _free_port
+
+
+@pytest.fixture(autouse=True)
+def checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # `benchmarks` is in the checkout alone
 
 
 def test_a_generator_that_died_is_there_again_for_the_next_order() -> None:
