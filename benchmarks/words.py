@@ -101,14 +101,15 @@ pair there is none. Each figure of ours stands against the setting that is best 
 named below each table. Texts are chunks as a client sees them.
 
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Where
-the machine does nothing else, eight with equal prompts take as long in either: what cLLM gains at prompts it loses in a pool, where each
-row walks by the cells of the others, which makes a step of eight 62 ms in place of 58. Where it is disturbed, rows of prompts beside
-answers cost less than by themselves, and cLLM was ahead. What scheduling adds is that gaps are short: prompts go in pieces, so that one
-configuration comes within a tenth of the tokens/s of the fastest setting and has shorter gaps at p99 than the smoothest. What it costs is
-that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
+the machine does nothing else, eight with equal prompts take nearly as long in either: what cLLM gains at prompts it loses in a pool, where
+each row walks by the cells of the others, which makes a step of eight 62 ms in place of 58. What scheduling adds is that gaps are short:
+prompts go in pieces, so that one configuration comes within a tenth of the tokens/s of the fastest setting and has shorter gaps at p99 than
+the smoothest. What it costs is that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts
+end later where few wait.
 
-In an overload, goodput is theirs up to what can be served, and more beyond it; first texts come by a third later up to there, for the same
-reason, and gaps at p99 are a quarter of theirs. These are bursts of few requests, whose end counts as much as their middle.
+In an overload, by the means of two pairs, which says little, goodput is theirs at half and at the whole of what can be served, and not
+below theirs beyond it. First texts come by a third later at p90 up to there, for the same reason, and by half later at twice as much; gaps
+at p99 are a quarter of theirs from the whole on. These are bursts of few requests, whose end counts as much as their middle.
 
 Of mixed prompts at 16 it cannot be both, by what passes take (above). Ten that generate take nearly nine tenths of what sixteen do: it is
 the tokens' share of the pass that shrinks, and not the pass. Rows of a prompt beside them take what they take by themselves, or up to a

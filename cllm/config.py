@@ -238,7 +238,7 @@ class Settings:
         250.0, "time between tokens that no more sequences run at once than keep, unless --parallel says how many", _positive
     )
     itl_target_ms: Annotated[float | None, SPEED] = _setting(
-        None, "time that a step beside running answers may take (default: up to 2.4 times what it takes without prompts)", _positive
+        None, "time that a step beside running answers may take (default: mostly 2.4 times what it takes without prompts)", _positive
     )
 
     embedding_ctx_size: Annotated[int | None, MEMORY] = _setting(

@@ -26,6 +26,7 @@ class Share:
     n_waiting: int = 0
     n_running: int = 0
     owed: float = 0.0  # what those that wait will probably cost, in tokens of a prompt
+    has_asked: bool = False
 
     @property
     def n_under_way(self) -> int:
@@ -62,12 +63,10 @@ class Shares:
         self._weights = dict(weights or {})
         self._shares: dict[str, Share] = {}
         self._level = 0.0  # the counter of who was last in the queue
+        self.n_asked = 0  # keys that ever had something waiting: who only asks whether there is room has not
 
     def __iter__(self) -> Iterator[Share]:
         return iter(self._shares.values())
-
-    def __len__(self) -> int:
-        return len(self._shares)
 
     def of(self, key: str) -> Share:
         """Return the account of `key`."""
@@ -81,6 +80,9 @@ class Shares:
         if not share.n_waiting:
             waiting = [other.served for other in self._shares.values() if other.n_waiting]
             share.served = max(share.served, min(waiting) if waiting else self._level)
+        if not share.has_asked:
+            share.has_asked = True
+            self.n_asked += 1
         share.n_waiting += 1
         share.owed += work
 

@@ -7,8 +7,9 @@ CPU's cache when the next head that reads them has its turn. Eight sequences of 
 
 So cells lie apart while nothing is shared, unless prompts gain more in a pool: beside answers their rows take less than by themselves, and
 apart each prompt is a pass of its own. That makes steps with prompts longer whatever it brings, so that few sequences with few cells stay
-in a pool: of mixed prompts, 8 at once had as many tokens/s in either and a p99 gap of 0.25 s in a pool, 0.38 apart; 16 had more tokens/s
-apart, and so had 8 conversations of up to 700 tokens: 28 in place of 22, with first texts after 2.3 s in place of 5.9.
+in a pool: of mixed prompts, 8 at once had as many tokens/s in either and a p99 gap of 0.25 s in a pool, 0.38 apart (in a quiet hour apart
+a tenth more tokens/s, and 0.30 s in place of 0.15); 16 had more tokens/s apart, and so had 8 conversations of up to 700 tokens: 28 in
+place of 22, with first texts after 2.3 s in place of 5.9.
 
 Shared is what sequences have at the same time. Who goes on from what an ended one left finds it apart, too: in its slot, or on the host.
 

@@ -226,7 +226,7 @@ class Scheduler:
         if self.memory.n_restoring:
             running = [sequence for sequence in running if not sequence.is_restoring]
         n_cells = self.cells.n_total - self.cells.n_free
-        plan = self._former.form(running, self.memory.take_moves(), events, n_cells, self.totals.n_prefill_rows, len(self._shares))
+        plan = self._former.form(running, self.memory.take_moves(), events, n_cells, self.totals.n_prefill_rows, self._shares.n_asked)
         if plan.n_rows:
             plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
         return plan if plan.is_step or events else None
