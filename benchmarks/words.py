@@ -118,9 +118,10 @@ third more, so that a step with some thirty is twice as long as one of sixteen a
 may have some 30 rows of prompts, so that for most of the run ten generate at the price of sixteen: 0.8 to 0.9 of the tokens/s. With steps
 of half a second it is as fast as the fastest.
 
-A long prompt among short ones is where small steps cost most. Deep in it, few rows together take more than half of what many do, so that in
-steps of which the others take little notice the prompt takes two to three times as long, and a third to half of the tokens/s is lost. In
-turn the others' longest wait is a seventh to a ninth of what it is there. Who would rather have it sooner says a longer `--itl-target-ms`.
+A long prompt among short ones is where small steps cost most. Two thousand tokens deep, sixteen rows together take more than half of what
+64 do (above), so that in steps of which the others take little notice the prompt takes two to three times as long, and a third to half of
+the tokens/s is lost. In turn the others' longest wait is a seventh to a ninth of what it is there. Who would rather have it sooner says a
+longer `--itl-target-ms`.
 
 Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as computing them
 again. That was in the first pair of three; in the others cLLM had 0.95 and 0.96 of the tokens/s, and first texts after half of the time.
