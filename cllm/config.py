@@ -256,7 +256,9 @@ class Settings:
         2.5, "time in the queue after which a request lets later ones of its key go first; 0: strictly in turn", _not_negative
     )
     key_cap: Annotated[int | None, REQUESTS] = _setting(
-        None, "completions that a key may have under way; more are answered with 429 (default: no limit)", _at_least(1)
+        None,
+        "completions that each key may have under way, where keys are given; more are answered with 429 (default: no limit)",
+        _at_least(1),
     )
     timeout_s: Annotated[float | None, REQUESTS] = _setting(None, "time limit of a request that names none (default: none)", _positive)
     load_wait_s: Annotated[float, REQUESTS] = _setting(
@@ -280,7 +282,7 @@ class Settings:
     host: Annotated[str, NETWORK] = _setting("127.0.0.1", "address to listen on", _not_empty)
     port: Annotated[int, NETWORK] = _setting(8080, "port to listen on; 0 takes a free one", _between(0, 65535))
     api_key: Annotated[tuple[str, ...], NETWORK] = _setting(
-        (), "KEY [weight=N] [cap=N]: a key, one of which clients must send; repeatable", _key, repr=False
+        (), "KEY [weight=N] [cap=N] [priority=N]: a key, one of which clients must send; repeatable", _key, repr=False
     )
     api_key_file: Annotated[str | None, NETWORK] = _setting(None, "a file with one key a line, in the same form", _file)
     ssl_certfile: Annotated[str | None, NETWORK] = _setting(None, "certificate chain (PEM); HTTPS instead of HTTP", _file)

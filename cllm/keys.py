@@ -1,8 +1,9 @@
-"""The keys that open the server, and what each may take of it: `KEY [weight=N] [cap=N]`."""
+"""The keys that open the server, and what each may take of it: `KEY [weight=N] [cap=N] [priority=N]`."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import attrs
@@ -16,6 +17,7 @@ class ApiKey:
     name: str = ""
     weight: float = 1.0  # of its requests beside other keys'
     cap: int | None = None  # completions under way at most; None: as all keys
+    priority: int | None = None  # the most urgent that its requests may name; None: any
 
 
 def parse_key(text: str) -> ApiKey:
@@ -47,7 +49,11 @@ def _option(name: str, value: str) -> float | int:
         if not value.isascii() or not value.isdigit() or int(value) < 1:
             raise ValueError("a key's cap must be a whole number above 0")
         return int(value)
-    raise ValueError("after a key and a blank there may be weight=N and cap=N")
+    if name == "priority":
+        if not re.fullmatch(r"-?[0-9]{1,9}", value):
+            raise ValueError("a key's priority must be a whole number of at most nine digits")
+        return int(value)
+    raise ValueError("after a key and a blank there may be weight=N, cap=N and priority=N")
 
 
 def _number(text: str) -> float:

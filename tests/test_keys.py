@@ -15,6 +15,10 @@ def test_weight_and_cap_follow_in_any_order() -> None:
     assert parse_key("s3cret cap=8  weight=2.5") == ApiKey(secret="s3cret", weight=2.5, cap=8)
 
 
+def test_the_most_urgent_priority_that_a_key_may_name_follows_too() -> None:
+    assert parse_key("s3cret priority=-2") == ApiKey(secret="s3cret", priority=-2)
+
+
 def test_keys_are_called_by_their_places() -> None:
     assert [key.name for key in named_keys(["a", "b weight=2"])] == ["key0", "key1"]
 
@@ -24,6 +28,7 @@ def test_keys_are_called_by_their_places() -> None:
     [
         *("", " weight=2", "s3cret s3cret2", "schlüssel"),
         *("s3cret weight=0", "s3cret weight=nan", "s3cret weight=inf", "s3cret weight="),
+        *("s3cret priority=", "s3cret priority=1.5", "s3cret priority=--1", "s3cret priority=²", "s3cret priority=1234567890"),
         *("s3cret cap=0", "s3cret cap=1.5", "s3cret cap=-1", "s3cret cap=²", "s3cret cap=1 cap=2"),
     ],
 )

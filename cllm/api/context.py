@@ -12,7 +12,7 @@ from quart import g, request
 
 from cllm.api.metrics import HttpMetrics
 from cllm.api.operations import Operation
-from cllm.api.sampling_fields import base_params
+from cllm.api.sampling_fields import SamplingFields, Wanted, base_params, wanted
 from cllm.config import Profile, Settings
 from cllm.engine.params import SamplingParams
 from cllm.engine.streaming import heeded
@@ -72,6 +72,17 @@ class Context:
             model = engine.model
             defaults = self._defaults[engine] = _defaults_of(model, self.settings.sampling_defaults)
         return defaults
+
+    def wanted(
+        self, fields: SamplingFields, model: ServedModel, *, max_tokens: int | None, defaults: SamplingParams | None = None
+    ) -> Wanted:
+        """What the current request asks of each of its completions; `defaults` are those of its surface, if it has its own.
+
+        Raises: InvalidRequest · Unavailable while its model is being loaded.
+        """
+        defaults = self.sampling_defaults if defaults is None else defaults
+        timeout_s, priority_least = self.settings.timeout_s, g.priority_least
+        return wanted(fields, model, defaults, max_tokens=max_tokens, timeout_s=timeout_s, priority_least=priority_least)
 
     async def served(self, name: str | None = None) -> ServedModel:
         """The model that the current request names, loaded if need be; the first when it names none. Raises: Unavailable · NotFound."""

@@ -16,6 +16,7 @@ from cllm.config import Settings, api_keys
 from cllm.errors import NotAuthenticated
 from cllm.keys import ApiKey
 
+OPEN = ApiKey(secret="")  # whose requests are nobody's
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS = "authorization, content-type, x-api-key, x-request-id"
 _CORS_EXPOSED = "retry-after, x-request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
@@ -33,7 +34,8 @@ def install(app: QuartTrio, context: Context) -> None:
         g.request_id = _request_id(request.headers.get("X-Request-Id"))
         if _is_preflight():
             return _preflight()
-        g.key = "" if route_path() in public else keys.check(_given_key())
+        key = OPEN if route_path() in public else keys.check(_given_key())
+        g.key, g.priority_least = key.name, key.priority
         return None
 
     @app.after_request
@@ -53,18 +55,18 @@ class Keys:
     """The keys that open the server; none, and it is open."""
 
     def __init__(self, keys: tuple[ApiKey, ...]) -> None:
-        self._names = [key.name for key in keys]
-        self._keys = [_digest(key.secret) for key in keys]
+        self._keys = keys
+        self._digests = [_digest(key.secret) for key in keys]
 
-    def check(self, given: str) -> str:
-        """Return a name for whose request it is, which gives the key not away. Raises: NotAuthenticated."""
+    def check(self, given: str) -> ApiKey:
+        """Return whose request it is. Raises: NotAuthenticated."""
         if not self._keys:
-            return ""
+            return OPEN
         candidate = _digest(given)
-        matches = [hmac.compare_digest(key, candidate) for key in self._keys]  # all of them, of equal length: the time tells nothing
+        matches = [hmac.compare_digest(key, candidate) for key in self._digests]  # all of them, of equal length: the time tells nothing
         if not any(matches):
             raise NotAuthenticated("this server wants a key: Authorization: Bearer KEY, or X-Api-Key: KEY", code="invalid_api_key")
-        return self._names[matches.index(True)]
+        return self._keys[matches.index(True)]
 
 
 def _digest(key: str) -> bytes:

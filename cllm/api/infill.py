@@ -15,7 +15,7 @@ from cllm.api.errors import openai_shape
 from cllm.api.generation import check_room, open_generation
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
-from cllm.api.sampling_fields import SamplingFields, wanted
+from cllm.api.sampling_fields import SamplingFields
 from cllm.api.sse import SseBody, TextFrame, data, sse_response
 from cllm.engine.events import Delta, Finished
 from cllm.errors import InvalidRequest
@@ -75,7 +75,7 @@ async def answer(context: Context, body: InfillRequest) -> Response:
     prompts.check_infills(model, "input_suffix")
     if body.n_predict == -1:
         body.n_predict = None
-    asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
+    asked = context.wanted(body, model, max_tokens=None)
     if asked.n != 1:
         raise InvalidRequest("n: this endpoint gives one answer; /v1/completions gives several", param="n")
     check_room(context, asked, "n")

@@ -16,7 +16,7 @@ from cllm.api.errors import native_shape
 from cllm.api.generation import Completion, check_room, open_generation
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import HTML, JSON, SSE, Operation
-from cllm.api.sampling_fields import SamplingFields, Wanted, wanted
+from cllm.api.sampling_fields import SamplingFields, Wanted
 from cllm.api.sse import SseBody, TextFrame, data, sse_response
 from cllm.api.tokens import plain_tokens
 from cllm.engine.events import Delta, Finished
@@ -118,7 +118,7 @@ def blueprint(context: Context) -> Blueprint:
 async def answer(context: Context, body: GenerateRequest, *, stream: bool, endpoint: str) -> Response:
     """Complete a prompt. Raises: RequestError."""
     model = await context.served()
-    asked = wanted(body, model, DEFAULTS, max_tokens=N_TOKENS_DEFAULT, timeout_s=context.settings.timeout_s)
+    asked = context.wanted(body, model, defaults=DEFAULTS, max_tokens=N_TOKENS_DEFAULT)
     if asked.n != 1:
         raise InvalidRequest("n: this endpoint gives one answer; /v1/completions gives several", param="n")
     check_room(context, asked, "n")

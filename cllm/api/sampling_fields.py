@@ -140,19 +140,36 @@ class Wanted:
 
 
 def wanted(
-    fields: SamplingFields, model: ServedModel, defaults: SamplingParams, *, max_tokens: int | None, timeout_s: float | None
+    fields: SamplingFields,
+    model: ServedModel,
+    defaults: SamplingParams,
+    *,
+    max_tokens: int | None,
+    timeout_s: float | None,
+    priority_least: int | None,
 ) -> Wanted:
-    """Check what types cannot say, and fill in the defaults. Raises: InvalidRequest."""
+    """Check what types cannot say, and fill in the defaults. `priority_least` is the most urgent that this client may name.
+
+    Raises: InvalidRequest.
+    """
     return Wanted(
         sampling=_sampling(fields, model, defaults),
         stopping=_stopping(fields, model, max_tokens),
         seed=_seed(fields.seed),
         n=fields.n or 1,
         timeout_s=fields.timeout_s or timeout_s,
-        priority=fields.priority or 0,
+        priority=_priority(fields.priority, priority_least),
         cache_prompt=fields.cache_prompt is not False,
         cache_salt=fields.cache_salt or "",
     )
+
+
+def _priority(given: int | None, least: int | None) -> int:
+    if least is None:
+        return given or 0
+    if given is not None and given < least:
+        raise InvalidRequest(f"priority: {given} is more urgent than this key may be: {least} at the least", param="priority")
+    return max(least, 0) if given is None else given
 
 
 def _sampling(fields: SamplingFields, model: ServedModel, defaults: SamplingParams) -> SamplingParams:

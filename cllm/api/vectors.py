@@ -16,7 +16,7 @@ from cllm.api.prompts import N_TOKEN_BYTES_MAX
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import Pooling, Vectors
 from cllm.engine.embedding import InputTooLong
-from cllm.errors import DeadlineExceeded, InvalidRequest, NotSupported, TokenizeFailed
+from cllm.errors import DeadlineExceeded, InvalidRequest, NotSupported, RequestError, TokenizeFailed
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import Embeddings
 
@@ -48,6 +48,7 @@ async def embed(
     if embeddings.model.pooling is Pooling.RANK:
         raise NotSupported(f"{embeddings.model.name} judges documents and gives no vectors: it serves /v1/rerank", param="model")
     check_number(len(inputs), param)
+    _check_room(context, embeddings)
     n_max = embeddings.model.n_tokens_max
     if truncates:
         inputs = [one[: n_max * N_TOKEN_BYTES_MAX] for one in inputs]
@@ -65,6 +66,7 @@ async def judge(context: Context, name: str | None, query: str, documents: Seque
         embedded = await embed(context, name, [query, *documents], "documents")
         unit = normalised(embedded.vectors)
         return embedded, (unit[1:] @ unit[0]).tolist()
+    _check_room(context, embeddings)
     n_chars = [len(query) + len(document) for document in documents]
     _check_fit(embeddings.model, n_chars)
     pairs = functools.partial(_pairs, embeddings.model, query, documents)
@@ -85,6 +87,15 @@ def check_number(n: int, param: str) -> None:
     """Raises: InvalidRequest for no inputs, or too many."""
     if not 1 <= n <= N_INPUTS_MAX:
         raise InvalidRequest(f"{param}: expected 1 to {N_INPUTS_MAX}, not {n}", param=param)
+
+
+def _check_room(context: Context, embeddings: Embeddings) -> None:
+    """Refuse what cannot be taken, before any work is put into it. Raises: Unavailable."""
+    try:
+        embeddings.loop.check_room()
+    except RequestError as error:
+        context.engine.metrics.refused(error)
+        raise
 
 
 async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[Sequence[int]]) -> Embedded:

@@ -60,6 +60,18 @@ class Service:
         return PROMPT_TOKEN * n_prompt + GENERATED_TOKEN * min(n_generated_max, self.n_generated_mean)
 
 
+@attrs.frozen
+class Behind:
+    """Those who wait and are less urgent than a newcomer, and what they will probably cost."""
+
+    n_waiting: int = 0
+    work: float = 0.0
+    own_work: float = 0.0  # of the newcomer's key
+
+
+NOBODY: Final = Behind()
+
+
 @attrs.frozen(kw_only=True)
 class Demand:
     """What a request wants of the queue, as far as it is known before its prompt is."""
@@ -68,6 +80,7 @@ class Demand:
     key: str = ""
     timeout_s: float | None = None
     is_urgent: bool = False  # more so than any that waits
+    behind: Behind = NOBODY
 
 
 class Gate:
@@ -90,13 +103,13 @@ class Gate:
         """
         share = self._shares.of(demand.key)
         self._check_quota(share, demand.n_sequences)
-        self._check_queue(share, demand.n_sequences)
+        self._check_queue(share, demand)
         rate = self._service.rate
         if rate is None or demand.is_urgent:
             return
-        wait_s = self._work_before(share) / rate
+        wait_s = self._work_before(share, demand.behind) / rate
         if self._wait_max_s is not None and wait_s > self._wait_max_s:
-            retry_after_s = _clipped(wait_s - self._wait_max_s)
+            retry_after_s = bearable(wait_s - self._wait_max_s)
             raise Unavailable(f"the wait would be about {wait_s:.0f} s", retry_after_s=retry_after_s, code="wait_too_long")
         if demand.timeout_s is not None and min(wait_s, fresh_work / rate) > CERTAINTY * demand.timeout_s:
             raise DeadlineExceeded(f"timeout_s: the wait would be about {wait_s:.0f} s", param="timeout_s", code="wait_too_long")
@@ -111,23 +124,26 @@ class Gate:
             message = f"this key may have {cap} completions under way, and has {share.n_under_way}"
             raise QuotaExceeded(message, retry_after_s=self._next_end_s(share))
 
-    def _check_queue(self, share: Share, n_sequences: int) -> None:
-        """A full queue still takes from a key with less than its part of it, so that none shuts the others out: twice its size at most."""
-        n_waiting = sum(other.n_waiting for other in self._shares) + n_sequences
-        if n_waiting <= self._n_waiting_max:
+    def _check_queue(self, share: Share, demand: Demand) -> None:
+        """A full queue still takes who finds less than its size of others as urgent, and from a key with less than its part of it, so that
+        neither the less urgent nor a key shuts the others out: twice its size at most.
+        """
+        n_waiting = sum(other.n_waiting for other in self._shares) + demand.n_sequences
+        finds_room = n_waiting - demand.behind.n_waiting <= self._n_waiting_max
+        if n_waiting <= 2 * self._n_waiting_max and (
+            finds_room or share.n_waiting + demand.n_sequences <= self._n_waiting_max * self._part(share)
+        ):
             return
-        if n_waiting <= 2 * self._n_waiting_max and share.n_waiting + n_sequences <= self._n_waiting_max * self._part(share):
-            return
-        raise Unavailable("the queue is full", retry_after_s=self.retry_after_s(share), code="queue_full")
+        raise Unavailable("the queue is full", retry_after_s=self._retry_after_s(share, demand.behind), code="queue_full")
 
-    def retry_after_s(self, share: Share) -> float:
-        """Seconds until the queue that there is now is probably served."""
+    def _retry_after_s(self, share: Share, behind: Behind) -> float:
+        """Seconds until what there is now before a newcomer is probably served."""
         rate = self._service.rate
-        return RETRY_AFTER_S[0] if rate is None else _clipped(self._work_before(share) / rate)
+        return RETRY_AFTER_S[0] if rate is None else bearable(self._work_before(share, behind) / rate)
 
-    def _work_before(self, share: Share) -> float:
+    def _work_before(self, share: Share, behind: Behind = NOBODY) -> float:
         """What is done before a newcomer of this key: all that waits at most, and of its own what its part of the service can do."""
-        return min(sum(other.owed for other in self._shares), share.owed / self._part(share))
+        return min(sum(other.owed for other in self._shares) - behind.work, (share.owed - behind.own_work) / self._part(share))
 
     def _part(self, share: Share) -> float:
         """The part of the whole that this key is due when it waits too. Alone, everything."""
@@ -142,9 +158,10 @@ class Gate:
             return RETRY_AFTER_S[0]
         n_running = max(sum(other.n_running for other in self._shares), 1)
         one_s = GENERATED_TOKEN * self._service.n_generated_mean * n_running / rate
-        return _clipped(self._work_before(share) / rate + one_s if not share.n_running else one_s / (share.n_running + 1))
+        return bearable(self._work_before(share) / rate + one_s if not share.n_running else one_s / (share.n_running + 1))
 
 
-def _clipped(seconds: float) -> float:
+def bearable(seconds: float) -> float:
+    """Return what a refused client is told, of what it would be."""
     least, most = RETRY_AFTER_S
     return min(max(seconds, least), most)

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 import attrs
 
 from cllm.engine.fairness import Share, Shares
+from cllm.engine.gate import NOBODY, Behind
 from cllm.engine.sequence import Sequence
 
 N_FRESH_IN_A_ROW_MAX = 19  # then the one that has waited longest has its turn: none waits for ever
@@ -30,6 +31,11 @@ class Line:
 
     def __len__(self) -> int:
         return len(self.begun) + len(self.new)
+
+    @property
+    def work(self) -> float:
+        """What all of them will probably cost."""
+        return sum(sequence.work for sequence in (*self.begun, *self.new))
 
     def place_of(self, sequence: Sequence) -> list[Sequence]:
         """Return the part of the line where `sequence` belongs."""
@@ -91,6 +97,16 @@ class Queue:
     def is_first(self, priority: int) -> bool:
         """Say whether everybody who waits is less urgent."""
         return not self._lines or priority < min(self._lines)
+
+    def behind(self, key: str, priority: int) -> Behind:
+        """Return what waits that is less urgent than a newcomer."""
+        n_waiting, work, own_work = 0, 0.0, 0.0
+        for line in (line for rank, lines in self._lines.items() if rank > priority for line in lines.values()):
+            line_work = line.work
+            n_waiting += len(line)
+            work += line_work
+            own_work += line_work if line.share.key == key else 0.0
+        return Behind(n_waiting, work, own_work) if n_waiting else NOBODY
 
     def work_before(self, key: str, priority: int, now: float) -> float:
         """Return what those of the same key will probably cost that go before a newcomer, whoever comes later."""

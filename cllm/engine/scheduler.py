@@ -175,7 +175,13 @@ class Scheduler:
 
         Raises: QuotaExceeded · Unavailable · DeadlineExceeded.
         """
-        demand = Demand(n_sequences=n_sequences, key=key, timeout_s=timeout_s, is_urgent=self._queue.is_first(priority))
+        demand = Demand(
+            n_sequences=n_sequences,
+            key=key,
+            timeout_s=timeout_s,
+            is_urgent=self._queue.is_first(priority),
+            behind=self._queue.behind(key, priority),
+        )
         self._gate.check(demand, 0.0 if timeout_s is None else self._queue.work_before(key, priority, now))
 
     def submit(self, spec: SequenceSpec, now: float) -> int:

@@ -14,6 +14,7 @@ import trio
 from cllm.backend import Embedder, ModelInfo, Pooling, Vectors, Vocabulary
 from cllm.engine.embedding import EmbedPlan, EmbedScheduler, Job, Sums, compute
 from cllm.engine.fairness import Shares
+from cllm.engine.gate import Service, bearable
 from cllm.engine.pace import Pace
 from cllm.errors import ModelDied, RequestError, Unavailable
 from cllm.serve.metrics import Metrics
@@ -67,20 +68,27 @@ class EmbedLoop:
         self._n_jobs_max = n_jobs_max
         self._is_busy = is_busy
         self._pace = Pace()
+        self._service = Service()  # in the time that it has, generation's turns included
         self._waiters: dict[Job, trio.Event] = {}
         self._work = trio.Event()
         self._stopping = False
         self._progress_at = 0.0  # when a step last began or ended
+
+    def check_room(self) -> None:
+        """Let a request pass that may join the queue now; the caller asks before it puts work into one. Raises: Unavailable."""
+        if self._stopping:
+            raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
+        if len(self._waiters) >= self._n_jobs_max:
+            rate = self._service.rate
+            retry_after_s = bearable(0.0 if rate is None else self.scheduler.n_tokens_owed / rate)
+            raise Unavailable("the queue is full", retry_after_s=retry_after_s, code="queue_full")
 
     async def vectors(self, inputs: Sequence[Sequence[int]], key: str = "") -> Vectors:
         """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.
 
         Raises: Unavailable · InputTooLong · InvalidRequest · GenerationFailed.
         """
-        if self._stopping:
-            raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
-        if len(self._waiters) >= self._n_jobs_max:
-            raise Unavailable("the queue is full", retry_after_s=2.0, code="queue_full")
+        self.check_room()
         job = self.scheduler.submit(inputs, key)
         done = self._waiters[job] = trio.Event()
         if not self._work.is_set():
@@ -151,7 +159,8 @@ class EmbedLoop:
             log.error("embedding.failed", why=f"{type(error).__name__}: {error}", n_inputs=len(plan.parts))
             self._tell(self.scheduler.apply_failure(plan, error))
             return
-        self._progress_at = trio.current_time()
+        begun_at, self._progress_at = self._progress_at, trio.current_time()
+        self._service.step(plan.batch.n_rows, 0, self._progress_at - begun_at)
         self._pace.took(plan.batch.n_rows, seconds)
         self._metrics.embedded(plan.batch.n_rows, seconds)
         self._tell(self.scheduler.apply(plan, pooled))

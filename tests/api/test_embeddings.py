@@ -164,6 +164,19 @@ async def test_who_leaves_stops_the_work(serve: Any) -> None:
     assert embedder.n_steps <= n_steps + 4
 
 
+async def test_a_full_queue_refuses_before_anything_is_read_and_the_refusal_is_counted(serve: Any) -> None:
+    embedder = FakeEmbedder(step_s=lambda _: 0.005)
+    async with serve(embedder=embedder, embedding_slice_ms=1, queue_size=1) as api:
+        async with api.asking("/v1/embeddings", b'{"input": ["%s"]}' % b'", "'.join([b"x" * 400] * 50)) as exchange:
+            await api.until(lambda: embedder.n_steps > 2)
+            refused = await embed(api, [[-1]])  # no token of the model's
+            exchange.leave()
+        metrics = (await api.get("/metrics")).body.decode()
+    assert (refused.status, refused.error["code"]) == (503, "queue_full")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert 'cllm_refusals_total{why="queue_full"} 1.0' in metrics
+
+
 async def test_an_input_that_the_model_fails_on_is_500_and_others_are_served(serve: Any) -> None:
     def fail(batch: Batch) -> None:
         if 0 in batch.tokens[: batch.n_rows]:

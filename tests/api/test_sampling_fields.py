@@ -22,8 +22,19 @@ decoder = msgspec.json.Decoder(SamplingFields)
 MODEL = cast(ServedModel, SimpleNamespace(n_ctx=512, vocabulary=SimpleNamespace(n_tokens=100)))
 
 
-def ask(defaults: SamplingParams = SamplingParams(), max_tokens: int | None = None, **fields: Any) -> Wanted:  # noqa: B008  # frozen
-    return wanted(decode(json.dumps(fields).encode(), decoder), MODEL, defaults, max_tokens=max_tokens, timeout_s=None)
+def ask(
+    defaults: SamplingParams = SamplingParams(),  # noqa: B008  # frozen
+    max_tokens: int | None = None,
+    priority_least: int | None = None,
+    **fields: Any,
+) -> Wanted:
+    body = decode(json.dumps(fields).encode(), decoder)
+    return wanted(body, MODEL, defaults, max_tokens=max_tokens, timeout_s=None, priority_least=priority_least)
+
+
+def ask_within(max_tokens: int | None, fields: dict[str, Any]) -> Wanted:
+    body = decode(json.dumps(fields).encode(), decoder)
+    return wanted(body, MODEL, SamplingParams(), max_tokens=max_tokens, timeout_s=None, priority_least=None)
 
 
 def refused(**fields: Any) -> InvalidRequest:
@@ -66,10 +77,7 @@ def test_temperature_0_stays_0() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
 def test_the_three_names_of_max_tokens_mean_the_same(name: str) -> None:
-    assert (
-        wanted(decode(json.dumps({name: 5}).encode(), decoder), MODEL, SamplingParams(), max_tokens=16, timeout_s=None).stopping.max_tokens
-        == 5
-    )
+    assert ask_within(16, {name: 5}).stopping.max_tokens == 5
 
 
 def test_a_single_stop_string_is_a_list_of_one() -> None:
@@ -130,7 +138,7 @@ def test_what_is_out_of_range_is_refused_by_name(param: str, value: Any) -> None
 @pytest.mark.parametrize("value", [0, -1, -(1 << 40)])
 def test_max_tokens_below_1_is_refused_and_never_becomes_huge(value: int) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        wanted(decode(json.dumps({"max_tokens": value}).encode(), decoder), MODEL, SamplingParams(), max_tokens=16, timeout_s=None)
+        ask_within(16, {"max_tokens": value})
     assert caught.value.param == "max_tokens"
 
 
@@ -211,3 +219,16 @@ def test_nonsense_in_the_file_is_not_taken(value: str) -> None:
     params = base_params("model", {"general.sampling.temp": value}, 512)
     assert params.temperature == 1.0 or value.startswith("1,")
     assert params.temperature >= 0
+
+
+@pytest.mark.parametrize(
+    ("least", "given", "expected"), [(None, None, 0), (None, -9, -9), (3, None, 3), (-3, None, 0), (3, 3, 3), (-3, -3, -3)]
+)
+def test_a_request_is_as_urgent_as_it_says_and_as_its_key_may_be_at_most(least: int | None, given: int | None, expected: int) -> None:
+    assert ask(priority_least=least, priority=given).priority == expected
+
+
+def test_who_names_a_priority_that_the_key_may_not_have_is_told_which_it_may() -> None:
+    with pytest.raises(InvalidRequest, match="3") as caught:
+        ask(priority_least=3, priority=2)
+    assert caught.value.param == "priority"

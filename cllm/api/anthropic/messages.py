@@ -13,7 +13,6 @@ from cllm.api.conversation import open_chat, prompt_of
 from cllm.api.errors import anthropic_shape
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
-from cllm.api.sampling_fields import wanted
 from cllm.errors import InvalidRequest
 
 ENDPOINT = "/v1/messages"
@@ -61,7 +60,7 @@ async def answer(context: Context, body: MessagesRequest) -> Response:
     if body.n not in (None, 1):
         raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
     body.stop = body.stop_sequences or body.stop
-    asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
+    asked = context.wanted(body, model, max_tokens=None)
     chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT)
     if body.stream:
         return await chat.stream(MessageStream(model.name, chat.n_prompt), anthropic_shape, WIRE)

@@ -15,7 +15,7 @@ from cllm.api.ollama.answers import WIRE, Body, LineStream, chat_body, generate_
 from cllm.api.ollama.requests import ChatRequest, CommonFields, GenerateRequest
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, NDJSON, Operation
-from cllm.api.sampling_fields import Wanted, wanted
+from cllm.api.sampling_fields import Wanted
 from cllm.api.structured import compiled, told
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
@@ -78,7 +78,7 @@ async def _checked(context: Context, body: CommonFields) -> tuple[ServedModel, W
     model = await requests.served(context, body.model)
     requests.refuse_unserved(body)
     options = requests.options_of(body)
-    return model, wanted(options, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
+    return model, context.wanted(options, model, max_tokens=None)
 
 
 async def _open_text(context: Context, model: ServedModel, body: GenerateRequest, asked: Wanted) -> Chat:

@@ -17,7 +17,6 @@ from cllm.api.openai.messages import Message, template_messages
 from cllm.api.openai.shapes import Account, OpenAiStream, TokenNames, envelope, finite, json_response
 from cllm.api.openai.tools import ToolFields, ToolingFields, thinking_of, toolbox_of, tools_of
 from cllm.api.operations import JSON, SSE, Operation
-from cllm.api.sampling_fields import wanted
 from cllm.api.sse import data
 from cllm.api.structured import form_of
 from cllm.api.tool_checks import N_TOOLS_MAX
@@ -74,7 +73,7 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
     model = await context.served(body.model)
     n_logprobs = _n_logprobs(body)
-    asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
+    asked = context.wanted(body, model, max_tokens=None)
     chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     if body.stream:

@@ -18,7 +18,6 @@ from cllm.api.generation import Completion, check_room, open_generation
 from cllm.api.openai.legacy_logprobs import LegacyLogprobs, joined, prompt_logprobs
 from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, json_response
 from cllm.api.operations import JSON, SSE, Operation
-from cllm.api.sampling_fields import wanted
 from cllm.api.sse import SseBody, data, sse_response
 from cllm.api.structured import compiled, form_of, told
 from cllm.engine.events import Delta, Finished, TokenLogprob
@@ -90,7 +89,7 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
     """Complete one or several prompts. Raises: RequestError."""
     model = await context.served(body.model)
     _check(body, model)
-    asked = wanted(body, model, context.sampling_defaults, max_tokens=N_TOKENS_DEFAULT, timeout_s=context.settings.timeout_s)
+    asked = context.wanted(body, model, max_tokens=N_TOKENS_DEFAULT)
     texts = _prompts(body.prompt, model)
     param = "prompt" if len(texts) > 1 else "n" if body.best_of is None else "best_of"
     check_room(context, asked, param, body.n_each * len(texts))

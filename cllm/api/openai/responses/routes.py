@@ -18,7 +18,6 @@ from cllm.api.openai.responses.requests import CreateRequest, Item
 from cllm.api.openai.responses.store import ResponseStore
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
-from cllm.api.sampling_fields import wanted
 from cllm.errors import InvalidRequest, NotFound
 
 ENDPOINT = "/v1/responses"
@@ -76,7 +75,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest) ->
     model = await context.served(body.model)
     requests.refuse_unserved(body)
     body.max_tokens = body.max_output_tokens or body.max_tokens
-    asked = wanted(body, model, context.sampling_defaults, max_tokens=None, timeout_s=context.settings.timeout_s)
+    asked = context.wanted(body, model, max_tokens=None)
     inputs = requests.input_items(body)
     items = (*_said_before(store, body), *inputs)
     chat = await open_chat(context, model, requests.conversation_of(body, items), asked, endpoint=ENDPOINT)
