@@ -55,6 +55,28 @@ def test_the_fake_model_that_can_be_laid_out_anew_keeps_the_contract(tmp_path: P
     assert "skipped" not in run.stdout
 
 
+def test_a_model_whose_states_fit_one_layout_alone_keeps_the_contract(tmp_path: Path) -> None:
+    options = ("--backend-option", "lays_out=1", "--backend-option", "carries_states=0", "-k", "layouts")
+    check(run_contract("--backend", FAKE, *options, folder=tmp_path))
+
+
+def test_a_model_whose_states_do_not_go_from_layout_to_layout_as_it_says_fails_the_suite(tmp_path: Path) -> None:
+    (tmp_path / "carrying.py").write_text(CARRYING)
+    run = run_contract("--backend", "carrying:Backend", "-k", "layouts", folder=tmp_path)
+    check_fails(run, "test_states_go_from_layout_to_layout")
+
+
+CARRYING = """
+from cllm.testing.fake import FakeBackend, FakeModel
+
+class Backend(FakeBackend):
+    def load(self, spec, on_progress):
+        model = FakeModel(n_rows_max=spec.n_rows_max, lays_out=True, carries_states=False)
+        model.carries_states = "as it says"
+        return model
+"""
+
+
 def test_a_model_that_can_do_the_least_keeps_the_contract(tmp_path: Path) -> None:
     check(run_contract("--backend", FAKE, "--backend-option", "can_trim=0", "--backend-option", "can_save=0", folder=tmp_path))
 

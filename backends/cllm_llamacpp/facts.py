@@ -41,6 +41,12 @@ class Facts:
         """Whether the memory is that of plain attention: every position stays until it is removed."""
         return not self.has_recurrent_state and not self.has_window
 
+    @property
+    def n_ctx_unscaled(self) -> int | None:
+        """Tokens up to which positions are turned as they were before the context was made longer; None: it never was."""
+        length = self.info.metadata.get(f"{self.info.architecture}.rope.scaling.original_context_length", "")
+        return int(length) if length.isdigit() else None
+
 
 def facts_of(lib: Any, model: Any, path: str) -> Facts:
     metadata = metadata_of(lib, model)

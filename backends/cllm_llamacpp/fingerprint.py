@@ -28,19 +28,19 @@ def mark_of_files(spec: ModelSpec) -> bytes:
 def fingerprint(files: bytes, spec: ModelSpec, facts: Facts, *, n_slots: int, n_cells_slot: int, gpu: bool) -> str:
     """Return 32 hexadecimal digits for the `files` that `mark_of_files` has marked, computed as the other arguments say."""
     info = facts.info
-    scaled_from = info.metadata.get(f"{info.architecture}.rope.scaling.original_context_length", "")
+    form = () if facts.keeps_all else (layout_of(spec), n_slots)  # the latter's states fit a memory that is laid out alike only
+    is_scaled = facts.n_ctx_unscaled is not None and n_cells_slot > facts.n_ctx_unscaled
     facts_that_count = (
         PACKAGE_VERSION,
         info.architecture,
         info.n_params,
         info.size_bytes,
-        layout_of(spec),
-        n_slots,
+        form,
         spec.cache_type_k,
         spec.cache_type_v,
         spec.flash_attention,
         gpu,
-        scaled_from.isdigit() and n_cells_slot > int(scaled_from),  # some models turn their keys otherwise when a slot may be longer
+        is_scaled,  # some models turn their keys otherwise when a slot may be longer
         [lora.scale for lora in spec.loras],
     )
     return hashlib.sha256(repr(facts_that_count).encode() + files).hexdigest()[:32]

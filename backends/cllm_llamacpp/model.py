@@ -50,6 +50,7 @@ class LlamaModel:
         self._vocabulary = LlamaVocabulary(lib, native.model, facts.info.metadata.get("tokenizer.ggml.pre", ""))
         self.vocabulary: Vocabulary = self._vocabulary
         self.layouts = settings.layouts_of(spec, facts, gpu=gpu)
+        self.carries_states = facts.keeps_all and facts.n_ctx_unscaled is None
         self.n_rows_max = context.n_rows_max
         self._n_cells_at_load = context.n_cells
         self._mark_of_files = mark_of_files(spec)
@@ -75,7 +76,13 @@ class LlamaModel:
         self._n_rows_fitting = context.n_rows_max  # fewer than at load where there are fewer cells than a step may have rows
         self._lengths: Int32s = np.zeros(self.n_slots, np.int32)  # cells of each slot
         self._views = LogitsViews(self._lib, context.handle, self.vocabulary.n_tokens)
-        self._states = States(self._lib, context.handle, mark, spare=self.n_slots if self.capabilities.can_save_part else None)
+        self._states = States(
+            self._lib,
+            context.handle,
+            mark,
+            spare=self.n_slots if self.capabilities.can_save_part else None,
+            n_streams=(self.n_slots if layout is KvLayout.STREAMS else 1) if facts.keeps_all else None,
+        )
 
     # --- a step ---
 

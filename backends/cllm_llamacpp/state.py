@@ -7,11 +7,33 @@ import struct
 import zlib
 from typing import Any, Final
 
+import attrs
+
 from cllm.errors import NoRoom, StepFailed
 from cllm_llamacpp.library import LOG
 
-_HEADER: Final = struct.Struct("<4sIIIQ")  # magic, position of the first cell, cells, the model's mark, bytes of llama.cpp's own data
-_MAGIC: Final = b"cLs2"
+_HEADER: Final = struct.Struct("<4sIIIHHQ")  # magic, position of the first cell, cells, the model's mark, `_Form`, bytes of the data
+_MAGIC: Final = b"cLs3"
+_HEAD: Final = 8  # bytes of llama.cpp's own data before the number of streams: a magic number, and whose it was
+_COUNT: Final = struct.Struct("<I")
+
+
+@attrs.frozen
+class _Form:
+    """How llama.cpp wrote a slot's data: behind the number of its streams is, for each, the number of cells there, and these behind it.
+
+    A slot's cells are all in one stream, `place`; of the others the data has a 0 each.
+    """
+
+    n_streams: int
+    place: int
+
+
+@attrs.frozen
+class _Header:
+    start: int  # position of the first cell
+    n_cells: int
+    form: _Form
 
 
 class States:
@@ -19,14 +41,18 @@ class States:
 
     llama.cpp saves and restores whole sequences only. A part goes by way of the `spare` sequence, which is empty otherwise and
     shares the cells meanwhile: that costs a look at every cell's description, and no copy.
+
+    With `n_streams`, slots have their cells in so many streams, each in its own or all in one, and a state from position 0 on fits whatever
+    their number was when it was saved; None: the memory is not of that kind, and states stay what they are.
     """
 
-    def __init__(self, lib: Any, context: Any, fingerprint: str, *, spare: int | None) -> None:
+    def __init__(self, lib: Any, context: Any, fingerprint: str, *, spare: int | None, n_streams: int | None) -> None:
         self._lib = lib
         self._context = context
         self._memory = lib.llama_get_memory(context)
         self._mark = zlib.crc32(fingerprint.encode())
         self._spare = spare
+        self._n_streams = n_streams
 
     def save(self, slot: int, start: int, n_cells: int) -> bytes:
         """Return the state of `slot` from `start` on, which are `n_cells` cells."""
@@ -44,7 +70,9 @@ class States:
         # Made at its full size and filled in place: a state has tens of megabytes, and a copy would cost as much as the save.
         state: bytes = _new_bytes(None, _HEADER.size + n_bytes)
         address = _address(state)
-        ctypes.memmove(address, _HEADER.pack(_MAGIC, start, n_cells, self._mark, n_bytes), _HEADER.size)
+        form = self._form_of(slot)
+        header = _HEADER.pack(_MAGIC, start, n_cells, self._mark, form.n_streams, form.place, n_bytes)
+        ctypes.memmove(address, header, _HEADER.size)
         data = ctypes.cast(address + _HEADER.size, ctypes.POINTER(ctypes.c_uint8))
         if self._lib.llama_state_seq_get_data(self._context, data, n_bytes, slot) != n_bytes:
             raise StepFailed(f"llama.cpp did not save slot {slot}")
@@ -52,9 +80,12 @@ class States:
 
     def restore(self, slot: int, n_held: int, state: bytes) -> int:
         """Append `state` to the `n_held` cells of `slot`; return how many it has then."""
-        start, n_cells = self._read_header(state)
+        header = self._read_header(state)
+        start, n_cells = header.start, header.n_cells
         if start != n_held:
             raise StepFailed(f"slot {slot} has {n_held} cells, the state was saved behind {start}")
+        if self._n_streams is not None and header.form.n_streams != self._n_streams:
+            state = _for_streams(state, header.form, self._n_streams)
         if not start:
             self._restore(slot, state, n_cells)
         elif n_cells:
@@ -79,6 +110,10 @@ class States:
             raise NoRoom(f"no room to restore {n_cells} cells")
         raise StepFailed("llama.cpp did not accept the state")
 
+    def _form_of(self, slot: int) -> _Form:
+        n_streams = self._n_streams or 0
+        return _Form(n_streams, slot if n_streams > 1 else 0)
+
     def _borrow(self) -> int:
         if self._spare is None:
             raise StepFailed("this memory saves and restores whole slots only")
@@ -87,15 +122,39 @@ class States:
     def _empty(self, slot: int) -> None:
         self._lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
-    def _read_header(self, state: bytes) -> tuple[int, int]:
+    def _read_header(self, state: bytes) -> _Header:
         if len(state) < _HEADER.size:
             raise StepFailed("this is not a saved state")
-        magic, start, n_cells, mark, n_bytes = _HEADER.unpack_from(state)
+        magic, start, n_cells, mark, n_streams, place, n_bytes = _HEADER.unpack_from(state)
         if magic != _MAGIC or n_bytes != len(state) - _HEADER.size:
             raise StepFailed("this is not a saved state, or not a whole one")
         if mark != self._mark:
             raise StepFailed("the state was saved by another model, or with other settings")
-        return start, n_cells
+        return _Header(start, n_cells, _Form(n_streams, place))
+
+
+def _for_streams(state: bytes, form: _Form, n_streams: int) -> bytes:
+    """Return a state as a memory of so many streams would have saved it; its cells stay what they are. Raises: StepFailed."""
+    head_end = _HEADER.size + _HEAD
+    counts_at = head_end + _COUNT.size
+    cells_at = counts_at + _COUNT.size * form.place
+    cells_end = len(state) - _COUNT.size * (form.n_streams - 1 - form.place)
+    n_others = (cells_at - counts_at) + (len(state) - cells_end)
+    data = memoryview(state)
+    is_as_known = (
+        0 <= form.place < form.n_streams
+        and cells_end >= cells_at + _COUNT.size
+        and _COUNT.unpack_from(state, head_end) == (form.n_streams,)
+        and not any(data[counts_at:cells_at])
+        and not any(data[cells_end:])
+    )
+    if not is_as_known:
+        raise StepFailed("the state was saved in another form")
+    n_bytes = len(state) - _HEADER.size - n_others + _COUNT.size * (n_streams - 1)
+    magic, start, n_cells, mark, *_ = _HEADER.unpack_from(state)
+    header = _HEADER.pack(magic, start, n_cells, mark, n_streams, 0, n_bytes)
+    head = (header, data[_HEADER.size : head_end], _COUNT.pack(n_streams))
+    return b"".join((*head, data[cells_at:cells_end], bytes(_COUNT.size * (n_streams - 1))))
 
 
 _new_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(("PyBytes_FromStringAndSize", ctypes.pythonapi))

@@ -23,12 +23,15 @@ after all, the first few that do are enough to have the pool back, before much w
 from __future__ import annotations
 
 from collections import deque
+from statistics import fmean
 from typing import Final
 
 import attrs
 
 N_FEW: Final = 8  # sequences at once that stay in a pool
-N_CELLS_FEW: Final = 256  # while they have no more cells each
+N_CELLS_FEW: Final = 256  # while they have no more cells each, and prompts come among their answers
+MIXED_LOW, MIXED_HIGH = 0.05, 0.25  # of the steps that generate have rows of prompts: with fewer no such step counts, with more they do
+N_STEPS_REMEMBERED: Final = 64  # that make up this share
 N_REMEMBERED: Final = 64  # sequences whose lengths count
 N_SEEN_LEAST: Final = 8  # sequences that tell whether anything is shared
 MEMORY: Final = 0.95  # of the share that is reused, for each sequence
@@ -65,6 +68,8 @@ class LayoutChoice:
         self._n_seen = 0  # since the layout changed
         self._lost_s = 0.0
         self._change_s = apart.change_s
+        self._mixed = 0.0
+        self._n_generating_steps = 0
 
     @property
     def may_be_due(self) -> bool:
@@ -94,8 +99,12 @@ class LayoutChoice:
 
         Apart, the rows of prompts would have taken `spared_s` longer, since they would not have been computed together with answers.
         """
+        if n_decoding:
+            self._n_generating_steps += 1
+            weight = max(1 / N_STEPS_REMEMBERED, 1 / self._n_generating_steps)
+            self._mixed += weight * ((n_rows > n_decoding) - self._mixed)
         are_few = n_live <= N_FEW
-        if self.is_apart or (are_few and n_cells <= n_live * N_CELLS_FEW):
+        if self.is_apart or (are_few and n_cells <= n_live * N_CELLS_FEW and self._mixed > MIXED_LOW):
             return
         walked_s = self.apart.gain_cell_s * n_cells * (1 - 1 / n_live)  # by each row
         lost_s = n_rows * walked_s if are_few else n_decoding * walked_s - spared_s
@@ -124,7 +133,12 @@ class LayoutChoice:
         self._change_s = seconds
 
     def _should_go_back(self) -> bool:
-        return self._reuse > REUSE_HIGH or max(self._crowds, default=0) > self.apart.n_slots
+        n_most = max(self._crowds, default=0)
+        return self._reuse > REUSE_HIGH or n_most > self.apart.n_slots or (self._mixed > MIXED_HIGH and self._are_few_and_short(n_most))
+
+    def _are_few_and_short(self, n_most: int) -> bool:
+        """Whether it is known of those who came of late."""
+        return n_most <= N_FEW and len(self._lengths) >= N_SEEN_LEAST and fmean(self._lengths) <= N_CELLS_FEW
 
     def _is_unshared(self) -> bool:
         return self._n_seen >= N_SEEN_LEAST and self._reuse < REUSE_LOW

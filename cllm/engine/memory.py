@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import Enum
 
@@ -129,6 +130,13 @@ class Memory:
         if self.offload is None:
             return 0.0
         return self.offload.prices.demand.share * (self.cells.n_cached + min(self.offload.pool.n_cells, self.limits.n_cells))
+
+    def carry_s(self, n_cells: int) -> float:
+        """Seconds to take `n_cells` cells and what is asked for of the others to the host and back; infinite without one."""
+        if self.offload is None:
+            return math.inf
+        n_cells += round(self.n_asked_for)
+        return self.offload.prices.save_s(n_cells) + self.offload.prices.restore_s(n_cells) if n_cells else 0.0
 
     def n_kept(self, key: Key, tokens: list[int]) -> int:
         """How many of `tokens`, the last one apart, are in the model's memory or on the host."""
@@ -284,6 +292,14 @@ class Memory:
             self._evict_slot(slot)
         return slot is not None
 
+    def move_out(self) -> bool:
+        """Have what is cached in one slot saved whole, whoever shares it, since all cells are to be laid out anew; False when none is left."""
+        slot = self.tree.oldest()
+        if slot is not None:
+            self._save(slot, self.tree.n_tokens(slot))
+            self._evict_slot(slot, save=False)
+        return slot is not None
+
     # --- what the model is owed ---------------------------------------------------------------------------------------
 
     def take_moves(self) -> list[Move]:
@@ -330,8 +346,8 @@ class Memory:
         if self.offload is not None:
             self.offload.lost()
 
-    def laid_out(self, limits: MemoryLimits, offload: Offload | None) -> None:
-        """The cells lie as `limits` say since now, after `lost`; what is on the host was of the layout before."""
+    def laid_out(self, limits: MemoryLimits, offload: Offload | None, *, carries_states: bool) -> None:
+        """The cells lie as `limits` say since now, after `lost`; what is on the host is of use if the model `carries_states`."""
         assert not self._live
         assert not self.tree.n_resting
         self.limits = limits
@@ -339,7 +355,7 @@ class Memory:
         self.tree = PrefixTree(self.cells)
         self._found = None
         if offload is not None and self.offload is not None:
-            offload.succeeds(self.offload)
+            offload.succeeds(self.offload, carries_states=carries_states)
         self.offload = offload
 
     @property

@@ -84,10 +84,18 @@ class Offload:
         n_moved = sum(piece.n_cells for piece in chain.pieces)
         return chain if self.prices.is_worth_restoring(n_moved, chain.end - n_have) else None
 
-    def succeeds(self, other: Offload) -> None:
-        """Take over what `other` has counted and learned of the work; its states fit no more."""
-        self.pool.totals = other.pool.totals
+    def succeeds(self, other: Offload, *, carries_states: bool) -> None:
+        """Take over what `other` has counted and learned of the work, and its states if they fit still."""
+        if carries_states:
+            self.pool = other.pool
+            if not self.can_save_part:  # nor are parts restored
+                for piece in self.pool.pieces():
+                    if piece.start:
+                        self.pool.discard(piece)
+        else:
+            self.pool.totals = other.pool.totals
         self.prices.demand = other.prices.demand
+        self._cell_n_bytes = other._cell_n_bytes
 
     def lost(self) -> None:
         """What was to be saved is gone, and nothing is carried."""

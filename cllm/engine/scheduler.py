@@ -71,6 +71,7 @@ class Limits:
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
     n_slots_apart: int | None = None  # where the layout may be changed: slots, if each had cells of its own; None: it stays as it is
     n_cells_slot_apart: int = 0  # and cells of each
+    carries_states: bool = False  # whether a whole slot's state fits in either layout
     layout_change_s: float = 0.5  # that it takes, until it was measured
     begins_apart: bool = False  # whether they had when the server last ran
 
@@ -333,23 +334,39 @@ class Scheduler:
         choice = self._choice
         if choice is None or not choice.may_be_due or self._trials:
             return None
-        again_s = sum(self.cost.prefill_s(sequence.n_computed) for sequence in self._running)
-        again_s += self.memory.n_asked_for * self.cost.least_row_s
         n_longest = max((len(sequence.tokens) for sequence in self._sequences.values()), default=0)
-        if not choice.is_due(again_s, n_longest):
+        if not choice.is_due(self._again_s(), n_longest):
             return None
         return KvLayout.UNIFIED if choice.is_apart else KvLayout.STREAMS
+
+    def _again_s(self) -> float:
+        """Seconds until what there is would be there again in another layout: carried over, or computed."""
+        computed_s = sum(self.cost.prefill_s(sequence.n_computed) for sequence in self._running)
+        computed_s += self.memory.n_asked_for * self.cost.least_row_s
+        if not self.limits.carries_states:
+            return computed_s
+        return min(self.memory.carry_s(sum(sequence.n_computed for sequence in self._running)), computed_s)
 
     def _note_cost_of_layout(self, choice: LayoutChoice, plan: Plan) -> None:
         n_rows, n_decoding = plan.n_rows, len(plan.decoding)
         spared_s = self.cost.spared_s(n_rows, n_decoding, plan.n_cells) if 0 < n_decoding < n_rows else 0.0
         choice.stepped(n_rows, n_decoding, len(self._running), self.cells.n_held, spared_s)
 
-    def vacate(self, now: float) -> None:
-        """Let everybody wait and take back all cells: they are about to be laid out anew. Nobody's tokens are lost."""
+    def interrupt(self, now: float) -> None:
+        """Let everybody wait: the cells are about to be laid out anew. Nobody's tokens are lost."""
         self._now = now
         for sequence in list(self._running):
-            self._preempt(sequence, keep=False)
+            self._preempt(sequence, keep=self.limits.carries_states)
+
+    def plan_departure(self, now: float) -> Plan | None:
+        """After `interrupt`: the step that takes one slot's cells to the host, if they fit another layout too; None when none is left."""
+        if not self.limits.carries_states or not self.memory.move_out():
+            return None
+        self._planned_at = now
+        return self._former.form([], self.memory.take_moves(), [], 0)
+
+    def vacate(self) -> None:
+        """After `interrupt`: take back all cells."""
         self.memory.lost()
 
     def laid_out(self, limits: Limits, seconds: float) -> None:
@@ -362,7 +379,8 @@ class Scheduler:
         self.limits = attrs.evolve(limits, n_ctx=self.limits.n_ctx)
         other = self._cost_other or self.cost.beside(n_rows_max=limits.n_rows_max, apart=limits.rows_by_slot)
         self.cost, self._cost_other = other, self.cost
-        self.memory.laid_out(_memory_limits(self.limits), _offload(self.limits, self.cost))
+        offload = _offload(self.limits, self.cost)
+        self.memory.laid_out(_memory_limits(self.limits), offload, carries_states=self.limits.carries_states)
         self.cells = self.memory.cells
         self._n_live_max, self._places, self._former = self._dealer()
         self._n_live_max_usual = self._n_live_max

@@ -246,6 +246,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         rows_by_slot=layout is KvLayout.STREAMS,
         n_slots_apart=n_slots_apart if n_cells_apart and may_change_layout(model, settings) else None,
         n_cells_slot_apart=n_cells_apart,
+        carries_states=isinstance(model, LaysOut) and model.carries_states,
         layout_change_s=LAYOUT_S + LAYOUT_GIB_S * model.info.cells_bytes / 2**30,
     )
     if isinstance(model, StreamsOnly):  # it knows itself how many steps of what size it takes

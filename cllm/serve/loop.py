@@ -190,19 +190,23 @@ class StepLoop:
         self._hand_down()
 
     async def _lay_out(self, layout: KvLayout) -> None:
-        """Lay the model's cells out anew; everybody waits meanwhile, and is computed again. Raises: ModelDied."""
+        """Lay the model's cells out anew; everybody waits meanwhile, and is computed again unless it can be carried. Raises: ModelDied."""
         assert isinstance(self._model, LaysOut)
         assert self._limits_of is not None
         began_at = trio.current_time()
         n_running, n_slots = self.scheduler.n_running, self.scheduler.limits.n_slots_apart or 1
-        self.scheduler.vacate(began_at)
+        self.scheduler.interrupt(began_at)
         self._deliver_owed()
+        while (plan := self.scheduler.plan_departure(trio.current_time())) is not None:
+            await self._step(plan)
+        self.scheduler.vacate()
+        vacated_at = self._progress_at = trio.current_time()
         try:
             await self.thread.run(self._model.lay_out, layout, n_slots)
         except LoadFailed as error:
             log.warning("layout.failed", layout=layout.value, why=str(error))
         self._progress_at = trio.current_time()
-        self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - began_at)
+        self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
         self.on_layout(self._model)
         await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
         log.info("layout", layout=layout.value, n_running=n_running, seconds=round(self._progress_at - began_at, 2))

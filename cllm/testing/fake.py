@@ -113,7 +113,8 @@ class FakeModel:
     `step_s(batch)` gives the seconds that a step pretends to take, unless it is aborted where `can_abort`; `before_step` may raise, to
     make a step fail. It never draws a token that ends the turn unless `n_tokens_to_end` is given: then about one in so many does.
     Without `can_trim`, its memory is like a recurrent one: slots are shared whole and dropped whole. Without `can_save`, they stay where
-    they are. Where it `lays_out`, it takes either layout; `before_lay_out` may raise LoadFailed or ModelDied.
+    they are. Where it `lays_out`, it takes either layout; `before_lay_out` may raise LoadFailed or ModelDied. If it `carries_states`, whole
+    ones that were saved in one layout fit the other.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class FakeModel:
         can_save: bool = True,
         can_abort: bool = False,
         lays_out: bool = False,
+        carries_states: bool = True,
         step_s: Callable[[Batch], float] | None = None,
         before_step: Callable[[Batch], None] | None = None,
         before_lay_out: Callable[[KvLayout, int], None] | None = None,
@@ -140,6 +142,7 @@ class FakeModel:
             can_share=False, can_trim=bool(can_trim), can_save=bool(can_save), can_abort=bool(can_abort)
         )
         self.layouts = frozenset((KvLayout.UNIFIED, KvLayout.STREAMS) if lays_out else (kv_layout,))
+        self.carries_states = carries_states
         self.n_cells = n_cells
         self.n_rows_max = n_rows_max
         self.n_steps = 0
@@ -223,6 +226,8 @@ class FakeModel:
         start, saved = _read_state(state, self._mark)
         if len(cells) != start:
             raise StepFailed(f"slot {slot} has {len(cells)} cells, the state was saved behind {start}")
+        if start and not self.capabilities.can_save_part:
+            raise StepFailed("this memory restores whole slots only")
         if start + len(saved) > self.n_cells_slot or len(saved) > self.n_cells - self._n_cells_used:
             raise NoRoom("the state needs more cells than are free")
         cells += [_Cell(token, hash_) for token, hash_ in saved]
@@ -271,7 +276,7 @@ class FakeModel:
         self.capabilities = attrs.evolve(
             can, can_share=pooled and can.can_trim, can_save_part=pooled and can.can_trim and can.can_save, kv_layout=layout
         )
-        self.info = attrs.evolve(self.info, fingerprint=f"fake {layout.value} {n_slots}")
+        self.info = attrs.evolve(self.info, fingerprint="fake" if self.carries_states else f"fake {layout.value} {n_slots}")
         self.n_slots = n_slots
         self.n_cells_slot = self.n_cells if pooled else self.n_cells // n_slots
         self._mark = zlib.crc32(self.info.fingerprint.encode())

@@ -38,11 +38,15 @@ def drive_on(model, drive, tokens):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"cache_type_k": "f16"}, {"cache_type_v": "f16"}, {"kv_layout": KvLayout.STREAMS, "n_live": 4}],
+    [{"cache_type_k": "f16"}, {"cache_type_v": "f16"}, {"architecture": "gemma3", "kv_layout": KvLayout.STREAMS, "n_live": 4}],
     ids=lambda settings: " ".join(settings),
 )
 def test_what_changes_the_form_of_a_state_changes_the_fingerprint(load, settings):
-    assert mark(load) != mark(load, **settings)
+    assert mark(load, settings.get("architecture", "qwen3")) != mark(load, **settings)
+
+
+def test_plain_attentions_states_fit_in_either_layout(load):
+    assert mark(load) == mark(load, kv_layout=KvLayout.STREAMS, n_live=4)
 
 
 def test_other_models_have_other_fingerprints(load):
@@ -65,7 +69,7 @@ def test_other_weights_under_the_same_name_are_another_model(tiny_files, load, t
 
 def of_file(path, model, **changes):
     spec = ModelSpec(path=str(path), **changes)
-    return fingerprint(mark_of_files(spec), spec, model, n_slots=4, n_cells_slot=512, gpu=False)
+    return fingerprint(mark_of_files(spec), spec, model._facts, n_slots=4, n_cells_slot=512, gpu=False)
 
 
 def test_all_parts_of_a_split_model_count(load, tmp_path):

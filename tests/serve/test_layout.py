@@ -81,6 +81,32 @@ async def test_the_cells_come_to_lie_apart_while_the_first_answers_are_still_und
         assert running.scheduler.totals.n_layouts == 1
 
 
+@pytest.mark.parametrize("carries_states", [True, False])
+async def test_what_was_computed_is_carried_into_the_new_layout_where_states_fit_it(carries_states: bool) -> None:
+    """There by what it costs, and back because somebody needs more than a part."""
+    model = FakeModel(lays_out=True, carries_states=carries_states)
+    prompts = words(24, seed=31)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        await ask_and_compare(running, prompts, n_tokens=100)
+        (long,) = words(1, seed=32, n_letters=300)
+        await ask_and_compare(running, [*words(5, seed=33), long, *words(5, seed=34)])
+        totals = running.scheduler.totals
+    assert (totals.n_layouts, totals.n_preempted > 0) == (2, True)
+    n_new = 24 * 61 + 10 * 61 + 301
+    n_again = totals.n_prefill_rows - n_new
+    assert (n_again <= totals.n_preempted) if carries_states else (n_again > 10 * totals.n_preempted)
+
+
+async def test_what_nobody_may_share_is_computed_again_in_the_new_layout() -> None:
+    model = FakeModel(lays_out=True)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        specs = [attrs.evolve(make_spec(prompt, 100), cache_prompt=False) for prompt in words(24, seed=35)]
+        answers = await ask(running, specs)
+        assert [answer.text for answer in answers] == [text_alone(prompt, 100) for prompt in words(24, seed=35)]
+        assert running.scheduler.totals.n_layouts == 1
+        assert running.scheduler.memory.offload.pool.n_bytes == 0
+
+
 async def test_a_restarted_server_goes_on_with_the_layout_that_it_had() -> None:
     kept: list[KvLayout] = []
     first, second = FakeModel(lays_out=True), FakeModel(lays_out=True)

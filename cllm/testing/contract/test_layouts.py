@@ -106,11 +106,41 @@ def test_a_state_fits_where_the_fingerprint_is_what_it_was_and_is_refused_elsewh
         assert lone.info.fingerprint == mark
         hand.restore(1, state, tokens[:-1])
         near.check(hand.put(1, tokens[-1:]), expected)
+    elif isinstance(lone, LaysOut) and lone.carries_states:
+        assert lone.info.fingerprint == mark
+        hand.restore(1, state, tokens[:-1])
+        near.check(hand.put(1, tokens[-1:]), expected)
+        lay_out(lone, before).restore(0, state, tokens[:-1])
     else:
         assert lone.info.fingerprint != mark or not mark
         with refused():
             lone.restore(1, state)
         near.check(hand.put(1, tokens), expected)
+
+
+def test_states_go_from_layout_to_layout_where_it_carries_them_and_a_part_is_refused_where_none_are_restored(
+    lone: StepModel, target: KvLayout, plain: PlainTokens, near: Near
+) -> None:
+    if not lone.capabilities.can_save or not isinstance(lone, LaysOut) or not lone.carries_states:
+        pytest.skip("this model's states fit the layout alone in which they were saved")
+    texts = [plain.draw(n, seed=n) for n in (N_TOKENS, 2 * N_TOKENS)]
+    hand = Hand(lone)
+    expected = [hand.alone(text)[-1:] for text in texts]
+    for slot, text in enumerate(texts):
+        hand.put(slot, text[:-1])
+    part = lone.save(1, N_TOKENS) if lone.capabilities.can_save_part else None
+    for layout in (target, lone.capabilities.kv_layout, target):
+        states = [lone.save(slot) for slot in range(2)]
+        hand = lay_out(lone, layout)
+        for slot, (state, text) in enumerate(zip(states, texts, strict=True)):
+            hand.restore(1 - slot, state, text[:-1])
+        texts.reverse()
+        expected.reverse()
+    if part is not None and not lone.capabilities.can_save_part:
+        with refused():
+            lone.restore(texts.index(max(texts, key=len)), part)
+    for slot, text in enumerate(texts):
+        near.check(hand.put(slot, text[-1:]), expected[slot])
 
 
 def test_there_and_back_again_it_is_what_it_was(lone: StepModel, target: KvLayout, plain: PlainTokens, near: Near) -> None:
