@@ -137,8 +137,8 @@ class LayoutChoice:
         return self._reuse > REUSE_HIGH or n_most > self.apart.n_slots or (self._mixed > MIXED_HIGH and self._are_few_and_short(n_most))
 
     def _are_few_and_short(self, n_most: int) -> bool:
-        """Whether it is known of those who came of late."""
-        return n_most <= N_FEW and len(self._lengths) >= N_SEEN_LEAST and fmean(self._lengths) <= N_CELLS_FEW
+        """Whether those who came of late were, as far back as is remembered: conversations begin short, too."""
+        return n_most <= N_FEW and len(self._lengths) == N_REMEMBERED and fmean(self._lengths) <= N_CELLS_FEW
 
     def _is_unshared(self) -> bool:
         return self._n_seen >= N_SEEN_LEAST and self._reuse < REUSE_LOW

@@ -293,7 +293,7 @@ class Memory:
         return slot is not None
 
     def move_out(self) -> bool:
-        """Have what is cached in one slot saved whole, whoever shares it, since all cells are to be laid out anew; False when none is left."""
+        """Have what is cached in one slot saved whole, since all cells are to be laid out anew; False when nothing is left."""
         slot = self.tree.oldest()
         if slot is not None:
             self._save(slot, self.tree.n_tokens(slot))

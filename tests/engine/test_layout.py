@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cllm.engine.layout import N_CELLS_FEW, N_FEW, N_SEEN_LEAST, Apart, LayoutChoice
+from cllm.engine.layout import N_CELLS_FEW, N_FEW, N_REMEMBERED, N_SEEN_LEAST, Apart, LayoutChoice
 
 CHANGE_S = 0.5
 APART = Apart(n_slots=12, n_cells_slot=512, gain_cell_s=1e-6, change_s=CHANGE_S)
@@ -51,7 +51,7 @@ def test_a_few_sequences_with_few_cells_never_gain_enough_where_prompts_come_amo
 
 def few(*, n_tokens: int = 200, n_live: int = N_FEW, mixed: float = 0.0) -> LayoutChoice:
     """A choice that knows few sequences of so many tokens, and in which share of the steps that generate rows of prompts were."""
-    one = choice(n_tokens=n_tokens, n_live=n_live)
+    one = choice(n_came=N_REMEMBERED, n_tokens=n_tokens, n_live=n_live)
     make_steps(one, mixed=mixed, n=400)
     return one
 
@@ -96,6 +96,15 @@ def test_they_stay_apart_if(one: LayoutChoice) -> None:
     one.changed(0.2)
     make_steps(one, mixed=0.5, n=400)
     assert not one.may_be_due
+
+
+def test_and_as_long_as_too_few_have_ended_to_know_it() -> None:
+    one = choice(n_came=N_REMEMBERED - 1, n_live=N_FEW)
+    one.changed(0.2)
+    make_steps(one, mixed=0.5, n=400)
+    assert not one.may_be_due
+    one.ended(200, n_max=4096)
+    assert one.may_be_due
 
 
 def test_a_few_with_many_cells_lose_what_all_their_rows_walk_by() -> None:
