@@ -7,14 +7,14 @@ CPU's cache when the next head that reads them has its turn. Eight sequences of 
 
 So cells lie apart while nothing is shared, unless prompts gain more in a pool: beside answers their rows take less than by themselves, and
 apart each prompt is a pass of its own. That makes steps with prompts longer whatever it brings, so that few sequences with few cells stay
-in a pool: of mixed prompts, 8 at once had as many tokens/s in either and a p99 gap of 0.25 s in a pool, 0.38 apart (in a quiet hour apart
-a tenth more tokens/s, and 0.30 s in place of 0.15); 16 had more tokens/s apart, and so had 8 conversations of up to 700 tokens: 28 in
+in a pool while prompts come among their answers: of mixed prompts, 8 at once had as many tokens/s in either and a p99 gap of 0.25 s in a
+pool, 0.38 apart (in quiet hours 0.15 and 0.20 to 0.30); 16 had more tokens/s apart, and so had 8 conversations of up to 700 tokens: 28 in
 place of 22, with first texts after 2.3 s in place of 5.9.
 
 Shared is what sequences have at the same time. Who goes on from what an ended one left finds it apart, too: in its slot, or on the host.
 
-To lay them out anew, all cells must be computed again, and those that are cached, too, if they are asked for: it is done when staying has
-cost as much as that, so that never more than twice the least is paid.
+To lay them out anew, all cells must be carried to the host and back, or computed again, and those that are cached, too, if they are asked
+for: it is done when staying has cost as much as that, so that never more than twice the least is paid.
 
 A server that is started again goes on with the layout that it had, while nobody holds anything. If what comes now shares its beginnings
 after all, the first few that do are enough to have the pool back, before much was computed: who waits for another's prompt counts too.
@@ -110,19 +110,19 @@ class LayoutChoice:
         lost_s = n_rows * walked_s if are_few else n_decoding * walked_s - spared_s
         self._lost_s = max(self._lost_s + lost_s, 0.0)
 
-    def is_due(self, compute_again_s: float, n_longest: int) -> bool:
-        """Say whether to change now. What is lost would take `compute_again_s` to compute again, and the longest who is here has
+    def is_due(self, again_s: float, n_longest: int) -> bool:
+        """Say whether to change now. It takes `again_s` until what is there would be there again, and the longest who is here has
         `n_longest` tokens.
         """
         if self.is_apart:
             return self.is_outgrown or self._should_go_back()
         if self._begins_apart:
             self._begins_apart = False
-            return compute_again_s == 0 and self._has_room(n_longest)
+            return again_s == 0 and self._has_room(n_longest)
         if not self._is_unshared() or not self._has_room(n_longest):
             self._lost_s = 0.0
             return False
-        return self._lost_s >= self._change_s + compute_again_s
+        return self._lost_s >= self._change_s + again_s
 
     def changed(self, seconds: float) -> None:
         """The other layout is in force since now; to lay out the cells took `seconds`."""

@@ -79,7 +79,7 @@ class Offload:
     def chain_for(self, key: Key, tokens: list[int], n_have: int) -> Chain[Piece] | None:
         """Return the pieces to restore for a sequence that has `n_have` cells without them; None if computing the rest is as good."""
         chain = self.pool.find(key, tokens, n_have)
-        if chain is None:
+        if chain is None or (chain.pieces[-1].start and not self.can_save_part):  # a part, of another layout: it came from disk
             return None
         n_moved = sum(piece.n_cells for piece in chain.pieces)
         return chain if self.prices.is_worth_restoring(n_moved, chain.end - n_have) else None

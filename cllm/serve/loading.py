@@ -255,8 +255,10 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
 
 
 def may_change_layout(model: StepModel, settings: Settings) -> bool:
-    """Whether the cells may be laid out anew while it serves. With a disk tier they stay: its states fit one layout."""
-    return isinstance(model, LaysOut) and model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS} and settings.cache_dir is None
+    """Whether the cells may be laid out anew while it serves. With a disk tier they stay if its states would fit one layout alone."""
+    if not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS}:
+        return False
+    return settings.cache_dir is None or model.carries_states
 
 
 def what_is_kept(model: StepModel, limits: Limits) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from cllm.backend import KvLayout
 from cllm.config import Settings
+from cllm.engine.hostpool import Piece
 from cllm.engine.offload import Offload
 from cllm.engine.prices import MOVE_S, Prices
 from cllm.engine.scheduler import Scheduler
@@ -13,6 +15,8 @@ from cllm.errors import Aborted
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 from tests.engine.test_machine import make_spec, run_step
+
+KEY = ("", "")
 
 
 @attrs.define
@@ -230,6 +234,22 @@ def test_what_nobody_waits_for_any_more_is_like_everybodys() -> None:
     scheduler.cancel(waiting)
     answer(model, scheduler, "b" * 200 + "more")
     assert scheduler.memory.totals.n_tokens_saved == 200
+
+
+@pytest.mark.parametrize("start", [0, 50])
+def test_a_part_that_another_layout_left_is_not_restored_where_only_whole_slots_are(start: int) -> None:
+    model = FakeModel(n_cells=300, n_slots=3, kv_layout=KvLayout.STREAMS)
+    scheduler = Scheduler(limits_of(model, Settings()), model.vocabulary)
+    offload = scheduler.memory.offload
+    assert offload is not None
+    offload.prices = Prices(Costs())
+    tokens = list(range(100))
+    pieces = [Piece(KEY, tokens[:start], 0, b"whole"), Piece(KEY, tokens, start, b"maybe a part")]
+    for piece in pieces:
+        if piece.n_cells:
+            offload.pool.put(piece)
+    chain = offload.chain_for(KEY, tokens, 0)
+    assert (chain is None) == bool(start)
 
 
 def test_a_host_pool_of_no_size_is_none() -> None:

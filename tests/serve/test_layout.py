@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
 import pytest
@@ -17,6 +18,7 @@ from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import LoadFailed, ModelDied
+from cllm.serve.disktier import DiskTier
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
 from tests.api.conftest import Api
@@ -95,6 +97,16 @@ async def test_what_was_computed_is_carried_into_the_new_layout_where_states_fit
     n_new = 24 * 61 + 10 * 61 + 301
     n_again = totals.n_prefill_rows - n_new
     assert (n_again <= totals.n_preempted) if carries_states else (n_again > 10 * totals.n_preempted)
+
+
+@pytest.mark.parametrize("carries_states", [True, False])
+async def test_with_a_disk_tier_they_are_laid_out_anew_where_its_states_fit_then_too(tmp_path: Path, carries_states: bool) -> None:
+    settings = attrs.evolve(SETTINGS, cache_dir=str(tmp_path))
+    model = FakeModel(lays_out=True, carries_states=carries_states)
+    disk = DiskTier.open(str(tmp_path), model.info.fingerprint, 1 << 20)
+    async with running_engine(model, settings, cost=cost(model), disk=disk) as running:
+        await ask_and_compare(running, words(60, seed=36))
+        assert running.scheduler.totals.n_layouts == carries_states
 
 
 async def test_what_nobody_may_share_is_computed_again_in_the_new_layout() -> None:
