@@ -27,6 +27,7 @@ from cllm_llamacpp.library import open_library
 
 MEMORIES: Final = {"apart": False, "pool": True}  # name, and whether llama.cpp's memory is unified
 N_SEQUENCES_MAX: Final = 256  # of llama.cpp
+N_TILE: Final = 16  # rows that kernels take together
 N_SPARE: Final = 128  # cells of a sequence beyond those it holds between calls: no shape has more rows of one prompt
 
 
@@ -59,14 +60,17 @@ class Shape:
 
 
 def shapes(n_sequences: int) -> list[Shape]:
-    """What is asked of `n_sequences`: all generate or two thirds of them, prompts in pieces, and both together."""
+    """What is asked of `n_sequences`: all generate, or all but one, or two thirds; prompts in pieces; and both together."""
     few = max(1, n_sequences * 5 // 8)
     rest = n_sequences - few
-    counts = sorted({1, max(1, n_sequences // 2), few, n_sequences})
+    others = n_sequences - 1
+    n_tile = N_TILE - others % N_TILE  # rows that fill a tile beside those others
+    counts = sorted({1, max(1, n_sequences // 2), few, max(1, others), n_sequences})
     found = [Shape(n_generating=n) for n in counts]
     found += [Shape(n_generating=few, n_gaps=min(rest, few - 1))] if rest and few > 1 else []
     found += [Shape(n_generating=0, n_prompt=n) for n in (16, 34, 64, 128)]
     found += [Shape(n_generating=few, n_prompt=n) for n in (16, 34, 64) if rest]
+    found += [Shape(n_generating=others, n_prompt=n) for n in (n_tile, n_tile + N_TILE, 4 * N_TILE) if others > few]
     found += [Shape(n_generating=few, n_single=rest - 1, n_prompt=n) for n in (0, 34, 64) if rest > 1]
     return found
 
