@@ -9,10 +9,13 @@ model that takes no time, so that nothing overlaps. The aim is at most 150 us a 
 from __future__ import annotations
 
 import json
+import random
 import resource
 import statistics
 import time
+from collections.abc import Sequence
 
+import attrs
 import trio
 
 from benchmarks.instant import InstantModel
@@ -29,26 +32,50 @@ from cllm.testing.engine import running_engine
 N_SEQUENCES = (1, 8, 64, 256)
 N_TOKENS = 300
 N_VOCABULARY = 512
+N_SEQUENCES_A_PROMPT, N_KEYS = 4, 4
+N_PROMPT_SHORT, N_PROMPT_WAITING, N_PROMPT_LONG = 3, 200, 4000
 AIM_STEP_US, AIM_SEQUENCE_US = 150.0, 10.0
 
 
-def _spec(seed: int) -> SequenceSpec:
+def _spec(seed: int, prompt: Sequence[int] = (65, 66, 67), n_tokens: int = N_TOKENS) -> SequenceSpec:
     return SequenceSpec(
-        prompt=[65, 66, 67],
-        sampling=SamplingParams(temperature=0),
-        stopping=StopParams(max_tokens=N_TOKENS, ignore_eos=True),
-        seed=seed,
+        prompt=prompt, sampling=SamplingParams(temperature=0), stopping=StopParams(max_tokens=n_tokens, ignore_eos=True), seed=seed
     )
 
 
 def pure_us(n_sequences: int) -> tuple[float, float]:
-    """Return plan and apply, us a step, without Trio."""
+    """Return plan and apply, us a step in which so many generate, without Trio."""
     model = InstantModel(n_tokens=N_VOCABULARY)
     scheduler = Scheduler(limits_of(model, Settings(parallel=256)), model.vocabulary)
     for seed in range(n_sequences):
         scheduler.submit(_spec(seed), 0.0)
+    return _timed(model, scheduler)
+
+
+def mixed_us(n_sequences: int) -> tuple[float, float]:
+    """The same where a quarter of them are long prompts of several keys, computed piece by piece, and as many more wait."""
+    model = InstantModel(n_tokens=N_VOCABULARY)
+    scheduler = Scheduler(limits_of(model, Settings(parallel=n_sequences)), model.vocabulary)
+    n_prompts, draw = n_sequences // N_SEQUENCES_A_PROMPT, random.Random(1)
+    lengths = [N_PROMPT_SHORT] * (n_sequences - n_prompts) + [N_PROMPT_LONG] * n_prompts + [N_PROMPT_WAITING] * n_sequences
+    for seed, n in enumerate(lengths):
+        spec = _spec(seed, [draw.randrange(N_VOCABULARY) for _ in range(n)], n_tokens=N_PROMPT_LONG)
+        scheduler.submit(attrs.evolve(spec, key=f"key{seed % N_KEYS}"), 0.0)
+    n_decoding = 0
+    while n_decoding < n_sequences - n_prompts:
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        n_decoding = len(plan.decoding)
+        scheduler.apply(plan, compute(model, plan, time.perf_counter), 0.0)
+    measured = _timed(model, scheduler, n_steps=N_TOKENS)
+    assert scheduler.n_waiting == n_sequences, "prompts were computed all the time"
+    return measured
+
+
+def _timed(model: InstantModel, scheduler: Scheduler, n_steps: int | None = None) -> tuple[float, float]:
+    """Return the medians of plan and apply over so many steps, or all that there are to make."""
     plan_s, apply_s = [], []
-    while True:
+    while n_steps is None or len(plan_s) < n_steps:
         began = time.perf_counter()
         plan = scheduler.plan(0.0)
         planned = time.perf_counter()

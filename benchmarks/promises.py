@@ -414,13 +414,21 @@ def turn_of(done: Pass) -> Data:
 
 
 def planner(asked: Asked) -> Part:
-    """`Scheduler.plan` alone, and what settles a step, for as many sequences as all generate."""
+    """`Scheduler.plan` alone, and what settles a step: of sequences that all generate, and with prompts among them and others that wait."""
     n = asked.sizes.n_planned
-    turns = [overhead.pure_us(n) for _ in range(asked.sizes.n_turns)]
-    plan_us, apply_us = (statistics.median(values) for values in zip(*turns, strict=True))
-    told(f"planner: {plan_us:.1f} us to plan, {apply_us:.1f} us to settle")
-    promise = Promise(workload="planner", figure=f"us to plan a step of {n} sequences", value=plan_us, bound=PLAN_MOST_US)
-    return Part([promise], {"plan_us": [plan for plan, _ in turns], "apply_us": [apply for _, apply in turns]})
+    n_prompts = n // overhead.N_SEQUENCES_A_PROMPT
+    measured = {
+        f"us to plan a step of {n} sequences": ("", overhead.pure_us),
+        f"us to plan a step of {n - n_prompts} that generate and {n_prompts} prompts, while {n} wait": ("_mixed", overhead.mixed_us),
+    }
+    promises, details = [], {}
+    for figure, (suffix, measure) in measured.items():
+        turns = [measure(n) for _ in range(asked.sizes.n_turns)]
+        plan_us, apply_us = (statistics.median(values) for values in zip(*turns, strict=True))
+        told(f"planner: {plan_us:.1f} {figure}, {apply_us:.1f} to settle it")
+        promises.append(Promise(workload="planner", figure=figure, value=plan_us, bound=PLAN_MOST_US))
+        details |= {f"plan{suffix}_us": [plan for plan, _ in turns], f"apply{suffix}_us": [apply for _, apply in turns]}
+    return Part(promises, details)
 
 
 # --- the command -------------------------------------------------------------------------------------------------------

@@ -100,12 +100,18 @@ is 0 in some pass, by a bootstrap); where that has 1 in it, neither is said to b
 pair there is none. Each figure of ours stands against the setting that is best at that figure, of those that were measured; the others are
 named below each table. Texts are chunks as a client sees them.
 
-What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Where
-the machine does nothing else, eight with equal prompts take nearly as long in either: what cLLM gains at prompts it loses in a pool, where
-each row walks by the cells of the others, which makes a step of eight 62 ms in place of 58. What scheduling adds is that gaps are short:
-prompts go in pieces, so that one configuration comes within a tenth of the tokens/s of the fastest setting and has shorter gaps at p99 than
-the smoothest. What it costs is that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts
-end later where few wait.
+What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Eight
+with equal prompts lie apart in either and take as long; cLLM computes all their prompts in one step, so that first texts come somewhat
+sooner. How a server came to be started counts as much: each setting stands beside a start of its own of either server, and starts of one
+and the same differ by up to a tenth, ours at eight by 102, 107, 109 and 110 tokens/s over ten passes each. Intervals are of the passes of
+one start, and too narrow for that. What scheduling adds is that gaps are short: prompts go in pieces, so that one configuration comes
+within a twentieth of the tokens/s of the fastest setting and has shorter gaps at p99 than the smoothest. What it costs is that more of the
+gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
+
+Of mixed prompts at 8, no way to compute them gives a twentieth more than the fastest setting. By the single calls above, 117 rows of a
+prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
+`-no-kvu` does and what makes gaps of 0.7 s; 1.02 in a pool in steps with 9 of its rows, 1.06 with 25, which is what cLLM does; and apart
+1.07 in pieces of 64 rows, 1.10 of 25. What mixing saves in a tile, walking by others' cells takes.
 
 In an overload, by the means of two pairs, which says little, goodput is theirs at half and at the whole of what can be served, and not
 below theirs beyond it. First texts come by a third later at p90 up to there, for the same reason, and by half later at twice as much; gaps

@@ -529,10 +529,13 @@ class Embeds(Protocol):
 
 @runtime_checkable
 class LaysOut(Protocol):
-    """What a `StepModel` has besides whose cells can be laid out anew while it is loaded."""
+    """What a `StepModel` has besides whose cells can be laid out anew while it is loaded.
+
+    With an attribute `carries_states` that is true, a state that was saved from a slot's first cell on fits in any layout, under one
+    `info.fingerprint`: what was computed is then carried over when the layout changes, and computed again otherwise.
+    """
 
     layouts: frozenset[KvLayout]  # those that it can take, never AUTO; `lay_out` is not called where there is only one
-    carries_states: bool  # whether a state that was saved from a slot's first cell on fits in any of them, under one `info.fingerprint`
 
     def lay_out(self, layout: KvLayout, n_slots: int) -> None:
         """Lay the cells out anew, as one of `layouts`; blocks. Every slot is empty after it, whatever comes of it.

@@ -207,7 +207,9 @@ class Settings:
     )
     prefix_cache: Annotated[bool, MEMORY] = _setting(True, "compute equal beginnings of prompts once, and keep ended sequences' cells")
     host_cache_mb: Annotated[int, MEMORY] = _setting(
-        2048, "memory for cells that had to leave the KV cache, MiB: restored instead of computed again; 0: none", _at_least(0)
+        2048,
+        "memory for cells that had to leave a model's KV cache, MiB for each model: restored instead of computed again; 0: none",
+        _at_least(0),
     )
     cache_dir: Annotated[str | None, MEMORY] = _setting(
         None, "a folder for what leaves that memory: prefixes outlive the server (default: none)", _not_empty

@@ -134,7 +134,8 @@ class Gate:
             finds_room or share.n_waiting + demand.n_sequences <= self._n_waiting_max * self._part(share)
         ):
             return
-        raise Unavailable("the queue is full", retry_after_s=self._retry_after_s(share, demand.behind), code="queue_full")
+        ahead = demand.behind if n_waiting <= 2 * self._n_waiting_max else NOBODY  # of those behind, some must have gone then, too
+        raise Unavailable("the queue is full", retry_after_s=self._retry_after_s(share, ahead), code="queue_full")
 
     def _retry_after_s(self, share: Share, behind: Behind) -> float:
         """Seconds until what there is now before a newcomer is probably served."""

@@ -53,6 +53,7 @@ class HostPool:
     def __init__(self, n_bytes_max: int, *, can_cut: bool) -> None:
         self.n_bytes_max = n_bytes_max
         self.can_cut = can_cut
+        self.takes_parts = True  # pieces that do not begin with the text
         self.n_bytes = 0
         self.n_cells = 0
         self.version = 0  # grows when more may be found than before, or less
@@ -69,6 +70,8 @@ class HostPool:
 
     def put(self, piece: Piece) -> None:
         """Keep `piece`; what was unused for longest makes room. One that is larger than the pool is not kept."""
+        if piece.start and not self.takes_parts:
+            return
         if piece.n_bytes > self.n_bytes_max or self.covers(piece.key, piece.tokens, piece.start):
             return
         self.version += 1
@@ -86,10 +89,10 @@ class HostPool:
         """Return the pieces that lead furthest into `tokens` for somebody who has `n_have` cells; None when none leads beyond."""
         return self._tree.find(key, tokens, n_have, can_cut=self.can_cut) if self._pieces else None
 
-    def covers(self, key: Key, tokens: list[int], start: int) -> bool:
-        """Say whether the cells of ``tokens[start:]`` are here already; if so, they have been of use just now."""
+    def covers(self, key: Key, tokens: list[int], start: int, *, in_one: bool = False) -> bool:
+        """Say whether the cells of ``tokens[start:]`` are here already, or `in_one` piece; if so, they have been of use just now."""
         chain = self.find(key, tokens, start)
-        if chain is None or chain.end < len(tokens):
+        if chain is None or chain.end < len(tokens) or (in_one and len(chain.pieces) > 1):
             return False
         self.touch(chain)
         return True
@@ -128,6 +131,12 @@ class HostPool:
     def pieces(self) -> list[Piece]:
         """All that is here, the longest unused first."""
         return list(self._pieces)
+
+    def give_up_parts(self) -> None:
+        """Let the pieces go that do not begin with the text: what restores whole slots has no use for them."""
+        for piece in self.pieces():
+            if piece.start:
+                self._evict(piece)
 
     def _evict(self, piece: Piece) -> None:
         self.discard(piece)

@@ -69,6 +69,7 @@ class LayoutChoice:
         self._lost_s = 0.0
         self._change_s = apart.change_s
         self._mixed = 0.0
+        self._n_cells_each = 0.0  # that those who run have on average
         self._n_generating_steps = 0
 
     @property
@@ -99,15 +100,19 @@ class LayoutChoice:
 
         Apart, the rows of prompts would have taken `spared_s` longer, since they would not have been computed together with answers.
         """
+        if not n_live:  # they ended while it was made
+            return
         if n_decoding:
             self._n_generating_steps += 1
             weight = max(1 / N_STEPS_REMEMBERED, 1 / self._n_generating_steps)
             self._mixed += weight * ((n_rows > n_decoding) - self._mixed)
+            self._n_cells_each += weight * (n_cells / n_live - self._n_cells_each)
         are_few = n_live <= N_FEW
-        if self.is_apart or (are_few and n_cells <= n_live * N_CELLS_FEW and self._mixed > MIXED_LOW):
+        are_short = n_cells <= n_live * N_CELLS_FEW
+        if self.is_apart or (are_few and are_short and self._mixed > MIXED_LOW):
             return
         walked_s = self.apart.gain_cell_s * n_cells * (1 - 1 / n_live)  # by each row
-        lost_s = n_rows * walked_s if are_few else n_decoding * walked_s - spared_s
+        lost_s = (n_decoding if are_short else n_rows) * walked_s if are_few else n_decoding * walked_s - spared_s
         self._lost_s = max(self._lost_s + lost_s, 0.0)
 
     def is_due(self, again_s: float, n_longest: int) -> bool:
@@ -137,8 +142,9 @@ class LayoutChoice:
         return self._reuse > REUSE_HIGH or n_most > self.apart.n_slots or (self._mixed > MIXED_HIGH and self._are_few_and_short(n_most))
 
     def _are_few_and_short(self, n_most: int) -> bool:
-        """Whether those who came of late were, as far back as is remembered: conversations begin short, too."""
-        return n_most <= N_FEW and len(self._lengths) == N_REMEMBERED and fmean(self._lengths) <= N_CELLS_FEW
+        """Whether those who came of late were, as far back as is remembered: conversations begin short, too. And those who are here are."""
+        were_short = len(self._lengths) == N_REMEMBERED and fmean(self._lengths) <= N_CELLS_FEW
+        return n_most <= N_FEW and were_short and self._n_cells_each <= N_CELLS_FEW
 
     def _is_unshared(self) -> bool:
         return self._n_seen >= N_SEEN_LEAST and self._reuse < REUSE_LOW

@@ -132,11 +132,17 @@ class Memory:
         return self.offload.prices.demand.share * (self.cells.n_cached + min(self.offload.pool.n_cells, self.limits.n_cells))
 
     def carry_s(self, n_cells: int) -> float:
-        """Seconds to take `n_cells` cells and what is asked for of the others to the host and back; infinite without one."""
+        """Seconds to take `n_cells` cells and what is asked for of the cached ones to the host and back; infinite without one.
+
+        What finds no room there is computed again.
+        """
         if self.offload is None:
             return math.inf
-        n_cells += round(self.n_asked_for)
-        return self.offload.prices.save_s(n_cells) + self.offload.prices.restore_s(n_cells) if n_cells else 0.0
+        n_cells += round(self.offload.prices.demand.share * self.cells.n_cached)
+        n_carried = min(n_cells, self.offload.n_cells_max)
+        prices = self.offload.prices
+        carried_s = prices.save_s(n_carried) + prices.restore_s(n_carried) if n_carried else 0.0
+        return carried_s + (prices.prefill_s(n_cells - n_carried) if n_cells > n_carried else 0.0)
 
     def n_kept(self, key: Key, tokens: list[int]) -> int:
         """How many of `tokens`, the last one apart, are in the model's memory or on the host."""
@@ -173,6 +179,8 @@ class Memory:
         """Give a waiting sequence that fits a slot, the cells that others have computed for it, and room for the rest."""
         known = self._with_a_slot(sequence)
         self.ends_waiting(sequence)
+        if sequence.admitted_at is not None and sequence.first_token_at is None:  # it was preempted, and may have lost what it was given
+            sequence.n_cached = min(sequence.n_cached, known.n_tokens)
         reuse = known.reuse
         if reuse is None:
             sequence.slot = self.cells.take_slot()
@@ -293,12 +301,15 @@ class Memory:
         return slot is not None
 
     def move_out(self) -> bool:
-        """Have what is cached in one slot saved whole, since all cells are to be laid out anew; False when nothing is left."""
-        slot = self.tree.oldest()
-        if slot is not None:
-            self._save(slot, self.tree.n_tokens(slot))
+        """Have what is cached in one slot saved whole, since all cells are to be laid out anew; False when no more is worth it."""
+        while self.offload is not None and (slot := self.tree.oldest()) is not None:
+            n_moves = len(self._moves)
+            self._save(slot, self.tree.n_tokens(slot), whole=True)
+            is_saved = len(self._moves) > n_moves
             self._evict_slot(slot, save=False)
-        return slot is not None
+            if is_saved:
+                return True
+        return False
 
     # --- what the model is owed ---------------------------------------------------------------------------------------
 
@@ -382,6 +393,8 @@ class Memory:
         sequence = self._live[outcome.move.slot]
         del self._restoring[sequence.slot]
         sequence.is_restoring = False
+        if sequence.first_token_at is None:
+            sequence.n_cached = min(sequence.n_cached, max(outcome.n_tokens, sequence.n_computed))
         n_restored = outcome.n_tokens - sequence.n_computed
         if n_restored <= 0:
             return
@@ -486,8 +499,13 @@ class Memory:
         return self.tree.n_tokens(slot) if sequence is None else sequence.n_computed
 
     def _miss(self, sequence: Sequence) -> None:
-        if sequence.admitted_at is None:
-            sequence.miss = Miss.UNKNOWN if sequence.may_share else Miss.OFF
+        if sequence.admitted_at is not None:
+            return
+        if not sequence.may_share:
+            sequence.miss = Miss.OFF
+            return
+        match = self.tree.match(_key(sequence), sequence.tokens, sequence.n_shareable)
+        sequence.miss = Miss.UNKNOWN if match is None or match.n_tokens < N_COPY_LEAST else Miss.OUT_OF_REACH
 
     # --- reusing it ---------------------------------------------------------------------------------------------------
 
@@ -589,13 +607,14 @@ class Memory:
         self.totals.n_evicted_slots += 1
         self.totals.n_evicted_cells += n_cached - self.cells.n_cached
 
-    def _save(self, slot: int, n_last: int | None = None) -> None:
+    def _save(self, slot: int, n_last: int | None = None, *, whole: bool = False) -> None:
         """Have the cells that a cached branch has to itself, or the last of them, saved before they go, if that is worth it."""
         if self.offload is None:
             return
         tree = self.tree
         n_alone = tree.n_alone(slot) if n_last is None else n_last
-        move = self.offload.save_of(slot, tree.key_of(slot), tree.tokens_of(slot), n_alone, is_awaited=tree.is_awaited(slot))
+        tokens, is_awaited = tree.tokens_of(slot), tree.is_awaited(slot)
+        move = self.offload.save_of(slot, tree.key_of(slot), tokens, n_alone, is_awaited=is_awaited, whole=whole)
         if move is not None:
             self._moves.append(move)
 

@@ -24,22 +24,30 @@ class _Saving:
 class Offload:
     """The host pool's side of a model's memory: what is worth a copy, and what came of the copies. It changes no cell."""
 
-    def __init__(self, pool: HostPool, prices: Prices, *, can_save_part: bool) -> None:
+    def __init__(self, pool: HostPool, prices: Prices, *, can_save_part: bool, n_cells_slot: int, cell_n_bytes: float = 1.0) -> None:
         self.pool = pool
         self.prices = prices
-        self.can_save_part = can_save_part
+        self.can_save_part = pool.takes_parts = can_save_part
+        self._n_cells_slot = n_cells_slot
         self._saving: dict[int, _Saving] = {}  # by slot
         self._saving_s = 0.0
-        self._cell_n_bytes = 1.0  # of the largest states so far, for each cell
+        self._cell_n_bytes = cell_n_bytes  # of the largest states so far, for each cell
         self._carried_s = 0.0  # what a cell that was cached from the start on has cost
         self._carried_s_at: dict[int, float] = {}  # when each slot's branch began to rest
 
+    @property
+    def n_cells_max(self) -> int:
+        """Cells that the pool takes, about."""
+        return int(self.pool.n_bytes_max / self._cell_n_bytes)
+
     # --- cells that go ------------------------------------------------------------------------------------------------
 
-    def save_of(self, slot: int, key: Key, tokens: list[int], n_alone: int, *, is_awaited: bool = False) -> Save | None:
+    def save_of(
+        self, slot: int, key: Key, tokens: list[int], n_alone: int, *, is_awaited: bool = False, whole: bool = False
+    ) -> Save | None:
         """Return the move that saves the last `n_alone` cells of a slot that holds `tokens`; None if that is not worth it or not needed.
 
-        `is_awaited` says that somebody waits who will go on from them.
+        `is_awaited` says that somebody waits who will go on from them; a `whole` slot is to be there in one piece.
         """
         end = len(tokens)
         start = end - n_alone if self.can_save_part else 0
@@ -49,7 +57,7 @@ class Offload:
         seconds = self.prices.save_s(end - start)
         if not self._is_worth(end - start, is_awaited=is_awaited) or (self._saving_s and self._saving_s + seconds > SAVE_S_MAX):
             return None
-        if self.pool.covers(key, tokens, start):
+        if self.pool.covers(key, tokens, start, in_one=whole):
             return None
         self._saving_s += seconds
         self._saving[slot] = _Saving(start, end)
@@ -79,7 +87,7 @@ class Offload:
     def chain_for(self, key: Key, tokens: list[int], n_have: int) -> Chain[Piece] | None:
         """Return the pieces to restore for a sequence that has `n_have` cells without them; None if computing the rest is as good."""
         chain = self.pool.find(key, tokens, n_have)
-        if chain is None or (chain.pieces[-1].start and not self.can_save_part):  # a part, of another layout: it came from disk
+        if chain is None or max(len(piece.tokens) for piece in chain.pieces) > self._n_cells_slot:
             return None
         n_moved = sum(piece.n_cells for piece in chain.pieces)
         return chain if self.prices.is_worth_restoring(n_moved, chain.end - n_have) else None
@@ -88,13 +96,12 @@ class Offload:
         """Take over what `other` has counted and learned of the work, and its states if they fit still."""
         if carries_states:
             self.pool = other.pool
-            if not self.can_save_part:  # nor are parts restored
-                for piece in self.pool.pieces():
-                    if piece.start:
-                        self.pool.discard(piece)
+            self.pool.takes_parts = self.can_save_part
+            if not self.can_save_part:
+                self.pool.give_up_parts()
         else:
             self.pool.totals = other.pool.totals
-        self.prices.demand = other.prices.demand
+        self.prices.succeed(other.prices)
         self._cell_n_bytes = other._cell_n_bytes
 
     def lost(self) -> None:

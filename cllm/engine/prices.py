@@ -37,6 +37,11 @@ class Prices:
         self._save_cell_s = costs.save_s(1) if costs else None
         self._restore_cell_s = costs.restore_s(1) if costs else None
 
+    def succeed(self, other: Prices) -> None:
+        """Take over what `other` has learned, of the same machine."""
+        self.demand = other.demand
+        self._save_cell_s, self._restore_cell_s = other._save_cell_s, other._restore_cell_s
+
     def save_s(self, n_cells: int) -> float:
         """Seconds to save so many cells."""
         return MOVE_S + n_cells * (self._save_cell_s or SAVE_CELL_S)

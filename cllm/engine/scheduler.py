@@ -21,7 +21,7 @@ from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
 from cllm.engine.following import Followers
-from cllm.engine.gate import CERTAINTY, Demand, Gate, Service
+from cllm.engine.gate import CERTAINTY, Behind, Demand, Gate, Service
 from cllm.engine.hostpool import HostPool
 from cllm.engine.layout import Apart, LayoutChoice
 from cllm.engine.memory import Memory, MemoryLimits
@@ -66,6 +66,7 @@ class Limits:
     can_save: bool = False
     can_save_part: bool = False
     host_pool_n_bytes: int = 0  # of states in the process's memory; 0: none
+    cell_n_bytes: float = 1.0  # of a saved cell, as far as it is known before one was saved
     itl_max_s: float | None = None  # time between tokens that so many sequences may run as keep; None: as many as there is room for
     itl_target_s: float | None = None  # how long a step with running answers may take; None: about twice as long as without prompts
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
@@ -181,9 +182,18 @@ class Scheduler:
             key=key,
             timeout_s=timeout_s,
             is_urgent=self._queue.is_first(priority),
-            behind=self._queue.behind(key, priority),
+            behind=self._behind(key, priority),
         )
         self._gate.check(demand, 0.0 if timeout_s is None else self._queue.work_before(key, priority, now))
+
+    def _behind(self, key: str, priority: int) -> Behind:
+        """Those who wait, and who follow another's prompt, and are less urgent."""
+        behind = self._queue.behind(key, priority)
+        for sequence in self._followers:
+            if sequence.spec.priority > priority:
+                own_work = sequence.work if sequence.share.key == key else 0.0
+                behind = Behind(behind.n_waiting + 1, behind.work + sequence.work, behind.own_work + own_work)
+        return behind
 
     def submit(self, spec: SequenceSpec, now: float) -> int:
         """Queue a sequence; return its id. Its events come from `plan` and `apply` from now on.
@@ -242,7 +252,8 @@ class Scheduler:
         """Settle a step that went well: every row has its cell, every output its token."""
         self._now = now
         events: list[Event] = []
-        self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
+        if plan.n_rows:
+            self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
         self._settle(plan, now)
         if self._choice is not None and plan.n_rows:
             self._note_cost_of_layout(self._choice, plan)
@@ -302,8 +313,9 @@ class Scheduler:
             return events
         is_kept = isinstance(error, Aborted) and self.limits.can_trim
         for sequence in members:
-            if sequence not in robbed:
-                self._preempt(sequence, keep=is_kept)
+            if sequence in robbed or (is_kept and sequence.cancelled):  # the latter's end is met in the next plan
+                continue
+            self._preempt(sequence, keep=is_kept)
         if not isinstance(error, Aborted):
             self._accuse(members, error, events)
         return events
@@ -345,7 +357,9 @@ class Scheduler:
         computed_s += self.memory.n_asked_for * self.cost.least_row_s
         if not self.limits.carries_states:
             return computed_s
-        return min(self.memory.carry_s(sum(sequence.n_computed for sequence in self._running)), computed_s)
+        carried = sum(sequence.n_computed for sequence in self._running if sequence.may_share)
+        alone_s = sum(self.cost.prefill_s(sequence.n_computed) for sequence in self._running if not sequence.may_share)
+        return min(self.memory.carry_s(carried) + alone_s, computed_s)
 
     def _note_cost_of_layout(self, choice: LayoutChoice, plan: Plan) -> None:
         n_rows, n_decoding = plan.n_rows, len(plan.decoding)
@@ -356,7 +370,7 @@ class Scheduler:
         """Let everybody wait: the cells are about to be laid out anew. Nobody's tokens are lost."""
         self._now = now
         for sequence in list(self._running):
-            self._preempt(sequence, keep=self.limits.carries_states)
+            self._preempt(sequence, keep=self.limits.carries_states and not sequence.cancelled)
 
     def plan_departure(self, now: float) -> Plan | None:
         """After `interrupt`: the step that takes one slot's cells to the host, if they fit another layout too; None when none is left."""
@@ -385,6 +399,8 @@ class Scheduler:
         self._n_live_max, self._places, self._former = self._dealer()
         self._n_live_max_usual = self._n_live_max
         self._choice.changed(seconds)
+        for sequence in self._sequences.values():  # some came meanwhile
+            self._choice.grew(len(sequence.tokens))
         self.totals.n_layouts += 1
 
     def plan_retirement(self) -> Plan | None:
@@ -839,7 +855,8 @@ def _offload(limits: Limits, cost: CostModel) -> Offload | None:
     if not (limits.keeps_prefixes and limits.can_save and limits.host_pool_n_bytes):
         return None
     pool = HostPool(limits.host_pool_n_bytes, can_cut=limits.can_trim)
-    return Offload(pool, Prices(cost), can_save_part=limits.can_save_part)
+    n_cells_slot = limits.n_cells // limits.n_slots if limits.rows_by_slot else limits.n_cells
+    return Offload(pool, Prices(cost), can_save_part=limits.can_save_part, n_cells_slot=n_cells_slot, cell_n_bytes=limits.cell_n_bytes)
 
 
 def _note_cached(sequence: Sequence, now: float, event: str, **facts: int) -> None:

@@ -54,6 +54,7 @@ class Miss(Enum):
     NONE = "none"  # they had not: all but the last were known
     DIFFERS = "differs"  # nothing known goes on as this prompt does
     UNKNOWN = "unknown"  # nothing known begins as this prompt does
+    OUT_OF_REACH = "out_of_reach"  # something does, but cannot be cut to where they part, or is not worth a copy
     OFF = "off"  # it shares nothing: by request, by setting, or by the model
 
 

@@ -246,7 +246,8 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         rows_by_slot=layout is KvLayout.STREAMS,
         n_slots_apart=n_slots_apart if n_cells_apart and may_change_layout(model, settings) else None,
         n_cells_slot_apart=n_cells_apart,
-        carries_states=isinstance(model, LaysOut) and model.carries_states,
+        carries_states=_carries_states(model),
+        cell_n_bytes=max(model.info.cells_bytes / model.n_cells, 1.0),
         layout_change_s=LAYOUT_S + LAYOUT_GIB_S * model.info.cells_bytes / 2**30,
     )
     if isinstance(model, StreamsOnly):  # it knows itself how many steps of what size it takes
@@ -258,7 +259,11 @@ def may_change_layout(model: StepModel, settings: Settings) -> bool:
     """Whether the cells may be laid out anew while it serves. With a disk tier they stay if its states would fit one layout alone."""
     if not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS}:
         return False
-    return settings.cache_dir is None or model.carries_states
+    return settings.cache_dir is None or _carries_states(model)
+
+
+def _carries_states(model: StepModel) -> bool:
+    return bool(getattr(model, "carries_states", False))
 
 
 def what_is_kept(model: StepModel, limits: Limits) -> str:

@@ -266,10 +266,12 @@ class StepLoop:
             self._idle_event.set()
 
     def _report(self, plan: Plan, error: Exception) -> None:
-        self._metrics.step_failed(error)
         if isinstance(error, Aborted) and plan.is_futile():
+            self._metrics.step_aborted()
             log.debug("step.aborted", n_rows=plan.n_rows)
-        elif isinstance(error, NoRoom | Aborted):
+            return
+        self._metrics.step_failed(error)
+        if isinstance(error, NoRoom | Aborted):
             log.info("step.retried", why=str(error) or type(error).__name__, n_rows=plan.n_rows)
         else:
             log.error("step.failed", why=f"{type(error).__name__}: {error}", n_rows=plan.n_rows, n_sequences=len(plan.members()))

@@ -37,6 +37,7 @@ class Metrics:
         registry.register(self._steps)
         self._ended = Counter("cllm_sequences_ended", "Sequences that ended", ["how"], registry=registry)
         self._failures = Counter("cllm_steps_failed", "Steps that raised", ["error"], registry=registry)
+        self._aborted = Counter("cllm_steps_aborted", "Steps ended early, since nobody waited for them any more", registry=registry)
         self._invalid = Counter("cllm_invalid_logits", "Outputs whose logits were not numbers", registry=registry)
         self._refusals = Counter("cllm_refusals", "Requests that were not let in, by why", ["why"], registry=registry)
         self.grammars = Counter("cllm_grammars", "Schemas and grammars asked for", ["outcome"], registry=registry)
@@ -72,6 +73,10 @@ class Metrics:
     def step_failed(self, error: Exception) -> None:
         """Count a step that raised."""
         self._failures.labels(type(error).__name__).inc()
+
+    def step_aborted(self) -> None:
+        """Count a step that was ended since nobody waited for it any more."""
+        self._aborted.inc()
 
     def refused(self, error: RequestError) -> None:
         """Count a request that was not let into the queue."""

@@ -35,7 +35,12 @@ def test_sixteen_sequences_are_asked_for_all_that_scheduling_chooses_between() -
 
 def test_beside_all_others_prompts_get_the_rows_that_fill_tiles() -> None:
     names = {shape.name for shape in shapes(8)}
-    assert {"7 generate", "7 generate + 9 rows of a prompt", "7 generate + 25 rows of a prompt", "7 generate + 64 rows of a prompt"} <= names
+    assert {
+        "7 generate",
+        "7 generate + 9 rows of a prompt",
+        "7 generate + 25 rows of a prompt",
+        "7 generate + 64 rows of a prompt",
+    } <= names
 
 
 def test_who_generates_has_an_output_behind_its_cells_and_a_prompts_rows_have_none() -> None:

@@ -98,6 +98,35 @@ def test_they_stay_apart_if(one: LayoutChoice) -> None:
     assert not one.may_be_due
 
 
+def test_a_step_whose_sequences_have_all_ended_meanwhile_says_nothing() -> None:
+    one = few()
+    lost_s = one._lost_s
+    one.stepped(8, 8, 0, 0)
+    assert one._lost_s == lost_s
+
+
+def test_a_long_one_among_short_ones_does_not_have_them_change_for_ever() -> None:
+    """What is there says that they gain apart, what has ended that they were short."""
+    one = choice(n_came=N_REMEMBERED, n_tokens=100, n_live=N_FEW)
+    n_changes = 0
+    for step in range(20_000):
+        one.stepped(24 if step % 3 else N_FEW, N_FEW, N_FEW, 3600)
+        if step % 20 == 0:
+            one.came(100, 0, N_FEW)
+            one.ended(100, n_max=4096)
+        if one.may_be_due and one.is_due(0.1, 500):
+            one.changed(0.2)
+            n_changes += 1
+    assert n_changes == 1
+
+
+def test_prompts_that_are_computed_together_are_no_loss_to_a_few_short_ones() -> None:
+    one = few()
+    lost_s = one._lost_s
+    one.stepped(800, 0, N_FEW, N_FEW * 100)
+    assert one._lost_s == lost_s
+
+
 def test_and_as_long_as_too_few_have_ended_to_know_it() -> None:
     one = choice(n_came=N_REMEMBERED - 1, n_live=N_FEW)
     one.changed(0.2)

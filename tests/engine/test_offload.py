@@ -236,20 +236,33 @@ def test_what_nobody_waits_for_any_more_is_like_everybodys() -> None:
     assert scheduler.memory.totals.n_tokens_saved == 200
 
 
-@pytest.mark.parametrize("start", [0, 50])
-def test_a_part_that_another_layout_left_is_not_restored_where_only_whole_slots_are(start: int) -> None:
+@pytest.mark.parametrize(("start", "end"), [(0, 100), (50, 50)])
+def test_a_part_is_not_kept_where_only_whole_slots_are_restored_but_what_is_before_it_is(start: int, end: int) -> None:
     model = FakeModel(n_cells=300, n_slots=3, kv_layout=KvLayout.STREAMS)
     scheduler = Scheduler(limits_of(model, Settings()), model.vocabulary)
     offload = scheduler.memory.offload
     assert offload is not None
     offload.prices = Prices(Costs())
     tokens = list(range(100))
-    pieces = [Piece(KEY, tokens[:start], 0, b"whole"), Piece(KEY, tokens, start, b"maybe a part")]
+    pieces = [Piece(KEY, tokens[:start], 0, b"whole"), Piece(KEY, tokens, start, b"perhaps a part")]
     for piece in pieces:
         if piece.n_cells:
             offload.pool.put(piece)
     chain = offload.chain_for(KEY, tokens, 0)
-    assert (chain is None) == bool(start)
+    assert chain is not None
+    assert (chain.start, chain.end) == (0, end)
+
+
+def test_a_state_that_is_longer_than_a_slot_is_not_restored_there() -> None:
+    model = FakeModel(n_cells=300, n_slots=3, kv_layout=KvLayout.STREAMS)
+    offload = Scheduler(limits_of(model, Settings()), model.vocabulary).memory.offload
+    assert offload is not None
+    offload.prices = Prices(Costs())
+    tokens = list(range(150))
+    offload.pool.put(Piece(KEY, tokens[:101], 0, b"too long"))
+    assert offload.chain_for(KEY, tokens[:80], 0) is None
+    offload.pool.put(Piece(KEY, [*tokens[:60], 7], 0, b"fits"))
+    assert offload.chain_for(KEY, [*tokens[:60], 7, 8], 0) is not None
 
 
 def test_a_host_pool_of_no_size_is_none() -> None:

@@ -6,7 +6,8 @@ reviewer to read in the diff. Commands:
     limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max patience_s)
                                 (row_budget=auto leaves it to the costs, itl_target_ms=N to them and a target; itl_max_ms=N leaves to them
                                 how many run)
-    costs ROWS:MS ...           what steps of so many rows take, for the next `limits`; outputs and cells cost nothing
+    costs ROWS:MS ... [cell=US] [apart=US]   what steps of so many rows take, for the next `limits`; outputs cost nothing, a cell in use so
+                                many microseconds in each step, and a generating row gains so many for each cell of the others apart
     weights KEY=N ...           a new scheduler with the same limits, whose keys count so much
     submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [key=KEY] [scored]
            [regex=TEXT]
@@ -24,9 +25,11 @@ reviewer to read in the diff. Commands:
                                        dies while nothing is computed
     evict                       forget what is cached
     state                       who is where, and the cells
+    totals                      what was counted so far
+    layout                      have the cells laid out anew if that is due
 
 A row is written SEQUENCE:POSITION, with `!` where its logits are wanted; runs of rows as 1:0-4, with `?0-2` after them where rows are
-scored.
+scored. What the model computes in several passes is said behind them.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ import attrs
 import pytest
 
 from cllm import errors
+from cllm.backend import KvLayout
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE, Curve
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
@@ -77,7 +81,7 @@ class Conversation:
         limits = Limits(**{**LIMITS, **numbers, **times})  # type: ignore[arg-type]
         scheduler = Scheduler(limits, FakeVocabulary(), CostModel(self.curve, n_rows_max=limits.n_rows_max))
         if scheduler.memory.offload is not None:
-            scheduler.memory.offload.prices = Prices()
+            scheduler.memory.offload.prices = Prices(None if self.curve is DEFAULT_CURVE or not self.curve.cell_s else scheduler.cost)
         return scheduler
 
     def tell(self, command: str) -> list[str]:
@@ -91,8 +95,11 @@ class Conversation:
         return []
 
     def do_costs(self, words: list[str]) -> list[str]:
-        rows = [(int(n), int(ms) / 1000) for n, _, ms in (word.partition(":") for word in words)]
-        self.curve = Curve(rows=rows, outputs=[(1, 0.0)])
+        rows = [(int(n), int(ms) / 1000) for n, _, ms in (word.partition(":") for word in words if ":" in word)]
+        seconds = {name: float(us) / 1e6 for name, us in (_pair(word) for word in words if "=" in word)}
+        apart_s = seconds.get("apart", 0.0)
+        cells = {"cell_s": seconds.get("cell", 0.0), "apart_gain_cell_s": apart_s, "attended": [(1, 5 * apart_s)]}
+        self.curve = Curve(rows=rows, outputs=[(1, 0.0)], **cells)  # type: ignore[arg-type]
         return []
 
     def do_weights(self, words: list[str]) -> list[str]:
@@ -188,6 +195,28 @@ class Conversation:
         self.scheduler.evict_cached()
         return []
 
+    def do_totals(self, _: list[str]) -> list[str]:
+        totals = self.scheduler.totals
+        return [
+            f"preempted={totals.n_preempted} cancelled={totals.n_cancelled} prefill_rows={totals.n_prefill_rows} layouts={totals.n_layouts}"
+        ]
+
+    def do_layout(self, _: list[str]) -> list[str]:
+        layout, limits = self.scheduler.layout_due(), self.scheduler.limits
+        if layout is None:
+            return ["as it is"]
+        lines = [f"to be {layout.value}"]
+        self.scheduler.interrupt(self.now)
+        while (plan := self.scheduler.plan_departure(self.now)) is not None:
+            _move(plan, len(plan.moves), fits=True)
+            lines += [*_plan_lines(plan), *self._apply(plan, {})]
+        self.scheduler.vacate()
+        is_apart = layout is KvLayout.STREAMS
+        slots = {"n_slots": limits.n_slots_apart} if is_apart else {"n_slots": LIMITS["n_slots"]}
+        changes = {"rows_by_slot": is_apart, "copies_slots": is_apart, "can_share": not is_apart, "can_save_part": not is_apart}
+        self.scheduler.laid_out(attrs.evolve(limits, **changes, **slots), 0.1)
+        return lines
+
     def do_state(self, _: list[str]) -> list[str]:
         cells = self.scheduler.cells
         lines = [f"cells free={cells.n_free} held={cells.n_held} cached={cells.n_cached}"]
@@ -254,7 +283,8 @@ def _plan_lines(plan: Plan) -> list[str]:
     assert pos == batch.n_rows
     assert int(batch.outputs[: batch.n_rows].sum()) == batch.n_outputs == len(plan.outputs) + sum(len(one.targets) for one in plan.scorings)
     if rows:
-        lines.append(f"rows {' '.join(rows)}")
+        sizes = f", in passes of {' '.join(map(str, plan.passes))}" if len(plan.passes) > 1 else ""
+        lines.append(f"rows {' '.join(rows)}{sizes}")
     return lines + _event_lines(plan.events)
 
 

@@ -15,14 +15,15 @@ from cllm.backend import KvLayout
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
+from cllm.engine.events import Failed
 from cllm.engine.params import StopParams
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import LoadFailed, ModelDied
+from cllm.errors import LoadFailed, ModelDied, Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
 from tests.api.conftest import Api
-from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, text_alone
+from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, text_alone, until
 
 SETTINGS = Settings(parallel=16)  # parts of 256 cells
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -107,6 +108,41 @@ async def test_with_a_disk_tier_they_are_laid_out_anew_where_its_states_fit_then
     async with running_engine(model, settings, cost=cost(model), disk=disk) as running:
         await ask_and_compare(running, words(60, seed=36))
         assert running.scheduler.totals.n_layouts == carries_states
+
+
+@pytest.mark.parametrize("long", [300, 900])
+async def test_who_comes_while_they_are_laid_out_and_needs_more_than_a_part_is_answered(long: int) -> None:
+    model = FakeModel(lays_out=True)
+    (prompt,) = words(1, seed=37, n_letters=long)
+    token = trio.lowlevel.current_trio_token()
+    answers: list[Answer] = []
+
+    async with running_engine(model, SETTINGS, cost=cost(model), begins_apart=True) as running, trio.open_nursery() as nursery:
+
+        async def ask_long() -> None:
+            answers.extend(await ask(running, [make_spec(prompt, 20)]))
+
+        def come(layout: KvLayout, n_slots: int) -> None:
+            if not answers and layout is KvLayout.STREAMS:
+                trio.from_thread.run_sync(nursery.start_soon, ask_long, trio_token=token)
+
+        model.before_lay_out = come
+        await ask_and_compare(running, words(4, seed=38))
+    assert [answer.text for answer in answers] == [text_alone(prompt, 20)]
+    assert model.capabilities.kv_layout is KvLayout.UNIFIED
+
+
+async def test_a_server_that_ends_all_in_the_middle_of_a_step_ends_well() -> None:
+    model = FakeModel(lays_out=True, step_s=lambda batch: 0.002)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        with trio.fail_after(TEST_S):
+            stream = running.engine.open([make_spec("once", 4000)])
+            await until(lambda: running.scheduler.totals.n_generated > 200)
+            await until(lambda: running.loop.is_computing)
+            running.loop.end_all(Unavailable("the grace is over", retry_after_s=1.0, code="stopped"))
+            (answer,) = await read_all(stream)
+            assert isinstance(answer.ends[0], Failed)
+            assert (await ask(running, [make_spec("again", 5)]))[0].text == text_alone("again", 5)
 
 
 async def test_what_nobody_may_share_is_computed_again_in_the_new_layout() -> None:
