@@ -129,8 +129,9 @@ A long prompt among short ones is where small steps cost most. Two thousand toke
 the tokens/s is lost. In turn the others' longest wait is a seventh to a ninth of what it is there. Who would rather have it sooner says a
 longer `--itl-target-ms`.
 
-Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as computing them
-again. That was in the first pair of three; in the others cLLM had 0.95 and 0.96 of the tokens/s, and first texts after half of the time.
+Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the change, in
+which everybody's cells go to the host and back: 0.86 of the tokens/s in the first pair of three, in which that was, and 0.95 and 1.03 in
+the others, first texts after 0.3 to 0.5 of the time, and gaps at p99 more than twice as long, for prompts that are passes of their own.
 """
 
 VERIFY: Final = """\
