@@ -265,6 +265,24 @@ def test_a_state_that_is_longer_than_a_slot_is_not_restored_there() -> None:
     assert offload.chain_for(KEY, [*tokens[:60], 7, 8], 0) is not None
 
 
+def test_what_the_host_has_no_room_for_is_computed_again_after_a_change_of_layout() -> None:
+    _, scheduler, offload = make(Costs(prefill=1e-3, save=1e-5, restore=1e-5))
+    assert scheduler.memory.carry_s(0) == 0
+    carried_s = scheduler.memory.carry_s(100)
+    assert carried_s == pytest.approx(100 * 2e-5 + 2 * MOVE_S)
+    offload.pool.n_bytes_max = 40
+    offload._cell_n_bytes = 1.0
+    assert scheduler.memory.carry_s(100) == pytest.approx(40 * 2e-5 + 2 * MOVE_S + 60 * 1e-3)
+
+
+def test_what_was_learned_of_moves_is_known_in_the_new_layout_too() -> None:
+    old, new = Prices(Costs(save=1e-5)), Prices(Costs(save=2e-5))
+    old.saved(100, 100 * 5e-5)
+    new.succeed(old)
+    assert new.save_s(100) == old.save_s(100)
+    assert new.demand is old.demand
+
+
 def test_a_host_pool_of_no_size_is_none() -> None:
     model = FakeModel()
     assert Scheduler(limits_of(model, Settings(host_cache_mb=0)), model.vocabulary).memory.offload is None
