@@ -177,28 +177,7 @@ async def test_health_sees_an_embedders_step_that_does_not_end(monkeypatch: pyte
             assert running.engine.health().ok
 
 
-async def test_a_full_queue_is_refused() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def before_step(_: Batch) -> None:
-        begun.set()
-        _wait_for(go_on)
-
-    embedder = FakeEmbedder(before_step=before_step)
-    with trio.fail_after(TEST_S):
-        async with running_engine(FakeModel(), Settings(queue_size=2), embedder=embedder) as running:
-            loop = running.engine.embeddings.loop
-            async with trio.open_nursery() as nursery:
-                for _ in range(2):
-                    nursery.start_soon(loop.vectors, [LONG])
-                await until(begun.is_set)
-                with pytest.raises(Unavailable) as caught:
-                    await loop.vectors([[1]])
-                go_on.set()
-            assert caught.value.code == "queue_full"
-
-
-async def test_who_finds_the_queue_full_is_told_by_the_rate_of_late_when_it_will_be_served() -> None:
+async def test_a_full_queue_refuses_and_says_by_the_rate_of_late_when_it_will_be_served() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def before_step(_: Batch) -> None:
@@ -217,4 +196,5 @@ async def test_who_finds_the_queue_full_is_told_by_the_rate_of_late_when_it_will
                 with pytest.raises(Unavailable) as caught:
                     await loop.vectors([[1]])
                 go_on.set()
+    assert caught.value.code == "queue_full"
     assert caught.value.retry_after_s == pytest.approx(2 * len(LONG) / 20)
