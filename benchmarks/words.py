@@ -103,10 +103,11 @@ named below each table. Texts are chunks as a client sees them.
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Eight
 with equal prompts lie apart in either and take as long; cLLM computes all their prompts in one step, so that first texts come somewhat
 sooner. How a server came to be started counts as much: each setting stands beside a start of its own of either server, and starts of one
-and the same differ by up to a tenth, ours at eight by 102, 107, 109 and 110 tokens/s over ten passes each. Intervals are of the passes of
-one start, and too narrow for that. What scheduling adds is that gaps are short: prompts go in pieces, so that one configuration comes
-within a twentieth of the tokens/s of the fastest setting and has shorter gaps at p99 than the smoothest. What it costs is that more of the
-gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
+and the same differ by several in a hundred: ours at eight had 102, 107, 109 and 110 tokens/s over ten passes each. Intervals are of the
+passes of one start, and too narrow for that. What scheduling adds is that gaps are short: prompts go in pieces, so that of mixed prompts
+at 8 one configuration comes within a twentieth of the tokens/s of the fastest setting and has shorter gaps at p99 than the smoothest. What
+it costs is that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few
+wait.
 
 Of mixed prompts at 8, no way to compute them gives a twentieth more than the fastest setting. By the single calls above, 117 rows of a
 prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what

@@ -72,7 +72,7 @@ class HostPool:
         """Keep `piece`; what was unused for longest makes room. One that is larger than the pool is not kept."""
         if piece.start and not self.takes_parts:
             return
-        if piece.n_bytes > self.n_bytes_max or self.covers(piece.key, piece.tokens, piece.start):
+        if piece.n_bytes > self.n_bytes_max or self.covers(piece.key, piece.tokens, piece.start, in_one=not piece.start):
             return
         self.version += 1
         self._pieces[piece] = None

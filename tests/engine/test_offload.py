@@ -275,6 +275,20 @@ def test_what_the_host_has_no_room_for_is_computed_again_after_a_change_of_layou
     assert scheduler.memory.carry_s(100) == pytest.approx(40 * 2e-5 + 2 * MOVE_S + 60 * 1e-3)
 
 
+def test_a_slot_that_is_to_be_there_in_one_piece_replaces_the_parts_that_it_was_kept_in() -> None:
+    _, _, offload = make(Costs())
+    tokens = list(range(100))
+    parts = [Piece(KEY, tokens[:60], 0, b"whole"), Piece(KEY, tokens, 60, b"part")]
+    for piece in parts:
+        offload.pool.put(piece)
+    assert offload.save_of(0, KEY, tokens, 100, is_awaited=True) is None, "it is there"
+    assert offload.save_of(0, KEY, tokens, 100, is_awaited=True, whole=True) is not None
+    one = Piece(KEY, tokens, 0, b"in one")
+    offload.pool.put(one)
+    assert offload.pool.pieces() == [one]
+    assert offload.save_of(1, KEY, tokens, 100, is_awaited=True, whole=True) is None
+
+
 def test_what_was_learned_of_moves_is_known_in_the_new_layout_too() -> None:
     old, new = Prices(Costs(save=1e-5)), Prices(Costs(save=2e-5))
     old.saved(100, 100 * 5e-5)
