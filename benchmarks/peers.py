@@ -3,9 +3,10 @@
     python -m benchmarks peers --llama-server PATH [--workloads seed-40x8,mixed-small] [--pairs 10] [--model FILE] [--backend NAME]
 
 Each setting of a peer first gets a few pairs; those that are the best at anything go on to all of them. A pair is a pass of ours and one of
-theirs, one after the other, with the same fresh requests; which goes first alternates. What is compared is the ratio within a pair, so that
-the machine's own speed cancels out, and every figure of ours stands against the setting that is best at that figure. A run that is told
-to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
+theirs, one after the other, with the same fresh requests; which goes first alternates. Both servers are started anew for it: how a server
+came to lie in memory changes its speed by several in a hundred for as long as it runs, so that passes of one start say little of the next.
+What is compared is the ratio within a pair, so that the machine's own speed cancels out, and every figure of ours stands against the
+setting that is best at that figure. A run that is told to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
 
 `data` of a result:
 
@@ -90,7 +91,7 @@ class Plan:
 
 
 class Match:
-    """Ours and one peer's server, both up, and pairs of passes."""
+    """Ours and one peer's server, both up, and a pair of passes."""
 
     def __init__(self, plan: Plan, generator: Generator, ours: Server, theirs: Server, side: Side, seeds: Iterator[int]) -> None:
         self._plan, self._generator, self._side, self._seeds = plan, generator, side, seeds
@@ -165,8 +166,9 @@ def run_plan(
 ) -> dict[str, Any]:
     """Measure all contenders; return `data` of the result: all of it, or what there is after the pair in which `is_ended` became true."""
     sides = [Side(contender=contender) for contender in contenders]
-    seeds = itertools.count(plan.seed, SEED_STEP)  # ours stays up, and would find a prompt that it has had in its cache
-    with Generator() as generator, cllm_serve(house, ours_options).server() as ours:
+    seeds = itertools.count(plan.seed, SEED_STEP)
+    ours = cllm_serve(house, ours_options)  # one for all, as what it keeps on disk, the costs of steps, is measured once
+    with Generator() as generator:
         for side in sides:
             _play(plan, generator, ours, side, seeds, n_to=min(plan.n_screen, plan.n_pairs), is_ended=is_ended)
         for side in _promising(sides):
@@ -175,20 +177,21 @@ def run_plan(
 
 
 def _play(
-    plan: Plan, generator: Generator, ours: Server, side: Side, seeds: Iterator[int], *, n_to: int, is_ended: Callable[[], bool]
+    plan: Plan, generator: Generator, ours: Contender, side: Side, seeds: Iterator[int], *, n_to: int, is_ended: Callable[[], bool]
 ) -> None:
     if side.fault or len(side.ours) >= n_to or is_ended():
         return
     print(f"{plan.name}: ours and {side.contender.title}", flush=True)
-    try:
-        with side.contender.server() as theirs:
-            match = Match(plan, generator, ours, theirs, side, seeds)
-            match.warm_up()
-            while len(side.ours) < n_to and not is_ended():
-                match.pair(len(side.ours))
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # one peer that cannot be measured does not end the run
-        side.fault = re.sub(r"\S*/", "", " ".join(str(error).split()))[-300:]  # results name no folders
-        print(f"  {side.fault}", flush=True)
+    while len(side.ours) < n_to and not side.fault and not is_ended():
+        with ours.server() as mine:
+            try:
+                with side.contender.server() as theirs:
+                    match = Match(plan, generator, mine, theirs, side, seeds)
+                    match.warm_up()
+                    match.pair(len(side.ours))
+            except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # one peer that cannot be measured does not end the run
+                side.fault = re.sub(r"\S*/", "", " ".join(str(error).split()))[-300:]  # results name no folders
+                print(f"  {side.fault}", flush=True)
 
 
 def _promising(sides: Sequence[Side]) -> list[Side]:
@@ -393,6 +396,7 @@ def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, 
         "sampling": plan.sampling,
         "n_pairs": plan.n_pairs,
         "n_screen": plan.n_screen,
+        "servers": "started for each pair",
         "only": asked.only,
         "seed": plan.seed,
         "n_slots": house.n_slots,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -42,8 +42,19 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(peers, "Generator", nullcontext)
     monkeypatch.setattr(peers, "_promising", lambda sides: sides[1:])
     monkeypatch.setattr(peers, "page", lambda sides: {"n_pairs": [len(side.ours) for side in sides]})
-    monkeypatch.setattr(Contender, "server", lambda _contender: nullcontext())
+    monkeypatch.setattr(Contender, "server", lambda contender: Started(contender))
     return pairs
+
+
+class Started(AbstractContextManager[str]):
+    """In the place of a server: notes who was started."""
+
+    names: ClassVar[list[str]] = []
+
+    def __init__(self, contender: Contender) -> None:
+        self.names.append(f"{contender.peer} {contender.setting}")
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def run(is_ended: Any = None) -> dict[str, Any]:
@@ -56,6 +67,25 @@ def run(is_ended: Any = None) -> dict[str, Any]:
 def test_every_setting_is_played_once_and_the_best_go_on(played: list[str]) -> None:
     assert run() == {"n_pairs": [1, 3]}
     assert played == ["a 0", "b 0", "b 1", "b 2"]
+
+
+def test_both_servers_are_started_anew_for_every_pair(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Started, "names", [])
+    run()
+    assert len(played) == 4
+    ours = "cllm as it comes"
+    assert Started.names == [ours, "other a", ours, "other b", ours, "other b", ours, "other b"]
+
+
+def test_a_peer_that_does_not_start_is_told_and_the_others_are_played(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(contender: Contender) -> Started:
+        if contender.setting == "a":
+            raise RuntimeError("/opt/other did not start")
+        return Started(contender)
+
+    monkeypatch.setattr(Contender, "server", start)
+    assert run() == {"n_pairs": [0, 3]}
+    assert played == ["b 0", "b 1", "b 2"]
 
 
 @pytest.mark.parametrize("n_pairs", range(4))
