@@ -306,7 +306,7 @@ class Memory:
             n_moves = len(self._moves)
             self._save(slot, self.tree.n_tokens(slot), whole=True)
             is_saved = len(self._moves) > n_moves
-            self._evict_slot(slot, save=False)
+            self._vacate(slot)  # which is no eviction: nobody else is to have the room
             if is_saved:
                 return True
         return False
@@ -602,10 +602,13 @@ class Memory:
         if save:
             self._save(slot)
         n_cached = self.cells.n_cached
-        self.tree.leave(slot)
-        self._drop(slot)
+        self._vacate(slot)
         self.totals.n_evicted_slots += 1
         self.totals.n_evicted_cells += n_cached - self.cells.n_cached
+
+    def _vacate(self, slot: int) -> None:
+        self.tree.leave(slot)
+        self._drop(slot)
 
     def _save(self, slot: int, n_last: int | None = None, *, whole: bool = False) -> None:
         """Have the cells that a cached branch has to itself, or the last of them, saved before they go, if that is worth it."""

@@ -37,6 +37,11 @@ class Chain(Generic[P]):
     end: int
     pieces: tuple[P, ...]
 
+    def first(self) -> Chain[P]:
+        """The first piece alone, as far as it is wanted."""
+        (piece, end), *_ = self.cuts()
+        return Chain(self.start, end, (piece,))
+
     def cuts(self) -> Iterator[tuple[P, int]]:
         """Each piece, and the position up to which it is wanted: the next one's start, and in the end the chain's."""
         yield from zip(self.pieces, [*(piece.start for piece in self.pieces[1:]), self.end], strict=True)

@@ -165,7 +165,11 @@ class _Measurement:
             return None
         states: dict[KvLayout, bytes] = {}
         pooled_s, apart_s = math.inf, math.inf
-        for _ in range(N_ROUNDS_APART):
+        began_at = self._clock()
+        for number in range(N_ROUNDS_APART):
+            if number and self._clock() - began_at > APART_S_MAX:  # all rounds would have gone into it: something has the machine
+                self._is_cut_short = True
+                break
             pooled_s = min(pooled_s, self._generating_s(n_slots, n_cells, states))
             try:
                 model.lay_out(KvLayout.STREAMS, n_slots)

@@ -14,7 +14,7 @@ import attrs
 import structlog
 import trio
 
-from cllm.engine.hostpool import Piece
+from cllm.engine.hostpool import HostPool, Piece
 from cllm.engine.memory import Memory
 from cllm.engine.pieces import Chain, PieceTree
 from cllm.engine.prefix import Key
@@ -79,29 +79,33 @@ class DiskTier:
     async def recall(self, memory: Memory, key: Key, tokens: list[int]) -> None:
         """Bring what leads further into `tokens` than `memory` and its host pool do into the pool. Returns at once if nothing does."""
         offload = memory.offload
-        if offload is None or not self._leads(key, tokens, 0, can_cut=offload.pool.can_cut):
+        if offload is None or not self._leads(key, tokens, 0, offload.pool):
             return
         async with self._recalling:  # who comes with the same tokens finds them in the pool
-            n_have, pool = memory.n_kept(key, tokens), offload.pool
-            for piece in await self.fetch(key, tokens, n_have, can_cut=pool.can_cut, n_bytes_max=pool.n_bytes_max):
-                pool.put(piece)
+            for piece in await self.fetch(key, tokens, memory.n_kept(key, tokens), offload.pool):
+                offload.pool.put(piece)
         self.offer(offload.pool.take_evicted())
 
-    def _leads(self, key: Key, tokens: list[int], n_have: int, *, can_cut: bool) -> Chain[StoredPiece] | None:
-        chain = self._tree.find(self._files.hidden(key), tokens, n_have, can_cut=can_cut) if self._stored else None
+    def _leads(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> Chain[StoredPiece] | None:
+        if not self._stored:
+            return None
+        chain = self._tree.find(self._files.hidden(key), tokens, n_have if pool.takes_parts else 0, can_cut=pool.can_cut)
+        if chain is not None and not pool.takes_parts:
+            chain = chain.first()
         return None if chain is None or chain.end - n_have < N_CELLS_LEAST else chain
 
-    async def fetch(self, key: Key, tokens: list[int], n_have: int, *, can_cut: bool, n_bytes_max: int) -> list[Piece]:
+    async def fetch(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> list[Piece]:
         """Return the pieces that lead further into `tokens` than the `n_have` cells that are known; none if that is not worth a file.
 
-        They come to `n_bytes_max` at most: in the pool, later ones would take the place of the first, without which they are of no use.
+        They are such as `pool` takes, and come to its size at most: later ones would take the place of the first, without which they are
+        of no use.
         """
-        chain = self._leads(key, tokens, n_have, can_cut=can_cut)
+        chain = self._leads(key, tokens, n_have, pool)
         if chain is None:
             return []
         found: list[Piece] = []
         for stored, n_bytes in zip(chain.pieces, accumulate(stored.n_bytes for stored in chain.pieces), strict=True):
-            if n_bytes > n_bytes_max:
+            if n_bytes > pool.n_bytes_max:
                 break
             piece = await self._read(stored, key)
             if piece is None:

@@ -196,9 +196,10 @@ class Conversation:
         return []
 
     def do_totals(self, _: list[str]) -> list[str]:
-        totals = self.scheduler.totals
+        totals, n_evicted = self.scheduler.totals, self.scheduler.memory.totals.n_evicted_cells
+        ended = f"preempted={totals.n_preempted} cancelled={totals.n_cancelled} evicted={n_evicted}"
         return [
-            f"preempted={totals.n_preempted} cancelled={totals.n_cancelled} prefill_rows={totals.n_prefill_rows} layouts={totals.n_layouts}"
+            f"{ended} prefill_rows={totals.n_prefill_rows} layouts={totals.n_layouts}"
         ]
 
     def do_layout(self, _: list[str]) -> list[str]:

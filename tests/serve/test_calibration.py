@@ -16,7 +16,7 @@ from cllm.engine.curve import Curve
 from cllm.engine.layout import N_FEW
 from cllm.errors import LoadAborted, LoadFailed, StepFailed
 from cllm.serve import curves
-from cllm.serve.calibration import SECONDS_MAX, measure
+from cllm.serve.calibration import APART_S_MAX, SECONDS_MAX, measure
 from cllm.serve.loading import cost_of, keep_layout, load
 from cllm.testing.fake import FakeBackend, FakeModel
 from tests.serve.timed import TimedModel, by_its_own_clock
@@ -312,6 +312,20 @@ class DearInAPool(TimedModel):
 def test_what_cells_gain_apart_is_measured_in_turns_since_the_machine_changes_meanwhile() -> None:
     curve = measured(DearInAPool(row_s=0.0001, n_cells=16384, lays_out=True))
     assert curve.apart_gain_cell_s == pytest.approx(DearInAPool.GAIN_S, rel=0.05)
+
+
+def test_where_something_holds_that_up_one_turn_is_enough() -> None:
+    class HeldUp(DearInAPool):
+        def lay_out(self, layout: KvLayout, n_slots: int) -> None:
+            super().lay_out(layout, n_slots)
+            self.now += APART_S_MAX
+
+    model = HeldUp(row_s=0.0001, n_cells=16384, lays_out=True)
+    curve = measured(model)
+    assert model.n_layouts == 1
+    assert model.capabilities.kv_layout is KvLayout.UNIFIED
+    assert curve.is_cut_short
+    assert curve.apart_gain_cell_s is not None
 
 
 def test_what_is_lost_in_noise_is_at_least_what_walking_by_others_cells_costs() -> None:

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from cllm.config import Settings
-from cllm.engine.hostpool import Piece
+from cllm.engine.hostpool import HostPool, Piece
 from cllm.engine.prices import Prices
 from cllm.serve.disktier import DiskTier
 from cllm.serve.statefiles import SECRET_NAME, SUFFIX, StateFiles
@@ -41,9 +41,18 @@ def everything(folder: Path) -> list[Path]:
 
 
 async def fetched(
-    tier: DiskTier, tokens: list[int], n_have: int = 0, *, key: tuple[str, str] = KEY, can_cut: bool = True, n_bytes_max: int = ROOM
+    tier: DiskTier,
+    tokens: list[int],
+    n_have: int = 0,
+    *,
+    key: tuple[str, str] = KEY,
+    can_cut: bool = True,
+    n_bytes_max: int = ROOM,
+    takes_parts: bool = True,
 ) -> list[bytes]:
-    return [one.state for one in await tier.fetch(key, tokens, n_have, can_cut=can_cut, n_bytes_max=n_bytes_max)]
+    pool = HostPool(n_bytes_max, can_cut=can_cut)
+    pool.takes_parts = takes_parts
+    return [one.state for one in await tier.fetch(key, tokens, n_have, pool)]
 
 
 async def test_what_one_process_wrote_another_one_reads(tmp_path: Path) -> None:
@@ -67,6 +76,17 @@ async def test_no_more_is_read_than_has_room_together_for_the_first_pieces_are_o
     assert await fetched(tier, TEXT, n_bytes_max=n_bytes) == [one.state for one in pieces]
     assert await fetched(tier, TEXT, n_bytes_max=n_bytes // 2) == [one.state for one in pieces[:2]]
     assert tier.totals.n_reads == 6
+
+
+async def test_a_pool_that_takes_no_parts_is_brought_what_begins_with_the_text_if_that_leads_on_by_itself(tmp_path: Path) -> None:
+    first, second = piece(TEXT[:200]), piece(TEXT[:400], 200)
+    tier = open_tier(tmp_path)
+    tier.offer([first, second])
+    await tier.write_owed()
+    assert await fetched(tier, TEXT, takes_parts=False) == [first.state]
+    assert await fetched(tier, TEXT, 100, takes_parts=False) == [first.state]
+    assert await fetched(tier, TEXT, 200, takes_parts=False) == []
+    assert tier.totals.n_reads == 2
 
 
 async def test_what_is_written_is_found_by_the_same_process(tmp_path: Path) -> None:
