@@ -5,7 +5,8 @@
 Each setting of a peer first gets a few pairs; those that are the best at anything go on to all of them. A pair is a pass of ours and one of
 theirs, one after the other, with the same fresh requests; which goes first alternates. Both servers are started anew for it: how a server
 came to lie in memory changes its speed by several in a hundred for as long as it runs, so that passes of one start say little of the next.
-What is compared is the ratio within a pair, so that the machine's own speed cancels out, and every figure of ours stands against the
+Ours keeps on disk what steps cost and how its cells lay, and begins with that; so some passes of it come first, which do not count. What
+is compared is the ratio within a pair, so that the machine's own speed cancels out, and every figure of ours stands against the
 setting that is best at that figure. A run that is told to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
 
 `data` of a result:
@@ -43,6 +44,7 @@ from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workloa
 
 QUANTIZATION_OF: Final = {"seed-160x5": "Q8_0"}  # as the first cLLM had it
 N_SCREEN: Final = 2
+N_LEARN: Final = 3
 SEED_STEP: Final = 7919
 CURVE_KEYS: Final = ("ttft_s", "itl_s", "e2e_s")
 PASS_KEYS: Final = (  # of a pass, what no figure has
@@ -83,6 +85,7 @@ class Plan:
     name: str
     workload: Workload
     rate: float | None
+    n_learn: int  # passes of ours before all others
     n_pairs: int
     n_screen: int
     seed: int
@@ -161,19 +164,36 @@ def _never() -> bool:
     return False
 
 
-def run_plan(
-    plan: Plan, house: House, contenders: Sequence[Contender], ours_options: Sequence[str], is_ended: Callable[[], bool] = _never
-) -> dict[str, Any]:
+def run_plan(plan: Plan, ours: Contender, contenders: Sequence[Contender], is_ended: Callable[[], bool] = _never) -> dict[str, Any]:
     """Measure all contenders; return `data` of the result: all of it, or what there is after the pair in which `is_ended` became true."""
     sides = [Side(contender=contender) for contender in contenders]
     seeds = itertools.count(plan.seed, SEED_STEP)
-    ours = cllm_serve(house, ours_options)  # one for all, as what it keeps on disk, the costs of steps, is measured once
     with Generator() as generator:
+        for one in (ours, *(contender for contender in contenders if contender.peer == ours.peer)):
+            _learn(plan, generator, one, seeds, is_ended)
         for side in sides:
             _play(plan, generator, ours, side, seeds, n_to=min(plan.n_screen, plan.n_pairs), is_ended=is_ended)
         for side in _promising(sides):
             _play(plan, generator, ours, side, seeds, n_to=plan.n_pairs, is_ended=is_ended)
     return page(sides)
+
+
+def _learn(plan: Plan, generator: Generator, ours: Contender, seeds: Iterator[int], is_ended: Callable[[], bool]) -> None:
+    """Let ours find out what steps cost and how its cells had better lie, which it keeps for its next start."""
+    if not plan.n_learn:
+        return
+    with ours.server() as server:
+        order = Order(
+            port=server.port,
+            workload=plan.workload,
+            n_vocab=server.n_vocab,
+            seed=0,
+            dialect=generator.dialect(server.port),
+            sampling=plan.sampling,
+        )
+        for _ in range(plan.n_learn):
+            if not is_ended():
+                generator.run(attrs.evolve(order, seed=next(seeds)))
 
 
 def _play(
@@ -279,6 +299,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names with commas between (default: all)")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--screen", type=int, default=N_SCREEN, help="pairs after which only the best settings go on")
+    parser.add_argument("--learn", type=int, default=N_LEARN, help="passes of ours before, which do not count")
     parser.add_argument("--concurrency", type=int, help="default: the workload's")
     parser.add_argument("--requests", type=int, help="default: the workload's")
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="usual")
@@ -332,6 +353,7 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
         name=workload.name,
         workload=workload,
         rate=None,
+        n_learn=asked.learn,
         n_pairs=asked.pairs,
         n_screen=asked.screen,
         seed=asked.seed,
@@ -340,10 +362,11 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
     )
     if not contenders:
         raise SystemExit("there is no other server to measure: name one by its flag, as --llama-server PATH")
-    for one in _at_rates(plan, house, ours_options(asked)):
+    ours = cllm_serve(house, ours_options(asked))
+    for one in _at_rates(plan, ours):
         if asked.ends:
             return
-        data = run_plan(one, house, contenders, ours_options(asked), lambda: bool(asked.ends))
+        data = run_plan(one, ours, contenders, lambda: bool(asked.ends))
         if not data["sides"]:
             print(f"{one.name}: nothing was measured, and nothing is written", flush=True)
             continue
@@ -368,11 +391,11 @@ def house_for(asked: argparse.Namespace, model: Path, workload: Workload) -> Hou
     return House(model=model, n_slots=n_slots, n_cells=n_cells, n_threads=asked.threads)
 
 
-def _at_rates(plan: Plan, house: House, ours_options: Sequence[str]) -> list[Plan]:
+def _at_rates(plan: Plan, ours: Contender) -> list[Plan]:
     """The plan, or for an open loop one for each part of our capacity: all servers get the same rates."""
     if not plan.workload.is_open:
         return [plan]
-    with Generator() as generator, cllm_serve(house, ours_options).server() as server:
+    with Generator() as generator, ours.server() as server:
         order = Order(
             port=server.port,
             workload=plan.workload,
@@ -385,7 +408,8 @@ def _at_rates(plan: Plan, house: House, ours_options: Sequence[str]) -> list[Pla
             generator.run(attrs.evolve(order, seed=plan.seed + turn))["summary"]["requests_per_s"] for turn in range(3)
         )
     print(f"capacity: {capacity:.2f} requests/s", flush=True)
-    return [attrs.evolve(plan, name=f"{plan.name}-{factor:g}x", rate=factor * capacity) for factor in OVERLOAD_FACTORS]
+    plans = [attrs.evolve(plan, name=f"{plan.name}-{factor:g}x", rate=factor * capacity) for factor in OVERLOAD_FACTORS]
+    return [plans[0], *(attrs.evolve(one, n_learn=0) for one in plans[1:])]  # what was learned holds for all of them
 
 
 def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, Any]:
@@ -396,6 +420,7 @@ def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, 
         "sampling": plan.sampling,
         "n_pairs": plan.n_pairs,
         "n_screen": plan.n_screen,
+        "n_learn": plan.n_learn,
         "servers": "started for each pair",
         "only": asked.only,
         "seed": plan.seed,

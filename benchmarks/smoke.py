@@ -181,17 +181,18 @@ def run_peers(folder: Path) -> None:
     plans = [_plan(workload) for workload in small_workloads()]
     house = House(model=demo.path(), n_slots=4, n_cells=2048, n_threads=1)
     measured_once = (CALIBRATION_DIR, str(folder / "calibration"))  # what steps cost takes longer to measure than the loads here
+    ours = cllm_serve(house, measured_once)
     contenders = [cllm_serve(house, measured_once, "one"), cllm_serve(house, (*measured_once, "--row-budget", "64"), "another")]
     for plan in plans:
         # Servers take longest to start: one has two beside it, and a second round, which shows that the best of them go on.
-        data = peers.run_plan(plan, house, contenders if plan.name == "seed-40x8" else contenders[:1], measured_once)
+        data = peers.run_plan(plan, ours, contenders if plan.name == "seed-40x8" else contenders[:1])
         check_peers(plan, data)
         results.write("peers", plan.name, {"rate": plan.rate, "model": results.model_facts(house.model)}, data, folder)
 
 
 def run_overload(folder: Path) -> None:
     """Ours beside ours as a person runs it: how much can be served is measured first, and then comes half of it to four times as much."""
-    sizes = ["--concurrency=2", "--requests=3", "--pairs=1", "--threads=1"]
+    sizes = ["--concurrency=2", "--requests=3", "--learn=1", "--pairs=1", "--threads=1"]
     beside = ["--only=cllm", "--beside=--row-budget 64", f"--ours={CALIBRATION_DIR}", f"--ours={folder / 'calibration'}"]
     with contextlib.redirect_stdout(io.StringIO()):
         peers.main([f"--model={demo.path()}", "--workloads=overload", *sizes, *beside, f"--results={folder}"])
@@ -206,7 +207,8 @@ def run_overload(folder: Path) -> None:
 
 def _plan(workload: Workload) -> peers.Plan:
     n_pairs = 2 if workload.name == "seed-40x8" else 1  # every pair starts its servers, and a second round is to be seen but once
-    return peers.Plan(name=workload.name, workload=workload, rate=None, n_pairs=n_pairs, n_screen=1, seed=1, sampling="usual", goal=Goal())
+    sizes = {"n_learn": 0, "n_pairs": n_pairs, "n_screen": 1}
+    return peers.Plan(name=workload.name, workload=workload, rate=None, seed=1, sampling="usual", goal=Goal(), **sizes)
 
 
 def check_peers(plan: peers.Plan, data: dict[str, Any]) -> None:

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks import peers
-from benchmarks.contenders import Contender, House
+from benchmarks.contenders import Contender, House, cllm_serve
+from benchmarks.generator import Order
 from cllm.bench.metrics import Goal
+from cllm.bench.target import Dialect
 from cllm.bench.workloads import WORKLOADS
 
 HOUSE = House(model=Path("model.gguf"), n_slots=8, n_cells=2048, n_threads=2)
@@ -50,6 +52,7 @@ class Started(AbstractContextManager[str]):
     """In the place of a server: notes who was started."""
 
     names: ClassVar[list[str]] = []
+    port, n_vocab = 1234, 1000
 
     def __init__(self, contender: Contender) -> None:
         self.names.append(f"{contender.peer} {contender.setting}")
@@ -57,11 +60,12 @@ class Started(AbstractContextManager[str]):
     def __exit__(self, *_: object) -> None: ...
 
 
-def run(is_ended: Any = None) -> dict[str, Any]:
+def run(is_ended: Any = None, *, n_learn: int = 0) -> dict[str, Any]:
     workload = WORKLOADS["seed-40x8"]
-    plan = peers.Plan(name="x", workload=workload, rate=None, n_pairs=3, n_screen=1, seed=1, sampling="usual", goal=Goal())
+    sizes = {"n_learn": n_learn, "n_pairs": 3, "n_screen": 1}
+    plan = peers.Plan(name="x", workload=workload, rate=None, seed=1, sampling="usual", goal=Goal(), **sizes)
     contenders = [Contender(peer="other", setting=name, command=("other",)) for name in "ab"]
-    return peers.run_plan(plan, HOUSE, contenders, (), *([] if is_ended is None else [is_ended]))
+    return peers.run_plan(plan, cllm_serve(HOUSE, ()), contenders, *([] if is_ended is None else [is_ended]))
 
 
 def test_every_setting_is_played_once_and_the_best_go_on(played: list[str]) -> None:
@@ -75,6 +79,27 @@ def test_both_servers_are_started_anew_for_every_pair(played: list[str], monkeyp
     assert len(played) == 4
     ours = "cllm as it comes"
     assert Started.names == [ours, "other a", ours, "other b", ours, "other b", ours, "other b"]
+
+
+def test_ours_learns_before_the_pairs_from_passes_that_are_all_different(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    class Learning(AbstractContextManager[Any]):
+        def dialect(self, _port: int) -> Dialect:
+            return Dialect()
+
+        def run(self, order: Order) -> None:
+            assert not played
+            assert order.workload.name == "seed-40x8"
+            seeds.append(order.seed)
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(peers, "Generator", Learning)
+    monkeypatch.setattr(Started, "names", [])
+    assert run(n_learn=2) == {"n_pairs": [1, 3]}
+    assert len(set(seeds)) == 2
+    assert Started.names[:3] == ["cllm as it comes", "cllm as it comes", "other a"]
 
 
 def test_a_peer_that_does_not_start_is_told_and_the_others_are_played(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

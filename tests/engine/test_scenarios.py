@@ -198,9 +198,7 @@ class Conversation:
     def do_totals(self, _: list[str]) -> list[str]:
         totals, n_evicted = self.scheduler.totals, self.scheduler.memory.totals.n_evicted_cells
         ended = f"preempted={totals.n_preempted} cancelled={totals.n_cancelled} evicted={n_evicted}"
-        return [
-            f"{ended} prefill_rows={totals.n_prefill_rows} layouts={totals.n_layouts}"
-        ]
+        return [f"{ended} prefill_rows={totals.n_prefill_rows} layouts={totals.n_layouts}"]
 
     def do_layout(self, _: list[str]) -> list[str]:
         layout, limits = self.scheduler.layout_due(), self.scheduler.limits
