@@ -53,25 +53,34 @@ class Compared:
         return "win" if (self.ratio > 1) == figure.is_higher_better else "loss"
 
 
-def compare(ours: Sequence[float | None], theirs: Sequence[float | None], *, seed: int = 0) -> Compared | None:
+def compare(
+    ours: Sequence[float | None], theirs: Sequence[float | None], starts: Sequence[int] | None = None, *, seed: int = 0
+) -> Compared | None:
     """Compare pair by pair: the geometric mean of the ratios, or, where a figure is 0 in some pass, the ratio of the sums.
 
     None where no pair has the figure on both sides, or all that there is are noughts. The interval is Student's on the logarithms of the
-    ratios, which is honest of few pairs: of three it is nearly five times as wide as of many. Where there are noughts it is a bootstrap's
-    over the pairs (percentiles; Efron and Tibshirani, An Introduction to the Bootstrap, 13.3), which takes more of them.
+    ratios, which is honest of few pairs: of three it is nearly five times as wide as of many. `starts` says by which start of the servers
+    each pair was measured; if there were several, what counts is each one's mean, since passes of one start have much in common. Where
+    there are noughts the interval is a bootstrap's over the pairs (percentiles; Efron and Tibshirani, An Introduction to the Bootstrap,
+    13.3), which takes more of them.
     """
-    pairs = np.array([(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None])
+    numbers = range(len(ours)) if starts is None or len(set(starts)) == 1 else starts
+    found = [(a, b, start) for a, b, start in zip(ours, theirs, numbers, strict=True) if a is not None and b is not None]
+    pairs = np.array([(a, b) for a, b, _ in found])
     if not pairs.any():
         return None
-    interval = _students(pairs) if pairs.all() else _resampled(pairs, seed)
+    interval = _students(pairs, [start for _, _, start in found]) if pairs.all() else _resampled(pairs, seed)
     return Compared(float(_mean_ratio(pairs[None])[0]), *(interval or (None, None)), len(pairs))
 
 
-def _students(pairs: npt.NDArray[np.float64]) -> tuple[float, float] | None:
-    n = len(pairs)
+def _students(pairs: npt.NDArray[np.float64], starts: Sequence[int]) -> tuple[float, float] | None:
+    by_start: dict[int, list[float]] = {}
+    for start, (ours, theirs) in zip(starts, pairs, strict=True):
+        by_start.setdefault(start, []).append(math.log(ours / theirs))
+    n = len(by_start)
     if n < 2:
         return None
-    logs = np.log(pairs[:, 0] / pairs[:, 1])
+    logs = np.array([np.mean(values) for values in by_start.values()])
     half = T_95[min(n - 1, len(T_95)) - 1] * float(logs.std(ddof=1)) / math.sqrt(n)
     middle = float(logs.mean())
     low, high = (math.exp(min(end, math.log(RATIO_MAX))) for end in (middle - half, middle + half))

@@ -3,16 +3,16 @@
     python -m benchmarks peers --llama-server PATH [--workloads seed-40x8,mixed-small] [--pairs 10] [--model FILE] [--backend NAME]
 
 Each setting of a peer first gets a few pairs; those that are the best at anything go on to all of them. A pair is a pass of ours and one of
-theirs, one after the other, with the same fresh requests; which goes first alternates. Both servers are started anew for it: how a server
-came to lie in memory changes its speed by several in a hundred for as long as it runs, so that passes of one start say little of the next.
-Ours keeps on disk what steps cost and how its cells lay, and begins with that; so some passes of it come first, which do not count. What
-is compared is the ratio within a pair, so that the machine's own speed cancels out, and every figure of ours stands against the
-setting that is best at that figure. A run that is told to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
+theirs, one after the other, with the same fresh requests; which goes first alternates. After every few pairs both servers are started
+anew, since passes of one start have much in common; the first pass of a start does not count, for no server is as it will be in service:
+ours finds out how its cells had better lie, others have nothing yet in their caches. What is compared is the ratio within a pair, so that
+the machine's own speed cancels out, and every figure of ours stands against the setting that is best at that figure. A run that is told
+to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
 
 `data` of a result:
 
-    {"sides": [{"peer", "setting", "n_pairs", "figures": {NAME: {"ours": [...], "theirs": [...]}}, "passes": {"ours": [{...}], "theirs"},
-                "n_failed", "curves", "idle_cpu_share"}],
+    {"sides": [{"peer", "setting", "n_pairs", "starts", "figures": {NAME: {"ours": [...], "theirs": [...]}},
+                "passes": {"ours": [{...}], "theirs"}, "n_failed", "curves", "idle_cpu_share"}],
      "best": [{"figure", "is_higher_better", "peer", "setting", "ours", "theirs", "ratio", "low", "high", "n_pairs", "verdict"}],
      "not_found": [...], "broken": {...}, "versions": {PEER: what it says of itself}}
 """
@@ -35,7 +35,7 @@ import attrs
 
 from benchmarks import results
 from benchmarks.contenders import Contender, House, cllm_serve, find_contenders, versions
-from benchmarks.figures import FIGURES, Figure, compare
+from benchmarks.figures import FIGURES, Compared, Figure, compare
 from benchmarks.generator import Generator, Order
 from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.server import Server
@@ -44,7 +44,7 @@ from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workloa
 
 QUANTIZATION_OF: Final = {"seed-160x5": "Q8_0"}  # as the first cLLM had it
 N_SCREEN: Final = 2
-N_LEARN: Final = 3
+N_PAIRS_START: Final = 2
 SEED_STEP: Final = 7919
 CURVE_KEYS: Final = ("ttft_s", "itl_s", "e2e_s")
 PASS_KEYS: Final = (  # of a pass, what no figure has
@@ -61,6 +61,7 @@ class Side:
     theirs: list[dict[str, Any]] = attrs.field(factory=list)
     curves: dict[str, list[dict[str, list[float]]]] = attrs.field(factory=lambda: {"ours": [], "theirs": []})
     idle_cpu_shares: list[float] = attrs.field(factory=list)
+    starts: list[int] = attrs.field(factory=list)  # of each pair, by which start of the two servers
     fault: str = ""
 
     @property
@@ -77,6 +78,10 @@ class Side:
         """The figure in every pair, ours and theirs."""
         return [figure.of(summary) for summary in self.ours], [figure.of(summary) for summary in self.theirs]
 
+    def compared(self, figure: Figure) -> Compared | None:
+        """The figure of ours over theirs."""
+        return compare(*self.values(figure), self.starts)
+
 
 @attrs.frozen(kw_only=True)
 class Plan:
@@ -85,20 +90,22 @@ class Plan:
     name: str
     workload: Workload
     rate: float | None
-    n_learn: int  # passes of ours before all others
     n_pairs: int
     n_screen: int
+    n_pairs_start: int  # after which the servers are started anew
+    warms_up: bool  # by a whole pass; else by a few requests
     seed: int
     sampling: str
     goal: Goal
 
 
 class Match:
-    """Ours and one peer's server, both up, and a pair of passes."""
+    """Ours and one peer's server, both up, and pairs of passes."""
 
     def __init__(self, plan: Plan, generator: Generator, ours: Server, theirs: Server, side: Side, seeds: Iterator[int]) -> None:
         self._plan, self._generator, self._side, self._seeds = plan, generator, side, seeds
         self._servers = {"ours": ours, "theirs": theirs}
+        self._start = side.starts[-1] + 1 if side.starts else 0
         self._n_vocab = ours.n_vocab
         # Both get what the peer takes: text, where it takes no token ids.
         dialects = {name: generator.dialect(server.port, n_vocab=self._n_vocab) for name, server in self._servers.items()}
@@ -106,12 +113,13 @@ class Match:
         self._dialects = {name: attrs.evolve(dialect, takes_ids=takes_ids) for name, dialect in dialects.items()}
 
     def warm_up(self) -> None:
-        """A few requests to each that do not count: the first step of a server allocates and maps."""
+        """What does not count: a pass, or a few requests, since the first step of a server allocates and maps."""
         n = self._plan.workload.concurrency
         small = Workload(name="warm-up", n_requests=n, concurrency=n, n_prompt=(8, 16), n_generated=(4, 4))
         seed = next(self._seeds)
         for name in self._servers:
-            self._generator.run(attrs.evolve(self._order(name, seed), workload=small, rate=None))
+            order = attrs.evolve(self._order(name, seed), rate=None)
+            self._generator.run(order if self._plan.warms_up else attrs.evolve(order, workload=small))
 
     def pair(self, number: int) -> None:
         """One pass each with the same requests, which are new; who begins alternates."""
@@ -120,6 +128,7 @@ class Match:
         done = {name: self._pass(name, seed) for name in names}
         self._side.ours.append(done["ours"]["summary"])
         self._side.theirs.append(done["theirs"]["summary"])
+        self._side.starts.append(self._start)
         for name, one in done.items():
             self._side.curves[name].append(one["curves"])
         self._tell(number)
@@ -169,31 +178,11 @@ def run_plan(plan: Plan, ours: Contender, contenders: Sequence[Contender], is_en
     sides = [Side(contender=contender) for contender in contenders]
     seeds = itertools.count(plan.seed, SEED_STEP)
     with Generator() as generator:
-        for one in (ours, *(contender for contender in contenders if contender.peer == ours.peer)):
-            _learn(plan, generator, one, seeds, is_ended)
         for side in sides:
             _play(plan, generator, ours, side, seeds, n_to=min(plan.n_screen, plan.n_pairs), is_ended=is_ended)
         for side in _promising(sides):
             _play(plan, generator, ours, side, seeds, n_to=plan.n_pairs, is_ended=is_ended)
     return page(sides)
-
-
-def _learn(plan: Plan, generator: Generator, ours: Contender, seeds: Iterator[int], is_ended: Callable[[], bool]) -> None:
-    """Let ours find out what steps cost and how its cells had better lie, which it keeps for its next start."""
-    if not plan.n_learn:
-        return
-    with ours.server() as server:
-        order = Order(
-            port=server.port,
-            workload=plan.workload,
-            n_vocab=server.n_vocab,
-            seed=0,
-            dialect=generator.dialect(server.port),
-            sampling=plan.sampling,
-        )
-        for _ in range(plan.n_learn):
-            if not is_ended():
-                generator.run(attrs.evolve(order, seed=next(seeds)))
 
 
 def _play(
@@ -208,7 +197,9 @@ def _play(
                 with side.contender.server() as theirs:
                     match = Match(plan, generator, mine, theirs, side, seeds)
                     match.warm_up()
-                    match.pair(len(side.ours))
+                    for number in range(len(side.ours), min(len(side.ours) + plan.n_pairs_start, n_to)):
+                        if not is_ended():
+                            match.pair(number)
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # one peer that cannot be measured does not end the run
                 side.fault = re.sub(r"\S*/", "", " ".join(str(error).split()))[-300:]  # results name no folders
                 print(f"  {side.fault}", flush=True)
@@ -222,7 +213,7 @@ def _promising(sides: Sequence[Side]) -> list[Side]:
 
 def best_side(sides: Sequence[Side], figure: Figure) -> Side | None:
     """The side that makes the most of a figure, beside us; one that left requests unanswered is not compared."""
-    ratios = [(compared.ratio, side) for side in sides if not side.n_failed and (compared := compare(*side.values(figure))) is not None]
+    ratios = [(compared.ratio, side) for side in sides if not side.n_failed and (compared := side.compared(figure)) is not None]
     if not ratios:
         return None
     return (min if figure.is_higher_better else max)(ratios, key=lambda one: one[0])[1]
@@ -245,6 +236,7 @@ def _side_page(side: Side) -> dict[str, Any]:
         "peer": side.contender.peer,
         "setting": side.contender.setting,
         "n_pairs": len(side.ours),
+        "starts": side.starts,
         "figures": figures,
         "passes": {name: [_kept(one) for one in passes] for name, passes in (("ours", side.ours), ("theirs", side.theirs))},
         "n_failed": {"ours": sum(summary["n_failed"] for summary in side.ours), "theirs": side.n_failed},
@@ -274,7 +266,7 @@ def _best_row(sides: Sequence[Side], figure: Figure) -> dict[str, Any] | None:
     if side is None:
         return None
     ours, theirs = side.values(figure)
-    compared = compare(ours, theirs)
+    compared = side.compared(figure)
     assert compared is not None
     return {
         "figure": figure.name,
@@ -299,7 +291,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names with commas between (default: all)")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--screen", type=int, default=N_SCREEN, help="pairs after which only the best settings go on")
-    parser.add_argument("--learn", type=int, default=N_LEARN, help="passes of ours before, which do not count")
+    parser.add_argument("--pairs-a-start", type=int, default=N_PAIRS_START, help="after which both servers are started anew")
+    parser.add_argument("--no-warm-up", action="store_true", help="begin each start with a few requests, not with a whole pass")
     parser.add_argument("--concurrency", type=int, help="default: the workload's")
     parser.add_argument("--requests", type=int, help="default: the workload's")
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="usual")
@@ -353,9 +346,10 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
         name=workload.name,
         workload=workload,
         rate=None,
-        n_learn=asked.learn,
         n_pairs=asked.pairs,
         n_screen=asked.screen,
+        n_pairs_start=asked.pairs_a_start,
+        warms_up=not asked.no_warm_up,
         seed=asked.seed,
         sampling=asked.sampling,
         goal=Goal(asked.goodput_ttft_s, asked.goodput_itl_s),
@@ -408,8 +402,7 @@ def _at_rates(plan: Plan, ours: Contender) -> list[Plan]:
             generator.run(attrs.evolve(order, seed=plan.seed + turn))["summary"]["requests_per_s"] for turn in range(3)
         )
     print(f"capacity: {capacity:.2f} requests/s", flush=True)
-    plans = [attrs.evolve(plan, name=f"{plan.name}-{factor:g}x", rate=factor * capacity) for factor in OVERLOAD_FACTORS]
-    return [plans[0], *(attrs.evolve(one, n_learn=0) for one in plans[1:])]  # what was learned holds for all of them
+    return [attrs.evolve(plan, name=f"{plan.name}-{factor:g}x", rate=factor * capacity) for factor in OVERLOAD_FACTORS]
 
 
 def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, Any]:
@@ -420,8 +413,8 @@ def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, 
         "sampling": plan.sampling,
         "n_pairs": plan.n_pairs,
         "n_screen": plan.n_screen,
-        "n_learn": plan.n_learn,
-        "servers": "started for each pair",
+        "n_pairs_start": plan.n_pairs_start,
+        "warms_up": plan.warms_up,
         "only": asked.only,
         "seed": plan.seed,
         "n_slots": house.n_slots,

@@ -464,7 +464,7 @@ def _best(run: Run) -> list[Run]:
 
 def _compared(side: Run, figure: str) -> Compared | None:
     values = side["figures"].get(figure, {"ours": [], "theirs": []})
-    return compare(values["ours"], values["theirs"])
+    return compare(values["ours"], values["theirs"], side.get("starts"))
 
 
 def _peers(run: Run) -> str:

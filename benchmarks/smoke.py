@@ -192,7 +192,7 @@ def run_peers(folder: Path) -> None:
 
 def run_overload(folder: Path) -> None:
     """Ours beside ours as a person runs it: how much can be served is measured first, and then comes half of it to four times as much."""
-    sizes = ["--concurrency=2", "--requests=3", "--learn=1", "--pairs=1", "--threads=1"]
+    sizes = ["--concurrency=2", "--requests=3", "--no-warm-up", "--pairs=1", "--threads=1"]
     beside = ["--only=cllm", "--beside=--row-budget 64", f"--ours={CALIBRATION_DIR}", f"--ours={folder / 'calibration'}"]
     with contextlib.redirect_stdout(io.StringIO()):
         peers.main([f"--model={demo.path()}", "--workloads=overload", *sizes, *beside, f"--results={folder}"])
@@ -207,7 +207,7 @@ def run_overload(folder: Path) -> None:
 
 def _plan(workload: Workload) -> peers.Plan:
     n_pairs = 2 if workload.name == "seed-40x8" else 1  # every pair starts its servers, and a second round is to be seen but once
-    sizes = {"n_learn": 0, "n_pairs": n_pairs, "n_screen": 1}
+    sizes = {"n_pairs": n_pairs, "n_screen": 1, "n_pairs_start": 1, "warms_up": False}
     return peers.Plan(name=workload.name, workload=workload, rate=None, seed=1, sampling="usual", goal=Goal(), **sizes)
 
 

@@ -42,6 +42,21 @@ def test_an_interval_holds_the_ratio_and_narrows_with_more_pairs() -> None:
     assert many.high - many.low < few.high - few.low
 
 
+def test_of_several_starts_each_counts_once_however_alike_its_pairs_are() -> None:
+    ours = [1.0, 1.0, 2.0, 2.0]
+    pairs, starts, means = compare(ours, [1.0] * 4), compare(ours, [1.0] * 4, [0, 0, 1, 1]), compare([1.0, 2.0], [1.0] * 2)
+    assert pairs is not None
+    assert starts is not None
+    assert means is not None
+    assert pairs.ratio == starts.ratio == pytest.approx(2**0.5)
+    assert (starts.low, starts.high) == pytest.approx((means.low, means.high))
+    assert starts.n_pairs == 4
+
+
+def test_of_a_single_start_the_interval_is_over_its_pairs() -> None:
+    assert compare([1.0, 2.0, 4.0], [1.0] * 3, [0, 0, 0]) == compare([1.0, 2.0, 4.0], [1.0] * 3)
+
+
 def test_the_machines_own_speed_cancels_out() -> None:
     compared = compare([10.0, 5.0, 20.0], [5.0, 2.5, 10.0])
     assert compared is not None

@@ -11,9 +11,7 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.contenders import Contender, House, cllm_serve
-from benchmarks.generator import Order
 from cllm.bench.metrics import Goal
-from cllm.bench.target import Dialect
 from cllm.bench.workloads import WORKLOADS
 
 HOUSE = House(model=Path("model.gguf"), n_slots=8, n_cells=2048, n_threads=2)
@@ -52,7 +50,6 @@ class Started(AbstractContextManager[str]):
     """In the place of a server: notes who was started."""
 
     names: ClassVar[list[str]] = []
-    port, n_vocab = 1234, 1000
 
     def __init__(self, contender: Contender) -> None:
         self.names.append(f"{contender.peer} {contender.setting}")
@@ -60,10 +57,10 @@ class Started(AbstractContextManager[str]):
     def __exit__(self, *_: object) -> None: ...
 
 
-def run(is_ended: Any = None, *, n_learn: int = 0) -> dict[str, Any]:
+def run(is_ended: Any = None, *, n_pairs_start: int = 2) -> dict[str, Any]:
     workload = WORKLOADS["seed-40x8"]
-    sizes = {"n_learn": n_learn, "n_pairs": 3, "n_screen": 1}
-    plan = peers.Plan(name="x", workload=workload, rate=None, seed=1, sampling="usual", goal=Goal(), **sizes)
+    sizes = {"n_pairs": 3, "n_screen": 1, "n_pairs_start": n_pairs_start}
+    plan = peers.Plan(name="x", workload=workload, rate=None, seed=1, warms_up=True, sampling="usual", goal=Goal(), **sizes)
     contenders = [Contender(peer="other", setting=name, command=("other",)) for name in "ab"]
     return peers.run_plan(plan, cllm_serve(HOUSE, ()), contenders, *([] if is_ended is None else [is_ended]))
 
@@ -73,33 +70,15 @@ def test_every_setting_is_played_once_and_the_best_go_on(played: list[str]) -> N
     assert played == ["a 0", "b 0", "b 1", "b 2"]
 
 
-def test_both_servers_are_started_anew_for_every_pair(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("n_pairs_start", "n_starts"), [(1, 3), (2, 2), (3, 2)])
+def test_both_servers_are_started_anew_after_every_few_pairs(
+    played: list[str], monkeypatch: pytest.MonkeyPatch, n_pairs_start: int, n_starts: int
+) -> None:
+    """The first round is one pair, the second has the two others."""
     monkeypatch.setattr(Started, "names", [])
-    run()
+    run(n_pairs_start=n_pairs_start)
     assert len(played) == 4
-    ours = "cllm as it comes"
-    assert Started.names == [ours, "other a", ours, "other b", ours, "other b", ours, "other b"]
-
-
-def test_ours_learns_before_the_pairs_from_passes_that_are_all_different(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-
-    class Learning(AbstractContextManager[Any]):
-        def dialect(self, _port: int) -> Dialect:
-            return Dialect()
-
-        def run(self, order: Order) -> None:
-            assert not played
-            assert order.workload.name == "seed-40x8"
-            seeds.append(order.seed)
-
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(peers, "Generator", Learning)
-    monkeypatch.setattr(Started, "names", [])
-    assert run(n_learn=2) == {"n_pairs": [1, 3]}
-    assert len(set(seeds)) == 2
-    assert Started.names[:3] == ["cllm as it comes", "cllm as it comes", "other a"]
+    assert Started.names == ["cllm as it comes", "other a", *n_starts * ["cllm as it comes", "other b"]]
 
 
 def test_a_peer_that_does_not_start_is_told_and_the_others_are_played(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
