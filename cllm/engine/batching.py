@@ -97,6 +97,10 @@ class BatchFormer:
             passes=sizes,
         )
 
+    def n_room_alone(self, n_running: int, n_cells: int, n_owed: int) -> int:
+        """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`."""
+        return self._budget.n_rows(0, n_running, n_cells, n_owed=n_owed)
+
     def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> Seq[Sequence]:
         """Prompts one row of which goes in the pass of the decode rows, each slot having cells of its own: the first, or all.
 

@@ -40,6 +40,7 @@ from cllm.text.transcript import Transcript
 
 N_DEADLINES_SPARE = 64  # ended sequences whose deadlines are kept before they are cleared away
 N_STEPS_OWED = 2  # room for prompts' rows that is spoken for: whoever comes then waits outside
+COMPANIONS_SHARE = 0.02  # of a step, for which others who come at the same moment may be waited for
 N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often in a row while it is alone in them is the culprit
 
 
@@ -427,6 +428,20 @@ class Scheduler:
         """Sequences that have not ended."""
         return len(self._sequences)
 
+    def companions_s(self) -> float:
+        """How long the first step may be put off while others come at the same moment: a small part of what it will take now.
+
+        0 when there is nothing to compute, or no place for one more.
+        """
+        n_rows = 0
+        if self.n_waiting >= self.limits.n_live_max:
+            return 0.0
+        for sequence in self._queue:
+            n_rows += len(sequence.tokens)
+            if n_rows >= self.limits.n_rows_max:
+                break
+        return COMPANIONS_SHARE * self.cost.step_s(min(n_rows, self.limits.n_rows_max), 0, 0) if n_rows else 0.0
+
     @property
     def n_waiting(self) -> int:
         """Sequences in the queue."""
@@ -566,7 +581,14 @@ class Scheduler:
             return False
         rank = sequence.order[0], sequence.share.load
         before = (one for one in self._running if one.phase is Phase.PREFILL and (one.order[0], one.share.load) <= rank)
-        return sum(map(n_owed, before)) > N_STEPS_OWED * self._former.n_room
+        n_before = sum(map(n_owed, before))
+        if n_before <= N_STEPS_OWED * self._former.n_room:
+            return False
+        if any(one.phase is Phase.DECODE for one in self._running):
+            return True
+        # That was the room beside answers, which are no more.
+        n_room = self._former.n_room_alone(len(self._running) + 1, self.cells.n_total - self.cells.n_free, n_before + n_owed(sequence))
+        return n_before > N_STEPS_OWED * n_room
 
     def _n_crowd(self, n_coming: int) -> int:
         """How many would run if all had room, and `n_coming` with them."""

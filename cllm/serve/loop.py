@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -30,6 +31,10 @@ from cllm.serve.workerstreams import WorkerStreams
 log = structlog.get_logger("cllm.loop")
 
 N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs from its socket to the queue; 0.1 ms when nobody else comes
+# Others who come so soon after the one that ended an idle time belong to it; and how long they are waited for at most.
+COMPANIONS_S = 0.05
+SILENCE_S_LEAST, SILENCE_S_MOST = 0.001, 0.006  # after which nobody else is taken to come; timers are no finer
+PATIENCE = 4.0  # times as long a silence is borne while fewer have come than the last time
 
 
 class StepLoop:
@@ -62,6 +67,10 @@ class StepLoop:
         self._failure: Exception | None = None  # of a delivery
         self._work = trio.Event()  # set when an idle loop has something to look at
         self._idle_event = trio.Event()  # set while nothing is under way
+        self._is_idle = False
+        self._roused_at = -math.inf  # when the last idle time ended
+        self._n_companions = 0  # that came soon after
+        self._n_companions_before = 0  # and after the idle time before
         self._stopping = False
         self._plan: Plan | None = None  # of the step that runs
         self._progress_at = 0.0  # when a step last began or ended
@@ -81,6 +90,8 @@ class StepLoop:
             raise
         stream = EventStream(seq_ids, self.cancel, n_bytes_max=n_bytes_max)
         self._streams.update(dict.fromkeys(seq_ids, stream))
+        if not self._is_idle and now - self._roused_at <= COMPANIONS_S:
+            self._n_companions += 1
         self._wake(now)
         return stream
 
@@ -278,13 +289,29 @@ class StepLoop:
             log.debug("step.failed", exc_info=error)
 
     async def _idle(self) -> None:
-        self._work = trio.Event()
+        self._work, self._is_idle = trio.Event(), True
         await self._work.wait()
+        self._is_idle = False
         # Requests that came at the same moment are still being read: a step that began without them would keep them waiting for its end.
         for _ in range(N_TURNS_FOR_COMPANIONS):
             await trio.lowlevel.checkpoint()
+        latest = self._roused_at + COMPANIONS_S
+        while (silence_s := self._silence_s()) >= SILENCE_S_LEAST and trio.current_time() < latest:
+            n_before, self._work = self._n_companions, trio.Event()
+            with trio.move_on_at(min(trio.current_time() + silence_s, latest)):
+                await self._work.wait()
+            if self._n_companions == n_before:
+                return
+
+    def _silence_s(self) -> float:
+        """How long to wait for one more who comes at the same moment: many who were answered together take a while to ask again."""
+        patience = PATIENCE if self._n_companions < self._n_companions_before else 1.0
+        return min(patience * self.scheduler.companions_s(), SILENCE_S_MOST)
 
     def _wake(self, now: float) -> None:
+        if self._is_idle:
+            self._is_idle, self._roused_at = False, now
+            self._n_companions_before, self._n_companions = self._n_companions, 0
         if not self._work.is_set():
             self._progress_at = now
             self._work.set()

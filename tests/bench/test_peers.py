@@ -11,7 +11,9 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.contenders import Contender, House, cllm_serve
+from benchmarks.generator import Order
 from cllm.bench.metrics import Goal
+from cllm.bench.target import Dialect
 from cllm.bench.workloads import WORKLOADS
 
 HOUSE = House(model=Path("model.gguf"), n_slots=8, n_cells=2048, n_threads=2)
@@ -96,3 +98,51 @@ def test_a_peer_that_does_not_start_is_told_and_the_others_are_played(played: li
 def test_a_run_that_is_told_to_end_ends_after_its_pair_and_keeps_what_it_has(played: list[str], n_pairs: int) -> None:
     assert sum(run(lambda: len(played) >= n_pairs)["n_pairs"]) == n_pairs
     assert played == list(itertools.islice(["a 0", "b 0", "b 1"], n_pairs))
+
+
+class Up:
+    """In the place of a server that is up."""
+
+    n_vocab = 1000
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+    def rss_peak_mb(self) -> float:
+        return 0.0
+
+
+class Orders:
+    """In the place of a generator: notes what it is to run, as (port, requests, rate, seed)."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[int, int, float | None, int]] = []
+
+    def dialect(self, _port: int, n_vocab: int = 0) -> Dialect:
+        return Dialect(n_vocab=n_vocab)
+
+    def run(self, order: Order) -> dict[str, Any]:
+        self.orders.append((order.port, order.workload.n_requests, order.rate, order.seed))
+        summary = {"wall_s": 1.0, "tokens_per_s": 1.0, "n_failed": 0, "client_cpu_share": 0.0}
+        return {"summary": summary, "curves": {}}
+
+
+@pytest.mark.parametrize(("warms_up", "n_requests"), [(True, 40), (False, 8)])
+def test_a_start_begins_with_what_does_not_count_and_pairs_have_the_same_new_requests_in_turns(warms_up: bool, n_requests: int) -> None:
+    sizes = {"n_pairs": 2, "n_screen": 2, "n_pairs_start": 2}
+    plan = peers.Plan(
+        name="x", workload=WORKLOADS["seed-40x8"], rate=0.5, seed=1, warms_up=warms_up, sampling="usual", goal=Goal(), **sizes
+    )
+    side, generator = peers.Side(contender=Contender(peer="other", setting="a", command=())), Orders()
+    side.starts = [0, 0]
+    match = peers.Match(plan, generator, Up(1), Up(2), side, itertools.count(100))  # type: ignore[arg-type]
+    match.warm_up()
+    match.pair(2)
+    match.pair(3)
+    assert generator.orders[:2] == [(1, n_requests, None, 100), (2, n_requests, None, 100)]
+    assert generator.orders[2:] == [(1, 40, 0.5, 101), (2, 40, 0.5, 101), (2, 40, 0.5, 102), (1, 40, 0.5, 102)]
+    assert len(side.ours) == len(side.theirs) == 2
+    assert side.starts == [0, 0, 1, 1]

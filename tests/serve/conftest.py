@@ -22,6 +22,7 @@ from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.serve import loop
 from cllm.serve.disktier import DiskTier
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
@@ -205,8 +206,9 @@ class Steps:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """No threads; the test may hold a step."""
+    """No threads; the test may hold a step, and knows when it begins: at once, whoever else may come."""
     steps = Steps()
+    monkeypatch.setattr(loop, "SILENCE_S_MOST", 0.0)
 
     async def run(_thread: ModelThread, function: Callable[..., T], *args: Any) -> T:
         return await steps.run(function, *args)

@@ -17,6 +17,7 @@ from cllm.engine.events import Delta, Failed, Finished, FinishReason
 from cllm.engine.plan import Plan
 from cllm.engine.scheduler import Scheduler
 from cllm.errors import Aborted, ContextExceeded, GenerationFailed, ModelDied, NoRoom, StepFailed, Unavailable
+from cllm.serve import loop
 from cllm.serve.streams import N_BYTES_DELTA, EventStream
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
@@ -137,6 +138,69 @@ async def test_256_streams_at_once_end_without_an_error() -> None:
     )
     for prompt in prompts[::40]:
         assert readers.answers[prompt][0].text == text_alone(prompt, 24)
+
+
+# --- who comes at the same moment -------------------------------------------------------------------------------------
+
+PROMPT_SHORT, PROMPT_LONG = "s" * 64, "l" * 400  # of which a step takes 0.23 and 1.4 s by the usual prices, and two hundredths of that
+SILENCE_S = 0.006
+UNMEASURED = Settings(calibrate="off", row_budget=2048, parallel=64, prefix_cache=False)
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch, steps: Steps) -> None:
+    """As it is where no test needs to know when a step begins."""
+    monkeypatch.setattr(loop, "SILENCE_S_MOST", SILENCE_S)
+
+
+async def ask_at(running: RunningEngine, clock: trio.testing.MockClock, nursery: trio.Nursery, after_s: float, prompt: str) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    clock.jump(after_s)
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(read_all, running.engine.open([make_spec(prompt, 2)]))
+    await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.mark.usefixtures("silence")
+@pytest.mark.parametrize(("gap_s", "n_prompts"), [(0.5 * SILENCE_S, 3), (1.1 * SILENCE_S, 1)])
+async def test_who_comes_soon_after_another_into_an_idle_loop_is_in_its_first_step(
+    steps: Steps, mock_clock: trio.testing.MockClock, gap_s: float, n_prompts: int
+) -> None:
+    rows: list[int] = []
+    model = FakeModel(before_step=lambda batch: rows.append(batch.n_rows))
+    async with running_engine(model, UNMEASURED) as running, trio.open_nursery() as nursery:
+        for _ in range(3):
+            await ask_at(running, mock_clock, nursery, gap_s, PROMPT_LONG)
+        mock_clock.jump(SILENCE_S)
+        await trio.testing.wait_all_tasks_blocked()
+    assert rows[0] == n_prompts * len(PROMPT_LONG)
+
+
+@pytest.mark.usefixtures("silence")
+async def test_they_are_not_waited_for_longer_than_a_bound_however_many_come(steps: Steps, mock_clock: trio.testing.MockClock) -> None:
+    async with running_engine(FakeModel(n_cells=32768), UNMEASURED) as running, trio.open_nursery() as nursery:
+        n_begun, n_asked = steps.n_begun, 0
+        while steps.n_begun == n_begun:
+            await ask_at(running, mock_clock, nursery, 0.5 * SILENCE_S, PROMPT_LONG)
+            n_asked += 1
+    assert loop.COMPANIONS_S <= n_asked * 0.5 * SILENCE_S < loop.COMPANIONS_S + SILENCE_S
+
+
+@pytest.mark.usefixtures("silence")
+async def test_where_more_came_the_last_time_a_longer_silence_is_borne(steps: Steps, mock_clock: trio.testing.MockClock) -> None:
+    async with running_engine(FakeModel(), UNMEASURED) as running:
+        n_begun = []
+        for n_prompts in (1, 2, 1):
+            async with trio.open_nursery() as nursery:
+                for number in range(n_prompts):
+                    await ask_at(running, mock_clock, nursery, 0.001, f"{number}{PROMPT_SHORT}")
+                n_before = steps.n_begun
+                mock_clock.jump(0.005)  # more than two hundredths of its step
+                await trio.testing.wait_all_tasks_blocked()
+                n_begun.append(steps.n_begun - n_before)
+                mock_clock.jump(loop.COMPANIONS_S)
+            await trio.testing.wait_all_tasks_blocked()
+    assert [n > 0 for n in n_begun] == [True, False, False]
 
 
 # --- nothing to do ----------------------------------------------------------------------------------------------------
