@@ -60,11 +60,11 @@ def compare(
 
     None where no pair has the figure on both sides, or all that there is are noughts. The interval is Student's on the logarithms of the
     ratios, which is honest of few pairs: of three it is nearly five times as wide as of many. `starts` says by which start of the servers
-    each pair was measured; if there were several, what counts is each one's mean, since passes of one start have much in common. Where
-    there are noughts the interval is a bootstrap's over the pairs (percentiles; Efron and Tibshirani, An Introduction to the Bootstrap,
-    13.3), which takes more of them.
+    each pair was measured, if that is known; if there were several, what counts is each one's mean, since passes of one start have much
+    in common. Where there are noughts the interval is a bootstrap's over the pairs (percentiles; Efron and Tibshirani, An Introduction to
+    the Bootstrap, 13.3), which takes more of them.
     """
-    numbers = range(len(ours)) if starts is None or len(set(starts)) == 1 else starts
+    numbers = starts if starts and len(set(starts)) > 1 else range(len(ours))
     found = [(a, b, start) for a, b, start in zip(ours, theirs, numbers, strict=True) if a is not None and b is not None]
     pairs = np.array([(a, b) for a, b, _ in found])
     if not pairs.any():

@@ -80,7 +80,7 @@ class Side:
 
     def compared(self, figure: Figure) -> Compared | None:
         """The figure of ours over theirs."""
-        return compare(*self.values(figure), self.starts or None)
+        return compare(*self.values(figure), self.starts)
 
 
 @attrs.frozen(kw_only=True)
