@@ -101,18 +101,19 @@ pair there is none. Each figure of ours stands against the setting that is best 
 named below each table. Texts are chunks as a client sees them.
 
 Where settings name `n_pairs_start`, both servers are started anew after so many pairs, and where they say `warms_up`, a whole pass goes by
-first that does not count: a server's first pass is not like those that follow. If there were several starts, the interval is over them, each
-counting once. In the other runs each setting stands beside one start of either server, and the interval is over its passes, which say less
-of the next start: over ten passes each, four starts of ours had 102, 107, 109 and 110 tokens/s.
+first that does not count: a server's first pass is not like those that follow. If there were several starts, the interval is over them,
+each counting once. In the other runs each setting stands beside one start of either server, and the interval is over its passes, which say
+less of the next start: over ten passes each, four starts of ours had 102, 107, 109 and 110 tokens/s.
 
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
-who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 24 steps
-of their answers and three seconds, and then generates for all of them in every step. At 8 that comes to 1.03 of the tokens/s of the fastest
-setting and 1.05 of the default's, at 16 to 1.05 and 1.09, at 24 to 1.08 and 1.09, at 32 to 1.08 and 1.11. One at a time it has 0.93 of the
-default's: of a step of 16 ms, one is cLLM's own, Python whose code and data llama.cpp has driven out of the caches; of the ladder's steps at
-1, 0.94 is in llama.cpp. What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts at 8 one configuration
-comes within a twentieth of the tokens/s of the fastest setting and has shorter gaps at p99 than the smoothest. What it costs is that more
-of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
+who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 24
+steps of their answers and three seconds, and then generates for all of them in every step. At 8 that comes to 1.03 of the tokens/s of the
+fastest setting and 1.05 of the default's, at 16 to 1.05 and 1.09, at 24 to 1.08 and 1.09, at 32 to 1.08 and 1.11. One at a time it has
+0.93 of the default's: of a step of 16 ms, one is cLLM's own, Python whose code and data llama.cpp has driven out of the caches; of the
+ladder's steps at 1, 0.94 is in llama.cpp. What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of
+mixed prompts at 8 one configuration comes within a twentieth of the tokens/s of the fastest setting and has shorter gaps at p99 than the
+smoothest. What it costs is that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end
+later where few wait.
 
 Of mixed prompts at 8, no way to compute them gives a twentieth more than the fastest setting. By the single calls above, 117 rows of a
 prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what

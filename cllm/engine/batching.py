@@ -97,9 +97,9 @@ class BatchFormer:
             passes=sizes,
         )
 
-    def n_room_alone(self, n_running: int, n_cells: int, n_owed: int) -> int:
-        """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`."""
-        return self._budget.n_rows(0, n_running, n_cells, n_owed=n_owed)
+    def n_room_alone(self, n_running: int, n_cells: int, n_owed: int, n_keys: int) -> int:
+        """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`; `n_keys` have ever asked."""
+        return self._budget.n_rows(0, n_running, n_cells, n_owed=n_owed, n_keys=n_keys)
 
     def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> Seq[Sequence]:
         """Prompts one row of which goes in the pass of the decode rows, each slot having cells of its own: the first, or all.

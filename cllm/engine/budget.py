@@ -26,7 +26,7 @@ PRICE = 1.5  # in any case as long as the smallest step in which a row costs at 
 PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
 # When nobody generates, only a newcomer waits for a step's end. If all prompts that are here end in it, they generate together from then
 # on, where half of them would let the others wait in small steps: eight that came at once had 1.06 times the tokens/s. It may take so long
-# in any case, and for short prompts, which is to say no longer than so many steps in which all of them generate, until what comes last.
+# in any case, and where only one key asks, for short prompts until what comes last: no longer than so many steps in which all generate.
 ALONE_S, ALONE_ALL_S = 0.5, 1.0
 N_STEPS_ALONE, ALONE_SHORT_S = 24, 3.0
 
@@ -73,7 +73,7 @@ class RowBudget:
         if self._n_rows_fixed is not None:
             n_rows = self._n_rows_fixed
         elif not n_decoding:
-            n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth)
+            n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth, n_keys)
         elif self._apart:
             n_rows = sum(singles) + self._n_rows_apart(n_decoding, n_running, n_cells, n_attended, depth, singles)
         else:
@@ -122,10 +122,10 @@ class RowBudget:
         """Return how many rows of a prompt that is `other` cells deep may go instead of `n_rows` of one that is `depth` deep."""
         return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
 
-    def _n_rows_alone(self, n_running: int, n_cells: int, n_owed: int, depth: int) -> int:
+    def _n_rows_alone(self, n_running: int, n_cells: int, n_owed: int, depth: int, n_keys: int) -> int:
         """All rows that prompts owe, if that does not take long, or else as many as are computed fastest in less."""
         generating_s = self._cost.step_s(n_running, n_running, n_cells)
-        most_s = max(ALONE_ALL_S, min(N_STEPS_ALONE * generating_s, ALONE_SHORT_S))
+        most_s = max(ALONE_ALL_S, min(N_STEPS_ALONE * generating_s, ALONE_SHORT_S)) if n_keys <= 1 else ALONE_ALL_S
         if n_owed <= self._n_rows_max and self._cost.step_s(n_owed, n_running, n_cells, attended=((n_owed, depth),)) <= most_s:
             return n_owed
         return self._cost.n_rows_fastest(max(ALONE_S, self._efficient_s(0, n_cells, depth)), depth)
