@@ -15,6 +15,7 @@ HALF_LIFE_S: Final = 20.0  # of the rate's memory, in seconds of work
 RATE_AFTER_S: Final = 2.0  # of work; before, no rate is known and nobody is refused for it
 N_GENERATED_GUESS: Final = 128  # of an answer, before any has ended
 PROMPT_ROWS_GUESS: Final = 1.0  # for each generated token
+PROMPT_ROWS_MAX: Final = 1e6
 N_ANSWERS_AVERAGED: Final = 32
 CERTAINTY: Final = 2.0  # a deadline counts as missed when it would be at so many times the measured rate
 
@@ -53,7 +54,10 @@ class Service:
     @property
     def prompt_rows(self) -> float:
         """Rows of prompts for each generated token; a guess, as long as nothing was."""
-        return self._n_prefill_rows / self._n_decode_rows if self._n_decode_rows else PROMPT_ROWS_GUESS
+        if not self._n_decode_rows:
+            return PROMPT_ROWS_GUESS
+        # What was long ago fades to next to nothing, and any number over that is infinite.
+        return min(self._n_prefill_rows / self._n_decode_rows, PROMPT_ROWS_MAX)
 
     def work(self, n_prompt: int, n_generated_max: int) -> float:
         """What a sequence will probably cost."""

@@ -587,7 +587,7 @@ class Scheduler:
         if any(one.phase is Phase.DECODE for one in self._running):
             return True
         # That was the room beside answers, which are no more.
-        n_running, n_cells = len(self._running) + 1, self.cells.n_total - self.cells.n_free
+        n_running, n_cells = min(len(self._running) + 1, self.limits.n_live_max), self.cells.n_total - self.cells.n_free
         n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_owed(sequence), self._shares.n_asked)
         return n_before > N_STEPS_OWED * n_room
 

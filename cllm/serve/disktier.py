@@ -81,6 +81,8 @@ class DiskTier:
         offload = memory.offload
         if offload is None or not self._leads(key, tokens, 0, offload.pool):
             return
+        if not self._leads(key, tokens, memory.n_kept(key, tokens), offload.pool):  # nor is anybody else's reading waited for
+            return
         async with self._recalling:  # who comes with the same tokens finds them in the pool
             for piece in await self.fetch(key, tokens, memory.n_kept(key, tokens), offload.pool):
                 offload.pool.put(piece)
@@ -164,9 +166,11 @@ class DiskTier:
     async def write_owed(self) -> None:
         """Write all that is owed."""
         while self._owed:
-            piece = self._owed.popleft()
-            self._n_bytes_owed -= piece.n_bytes
-            await self.write(piece)
+            piece = self._owed[0]
+            await self.write(piece)  # if that is cancelled it is owed still
+            if self._owed and self._owed[0] is piece:
+                self._owed.popleft()
+                self._n_bytes_owed -= piece.n_bytes
 
     async def keep(self, pieces: list[Piece]) -> None:
         """Write `pieces`, the longest unused of which come first, as the server goes down: the last ones first, for time may be short."""

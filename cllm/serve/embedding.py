@@ -116,7 +116,7 @@ class EmbedLoop:
                 plan = self.scheduler.plan(self._n_rows())
                 if plan is not None:
                     await self._step(plan)
-                else:
+                elif self._waiters or not self._stopping:  # it may have been told to stop while its worker was replaced
                     self._work = trio.Event()
                     await self._work.wait()
         finally:

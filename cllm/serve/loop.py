@@ -289,6 +289,8 @@ class StepLoop:
             log.debug("step.failed", exc_info=error)
 
     async def _idle(self) -> None:
+        if self._stopping and not self.scheduler.n_sequences:  # it was told so while cells were laid out, say
+            return
         self._work, self._is_idle = trio.Event(), True
         await self._work.wait()
         self._is_idle = False

@@ -13,6 +13,7 @@ import secrets
 import struct
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -105,11 +106,16 @@ class StateFiles:
         name = _digest(front[:-_N_DIGEST] + tokens).hex()
         path = self.folder / f"{self.mark.hex()}-{name}{SUFFIX}"
         partial = path.with_suffix(".partial")
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE), "wb") as file:
-            for part in (front, tokens, piece.state):
-                file.write(part)
-        touch(partial)
-        partial.replace(path)
+        try:
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE), "wb") as file:
+                for part in (front, tokens, piece.state):
+                    file.write(part)
+            touch(partial)
+            partial.replace(path)
+        except OSError:  # a full disk, which half a file would keep full
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
         return StoredPiece(key, piece.tokens, piece.start, path, _HEADER.size + len(tokens) + len(piece.state))
 
     def remove_partial(self) -> None:
@@ -143,11 +149,13 @@ def _digest(data: bytes) -> bytes:
 
 def _secret(path: Path) -> bytes:
     """Return the folder's secret; the first process that comes makes one."""
-    try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE), "wb") as file:
+    if not path.exists():
+        fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")  # whole before it has its name, at which another process may look
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE), "wb") as file:
             file.write(secrets.token_bytes(_N_SECRET))
-    except FileExistsError:
-        pass
+        with suppress(FileExistsError):
+            os.link(fresh, path)
+        fresh.unlink()
     found = path.read_bytes()
     if len(found) != _N_SECRET:
         raise OSError(f"{path} is not a cache folder's secret")

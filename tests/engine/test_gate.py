@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -176,3 +177,12 @@ def test_a_long_step_that_came_to_nothing_says_nothing_of_how_fast_work_is_done(
     with pytest.raises(Unavailable) as caught:
         make_gate(shares, service).check(Demand(key="k", timeout_s=1.0), 0.0)
     assert caught.value.retry_after_s == 1
+
+
+def test_after_hours_of_prompts_alone_the_rows_for_each_generated_token_are_many_and_not_infinite() -> None:
+    service = Service()
+    service.step(0, 1, 0.1)
+    for _ in range(15_000):
+        service.step(512, 0, 1.0)
+    assert math.isfinite(service.prompt_rows)
+    assert service.prompt_rows > 1000

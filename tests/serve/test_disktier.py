@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -12,6 +13,7 @@ import trio
 from cllm.config import Settings
 from cllm.engine.hostpool import HostPool, Piece
 from cllm.engine.prices import Prices
+from cllm.serve import statefiles
 from cllm.serve.disktier import DiskTier
 from cllm.serve.statefiles import SECRET_NAME, SUFFIX, StateFiles
 from cllm.testing.engine import RunningEngine
@@ -244,6 +246,29 @@ async def test_a_disk_that_takes_nothing_costs_nothing_but_the_reuse(tmp_path: P
     await tier.write(piece(TEXT[:200]))
     assert tier.totals.n_failures == 1
     assert await fetched(tier, TEXT) == []
+
+
+async def test_half_a_file_for_which_there_was_no_room_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    tier = open_tier(tmp_path)
+    before = everything(tmp_path)
+    monkeypatch.setattr(statefiles, "touch", full)
+    await tier.write(piece(TEXT[:200]))
+    assert tier.totals.n_failures == 1
+    assert everything(tmp_path) == before
+
+
+async def test_what_is_owed_when_writing_is_cancelled_is_written_later(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.offer([piece(TEXT[:200]), piece(TEXT[200:400])])
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await tier.write_owed()
+    assert files(tmp_path) == []
+    await tier.write_owed()
+    assert len(files(tmp_path)) == 2
 
 
 async def test_folder_and_files_are_for_their_owner_alone(tmp_path: Path) -> None:

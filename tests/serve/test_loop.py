@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from cllm.backend import Batch, Logits
+from cllm.backend import Batch, KvLayout, Logits
 from cllm.config import Settings
 from cllm.engine.events import Delta, Failed, Finished, FinishReason
 from cllm.engine.plan import Plan
@@ -138,6 +138,21 @@ async def test_256_streams_at_once_end_without_an_error() -> None:
     )
     for prompt in prompts[::40]:
         assert readers.answers[prompt][0].text == text_alone(prompt, 24)
+
+
+async def test_a_stop_that_comes_while_cells_are_laid_out_is_heard(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    due, ended = [KvLayout.STREAMS], trio.Event()
+
+    async def lay_out(self: loop.StepLoop, _layout: KvLayout) -> None:
+        await trio.lowlevel.checkpoint()
+        self.stop()
+
+    monkeypatch.setattr(Scheduler, "layout_due", lambda _scheduler: due.pop() if due else None)
+    monkeypatch.setattr(loop.StepLoop, "_lay_out", lay_out)
+    monkeypatch.setattr(loop.StepLoop, "end_all", lambda _loop, _error: ended.set())
+    async with running_engine(FakeModel()):
+        with trio.fail_after(TEST_S):
+            await ended.wait()
 
 
 # --- who comes at the same moment -------------------------------------------------------------------------------------
