@@ -9,6 +9,7 @@ from cllm.backend import Batch
 from cllm.engine.budget import RowBudget
 from cllm.engine.events import Event
 from cllm.engine.fairness import Share
+from cllm.engine.fillers import Fillers
 from cllm.engine.passes import passes
 from cllm.engine.plan import Move, Plan
 from cllm.engine.scoring import ScoringRows
@@ -22,10 +23,11 @@ REST = 0.4  # of the room for prompts' rows, which is too little for a pass of i
 class BatchFormer:
     """Fills the columns of one batch anew for every step."""
 
-    def __init__(self, budget: RowBudget, *, n_rows_max: int, rows_by_slot: bool) -> None:
+    def __init__(self, budget: RowBudget, *, n_rows_max: int, rows_by_slot: bool, fillers: Fillers | None = None) -> None:
         self._batch = Batch(n_rows_max)
         self._budget = budget
         self._rows_by_slot = rows_by_slot
+        self._fillers = fillers  # None: gaps between slots stay
         self.n_room = 0  # rows of prompts that a step had room for, when there last were any; 0: there were none yet
 
     def form(
@@ -49,6 +51,7 @@ class BatchFormer:
             first = min(prompts, key=rank)
             depth = first.n_computed
             riders = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else ()
+            singles, n_fillers = self._singles(decoding, riders)
             n_owed_all = sum(map(n_owed, prompts))
             n_rows = self._budget.n_rows(
                 len(decoding),
@@ -58,7 +61,8 @@ class BatchFormer:
                 n_attended=n_attended,
                 depth=depth,
                 n_shared=first.n_shared,
-                singles=_singles(decoding, riders),
+                singles=singles,
+                n_fillers=n_fillers,
                 n_keys=n_keys,
             )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
@@ -70,7 +74,8 @@ class BatchFormer:
                     n_cells,
                     n_attended=n_attended,
                     depth=depth,
-                    singles=_singles(decoding, riders),
+                    singles=singles,
+                    n_fillers=n_fillers,
                 )
                 n_room = max(n_room, n_light - len(decoding))
             if n_owed_all > n_room:
@@ -78,10 +83,13 @@ class BatchFormer:
             self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring, riders)
             attended += [(n, sequence.n_computed + n // 2) for sequence, n in prefilling]
         sizes: tuple[int, ...] = ()
+        fillers: Seq[tuple[int, int]] = ()
         if self._rows_by_slot and self._batch.n_rows > 1:
+            rows = sorted([*((sequence.slot, 1) for sequence in decoding), *((sequence.slot, n) for sequence, n in prefilling)])
+            sizes = passes(rows)
             if not scoring.scorings:  # those name their outputs by number
+                sizes, fillers = self._fill(rows, sizes)
                 outputs = self._sorted_by_slot(outputs)
-            sizes = passes(sorted([*((sequence.slot, 1) for sequence in decoding), *((sequence.slot, n) for sequence, n in prefilling)]))
         samplers = [sequence.sampler for sequence in outputs]
         return Plan(
             moves=moves,
@@ -92,6 +100,7 @@ class BatchFormer:
             samplers=samplers,
             events=events,
             scorings=scoring.scorings,
+            fillers=fillers,
             n_cells=n_cells,
             attended=attended,
             passes=sizes,
@@ -107,9 +116,36 @@ class BatchFormer:
         They close the gaps between the slots that decode, each of which is a pass more, and fill the tiles that kernels work in.
         """
         riders = [sequence for sequence in prompts if sequence is first or not sequence.n_unscored]
-        if len(riders) == 1 or not self._budget.may_fill(_singles(decoding, riders), _singles(decoding, (first,)), len(riders) - 1):
+        if len(riders) == 1:
             return (first,)
-        return riders
+        (filled, _), (bare, _) = self._singles(decoding, riders), self._singles(decoding, (first,))
+        return riders if self._budget.may_fill(filled, bare, len(riders) - 1) else (first,)
+
+    def _singles(self, decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[tuple[int, ...], int]:
+        """The passes over one row of each, and how many fillers are among these."""
+        if not riders:
+            return (), 0
+        slots = sorted([sequence.slot for sequence in (*decoding, *riders)])
+        added = [] if self._fillers is None else [slot for slot, _ in self._fillers.beside(slots)]
+        return passes([(slot, 1) for slot in sorted(slots + added)]), len(added)
+
+    def _fill(self, rows: list[tuple[int, int]], sizes: tuple[int, ...]) -> tuple[tuple[int, ...], Seq[tuple[int, int]]]:
+        """Add fillers to `rows` of slots, which come to passes of `sizes`, if these take less time then; return the passes, and slots and
+        positions of the fillers.
+        """
+        batch = self._batch
+        found = [] if self._fillers is None else self._fillers.beside([slot for slot, _ in rows])
+        start, end = batch.n_rows, batch.n_rows + len(found)
+        if not found or end > len(batch.tokens):
+            return sizes, ()
+        filled = passes(sorted([*rows, *((slot, 1) for slot, _ in found)]))
+        if not self._budget.is_less(filled, sizes):  # prompts whose rows would have gone together are torn apart
+            return sizes, ()
+        batch.slots[start:end], batch.positions[start:end] = zip(*found, strict=True)
+        batch.tokens[start:end] = 0
+        batch.outputs[start:end] = 0
+        batch.n_rows = end
+        return filled, found
 
     def _sorted_by_slot(self, outputs: list[Sequence]) -> list[Sequence]:
         """Order the rows by slot, and return the `outputs` in that order."""
@@ -183,11 +219,6 @@ class BatchFormer:
         batch.outputs[start:end] = 0
         batch.outputs[end - 1] = wants_output
         batch.n_rows = end
-
-
-def _singles(decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[int, ...]:
-    """The passes over one row of each."""
-    return passes(sorted([(sequence.slot, 1) for sequence in (*decoding, *riders)])) if riders else ()
 
 
 def _is_light(share: Share, running: Seq[Sequence]) -> bool:

@@ -62,20 +62,23 @@ class RowBudget:
         depth: int = 0,
         n_shared: int = 0,
         singles: Sequence[int] = (),
+        n_fillers: int = 0,
         n_keys: int = 1,
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
         The latter have `n_attended` cells before them. Prompts owe `n_owed` rows in all, and the one that is next has `depth` cells, of
         which it found `n_shared` when it was admitted last. At least one of the rows is a prompt's. `n_keys` have asked since the start.
-        Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot, decode rows among them.
+        Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot: decode rows, some of
+        prompts, and `n_fillers`, which are none of the budget's rows.
         """
         if self._n_rows_fixed is not None:
             n_rows = self._n_rows_fixed
         elif not n_decoding:
             n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth, n_keys)
         elif self._apart:
-            n_rows = sum(singles) + self._n_rows_apart(n_decoding, n_running, n_cells, n_attended, depth, singles)
+            n_beside = sum(singles) - n_fillers
+            n_rows = n_beside + self._n_rows_apart(n_decoding, n_running, n_cells, n_attended, depth, singles, n_beside - n_decoding)
         else:
             target_s = self._itl_target_s
             if target_s is None:
@@ -83,7 +86,7 @@ class RowBudget:
                 target_s = self._adaptive_s(n_running, n_cells, n_attended, depth - n_shared, pace)
                 target_s = max(target_s, self._efficient_s(n_decoding, n_cells, depth))
             n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, attended=((1, n_attended),), depth=depth)
-        return min(max(n_rows, n_decoding + 1), self._n_rows_max)
+        return min(max(n_rows, n_decoding + 1), self._n_rows_max - n_fillers)
 
     def n_rows_light(
         self,
@@ -95,6 +98,7 @@ class RowBudget:
         n_attended: int = 0,
         depth: int = 0,
         singles: Sequence[int] = (),
+        n_fillers: int = 0,
     ) -> int:
         """Return the budget of such a step in which a prompt ends that owes `n_owed` rows, or in a few of which; 0 when it would take many.
 
@@ -106,8 +110,8 @@ class RowBudget:
         decode_s = cost.step_s(n_running, n_running, n_cells, attended=attended)
         most_s = min(PACE_LIGHT * decode_s, max(PACE_KEYS * decode_s, self._itl_max_s))
         if self._apart:
-            n_beside, n_owed = sum(singles), n_owed - 1  # one of them rides with the answers
-            now_s = cost.step_s(n_beside, n_decoding, n_cells, singles, attended=attended)
+            n_beside, n_owed = sum(singles) - n_fillers, n_owed - 1  # one of them rides with the answers
+            now_s = cost.step_s(n_beside + n_fillers, n_decoding, n_cells, singles, attended=attended)
             n_room = cost.n_rows_within(most_s - now_s, 0, 0, depth=depth)
         else:
             n_beside = n_decoding
@@ -116,7 +120,8 @@ class RowBudget:
                 prompt = (n_owed, depth)
                 if cost.step_s(n_beside + n_owed, n_beside + 1, n_cells, attended=(*attended, prompt)) <= most_s:
                     n_room = n_owed
-        return min(n_beside + min(n_owed, n_room), self._n_rows_max) if n_owed <= N_STEPS_LIGHT * n_room else 0
+        n_rows = min(n_beside + min(n_owed, n_room), self._n_rows_max - n_fillers)
+        return n_rows if n_owed <= N_STEPS_LIGHT * n_room else 0
 
     def deeper(self, n_rows: int, depth: int, other: int) -> int:
         """Return how many rows of a prompt that is `other` cells deep may go instead of `n_rows` of one that is `depth` deep."""
@@ -146,8 +151,14 @@ class RowBudget:
         """Whether passes `filled` with `n_more` rows of prompts cost no more over `bare` ones than such rows do in the best pass."""
         return self._n_rows_fixed is None and self._cost.passes_s(filled) - self._cost.passes_s(bare) <= n_more * self._cost.least_row_s
 
-    def _n_rows_apart(self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int, singles: Sequence[int]) -> int:
-        """Rows of prompts that follow in a pass of their own.
+    def is_less(self, some: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether the passes `some` take less time than `others`."""
+        return self._cost.passes_s(some) < self._cost.passes_s(others)
+
+    def _n_rows_apart(
+        self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int, singles: Sequence[int], n_ridden: int
+    ) -> int:
+        """Rows of prompts that follow in a pass of their own; `n_ridden` of the `singles` are prompts' too.
 
         That fewer generate than could makes each token dearer, which such a step pays once, however many rows it has.
         """
@@ -156,7 +167,7 @@ class RowBudget:
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         now_s = self._cost.step_s(n_singles, n_decoding, n_cells, singles, attended=attended)
         if self._itl_target_s is None:
-            worth_s = n_decoding / n_running * decode_s + (n_singles - n_decoding) * self._cost.least_row_s
+            worth_s = n_decoding / n_running * decode_s + n_ridden * self._cost.least_row_s
             n_cheap = self._cost.n_rows_efficient(PRICE_APART, beside_s=max(now_s - worth_s, 0.0))
             cheap_s = now_s + self._cost.step_s(n_cheap, 0, 0)
             adaptive_s = min(max(PACE_APART * decode_s, cheap_s), PACE_APART_MAX * decode_s, self._itl_max_s)

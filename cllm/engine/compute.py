@@ -28,12 +28,29 @@ def compute(model: StepModel, plan: Work, clock: Callable[[], float], is_futile:
     for move in plan.moves:
         do_move(model, plan, move, clock)
         plan.n_moves_done += 1
-    moved_at = clock()
-    moves_s = moved_at - began_at
+    moves_s = clock() - began_at
     if not plan.n_rows:
         return StepOutput([], [], None, moves_s=moves_s)
     if is_futile is not None and is_futile():  # an abort that came during the moves had nothing to stop
         raise Aborted("nobody waits for this step")
+    try:
+        return _step(model, plan, clock, moves_s)
+    finally:
+        for slot, n_keep in plan.fillers:
+            take_back(model, slot, n_keep)
+
+
+def take_back(model: StepModel, slot: int, n_keep: int) -> None:
+    """Cut off what a filler left, if it came to that."""
+    if n_keep:
+        model.trim(slot, n_keep)
+    else:
+        model.drop(slot)
+
+
+def _step(model: StepModel, plan: Work, clock: Callable[[], float], moves_s: float) -> StepOutput:
+    """The rows, and what is drawn from them."""
+    began_at = clock()
     if (divided := divide(model, plan)) is not None:
         drawing_model, division = divided
         drawn = division.step(drawing_model, plan)
@@ -49,7 +66,7 @@ def compute(model: StepModel, plan: Work, clock: Callable[[], float], is_futile:
         sampled.invalid,
         sampled.logprobs,
         scores,
-        model_s=computed_at - moved_at,
+        model_s=computed_at - began_at,
         moves_s=moves_s,
         sample_s=clock() - computed_at,
     )

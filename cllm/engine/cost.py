@@ -215,6 +215,10 @@ class CostModel:
         """Seconds of the layers alone over passes of so many rows each."""
         return self._scale * sum(map(self._rows.of, passes))
 
+    def pass_s(self, n_rows: int) -> float:
+        """Seconds of the layers over one pass of `n_rows` rows."""
+        return self._scale * self._rows.of(n_rows)
+
     @property
     def least_row_s(self) -> float:
         """Seconds of a row in the step that is cheapest for each of its rows."""

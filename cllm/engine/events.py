@@ -55,6 +55,8 @@ class Usage:
     decode_s: float  # first token to end
     n_preempted: int = 0
     n_reasoning: int = 0  # generated tokens of the reasoning
+    is_admitted: bool = True  # False: it left before, and `queue_s` is until then
+    has_begun: bool = True  # False: it had no first token, and `prefill_s` is until its end
 
 
 @attrs.define(eq=False)

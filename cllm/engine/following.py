@@ -64,16 +64,20 @@ class Followers:
         """Tokens of a follower that its leader computes for it, or has."""
         return self._leads[sequence].n_common
 
-    def take_released(self) -> list[Sequence]:
-        """Hand back those who need not wait for their leaders any longer."""
-        released = [sequence for sequence, lead in self._leads.items() if lead.is_over]
+    def take_released(self) -> dict[Sequence, Sequence]:
+        """Hand back those who need not wait for their leaders any longer, and whom each of them followed."""
+        released = {sequence: lead.leader for sequence, lead in self._leads.items() if lead.is_over}
         for sequence in released:
             del self._leads[sequence]
         return released
 
-    def remove(self, sequence: Sequence) -> None:
-        """Take out a follower that ends."""
-        del self._leads[sequence]
+    def remove(self, sequence: Sequence) -> Sequence:
+        """Take out a follower that ends; return whom it followed."""
+        return self._leads.pop(sequence).leader
+
+    def rank_of(self, leader: Sequence) -> tuple[int, int]:
+        """The rank of the most urgent of `leader` and those who follow it."""
+        return min([leader.own_order, *(sequence.order for sequence, lead in self._leads.items() if lead.leader is leader)])
 
 
 def _could_share(one: Sequence, other: Sequence) -> bool:

@@ -20,26 +20,43 @@ N_ANSWERS_AVERAGED: Final = 32
 CERTAINTY: Final = 2.0  # a deadline counts as missed when it would be at so many times the measured rate
 
 
+@attrs.define
+class _Rate:
+    """Work in a second, of which what is long ago fades."""
+
+    done: float = 0.0
+    seconds: float = 0.0
+    worked_s: float = 0.0
+
+    def add(self, work: float, seconds: float, kept: float) -> None:
+        self.done = self.done * kept + work
+        self.seconds = self.seconds * kept + seconds
+        self.worked_s += seconds
+
+    @property
+    def per_s(self) -> float | None:
+        return self.done / self.seconds if self.done and self.worked_s >= RATE_AFTER_S else None
+
+
 class Service:
     """How fast work is done and how long answers are, both measured. Work is in tokens of a prompt, as `Share.served`."""
 
     def __init__(self) -> None:
         self.n_generated_mean = float(N_GENERATED_GUESS)
-        self._done = 0.0
         self._n_prefill_rows = 0.0
         self._n_decode_rows = 0.0
-        self._seconds = 0.0
-        self._worked_s = 0.0
+        self._recent = _Rate()
+        self._full = _Rate()
         self._n_answers = 0
 
-    def step(self, n_prefill_rows: int, n_decode_rows: int, seconds: float) -> None:
-        """Count a step."""
+    def step(self, n_prefill_rows: int, n_decode_rows: int, seconds: float, *, is_full: bool = True) -> None:
+        """Count a step; in one that is not full nobody else waited, so that it does not say how fast work could be done."""
         kept = max(1.0 - seconds / HALF_LIFE_S, 0.0)
-        self._done = self._done * kept + PROMPT_TOKEN * n_prefill_rows + GENERATED_TOKEN * n_decode_rows
+        work = PROMPT_TOKEN * n_prefill_rows + GENERATED_TOKEN * n_decode_rows
+        for rate in (self._recent, self._full) if is_full else (self._recent,):
+            rate.add(work, seconds, kept)
         self._n_prefill_rows = self._n_prefill_rows * kept + n_prefill_rows
         self._n_decode_rows = self._n_decode_rows * kept + n_decode_rows
-        self._seconds = self._seconds * kept + seconds
-        self._worked_s += seconds
 
     def answer(self, n_generated: int) -> None:
         """Count an answer that has ended."""
@@ -48,8 +65,13 @@ class Service:
 
     @property
     def rate(self) -> float | None:
-        """Work done in a second; None as long as too little was measured, or none of it came to anything."""
-        return self._done / self._seconds if self._done and self._worked_s >= RATE_AFTER_S else None
+        """Work done in a second while others wait; None as long as too little was measured, or none of it came to anything."""
+        return self._full.per_s
+
+    @property
+    def recent_rate(self) -> float | None:
+        """Work done in a second of late, whether there was more to do or not."""
+        return self._recent.per_s
 
     @property
     def prompt_rows(self) -> float:
@@ -158,7 +180,7 @@ class Gate:
 
     def _next_end_s(self, share: Share) -> float:
         """Seconds until one of this key's sequences has probably ended: all that run go on together."""
-        rate = self._service.rate
+        rate = self._service.recent_rate
         if rate is None:
             return RETRY_AFTER_S[0]
         n_running = max(sum(other.n_running for other in self._shares), 1)

@@ -222,6 +222,18 @@ class Memory:
             if self.offload is not None and not self.limits.can_trim and sequence.n_computed == sequence.n_prompt:
                 self._at_prompts_end.append(sequence)
 
+    def filler_position(self, slot: int) -> int | None:
+        """Where a row that closes a gap may go in a slot that no live sequence has, since it is cut off again; None: nowhere."""
+        if slot in self._live:
+            return None
+        n_cells = self.tree.n_tokens(slot) if slot in self.tree else 0
+        return n_cells if n_cells < self.limits.n_cells // self.limits.n_slots else None
+
+    def spoilt(self, slots: Iterable[int]) -> None:
+        """What `slots` hold, none of which a live sequence has, is not known any more."""
+        for slot in slots:
+            self._gives_up(slot)
+
     # --- who goes -----------------------------------------------------------------------------------------------------
 
     def keep(self, sequence: Sequence, *, comes_back: bool) -> None:

@@ -8,7 +8,8 @@ from cllm.engine.hostpool import HostPool, Piece
 from cllm.engine.pieces import Chain
 from cllm.engine.plan import Plan, Save
 from cllm.engine.prefix import Key
-from cllm.engine.prices import N_CELLS_TO_LEARN, Prices
+from cllm.engine.prices import Prices
+from cllm.engine.statesize import StateSize
 
 SAVE_S_MAX = 0.1  # of saving within one step, for which all who generate wait; one branch may take longer, others then go without a copy
 
@@ -31,14 +32,14 @@ class Offload:
         self._n_cells_slot = n_cells_slot
         self._saving: dict[int, _Saving] = {}  # by slot
         self._saving_s = 0.0
-        self._cell_n_bytes = cell_n_bytes  # of the largest states so far, for each cell
+        self._size = StateSize(cell_n_bytes)
         self._carried_s = 0.0  # what a cell that was cached from the start on has cost
         self._carried_s_at: dict[int, float] = {}  # when each slot's branch began to rest
 
     @property
     def n_cells_max(self) -> int:
         """Cells that the pool takes, about."""
-        return int(self.pool.n_bytes_max / self._cell_n_bytes)
+        return self._size.n_cells(self.pool.n_bytes_max)
 
     # --- cells that go ------------------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ class Offload:
         return Save(slot, start, key, tokens)
 
     def _is_worth(self, n_cells: int, *, is_awaited: bool) -> bool:
-        has_room = 0 < n_cells * self._cell_n_bytes <= self.pool.n_bytes_max
+        has_room = 0 < n_cells <= self.n_cells_max
         return has_room and self.prices.is_worth_saving(n_cells, is_awaited=is_awaited)
 
     def dropped(self, slot: int) -> None:
@@ -102,7 +103,7 @@ class Offload:
         else:
             self.pool.totals = other.pool.totals
         self.prices.succeed(other.prices)
-        self._cell_n_bytes = other._cell_n_bytes
+        self._size = other._size
 
     def lost(self) -> None:
         """What was to be saved is gone, and nothing is carried."""
@@ -123,7 +124,7 @@ class Offload:
             totals.n_saves += 1
             totals.n_cells_saved += n_cells
             self.prices.saved(n_cells, seconds)
-            self._cell_n_bytes = max(self._cell_n_bytes, len(state) / n_cells) if n_cells >= N_CELLS_TO_LEARN else self._cell_n_bytes
+            self._size.saw(n_cells, len(state))
             self.pool.put(Piece(save.key, save.tokens, save.start, state))
         for outcome in plan.restored:
             if outcome.n_tokens > outcome.move.chain.start:

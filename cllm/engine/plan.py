@@ -101,6 +101,7 @@ class Work:
     batch: Batch
     samplers: list[Sampler]  # one for each output that a token is drawn from, in the order of the logits' rows
     scorings: Seq[Scored] = ()  # the other outputs
+    fillers: Seq[tuple[int, int]] = ()  # rows that nobody wants: slots, and their cells without them, which `compute` sees to
     n_moves_done: int = 0  # counted by `compute`, so that a failure does not leave it open what was done
     saved: list[tuple[Save, bytes | None, float]] = attrs.field(factory=list)  # the states, None where it failed, and the seconds
     restored: list[Restored] = attrs.field(factory=list)
@@ -130,11 +131,21 @@ class Plan(Work):
         """Whether the model has anything to do."""
         return bool(self.moves) or self.batch.n_rows > 0
 
+    @property
+    def has_move_failed(self) -> bool:
+        """Of a step that raised: whether the cells of one slot could not be moved, so that it came to no rows."""
+        return self.n_moves_done < len(self.moves) and not isinstance(self.moves[self.n_moves_done], Drop | Save)
+
     def is_futile(self) -> bool:
         """Whether nobody waits for any of its rows."""
         if not all(sequence.cancelled for sequence in self.decoding):
             return False
         return self.n_rows > 0 and all(sequence.cancelled for sequence, _ in self.prefilling)
+
+    @property
+    def n_prompt_rows(self) -> int:
+        """Rows of prompts."""
+        return self.n_rows - len(self.decoding) - len(self.fillers)
 
     def members(self) -> list[Sequence]:
         """The sequences that have rows in this step."""

@@ -20,6 +20,7 @@ from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
+from cllm.engine.fillers import Fillers
 from cllm.engine.following import Followers
 from cllm.engine.gate import CERTAINTY, Behind, Demand, Gate, Service
 from cllm.engine.hostpool import HostPool
@@ -115,6 +116,7 @@ class Totals:
     n_prompt_tokens: int = 0  # of admitted prompts
     n_prefill_rows: int = 0
     n_generated: int = 0
+    n_fillers: int = 0  # rows that closed gaps between slots
     n_layouts: int = 0  # times that the cells were laid out anew
 
 
@@ -168,7 +170,8 @@ class Scheduler:
             itl_max_s=limits.itl_max_s,
             apart=limits.rows_by_slot,
         )
-        former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot)
+        fillers = Fillers(limits.n_slots, cost.pass_s, self.memory.filler_position) if limits.rows_by_slot and limits.can_trim else None
+        former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot, fillers=fillers)
         return n_live_max, Places(cost, n_max=n_live_max, itl_max_s=limits.itl_max_s), former
 
     # --- what the shell says ------------------------------------------------------------------------------------------
@@ -254,13 +257,15 @@ class Scheduler:
         self._now = now
         events: list[Event] = []
         if plan.n_rows:
-            self._service.step(plan.n_rows - len(plan.decoding), len(plan.decoding), now - self._planned_at)
+            seconds = now - self._planned_at
+            self._service.step(plan.n_prompt_rows, len(plan.decoding), seconds, is_full=self._is_full)
         self._settle(plan, now)
         if self._choice is not None and plan.n_rows:
             self._note_cost_of_layout(self._choice, plan)
         if plan.n_rows and output.model_s > 0:
             n_outputs = plan.batch.n_outputs
             self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
+        self.totals.n_fillers += len(plan.fillers)
         for sequence in plan.decoding:
             sequence.share.charge(GENERATED_TOKEN)
             self.memory.decoded(sequence)
@@ -312,6 +317,10 @@ class Scheduler:
             if not robbed:
                 self._give_way(members, error, events)
             return events
+        if plan.has_move_failed and not isinstance(error, Aborted):  # what builds on it is given up, and no row was computed
+            return events
+        if not isinstance(error, Aborted):
+            self.memory.spoilt([slot for slot, _ in plan.fillers])
         is_kept = isinstance(error, Aborted) and self.limits.can_trim
         for sequence in members:
             if sequence in robbed or (is_kept and sequence.cancelled):  # the latter's end is met in the next plan
@@ -345,7 +354,7 @@ class Scheduler:
     def layout_due(self) -> KvLayout | None:
         """The layout that the model's cells should have from now on; None: as it is. Cheap, to be asked before every plan."""
         choice = self._choice
-        if choice is None or not choice.may_be_due or self._trials:
+        if choice is None or not choice.may_be_due or (self._trials and not choice.is_outgrown):
             return None
         n_longest = max((len(sequence.tokens) for sequence in self._sequences.values()), default=0)
         if not choice.is_due(self._again_s(), n_longest):
@@ -363,7 +372,7 @@ class Scheduler:
         return min(self.memory.carry_s(carried) + alone_s, computed_s)
 
     def _note_cost_of_layout(self, choice: LayoutChoice, plan: Plan) -> None:
-        n_rows, n_decoding = plan.n_rows, len(plan.decoding)
+        n_rows, n_decoding = plan.n_rows - len(plan.fillers), len(plan.decoding)
         spared_s = self.cost.spared_s(n_rows, n_decoding, plan.n_cells) if 0 < n_decoding < n_rows else 0.0
         choice.stepped(n_rows, n_decoding, len(self._running), self.cells.n_held, spared_s)
 
@@ -384,12 +393,12 @@ class Scheduler:
         """After `interrupt`: take back all cells."""
         self.memory.lost()
 
-    def laid_out(self, limits: Limits, seconds: float) -> None:
+    def laid_out(self, limits: Limits, seconds: float) -> list[Event]:
         """After `vacate`: the cells lie as `limits` say, which took `seconds`; they are as before if that failed."""
         assert self._choice is not None
         if limits.rows_by_slot == self.limits.rows_by_slot:
-            self._choice = None  # it will not be tried again
-            return
+            n_cells_slot, self._choice = self._choice.apart.n_cells_slot, None  # it will not be tried again
+            return self._hold_to(n_cells_slot) if limits.rows_by_slot else []
         # What one sequence may have was promised, and does not change: who outgrows a part brings the pool back.
         self.limits = attrs.evolve(limits, n_ctx=self.limits.n_ctx)
         other = self._cost_other or self.cost.beside(n_rows_max=limits.n_rows_max, apart=limits.rows_by_slot)
@@ -403,6 +412,17 @@ class Scheduler:
         for sequence in self._sequences.values():  # some came meanwhile
             self._choice.grew(len(sequence.tokens))
         self.totals.n_layouts += 1
+        return []
+
+    def _hold_to(self, n_ctx: int) -> list[Event]:
+        """Nobody may have more than `n_ctx` tokens from now on, whatever was promised; who has cannot go on."""
+        self.limits = attrs.evolve(self.limits, n_ctx=min(self.limits.n_ctx, n_ctx))
+        events: list[Event] = []
+        for sequence in list(self._sequences.values()):
+            sequence.n_max = min(sequence.n_max, n_ctx)
+            if len(sequence.tokens) >= n_ctx:
+                self._fail(sequence, GenerationFailed("there is no memory for an answer as long as this one", code="no_memory"), events)
+        return events
 
     def plan_retirement(self) -> Plan | None:
         """The step that moves one cached branch to the host, the oldest first; None when none is left. Only while nothing is under way."""
@@ -446,6 +466,11 @@ class Scheduler:
     def n_waiting(self) -> int:
         """Sequences in the queue."""
         return len(self._queue) + len(self._followers)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether work is done as fast as it can be: somebody waits, or nobody else could run."""
+        return self.n_waiting > 0 or len(self._running) >= self._n_live_max_usual
 
     @property
     def n_waiting_max(self) -> int:
@@ -506,8 +531,8 @@ class Scheduler:
         while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first(now)) is not None:
             if self._follows(sequence):
                 continue
-            if self._is_hopeless(sequence, now):
-                self._fail(sequence, _too_late(), events)
+            if (prompt_s := self._hopeless_s(sequence, now)) is not None:
+                self._fail(sequence, _in_vain(prompt_s), events)
                 continue
             if not self._fits(sequence) and not self._make_way(sequence):
                 passing = self._passes(sequence, now)
@@ -521,25 +546,28 @@ class Scheduler:
         if not self._is_crowded(first):
             return None
         for sequence in self._queue.lighter(first, now):
-            if self._follows(sequence) or self._is_hopeless(sequence, now):
+            if self._follows(sequence) or self._hopeless_s(sequence, now) is not None:
                 continue
             if self._fits(sequence) or self._make_way(sequence):
                 return sequence
         return None
 
-    def _is_hopeless(self, sequence: Sequence, now: float) -> bool:
-        """Say whether what is to be computed of its prompt alone would take it beyond its deadline, at twice the measured rate too.
+    def _hopeless_s(self, sequence: Sequence, now: float) -> float | None:
+        """How long what is to be computed of its prompt takes by itself, if that is beyond its deadline at twice the speed, too.
 
-        Asked before it is let in: nobody makes room for it, and its key pays nothing.
+        Asked before it is let in: nobody makes room for it, and its key pays nothing. None: it may be in time, as far as is known.
         """
-        if sequence.first_token_at is not None or sequence.deadline is None or (rate := self._service.rate) is None:
-            return False
-        n_owed = len(sequence.tokens) - self.memory.n_known(sequence)
-        return PROMPT_TOKEN * n_owed > CERTAINTY * rate * (sequence.deadline - now)
+        if sequence.first_token_at is not None or sequence.deadline is None or not self.cost.is_grounded:
+            return None
+        prompt_s = self.cost.prefill_s(len(sequence.tokens) - self.memory.n_known(sequence))
+        return prompt_s if prompt_s > CERTAINTY * (sequence.deadline - now) else None
 
     def _release_followers(self) -> None:
-        for sequence in self._followers.take_released():
+        released = self._followers.take_released()
+        for sequence in released:
             self._queue.bring_back(sequence)
+        for leader in dict.fromkeys(released.values()):
+            self._rank_anew(leader)
 
     def _follows(self, sequence: Sequence) -> bool:
         """Set a sequence aside that has only to wait for what another computes already; those behind it are not held up."""
@@ -555,6 +583,11 @@ class Scheduler:
         if sequence.order < leader.order:
             self._rank(leader, sequence.order)
         return True
+
+    def _rank_anew(self, leader: Sequence) -> None:
+        """Somebody follows `leader` no longer: it is as urgent as itself, and as those who still do."""
+        if leader.phase is Phase.PREFILL and (rank := self._followers.rank_of(leader)) != leader.order:
+            self._rank(leader, rank)
 
     def _rank(self, sequence: Sequence, rank: tuple[int, int]) -> None:
         """Give a running sequence another rank of service."""
@@ -587,7 +620,7 @@ class Scheduler:
         if any(one.phase is Phase.DECODE for one in self._running):
             return True
         # That was the room beside answers, which are no more.
-        n_running, n_cells = min(len(self._running) + 1, self.limits.n_live_max), self.cells.n_total - self.cells.n_free
+        n_running, n_cells = min(len(self._running) + 1, self._n_live_max_usual), self.cells.n_total - self.cells.n_free
         n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_owed(sequence), self._shares.n_asked)
         return n_before > N_STEPS_OWED * n_room
 
@@ -773,9 +806,10 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, *, keep: bool = True) -> None:
         if sequence in self._followers:
-            self._followers.remove(sequence)
+            leader = self._followers.remove(sequence)
             self._queue.remove_aside(sequence)
             self.memory.ends_waiting(sequence)
+            self._rank_anew(leader)
         elif sequence.phase is Phase.WAITING:
             self._queue.remove(sequence)
             self.memory.ends_waiting(sequence)
@@ -895,6 +929,10 @@ def _too_late() -> DeadlineExceeded:
     return DeadlineExceeded("timeout_s passed before the first token", param="timeout_s")
 
 
+def _in_vain(prompt_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"timeout_s: the prompt alone would take about {prompt_s:.1f} s", param="timeout_s", code="wait_too_long")
+
+
 def _without_token(sequence: Sequence) -> GenerationFailed:
     """Why no token could be drawn for it."""
     grammar = sequence.sampler.grammar
@@ -919,6 +957,8 @@ def _usage(sequence: Sequence, now: float) -> Usage:
         decode_s=now - first_token_at,
         n_preempted=sequence.n_preempted,
         n_reasoning=sequence.transcript.n_reasoning,
+        is_admitted=sequence.admitted_at is not None,
+        has_begun=sequence.first_token_at is not None,
     )
 
 

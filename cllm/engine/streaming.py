@@ -90,7 +90,7 @@ class StreamScheduler(Scheduler):
         self._now = now
         events: list[Event] = []
         n_rows = len(sequence.tokens) - sequence.n_computed if sequence.phase is Phase.PREFILL else 0
-        self._service.step(n_rows, 1 - bool(n_rows), now - self._heard_at)
+        self._service.step(n_rows, 1 - bool(n_rows), now - self._heard_at, is_full=self._is_full)
         self._heard_at = now
         if n_rows:
             self.memory.prefilled(sequence, n_rows)

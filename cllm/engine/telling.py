@@ -76,7 +76,7 @@ class TextScheduler(StreamScheduler):
     def _count(self, sequence: Sequence, n_tokens: int, now: float) -> None:
         """Charge for them. The cells are those of the prompt: how many there are is the model's business."""
         n_rows = sequence.n_prompt if sequence.phase is Phase.PREFILL else 0
-        self._service.step(n_rows, n_tokens, now - self._heard_at)
+        self._service.step(n_rows, n_tokens, now - self._heard_at, is_full=self._is_full)
         self._heard_at = now
         if n_rows:
             self.memory.prefilled(sequence, n_rows)

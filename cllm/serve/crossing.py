@@ -43,6 +43,7 @@ class Crossing:
             columns=columns_of(plan.batch),
             drawings=drawings,
             scorings=[frames.Scored(one.first, one.targets, one.n_top) for one in plan.scorings],
+            fillers=list(plan.fillers),
         )
 
     def _drawing(self, sequence: Sequence, sampler: Sampler) -> frames.Drawing:
@@ -155,6 +156,7 @@ class Bench:
             batch=fill(self.batch, step.columns),
             samplers=[self.samplers[drawing.seq_id] for drawing in step.drawings],
             scorings=[Scored(one.first, one.targets, one.n_top) for one in step.scorings],
+            fillers=step.fillers,
         )
 
     def _sampler(self, drawing: frames.Drawing) -> Sampler:

@@ -5,8 +5,11 @@ Nothing here runs in a step: files are read and written in threads, one of each 
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -24,6 +27,7 @@ log = structlog.get_logger("cllm.disk")
 
 N_CELLS_LEAST = 64  # of a gain: for fewer, opening a file costs as much as computing them on a fast machine
 N_BYTES_OWED_MAX = 256 << 20  # in memory beside the pool while the disk is slow; more is let go
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @attrs.define(eq=False)
@@ -34,6 +38,7 @@ class DiskTotals:
     n_reads: int = 0
     n_writes: int = 0
     n_failures: int = 0  # files that could not be read or written
+    n_slow: int = 0  # requests that did not wait for the end of reading, since computing was as fast
     n_lost: int = 0  # pieces that came faster than they could be written
 
 
@@ -77,15 +82,22 @@ class DiskTier:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def recall(self, memory: Memory, key: Key, tokens: list[int]) -> None:
-        """Bring what leads further into `tokens` than `memory` and its host pool do into the pool. Returns at once if nothing does."""
+        """Bring what leads further into `tokens` than `memory` and its host pool do into the pool. Returns at once if nothing does.
+
+        That is given up, others' reading included, when it has taken as long as to compute what is to be read.
+        """
         offload = memory.offload
         if offload is None or not self._leads(key, tokens, 0, offload.pool):
             return
-        if not self._leads(key, tokens, memory.n_kept(key, tokens), offload.pool):  # nor is anybody else's reading waited for
+        n_kept = memory.n_kept(key, tokens)
+        chain = self._leads(key, tokens, n_kept, offload.pool)
+        if chain is None:  # nor is anybody else's reading waited for
             return
-        async with self._recalling:  # who comes with the same tokens finds them in the pool
-            for piece in await self.fetch(key, tokens, memory.n_kept(key, tokens), offload.pool):
-                offload.pool.put(piece)
+        with trio.move_on_after(offload.prices.prefill_s(chain.end - n_kept)) as patience:
+            async with self._recalling:  # who comes with the same tokens finds them in the pool
+                for piece in await self.fetch(key, tokens, memory.n_kept(key, tokens), offload.pool):
+                    offload.pool.put(piece)
+        self.totals.n_slow += patience.cancelled_caught
         self.offer(offload.pool.take_evicted())
 
     def _leads(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> Chain[StoredPiece] | None:
@@ -119,11 +131,15 @@ class DiskTier:
     async def _read(self, stored: StoredPiece, key: Key) -> Piece | None:
         try:
             piece = await trio.to_thread.run_sync(_read_and_touch, self._files, stored, key, abandon_on_cancel=True, limiter=self._reading)
-        except (Unfit, OSError) as error:
+        except (Unfit, FileNotFoundError) as error:
             log.warning("disk.removed", why=str(error))
             self.totals.n_failures += 1
             self._forget(stored.path)
             await trio.to_thread.run_sync(_unlink, stored.path)
+            return None
+        except OSError as error:  # the machine's fault, not the file's
+            log.warning("disk.unread", why=str(error))
+            self.totals.n_failures += 1
             return None
         if stored.path in self._stored:
             self._stored.move_to_end(stored.path)
@@ -186,14 +202,16 @@ class DiskTier:
         """Write one piece, unless its cells are on disk already or it is too large; the longest unused files make room."""
         if piece.n_bytes > self.n_bytes_max or self._covers(piece):
             return
+        removed: list[Path] = []
         try:
-            stored, removed = await trio.to_thread.run_sync(_write_within, self._files, piece, self.n_bytes_max, limiter=self._writing)
+            write = partial(_write_within, self._files, piece, self.n_bytes_max, removed)
+            stored = await trio.to_thread.run_sync(write, limiter=self._writing)
         except OSError as error:
             log.warning("disk.unwritten", why=str(error))
             self.totals.n_failures += 1
-            return
-        self.totals.n_writes += 1
-        self._note(stored)
+        else:
+            self.totals.n_writes += 1
+            self._note(stored)
         for path in removed:
             self._forget(path)
 
@@ -215,25 +233,53 @@ class DiskTier:
 
 
 def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)
+    with suppress(OSError):  # it is forgotten in any case
+        path.unlink(missing_ok=True)
 
 
 def _read_and_touch(files: StateFiles, stored: StoredPiece, key: Key) -> Piece:
     piece = files.read(stored, key)
-    touch(stored.path)
+    with suppress(OSError):  # removed in between, or on a disk that can only be read
+        touch(stored.path)
     return piece
 
 
-def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int) -> tuple[StoredPiece, list[Path]]:
-    """Write `piece`, and remove the files that were unused for longest, whichever model's, until the folder is within its bound."""
-    stored = files.write(piece)
-    sizes = {path: path.stat().st_size for path in files.all()}
-    n_bytes, removed = sum(sizes.values()), []
-    del sizes[stored.path]
+def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, removed: list[Path]) -> StoredPiece:
+    """Write `piece`, and remove the files that were unused for longest, whichever model's, until the folder is within its bound.
+
+    On a full disk as many bytes of these make room first. What is `removed` is noted also when it fails. Raises: OSError.
+    """
+    try:
+        stored = files.write(piece)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        sizes = _sizes(files)
+        if not sizes:
+            raise
+        _remove_oldest(sizes, sum(sizes.values()) - files.n_bytes_of(piece), removed)
+        stored = files.write(piece)
+    sizes = _sizes(files)
+    n_own = sizes.pop(stored.path, 0)
+    _remove_oldest(sizes, n_bytes_max - n_own, removed)
+    return stored
+
+
+def _sizes(files: StateFiles) -> dict[Path, int]:
+    """The files of all models, the longest unused first, with their bytes."""
+    sizes = {}
+    for path in files.all():
+        with suppress(FileNotFoundError):  # another process was faster
+            sizes[path] = path.stat().st_size
+    return sizes
+
+
+def _remove_oldest(sizes: dict[Path, int], n_bytes_max: int, removed: list[Path]) -> None:
+    """Remove the first of these files, until those that are left come to `n_bytes_max` at most."""
+    n_bytes = sum(sizes.values())
     for path, size in sizes.items():
         if n_bytes <= n_bytes_max:
             break
         path.unlink(missing_ok=True)
         removed.append(path)
         n_bytes -= size
-    return stored, removed

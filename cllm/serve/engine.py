@@ -213,10 +213,16 @@ class Engine:
         self.phase = EnginePhase.READY
 
     def _laid_out(self, model: StepModel) -> None:
-        """Its cells lie otherwise now: what is told of it is told anew. What one sequence may have stays as it was promised."""
+        """Its cells lie otherwise now: what is told of it is told anew. What one sequence may have stays as it was promised, if it can."""
         assert self._model is not None
+        assert self._loop is not None
         self._model = attrs.evolve(
-            self._model, info=model.info, capabilities=model.capabilities, n_cells=model.n_cells, n_slots=model.n_slots
+            self._model,
+            info=model.info,
+            capabilities=model.capabilities,
+            n_cells=model.n_cells,
+            n_slots=model.n_slots,
+            n_ctx=self._loop.scheduler.limits.n_ctx,
         )
 
     def drain(self) -> None:

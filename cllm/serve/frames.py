@@ -178,6 +178,7 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     columns: Columns
     drawings: list[Drawing]
     scorings: list[Scored]
+    fillers: list[tuple[int, int]]  # slots, and their cells without these rows
 
 
 class Moved(msgspec.Struct, frozen=True):

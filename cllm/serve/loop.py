@@ -21,7 +21,7 @@ from cllm.engine.sequence import SequenceSpec
 from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.serve.metrics import Metrics
-from cllm.serve.modelthread import ModelThread
+from cllm.serve.modelthread import ModelThread, run_apart
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.streams import EventStream
 from cllm.serve.worker import WorkerModel
@@ -80,6 +80,8 @@ class StepLoop:
     def open(self, specs: Seq[SequenceSpec], *, n_bytes_max: int) -> EventStream:
         """Submit sequences, all or none; return the stream of their events. Raises: ContextExceeded."""
         now = trio.current_time()
+        if not self.scheduler.n_sequences:
+            self._progress_at = now
         seq_ids: list[int] = []
         try:
             for spec in specs:
@@ -100,7 +102,7 @@ class StepLoop:
         self.scheduler.cancel(seq_id)
         if self._plan is not None and self._model.capabilities.can_abort and self._plan.is_futile():
             self._model.abort()
-        self._wake(self._progress_at)
+        self._wake(trio.current_time())
 
     @property
     def is_computing(self) -> bool:
@@ -217,7 +219,7 @@ class StepLoop:
         except LoadFailed as error:
             log.warning("layout.failed", layout=layout.value, why=str(error))
         self._progress_at = trio.current_time()
-        self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
+        self._owed += self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
         self.on_layout(self._model)
         await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
         log.info("layout", layout=layout.value, n_running=n_running, seconds=round(self._progress_at - began_at, 2))
@@ -229,7 +231,7 @@ class StepLoop:
         self._metrics.step_failed(error)
         self._owed += self._apply_death(plan, error, died_at)
         self._deliver_owed()
-        await self.thread.run(life.revive)
+        await run_apart(life.revive)  # other models compute meanwhile
         self._progress_at = trio.current_time()
         log.warning("worker.replaced", pid=life.pid, seconds=round(self._progress_at - died_at, 2))
 
@@ -314,9 +316,7 @@ class StepLoop:
         if self._is_idle:
             self._is_idle, self._roused_at = False, now
             self._n_companions_before, self._n_companions = self._n_companions, 0
-        if not self._work.is_set():
-            self._progress_at = now
-            self._work.set()
+        self._work.set()
 
 
 def life_of(model: StepModel) -> WorkerLife | None:

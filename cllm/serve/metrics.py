@@ -88,8 +88,10 @@ class Metrics:
             self._ended.labels(event.error.type).inc()
             return
         self._ended.labels(event.reason.value).inc()
-        self._queue_s.observe(event.usage.queue_s)
-        self._prefill_s.observe(event.usage.prefill_s)
+        if event.usage.is_admitted:
+            self._queue_s.observe(event.usage.queue_s)
+        if event.usage.has_begun:
+            self._prefill_s.observe(event.usage.prefill_s)
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
@@ -166,6 +168,7 @@ class _SchedulerCollector(Collector):
             ("cllm_generated_tokens", "Tokens drawn", totals.n_generated),
             ("cllm_prefix_hits", "Admissions that found cells of their first tokens", cache.n_hits),
             ("cllm_prefix_tokens", "Tokens that were not computed for that", cache.n_tokens_saved),
+            ("cllm_filler_rows", "Rows that closed gaps between slots with cells of their own", totals.n_fillers),
             ("cllm_kv_layouts", "Times that the cells were laid out anew", totals.n_layouts),
             ("cllm_evicted_cells", "Cached cells that made room", cache.n_evicted_cells),
         )
@@ -217,6 +220,7 @@ class _DiskCollector(Collector):
             ("cllm_disk_cache_writes", "Files written", totals.n_writes),
             ("cllm_disk_cache_failures", "Files that could not be read or written", totals.n_failures),
             ("cllm_disk_cache_lost", "States that came faster than they could be written", totals.n_lost),
+            ("cllm_disk_cache_slow", "Requests that computed what was being read for them, which took as long", totals.n_slow),
         )
 
 

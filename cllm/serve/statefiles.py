@@ -89,6 +89,11 @@ class StateFiles:
             raise Unfit(f"{stored.path.name} is damaged")
         return Piece(key, stored.tokens, stored.start, state)
 
+    @staticmethod
+    def n_bytes_of(piece: Piece) -> int:
+        """Bytes of its file."""
+        return _HEADER.size + np.dtype("<i4").itemsize * len(piece.tokens) + len(piece.state)
+
     def write(self, piece: Piece) -> StoredPiece:
         """Write `piece` so that it is there whole or not at all. Raises: OSError."""
         key, tokens = self.hidden(piece.key), np.array(piece.tokens, "<i4").tobytes()
@@ -116,7 +121,7 @@ class StateFiles:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise
-        return StoredPiece(key, piece.tokens, piece.start, path, _HEADER.size + len(tokens) + len(piece.state))
+        return StoredPiece(key, piece.tokens, piece.start, path, self.n_bytes_of(piece))
 
     def remove_partial(self) -> None:
         """Remove what a process that ended while it wrote has left."""
@@ -153,9 +158,14 @@ def _secret(path: Path) -> bytes:
         fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")  # whole before it has its name, at which another process may look
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE), "wb") as file:
             file.write(secrets.token_bytes(_N_SECRET))
-        with suppress(FileExistsError):
+        try:
             os.link(fresh, path)
-        fresh.unlink()
+        except FileExistsError:
+            fresh.unlink()
+        except OSError:  # a filesystem without links; of two who come there at once the later one's holds, and what the other wrote is lost
+            fresh.replace(path)
+        else:
+            fresh.unlink()
     found = path.read_bytes()
     if len(found) != _N_SECRET:
         raise OSError(f"{path} is not a cache folder's secret")

@@ -94,9 +94,12 @@ class WorkerProcess:
     def kill(self) -> str:
         """End the process if it has not ended; close everything; return in words how it ended."""
         self.slay()
-        code = self._popen.wait(END_S)
         for channel in (self.channel, self._control, self.short, self.long):
             channel.close()
+        try:
+            code = self._popen.wait(END_S)
+        except subprocess.TimeoutExpired:  # much memory is given back, or a driver hangs: `_listen` waits for it
+            return f"killed, and not gone after {END_S:g} s"
         last = f": {self._last_lines[-1]}" if self._last_lines else ""
         return _how(code) + last
 

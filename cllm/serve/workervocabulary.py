@@ -22,7 +22,7 @@ REVIVAL_S: Final = 60.0  # to wait for the next worker
 class WorkerVocabulary:
     """See `cllm.backend.Vocabulary`. `tokenize` may wait for a new worker, and must not be called from the Trio thread."""
 
-    n_chars_inline = 0  # texts that are tokenised without a thread: none
+    n_chars_inline = -1  # of texts that are tokenised without a thread at most: none is, not even an empty one
 
     def __init__(self, facts: frames.VocabularyFacts, process: Callable[[float], WorkerProcess]) -> None:
         """`process` gives the worker that lives, waiting for one as long as it is told; it raises ModelDied."""

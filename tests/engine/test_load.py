@@ -81,16 +81,16 @@ def test_many_answers_to_one_long_prompt_are_its_work_once() -> None:
     """Or the next would be told to come again in minutes, though all of them wait for one prompt alone."""
     scheduler = make_scheduler(keeps_prefixes=True, can_share=True, can_trim=True, wait_max_s=60.0, n_live_max=64)
     simulation = Simulation(scheduler)
-    simulation.ask([ask(0.5 * i, 40, 40) for i in range(40)])
-    simulation.run(until_s=30.0)
+    simulation.ask([ask(0.02 * i, 40, 40) for i in range(150)])  # more than it can do at a time, so that it knows what it can
+    simulation.run(until_s=60.0)
     stopping, prompt = StopParams(max_tokens=20), list(range(1500))
     for _ in range(32):
-        scheduler.submit(SequenceSpec(prompt=prompt, stopping=stopping), 30.0)
-    scheduler.check_room(30.0)
+        scheduler.submit(SequenceSpec(prompt=prompt, stopping=stopping), 60.0)
+    scheduler.check_room(60.0)
     for _ in range(32):
-        scheduler.submit(SequenceSpec(prompt=prompt.copy(), stopping=stopping), 30.0)  # of others, who may be gone any time
+        scheduler.submit(SequenceSpec(prompt=prompt.copy(), stopping=stopping), 60.0)  # of others, who may be gone any time
     with pytest.raises(Unavailable, match="the wait would be"):
-        scheduler.check_room(30.0)
+        scheduler.check_room(60.0)
 
 
 def test_in_order_of_arrival_everybody_would_wait_too_long(best: float) -> None:

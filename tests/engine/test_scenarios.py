@@ -29,7 +29,7 @@ reviewer to read in the diff. Commands:
     layout                      have the cells laid out anew if that is due
 
 A row is written SEQUENCE:POSITION, with `!` where its logits are wanted; runs of rows as 1:0-4, with `?0-2` after them where rows are
-scored. What the model computes in several passes is said behind them.
+scored. A row that closes a gap between slots is +SLOT:POSITION. What the model computes in several passes is said behind them.
 """
 
 from __future__ import annotations
@@ -264,10 +264,16 @@ def _plan_lines(plan: Plan) -> list[str]:
     lines = [_move_line(move) for move in plan.moves]
     batch, pos = plan.batch, 0
     rows = []
-    owners = [(sequence, 1) for sequence in plan.decoding] + plan.prefilling
+    owners: list[tuple[Sequence | tuple[int, int], int]] = [(sequence, 1) for sequence in plan.decoding]
+    owners += plan.prefilling
     if plan.passes and not plan.scorings:
-        owners.sort(key=lambda owner: owner[0].slot)
+        owners = sorted([*owners, *((filler, 1) for filler in plan.fillers)], key=lambda owner: _slot(owner[0]))
     for sequence, n_rows in owners:
+        if isinstance(sequence, tuple):
+            assert (batch.slots[pos], batch.positions[pos], batch.outputs[pos]) == (*sequence, 0)
+            rows.append(f"+{sequence[0]}:{sequence[1]}")
+            pos += 1
+            continue
         start, end = int(batch.positions[pos]), int(batch.positions[pos + n_rows - 1])
         assert (batch.slots[pos : pos + n_rows] == sequence.slot).all()
         assert batch.tokens[pos : pos + n_rows].tolist() == sequence.tokens[start : end + 1]
@@ -285,6 +291,10 @@ def _plan_lines(plan: Plan) -> list[str]:
         sizes = f", in passes of {' '.join(map(str, plan.passes))}" if len(plan.passes) > 1 else ""
         lines.append(f"rows {' '.join(rows)}{sizes}")
     return lines + _event_lines(plan.events)
+
+
+def _slot(owner: Sequence | tuple[int, int]) -> int:
+    return owner[0] if isinstance(owner, tuple) else owner.slot
 
 
 def _scored_rows(plan: Plan, sequence: Sequence) -> range:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ import trio
 
 from cllm.config import Settings
 from cllm.engine.hostpool import HostPool, Piece
+from cllm.engine.prefix import Key
 from cllm.engine.prices import Prices
-from cllm.serve import statefiles
+from cllm.serve import disktier, statefiles
 from cllm.serve.disktier import DiskTier
-from cllm.serve.statefiles import SECRET_NAME, SUFFIX, StateFiles
+from cllm.serve.statefiles import SECRET_NAME, SUFFIX, StateFiles, StoredPiece
 from cllm.testing.engine import RunningEngine
 from cllm.testing.fake import FakeModel
-from tests.serve.conftest import Answer, make_spec, read_all, serving, text_alone
+from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, serving, text_alone
 
 KEY, OTHER_KEY = ("", ""), ("salt of somebody", "")
 TEXT = list(range(1000, 1500))
@@ -260,6 +262,74 @@ async def test_half_a_file_for_which_there_was_no_room_is_removed(tmp_path: Path
     assert everything(tmp_path) == before
 
 
+async def test_on_a_full_disk_the_longest_unused_files_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_if_two_fit(self: StateFiles, one: Piece) -> StoredPiece:
+        if len(files(tmp_path)) >= 2:
+            raise OSError(errno.ENOSPC, "no space left")
+        return write(self, one)
+
+    write = StateFiles.write
+    monkeypatch.setattr(StateFiles, "write", write_if_two_fit)
+    tier = open_tier(tmp_path)
+    first, *others = (piece(list(range(start, start + 200))) for start in (0, 1000, 2000))
+    for one in (first, *others):
+        await tier.write(one)
+    assert await fetched(tier, first.tokens) == []
+    assert [await fetched(tier, one.tokens) for one in others] == [[one.state] for one in others]
+    assert (tier.totals.n_failures, len(tier), tier.n_bytes) == (0, 2, sum(path.stat().st_size for path in files(tmp_path)))
+
+
+async def test_where_that_is_not_enough_what_was_removed_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: StateFiles, _one: Piece) -> StoredPiece:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    tier = open_tier(tmp_path)
+    await tier.write(piece(TEXT[:200]))
+    monkeypatch.setattr(StateFiles, "write", refuse)
+    await tier.write(piece(TEXT[200:400]))
+    assert (tier.totals.n_failures, len(tier), tier.n_bytes, files(tmp_path)) == (1, 0, 0, [])
+
+
+async def test_a_machine_that_opens_no_more_files_costs_the_use_and_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: StateFiles, _stored: StoredPiece, _key: Key) -> Piece:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    tier, one = open_tier(tmp_path), piece(TEXT[:200])
+    await tier.write(one)
+    with monkeypatch.context() as some:
+        some.setattr(StateFiles, "read", refuse)
+        assert await fetched(tier, TEXT) == []
+    assert await fetched(tier, TEXT) == [one.state]
+    assert tier.totals.n_failures == 1
+
+
+async def test_what_lies_on_a_disk_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    tier, good, bad = open_tier(tmp_path), piece(TEXT[:200]), piece(TEXT[200:400])
+    for one in (good, bad):
+        await tier.write(one)
+    (damaged,) = (path for path in files(tmp_path) if bad.state in path.read_bytes())
+    damaged.write_bytes(damaged.read_bytes()[:-1] + bytes((bad.state[-1] ^ 1,)))
+    monkeypatch.setattr(disktier, "touch", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert await fetched(tier, TEXT) == [good.state]
+    assert await fetched(tier, TEXT[200:]) == []
+    assert damaged.exists()
+    assert tier.totals.n_failures == 1
+
+
+async def test_where_a_filesystem_has_no_links_the_folder_has_a_secret_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_paths: object) -> None:
+        raise OSError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    await open_tier(tmp_path).write(piece(TEXT[:200]))
+    assert len(await fetched(open_tier(tmp_path), TEXT)) == 1
+    assert [path.name for path in everything(tmp_path) if path.suffix != SUFFIX] == [SECRET_NAME]
+
+
 async def test_what_is_owed_when_writing_is_cancelled_is_written_later(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     tier.offer([piece(TEXT[:200]), piece(TEXT[200:400])])
@@ -334,6 +404,28 @@ async def test_requests_that_come_together_read_a_file_once(tmp_path: Path) -> N
         for end in "abcd":
             nursery.start_soon(answer, running, PROMPT + end)
     assert tier.totals.n_reads == 1
+
+
+async def test_reading_that_takes_longer_than_computing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(FakeModel(), disk=open_tier(tmp_path)) as running:
+        await answer(running, PROMPT)
+        await running.loop.keep_prefixes()
+
+    def read_slowly(self: StateFiles, stored: StoredPiece, key: Key) -> Piece:
+        is_over.wait(TEST_S)
+        return read(self, stored, key)
+
+    is_over, read = threading.Event(), StateFiles.read
+    monkeypatch.setattr(StateFiles, "read", read_slowly)
+    tier = open_tier(tmp_path)
+    async with serving(FakeModel(), disk=tier) as running:
+        try:
+            with trio.fail_after(TEST_S / 2):
+                given = await answer(running, PROMPT)
+        finally:
+            is_over.set()
+    assert given.text == text_alone(PROMPT, 8)
+    assert (given.finished.usage.n_cached, tier.totals.n_slow, tier.totals.n_hits) == (0, 1, 0)
 
 
 async def test_a_state_that_fits_no_more_costs_nothing_but_its_use(tmp_path: Path) -> None:

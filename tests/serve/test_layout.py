@@ -15,10 +15,10 @@ from cllm.backend import KvLayout
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
-from cllm.engine.events import Failed
+from cllm.engine.events import Failed, Finished
 from cllm.engine.params import StopParams
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import LoadFailed, ModelDied, Unavailable
+from cllm.errors import ContextExceeded, LoadFailed, ModelDied, Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
@@ -32,6 +32,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def cost(model: FakeModel) -> CostModel:
     """Costs by which a few steps in the pool are as expensive as to leave it."""
     return CostModel(attrs.evolve(DEFAULT_CURVE, apart_gain_cell_s=1.0), n_rows_max=model.n_rows_max)
+
+
+def tiled(model: FakeModel) -> CostModel:
+    """Costs by which a pass of eight rows takes hardly longer than one of a single row."""
+    rows = ((1, 20e-3), (8, 24e-3), (64, 100e-3))
+    return CostModel(attrs.evolve(DEFAULT_CURVE, rows=rows), n_rows_max=model.n_rows_max, apart=True)
 
 
 def words(n: int, *, seed: int, n_letters: int = 60) -> list[str]:
@@ -71,6 +77,25 @@ async def test_where_nothing_is_shared_the_cells_come_to_lie_apart_and_texts_sta
         assert (told["kv_layout"], told["n_slots"], told["n_ctx"]) == ("streams", 16, 4096)
         await ask_and_compare(running, words(12, seed=2))
         assert running.scheduler.totals.n_layouts == 1
+
+
+async def test_rows_that_close_gaps_between_slots_change_no_text_and_leave_what_is_cached() -> None:
+    model = FakeModel(kv_layout=KvLayout.STREAMS, n_slots=8)
+    lengths = random.Random(3)
+    prompts = words(40, seed=3, n_letters=40)
+    async with running_engine(model, Settings(parallel=8, host_cache_mb=0), cost=tiled(model)) as running:
+        asked = [(prompt, lengths.randint(2, 60)) for prompt in prompts]
+        answers = await ask(running, [make_spec(prompt, n) for prompt, n in asked], n_at_once=5)
+        assert [answer.text for answer in answers] == [text_alone(prompt, n) for prompt, n in asked]
+        assert running.scheduler.totals.n_fillers > 20
+        (kept,) = words(1, seed=4)
+        (first,) = await ask(running, [make_spec(kept, 8)])
+        await ask(running, [make_spec(prompt, n) for prompt, n in asked[:6]], n_at_once=6)  # about its slot, and into it at times
+        again = kept + first.text[:1]
+        (last,) = await ask(running, [make_spec(again, 5)])
+        (end,) = last.ends
+        assert isinstance(end, Finished)
+        assert (last.text, end.usage.n_cached) == (text_alone(again, 5), len(again) - 1)
 
 
 async def test_the_cells_come_to_lie_apart_while_the_first_answers_are_still_under_way() -> None:
@@ -241,6 +266,27 @@ async def test_a_layout_that_cannot_be_had_costs_a_pause_and_is_not_tried_again(
     async with running_engine(model, SETTINGS, cost=cost(model)) as running:
         await ask_and_compare(running, words(80, seed=10))
     assert tried == [KvLayout.STREAMS]
+
+
+async def test_where_the_pool_cannot_be_had_again_only_what_needs_it_fails_and_no_more_is_promised() -> None:
+    def refuse(layout: KvLayout, n_slots: int) -> None:
+        if layout is KvLayout.UNIFIED:
+            raise LoadFailed("no memory")
+
+    model = FakeModel(lays_out=True, before_lay_out=refuse)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        await ask_and_compare(running, words(60, seed=15))
+        (long,), others = words(1, seed=16, n_letters=900), words(6, seed=17)
+        given, *answers = await ask(running, [make_spec(long, 40), *(make_spec(prompt, 40) for prompt in others)])
+        assert [answer.text for answer in answers] == [text_alone(prompt, 40) for prompt in others]
+        (end,) = given.ends
+        assert isinstance(end, Failed)
+        assert end.error.code == "no_memory"
+        assert running.engine.model.n_ctx == 256
+        with pytest.raises(ContextExceeded):
+            running.engine.open([make_spec(long, 40)])
+        (growing,) = await ask(running, [make_spec(others[0], 400)])
+        assert len(growing.tokens) == 256 - len(others[0])
 
 
 async def test_a_model_that_dies_of_it_ends_the_engine_and_every_stream() -> None:

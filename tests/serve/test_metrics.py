@@ -6,6 +6,7 @@ import pytest
 
 from cllm.backend import Measure
 from cllm.engine.compute import compute
+from cllm.engine.events import Finished
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.serve.metrics import Metrics
 from tests.serve.conftest import make_spec
@@ -79,3 +80,22 @@ def test_how_far_steps_were_from_what_was_expected_is_told_and_shrinks_as_they_a
     assert make_steps(40) < min(0.1, first / 4)
     assert later < first
     assert value_of(metrics, f"{name}_median") == scheduler.cost.error()
+
+
+def test_who_left_before_is_not_in_what_others_waited_for() -> None:
+    model = TimedModel(first_s=0.2, row_s=0.03, output_s=0.001)
+    limits = Limits(n_cells=4096, n_slots=8, n_ctx=4096, n_rows_max=512, row_budget=64, n_live_max=1, n_waiting_max=64)
+    scheduler, metrics = Scheduler(limits, model.vocabulary), Metrics()
+    metrics.watch(scheduler)
+    stays, waits = (scheduler.submit(make_spec(n_tokens=2), 0.0) for _ in range(2))
+    now, n_ended = 0.0, 0
+    while (plan := scheduler.plan(now)) is not None:
+        now += 1.0
+        for event in plan.events + scheduler.apply(plan, compute(model, plan, lambda: model.now), now):
+            if isinstance(event, Finished):
+                n_ended += 1
+                metrics.end(event)
+        scheduler.cancel(waits)
+    assert n_ended == 2
+    assert value_of(metrics, "cllm_queue_seconds_count") == value_of(metrics, "cllm_prefill_seconds_count") == 1
+    assert stays < waits

@@ -257,3 +257,18 @@ def test_a_backend_may_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded.step_model.close()
     assert isinstance(loaded.step_model, StreamsOnly)
     assert (loaded.limits.n_live_max, loaded.limits.n_ctx, loaded.served.generates) == (100, 50, True)
+
+
+async def test_a_model_that_tells_nothing_any_more_is_not_well_though_others_come(mock_clock: trio.testing.MockClock) -> None:
+    model = FakeStreamModel(by_itself=False)
+    async with running_engine(StreamsOnly(model), watchdog_s=10.0) as running:
+        streams = [running.engine.open([make_spec()])]
+        for _ in range(3):
+            await settled()
+            mock_clock.jump(4.0)
+            streams.append(running.engine.open([make_spec()]))
+        assert not running.engine.health().ok
+        for stream in streams:
+            stream.cancel()
+        await settled()
+    model.close()

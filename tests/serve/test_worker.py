@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +142,34 @@ async def test_texts_are_tokenised_there_and_longer_ones_than_a_line_too(model: 
         for text in ("", "hello", "x" * 100_000, "\ud800 and on"):
             expected = FakeModel().vocabulary.tokenize(text, add_special=True, parse_special=False)
             assert await running.engine.tokenize(text, add_special=True, parse_special=False) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a"])
+async def test_no_text_is_tokenised_in_trios_thread_which_a_new_worker_would_hold_up(
+    model: WorkerModel, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(model) as running:
+        threads: list[threading.Thread] = []
+        tokenize = model.vocabulary.tokenize
+        monkeypatch.setattr(
+            model.vocabulary, "tokenize", lambda *given, **named: (threads.append(threading.current_thread()), tokenize(*given, **named))[1]
+        )
+        await running.engine.tokenize(text, add_special=True, parse_special=False)
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+def test_a_process_that_takes_long_to_go_is_not_waited_for(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives much memory back."""
+    process = model.life.process
+    assert process is not None
+
+    def wait(seconds: float | None = None) -> int:
+        raise subprocess.TimeoutExpired("worker", seconds or 0.0)
+
+    with monkeypatch.context() as some:
+        some.setattr(process._popen, "wait", wait)
+        assert "not gone" in model.life.bury()
 
 
 async def test_a_step_that_nobody_waits_for_leaves_the_others_as_they_are(model: WorkerModel) -> None:
