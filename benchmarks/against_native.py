@@ -19,6 +19,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from benchmarks.arguments import positive
 from benchmarks.load import Pass, closed_loop
 from benchmarks.models import model_file
 from benchmarks.server import ServerProcess
@@ -152,12 +153,12 @@ def main(asked: list[str] | None = None) -> None:
     """Measure, print a table, end with one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks against-native", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", help="a GGUF file (default: the qwen3-0.6b shape in Q4_K_M, made on demand)")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=40)
-    parser.add_argument("--ctx-size", type=int, default=4096)
-    parser.add_argument("--row-budget", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--pairs", type=positive, default=5)
+    parser.add_argument("--concurrency", type=positive, default=8)
+    parser.add_argument("--requests", type=positive, default=40)
+    parser.add_argument("--ctx-size", type=positive, default=4096)
+    parser.add_argument("--row-budget", type=positive, default=512)
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args(asked)
     print(json.dumps(report(arguments, measure(arguments))))
 

@@ -22,8 +22,9 @@ from typing import Any, Final
 import attrs
 
 from benchmarks import results, stages
+from benchmarks.arguments import numbers, positive
 from benchmarks.instant import DrawingModel, InstantModel
-from benchmarks.ladder import numbers, spread, tell
+from benchmarks.ladder import spread, tell
 from benchmarks.layers import Counter
 from benchmarks.serving import CountedServer
 from benchmarks.stages import Ran, Stage, Work, run_checked
@@ -92,7 +93,7 @@ class Measured:
         return [_cpu_s(ran) / ran.n_tokens * 1e6 for ran in self.passes]
 
     def page(self, number: int, below: Measured | None) -> dict[str, Any]:
-        """The stage's figures, as results keep them; a stage's ratio is of its CPU time to that of the first stage."""
+        """The stage's figures, as results keep them; a stage's cost is over that of the one below, in CPU time."""
         tokens_per_s = [ran.n_tokens / ran.wall_s for ran in self.passes]
         cpu_us = statistics.median(self.cpu_us_per_token)
         n_per_step = statistics.median(ran.n_tokens / ran.n_steps for ran in self.passes)
@@ -226,9 +227,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
     parser.add_argument("--fake", default="instant", choices=sorted(FAKES))
     parser.add_argument("--streams", type=numbers, default=None, help="as in 1,8,64,256")
-    parser.add_argument("--generated", type=int, default=200, help="tokens of each answer")
-    parser.add_argument("--least", type=int, default=N_TOKENS_LEAST, help="tokens of a pass of requests of a few tokens")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--generated", type=positive, default=200, help="tokens of each answer")
+    parser.add_argument("--least", type=positive, default=N_TOKENS_LEAST, help="tokens of a pass of requests of a few tokens")
+    parser.add_argument("--turns", type=positive, default=3)
     parser.add_argument("--name", help="of the result (default: the fake's)")
     parser.add_argument("--profile", action="store_true", help="print where the time goes at the most streams, keep no result")
 

@@ -200,8 +200,8 @@ def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Conte
     else:
         not_found.append("llama-cpp-python's server")
     contenders += [cllm_serve(house, shlex.split(options), options or "as it comes") for options in asked.beside]
-    words = [word for word in asked.only.split(",") if word]
-    return [one for one in contenders if not words or any(word in one.title for word in words)], not_found
+    words = [re.compile(rf"(?<![\w-])-*{re.escape(word)}(?![\w-])") for word in asked.only.split(",") if word]
+    return [one for one in contenders if not words or any(word.search(one.title) for word in words)], not_found
 
 
 def versions(contenders: Sequence[Contender]) -> dict[str, str]:

@@ -69,22 +69,24 @@ def compare(
     pairs = np.array([(a, b) for a, b, _ in found])
     if not pairs.any():
         return None
-    interval = _students(pairs, [start for _, _, start in found]) if pairs.all() else _resampled(pairs, seed)
-    return Compared(float(_mean_ratio(pairs[None])[0]), *(interval or (None, None)), len(pairs))
+    if pairs.all():
+        return Compared(*_students(pairs, [start for _, _, start in found]), len(pairs))
+    return Compared(float(_mean_ratio(pairs[None])[0]), *(_resampled(pairs, seed) or (None, None)), len(pairs))
 
 
-def _students(pairs: npt.NDArray[np.float64], starts: Sequence[int]) -> tuple[float, float] | None:
+def _students(pairs: npt.NDArray[np.float64], starts: Sequence[int]) -> tuple[float, float | None, float | None]:
+    """The mean ratio, each start counting once, and where it lies; None of a single one."""
     by_start: dict[int, list[float]] = {}
     for start, (ours, theirs) in zip(starts, pairs, strict=True):
         by_start.setdefault(start, []).append(math.log(ours / theirs))
     n = len(by_start)
-    if n < 2:
-        return None
     logs = np.array([np.mean(values) for values in by_start.values()])
-    half = T_95[min(n - 1, len(T_95)) - 1] * float(logs.std(ddof=1)) / math.sqrt(n)
     middle = float(logs.mean())
+    if n < 2:
+        return math.exp(middle), None, None
+    half = T_95[min(n - 1, len(T_95)) - 1] * float(logs.std(ddof=1)) / math.sqrt(n)
     low, high = (math.exp(min(end, math.log(RATIO_MAX))) for end in (middle - half, middle + half))
-    return low, high
+    return math.exp(middle), low, high
 
 
 def _resampled(pairs: npt.NDArray[np.float64], seed: int) -> tuple[float, float] | None:

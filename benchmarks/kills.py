@@ -27,6 +27,7 @@ import attrs
 import trio
 
 from benchmarks import results
+from benchmarks.arguments import positive
 from benchmarks.server import ServerProcess
 from cllm import demo
 from cllm.bench.events import EventReader
@@ -251,10 +252,10 @@ def show(data: dict[str, Any]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
     parser.add_argument("--model", help="a GGUF file, as it comes (default: the demo model with F32 weights and cells)")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--generated", type=int, default=120, help="tokens of each answer")
-    parser.add_argument("--ctx-size", type=int, default=4096)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=positive, default=20)
+    parser.add_argument("--generated", type=positive, default=120, help="tokens of each answer")
+    parser.add_argument("--ctx-size", type=positive, default=4096)
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--name", help="of the result (default: exact, or the file's)")
 

@@ -1,8 +1,9 @@
 """What each layer costs over the one below, on a real model: python -m benchmarks ladder
 
-The stages (`benchmarks.stages`) run the same requests turn by turn, A B C ... A B C ..., so that the machine's own drift meets all of
-them. A stage's ratio is to the bare loop of the same turn. The last one is no layer above the others: what it costs is told beside `loop`.
-Every pass is counted at the entry points of its layers (`benchmarks.layers`), and one that did not pass through them ends the run.
+The stages (`benchmarks.stages`) run the same requests turn by turn, A B C ... B C ... A ..., so that the machine's own drift meets all of
+them, and each comes first at times. A stage's ratio is to the bare loop of the same turn. The last one is no layer above the others: what
+it costs is told beside `loop`. Every pass is counted at the entry points of its layers (`benchmarks.layers`), and one that did not pass
+through them ends the run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Final
 import attrs
 
 from benchmarks import results, stages
+from benchmarks.arguments import numbers, positive
 from benchmarks.layers import Counter
 from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.serving import CountedServer
@@ -205,7 +207,8 @@ def _turn(arguments: argparse.Namespace, measured: list[Measured], n_vocab: int,
     seed = arguments.seed + 10_000 * (turn + 1)
     n_requests, n_generated = (arguments.requests, arguments.generated) if turn >= 0 else (concurrency, N_WARM_UP)
     asks = seed_workload(n_requests, n_prompt=arguments.prompt, n_generated=n_generated, n_vocab=n_vocab, seed=seed)
-    for one in measured:
+    first = max(turn, 0) % len(measured)
+    for one in (*measured[first:], *measured[:first]):
         number = one.number + len(STAGES) * len(asks) * (turn + 1)
         ran = run_checked(one.stage, work_of(asks, number, concurrency=concurrency, sampling=sampling, seed=seed))
         if turn >= 0:
@@ -252,22 +255,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quantization", default="Q4_K_M", choices=QUANTIZATIONS, help="of the default model")
     parser.add_argument("--concurrency", type=numbers, default=[1, 8, 16], help="as in 1,8,16")
     parser.add_argument("--sampling", default="greedy", choices=sorted(SAMPLINGS), help="plain: temperature 1; usual: 0.8 / 0.95 / 40")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=40)
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
-    parser.add_argument("--generated", type=int, default=50, help="tokens of each answer")
+    parser.add_argument("--turns", type=positive, default=5)
+    parser.add_argument("--requests", type=positive, default=40)
+    parser.add_argument("--prompt", type=positive, default=32, help="tokens of each prompt")
+    parser.add_argument("--generated", type=positive, default=50, help="tokens of each answer")
     parser.add_argument("--stages", type=stage_names, default=list(STAGES), help="as in native,engine,sse; the first is the floor")
-    parser.add_argument("--ctx-size", type=int, default=4096)
-    parser.add_argument("--row-budget", type=int, default=512)
+    parser.add_argument("--ctx-size", type=positive, default=4096)
+    parser.add_argument("--row-budget", type=positive, default=512)
     parser.add_argument("--kv", choices=["unified", "streams"], default="unified", help="the layout, which is to be the same at all stages")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--name", default="seed-40x8", help="of the result")
-
-
-def numbers(text: str) -> list[int]:
-    """Numbers with commas between."""
-    return [int(part) for part in text.split(",")]
 
 
 def stage_names(text: str) -> list[str]:

@@ -12,7 +12,7 @@ to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
 `data` of a result:
 
     {"sides": [{"peer", "setting", "n_pairs", "starts", "figures": {NAME: {"ours": [...], "theirs": [...]}},
-                "passes": {"ours": [{...}], "theirs"}, "n_failed", "curves", "idle_cpu_share"}],
+                "passes": {"ours": [{...}], "theirs"}, "n_failed", "curves", "idle_cpu_share", "idle_cpu_share_ours"}],
      "best": [{"figure", "is_higher_better", "peer", "setting", "ours", "theirs", "ratio", "low", "high", "n_pairs", "verdict"}],
      "not_found": [...], "broken": {...}, "versions": {PEER: what it says of itself}}
 """
@@ -28,12 +28,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from benchmarks import results
+from benchmarks.arguments import positive
 from benchmarks.contenders import Contender, House, cllm_serve, find_contenders, versions
 from benchmarks.figures import FIGURES, Compared, Figure, compare
 from benchmarks.generator import Generator, Order
@@ -46,6 +48,7 @@ QUANTIZATION_OF: Final = {"seed-160x5": "Q8_0"}  # as the first cLLM had it
 N_SCREEN: Final = 2
 N_PAIRS_START: Final = 2
 SEED_STEP: Final = 7919
+FAULTS: Final = (RuntimeError, OSError, subprocess.SubprocessError)  # of a server that cannot be measured
 CURVE_KEYS: Final = ("ttft_s", "itl_s", "e2e_s")
 PASS_KEYS: Final = (  # of a pass, what no figure has
     "wall_s", "n_requests", "n_failed", "failures", "n_prompt", "n_cached", "n_generated", "goodput_share", "server_cpu_s", "client_cpu_s",
@@ -60,7 +63,7 @@ class Side:
     ours: list[dict[str, Any]] = attrs.field(factory=list)  # summaries, a pair at the same place in both
     theirs: list[dict[str, Any]] = attrs.field(factory=list)
     curves: dict[str, list[dict[str, list[float]]]] = attrs.field(factory=lambda: {"ours": [], "theirs": []})
-    idle_cpu_shares: list[float] = attrs.field(factory=list)
+    idle_cpu_shares: dict[str, list[float]] = attrs.field(factory=lambda: {"ours": [], "theirs": []})  # while the other was measured
     starts: list[int] = attrs.field(factory=list)  # of each pair, by which start of the two servers
     fault: str = ""
 
@@ -99,6 +102,10 @@ class Plan:
     goal: Goal
 
 
+class OursFailed(Exception):
+    """Our own server cannot be measured; what is measured of it already is kept."""
+
+
 class Match:
     """Ours and one peer's server, both up, and pairs of passes."""
 
@@ -106,9 +113,13 @@ class Match:
         self._plan, self._generator, self._side, self._seeds = plan, generator, side, seeds
         self._servers = {"ours": ours, "theirs": theirs}
         self._start = side.starts[-1] + 1 if side.starts else 0
-        self._n_vocab = ours.n_vocab
+        try:
+            self._n_vocab = ours.n_vocab
+            dialect = generator.dialect(ours.port, n_vocab=self._n_vocab)
+        except FAULTS as error:
+            raise OursFailed(_told(error)) from error
         # Both get what the peer takes: text, where it takes no token ids.
-        dialects = {name: generator.dialect(server.port, n_vocab=self._n_vocab) for name, server in self._servers.items()}
+        dialects = {"ours": dialect, "theirs": generator.dialect(theirs.port, n_vocab=self._n_vocab)}
         takes_ids = all(dialect.takes_ids for dialect in dialects.values())
         self._dialects = {name: attrs.evolve(dialect, takes_ids=takes_ids) for name, dialect in dialects.items()}
 
@@ -141,8 +152,8 @@ class Match:
         summary = done["summary"]
         summary["server_cpu_s"] = server.cpu_s() - cpu_s
         summary["server_rss_peak_mb"] = server.rss_peak_mb()
-        if name == "ours":  # the peer was idle meanwhile, or should have been
-            self._side.idle_cpu_shares.append((other.cpu_s() - other_cpu_s) / summary["wall_s"])
+        idle = "theirs" if name == "ours" else "ours"  # or should have been
+        self._side.idle_cpu_shares[idle].append((other.cpu_s() - other_cpu_s) / summary["wall_s"])
         return done
 
     def _order(self, name: str, seed: int) -> Order:
@@ -177,12 +188,18 @@ def run_plan(plan: Plan, ours: Contender, contenders: Sequence[Contender], is_en
     """Measure all contenders; return `data` of the result: all of it, or what there is after the pair in which `is_ended` became true."""
     sides = [Side(contender=contender) for contender in contenders]
     seeds = itertools.count(plan.seed, SEED_STEP)
+    fault = ""
     with Generator() as generator:
-        for side in sides:
-            _play(plan, generator, ours, side, seeds, n_to=min(plan.n_screen, plan.n_pairs), is_ended=is_ended)
-        for side in _promising(sides):
-            _play(plan, generator, ours, side, seeds, n_to=plan.n_pairs, is_ended=is_ended)
-    return page(sides)
+        try:
+            for side in sides:
+                _play(plan, generator, ours, side, seeds, n_to=min(plan.n_screen, plan.n_pairs), is_ended=is_ended)
+            for side in _promising(sides):
+                _play(plan, generator, ours, side, seeds, n_to=plan.n_pairs, is_ended=is_ended)
+        except OursFailed as error:
+            fault = str(error)
+            print(f"  ours: {fault}", flush=True)
+    done = page(sides)
+    return {**done, "broken": {**done["broken"], ours.title: fault}} if fault else done
 
 
 def _play(
@@ -192,7 +209,11 @@ def _play(
         return
     print(f"{plan.name}: ours and {side.contender.title}", flush=True)
     while len(side.ours) < n_to and not side.fault and not is_ended():
-        with ours.server() as mine:
+        with ExitStack() as opened:
+            try:
+                mine = opened.enter_context(ours.server())
+            except FAULTS as error:
+                raise OursFailed(_told(error)) from error
             try:
                 with side.contender.server() as theirs:
                     match = Match(plan, generator, mine, theirs, side, seeds)
@@ -200,9 +221,14 @@ def _play(
                     for number in range(len(side.ours), min(len(side.ours) + plan.n_pairs_start, n_to)):
                         if not is_ended():
                             match.pair(number)
-            except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # one peer that cannot be measured does not end the run
-                side.fault = re.sub(r"\S*/", "", " ".join(str(error).split()))[-300:]  # results name no folders
+            except FAULTS as error:  # one peer that cannot be measured does not end the run
+                side.fault = _told(error)
                 print(f"  {side.fault}", flush=True)
+
+
+def _told(error: Exception) -> str:
+    """What results say of a fault: they name no folders."""
+    return re.sub(r"\S*/", "", " ".join(str(error).split()))[-300:]
 
 
 def _promising(sides: Sequence[Side]) -> list[Side]:
@@ -212,8 +238,9 @@ def _promising(sides: Sequence[Side]) -> list[Side]:
 
 
 def best_side(sides: Sequence[Side], figure: Figure) -> Side | None:
-    """The side that makes the most of a figure, beside us; one that left requests unanswered is not compared."""
-    ratios = [(compared.ratio, side) for side in sides if not side.n_failed and (compared := side.compared(figure)) is not None]
+    """The side that makes the most of a figure, beside us; one that left requests unanswered is compared only by what counts those."""
+    compared_sides = [side for side in sides if figure.counts_failures or not side.n_failed]
+    ratios = [(compared.ratio, side) for side in compared_sides if (compared := side.compared(figure)) is not None]
     if not ratios:
         return None
     return (min if figure.is_higher_better else max)(ratios, key=lambda one: one[0])[1]
@@ -243,7 +270,8 @@ def _side_page(side: Side) -> dict[str, Any]:
         "n_inexact": {"ours": sum(s["n_inexact"] for s in side.ours), "theirs": sum(s["n_inexact"] for s in side.theirs)},
         "n_cached": {"ours": sum(s["n_cached"] for s in side.ours), "theirs": sum(s["n_cached"] for s in side.theirs)},
         "client_cpu_share_max": max(summary["client_cpu_share"] for summary in side.ours + side.theirs),
-        "idle_cpu_share": statistics.median(side.idle_cpu_shares),
+        "idle_cpu_share": statistics.median(side.idle_cpu_shares["theirs"]),
+        "idle_cpu_share_ours": statistics.median(side.idle_cpu_shares["ours"]),
         "curves": {name: _mean_curves(passes) for name, passes in side.curves.items()},
     }
 
@@ -289,16 +317,16 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of the model that is made (default: Q4_K_M; Q8_0 for seed-160x5)")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names with commas between (default: all)")
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--screen", type=int, default=N_SCREEN, help="pairs after which only the best settings go on")
-    parser.add_argument("--pairs-a-start", type=int, default=N_PAIRS_START, help="after which both servers are started anew")
+    parser.add_argument("--pairs", type=positive, default=10)
+    parser.add_argument("--screen", type=positive, default=N_SCREEN, help="pairs after which only the best settings go on")
+    parser.add_argument("--pairs-a-start", type=positive, default=N_PAIRS_START, help="after which both servers are started anew")
     parser.add_argument("--no-warm-up", action="store_true", help="begin each start with a few requests, not with a whole pass")
-    parser.add_argument("--concurrency", type=int, help="default: the workload's")
-    parser.add_argument("--requests", type=int, help="default: the workload's")
+    parser.add_argument("--concurrency", type=positive, help="default: the workload's")
+    parser.add_argument("--requests", type=positive, help="default: the workload's")
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="usual")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--slots", type=int, help="default: as many as requests at once")
-    parser.add_argument("--cells", type=int, help="KV cells of all slots together (default: what the workload needs)")
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--slots", type=positive, help="default: as many as requests at once")
+    parser.add_argument("--cells", type=positive, help="KV cells of all slots together (default: what the workload needs)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--goodput-ttft-s", type=float, default=Goal().ttft_s)
     parser.add_argument("--goodput-itl-s", type=float, default=Goal().itl_s)
@@ -331,7 +359,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         for name in asked.workloads.split(","):
             model = asked.model or model_file("qwen3-0.6b", asked.quantization or QUANTIZATION_OF.get(name, "Q4_K_M"))
-            _run_workload(asked, model, with_load(WORKLOADS[name], concurrency=asked.concurrency, n_requests=asked.requests))
+            try:
+                workload = with_load(WORKLOADS[name], concurrency=asked.concurrency, n_requests=asked.requests)
+            except ValueError as error:
+                raise SystemExit(str(error)) from error
+            _run_workload(asked, model, workload)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -365,10 +397,15 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
             print(f"{one.name}: nothing was measured, and nothing is written", flush=True)
             continue
         concurrency = f"c{workload.concurrency}" if asked.concurrency else ""
-        name = "-".join(filter(None, (one.name, concurrency, asked.backend, asked.label)))
+        name = "-".join(filter(None, (one.name, concurrency, asked.backend, _unusual_model(asked, model), asked.label)))
         path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found, "versions": told}, asked.results)
         _print_best(data)
         print(f"written: {path.name}", flush=True)
+
+
+def _unusual_model(asked: argparse.Namespace, model: Path) -> str:
+    """What a result is called besides, so that one of another model does not take its place."""
+    return model.stem if asked.model else asked.quantization or ""
 
 
 def ours_options(asked: argparse.Namespace) -> list[str]:

@@ -46,6 +46,7 @@ PROMISED_DEFAULT: Final = {"mixed": {"between texts p99, ms": 0.25}, "mixed-smal
 FIGURES_BY_NAME: Final = {figure.name: figure for figure in FIGURES}
 BESIDE_HEAD: Final = ("workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which, of how many settings", "pairs")
 N_FUNCTIONS: Final = 10  # of a profile
+FLOOR: Final = "native"  # the first stage, without which there is no ratio to llama.cpp alone
 SERVED: Final = "sse"  # the stage that a user meets
 SERVED_LEAST: Final = 0.95  # of the first stage, with so many at a time:
 SERVED_AT: Final = 8
@@ -53,6 +54,7 @@ CARRIED: Final = "instant"  # the fake model on which the stack must carry, to u
 CARRIED_LEAST: Final = 20_000.0  # tokens/s, with so many streams:
 CARRIED_AT: Final = 64
 
+IDLE_SHARE_MAX: Final = 0.02  # of a core, that a server may take while another is measured
 UNKNOWN: Final = "-"
 LOSS_TOLD: Final = 0.01  # of the stage below, or of its step outside llama.cpp; what costs more is told with what it is spent on
 COMPUTED: Final = "native"  # the part of a step that is in llama.cpp
@@ -127,14 +129,20 @@ def _of_served(rung: Run, figure: str) -> float | None:
 
 def _served_enough(title: str, rung: Run) -> str:
     """Whether the stage that users meet keeps as much of the first as it must."""
-    ratio = _of_served(rung, "ratios")
-    if ratio is None:
+    floor, stage = rung["stages"][0], next((stage for stage in rung["stages"] if stage["name"] == SERVED), None)
+    if stage is None or floor["name"] != FLOOR:
         return ""
-    verdict = "kept" if ratio >= SERVED_LEAST else "missed"
-    stage = next(stage for stage in rung["stages"] if stage["name"] == SERVED)
+    ratios = stage["ratios"]
+    ratio = statistics.median(ratios)
+    compared = compare(stage["tokens_per_s"], floor["tokens_per_s"])
+    is_sure = compared is not None and compared.low is not None and not compared.low < SERVED_LEAST < (compared.high or 0.0)
+    verdict = f"{'kept' if ratio >= SERVED_LEAST else 'missed'}{'' if is_sure else ', by the median alone'}"
     share = _share(stage)
     within = "" if share == UNKNOWN else f" Of its steps' time, {share} is in llama.cpp."
-    return f"{title}: {SERVED} comes to {ratio:.3f} of the first, promised is at least {SERVED_LEAST:g}: {verdict}.{within}\n"
+    faster = [one["name"] for one in rung["stages"][1:] if len(one["ratios"]) > 1 and min(one["ratios"]) > 1]
+    doubt = f" {' and '.join(faster)} had more than the first in every turn: it was not the floor there." if faster else ""
+    told = f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} turns) of the first"
+    return f"{title}: {SERVED} comes to {told}, promised is at least {SERVED_LEAST:g}: {verdict}.{within}{doubt}\n"
 
 
 def _share(stage: Run) -> str:
@@ -166,7 +174,11 @@ def _loss(stage: Run, below: Run) -> str:
     if statistics.median(losses) <= LOSS_TOLD and (own_share is None or own_share <= LOSS_TOLD):
         return ""
     least, most = _percent(min(losses)), _percent(max(losses))
-    lost = f"- {stage['name']}, {_percent(statistics.median(losses))} ({least} to {most}) off {below['name']}"
+    loss = statistics.median(losses)
+    lost = f"- {stage['name']}, {_percent(abs(loss))} {'off' if loss >= 0 else 'more than'} {below['name']} (off: {least} to {most})"
+    steps = tuple(statistics.median(one["n_steps"]) for one in (stage, below) if one.get("n_steps"))
+    if len(set(steps)) == 2:
+        lost += f", in {steps[0]:.0f} steps instead of {steps[1]:.0f}"
     took = ", ".join(
         f"{number(spread['median'])} ({number(spread['min'])} to {number(spread['max'])}) us {PARTS[part]}" for part, spread in more.items()
     )
@@ -174,7 +186,9 @@ def _loss(stage: Run, below: Run) -> str:
     if own_share is not None:
         lost += f"; outside llama.cpp a step took {_percent(own_share)} more"
         if own_share <= LOSS_TOLD:
-            return f"{lost}: the rest is the machine, which was slower at the same batches.{where}"
+            return (
+                f"{lost}: the rest is in llama.cpp's own calls, whose rows are the same. What makes them longer is not told apart.{where}"
+            )
     between = list(REASONS)[below["number"] : stage["number"]]
     if len(between) > 1 and "beside" not in stage:
         return f"{lost}: all that lies between, {', '.join(between)}.{where} What was done about each is told of it by itself."
@@ -416,21 +430,32 @@ def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
     workload, sides = run["settings"].get("workload", {}).get("name"), run["data"]["sides"]
     own = PROMISED_DEFAULT.get(workload, {})
     if not own or len(sides) > 1:  # a default alone is not the best of their settings
-        best = f"the best of {len(sides)} settings" if len(sides) > 1 else "the only setting measured"
+        best = f"the best of {_n_settings(sides)}" if len(sides) > 1 else "the only setting measured"
         rows = {row["figure"]: row for row in _best(run)}
         yield from (_held(run, name, best, rows[name], bound) for name, bound in PROMISED.get(workload, {}).items() if name in rows)
     for side in sides:
         for figure, bound in own.items() if side["setting"] == THEIR_DEFAULT else ():
             if compared := _compared(side, figure):
-                yield _held(run, figure, f"{side['peer']} {THEIR_DEFAULT}", attrs.asdict(compared), bound)
+                row = {**attrs.asdict(compared), "n_failed": side["n_failed"]["ours"]}
+                yield _held(run, figure, f"{side['peer']} {THEIR_DEFAULT}", row, bound)
+
+
+def _n_settings(sides: Sequence[Run]) -> str:
+    """How many settings a best one was found among: those that have all pairs; and who was left out before."""
+    n_pairs = [side["n_pairs"] for side in sides]
+    n_complete = sum(n == max(n_pairs) for n in n_pairs)
+    n_left = len(sides) - n_complete
+    return f"{n_complete} settings" + (f", {n_left} more having had {min(n_pairs)} of {max(n_pairs)} pairs" if n_left else "")
 
 
 def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[str, ...]:
-    """A row of what was promised."""
+    """A row of what was promised; who left requests unanswered has kept nothing by being quick with the others."""
     is_least = FIGURES_BY_NAME[figure].is_higher_better
     is_kept = row["ratio"] >= bound if is_least else row["ratio"] <= bound
     is_sure = row["low"] is not None and not row["low"] < bound < row["high"]
     verdict = f"{'kept' if is_kept else 'missed'}{'' if is_sure else ', by the mean alone'}"
+    if row.get("n_failed") and not FIGURES_BY_NAME[figure].counts_failures:
+        verdict = f"unsure: {row['n_failed']} requests of ours were not answered"
     return _title(run), figure, beside, _ratio(row), f"at {'least' if is_least else 'most'} {bound:g}", verdict
 
 
@@ -458,7 +483,7 @@ def _best(run: Run) -> list[Run]:
         compared = _compared(side, row["figure"])
         assert compared is not None
         verdict = compared.verdict(FIGURES_BY_NAME[row["figure"]], n_failed=side["n_failed"]["ours"])
-        rows.append({**row, **attrs.asdict(compared), "verdict": verdict})
+        rows.append({**row, **attrs.asdict(compared), "verdict": verdict, "n_failed": side["n_failed"]["ours"]})
     return rows
 
 
@@ -477,6 +502,8 @@ def _peers(run: Run) -> str:
     parts.append("All settings, medians of theirs, and of ours beside each, and what that is for us:\n")
     parts.append(_sides(data["sides"]))
     parts += [_busy_client(side) for side in data["sides"] if side["client_cpu_share_max"] > CLIENT_SHARE_MAX]
+    parts += [line for side in data["sides"] if (line := _busy_while_idle(side))]
+    parts += [_unanswered(side) for side in data["sides"] if side["n_failed"]["theirs"]]
     measured = {f"{side['peer']} ({side['setting']})" for side in data["sides"]}
     for title, fault in data.get("broken", {}).items():
         parts.append(f"{'Ended early' if title in measured else 'Not measured'}: {title}: {fault}\n")
@@ -499,8 +526,8 @@ def _left_out(data: Run) -> list[str]:
 
 
 def _best_cells(row: Run, run: Run) -> tuple[str, ...]:
-    n_settings = len(run["data"]["sides"])
-    which = f"{row['peer']} {row['setting']}, {f'of {n_settings}' if n_settings > 1 else 'alone'}"
+    sides = run["data"]["sides"]
+    which = f"{row['peer']} {row['setting']}, {f'of {_n_settings(sides)}' if len(sides) > 1 else 'alone'}"
     return number(row["ours"]), number(row["theirs"]), _ratio(row), row["verdict"], which, str(row["n_pairs"])
 
 
@@ -530,6 +557,18 @@ def _side_cell(side: Run, name: str) -> str:
 def _busy_client(side: Run) -> str:
     share = f"{side['client_cpu_share_max']:.0%}"
     return f"Beside {side['peer']} {side['setting']} the client took up to {share} of a core: it may be what limits these figures.\n"
+
+
+def _busy_while_idle(side: Run) -> str:
+    """A server that computes while the other is measured takes from it what it should have."""
+    shares = {"theirs": side.get("idle_cpu_share", 0.0), "ours": side.get("idle_cpu_share_ours", 0.0)}
+    busy = [f"{whose} took {share:.1%}" for whose, share in shares.items() if share > IDLE_SHARE_MAX]
+    return f"Beside {side['peer']} {side['setting']}, while the other was measured, {' and '.join(busy)} of a core.\n" if busy else ""
+
+
+def _unanswered(side: Run) -> str:
+    n = side["n_failed"]["theirs"]
+    return f"{side['peer']} {side['setting']} left {n} requests unanswered: only what counts those is compared.\n"
 
 
 def _median(side: Run, figure: str, whose: str) -> float | None:
@@ -587,7 +626,7 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
     rows = []
     for rung in run["data"]["rungs"]:
         by_name = {stage["name"]: stage for stage in rung["stages"]}
-        if SERVED in by_name:
+        if SERVED in by_name and rung["stages"][0]["name"] == FLOOR:
             floor, served = rung["stages"][0], by_name[SERVED]
             speeds = [number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
             rows.append((_with_requests(run, rung), *speeds, _ratios(served["ratios"]), _share(served)))

@@ -90,7 +90,7 @@ def revision() -> str:
     try:
         commit = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no", "../cllm", "../backends", "../plugins"], capture_output=True
+            [*git, "status", "--porcelain", "--untracked-files=no", "../cllm", "../backends", "../plugins", "./*.py"], capture_output=True
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

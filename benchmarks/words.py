@@ -14,7 +14,8 @@ report` writes this page and README's table.
 
 Models named `qwen3-0.6b` have that shape and random weights, made by `python -m benchmarks.models`: speed does not depend on what weights
 say, texts mean nothing. The machine shares its two cores with others: it was up to three times as slow on one day as on another, and its
-speed changes within minutes. So ratios are taken within a pair or a turn, and tokens/s of different runs cannot be compared.
+speed changes within minutes. So ratios are taken within a pair or a turn, and tokens/s of different runs cannot be compared. Where a ratio
+stands beside two figures, these are medians each by itself, of which it is not the quotient.
 """
 
 LADDER: Final = """\
@@ -27,7 +28,8 @@ takes more than 1 % off the one above, by the median of the turns, or makes a st
 table. What a step took more is told apart: in llama.cpp's own call, which is the same batches' work in every stage, so that more of it is
 the machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in all the rest, where a
 stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage, with what its
-layer spends time on and what was done about that. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
+layer spends time on and what was done about that; why llama.cpp's calls took longer is not told apart: threads, other processes' cores and
+the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
@@ -107,13 +109,13 @@ less of the next start: over ten passes each, four starts of ours had 102, 107, 
 
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 24
-steps of their answers and three seconds, and then generates for all of them in every step. At 8 that comes to 1.03 of the tokens/s of the
-fastest setting and 1.05 of the default's, at 16 to 1.05 and 1.09, at 24 to 1.08 and 1.09, at 32 to 1.08 and 1.11. One at a time it has
-0.93 of the default's: of a step of 16 ms, one is cLLM's own, Python whose code and data llama.cpp has driven out of the caches; of the
-ladder's steps at 1, 0.94 is in llama.cpp. What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of
-mixed prompts at 8 one configuration comes within a twentieth of the tokens/s of the fastest setting and has shorter gaps at p99 than the
-smoothest. What it costs is that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end
-later where few wait.
+steps of their answers and three seconds, and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in
+the table, with intervals that are wide where starts or pairs are few. One at a time it is slower than the default: of a step of 16 ms, one
+is cLLM's own, Python whose code and data llama.cpp has driven out of the caches; of the ladder's steps at 1, 0.94 is in llama.cpp.
+
+What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts at 8 one configuration comes
+within a twentieth of the tokens/s of the fastest setting and has shorter gaps at p99 than the smoothest. What it costs is that more of the
+gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
 
 Of mixed prompts at 8, no way to compute them gives a twentieth more than the fastest setting. By the single calls above, 117 rows of a
 prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what

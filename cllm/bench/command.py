@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -87,9 +88,16 @@ def make_order(
         target = parse_url(url, api_key or "")
     except ValueError as error:
         raise SettingsError(f"URL: {error}") from error
+    try:
+        loaded = with_load(recipe, concurrency=concurrency, n_requests=n_requests)
+    except ValueError as error:
+        raise SettingsError(f"--concurrency: {error}") from error
+    for name, path in (("json", json_path), ("plot", plot_path)):
+        if path and path != "-" and not os.access(Path(path).parent, os.W_OK):  # better said before the measurement
+            raise SettingsError(f"--{name}: cannot write into {Path(path).parent}")
     return Order(
         target=target,
-        workload=with_load(recipe, concurrency=concurrency, n_requests=n_requests),
+        workload=loaded,
         endpoint=endpoint,
         model=model or "",
         rate=rate,

@@ -140,9 +140,15 @@ WORKLOADS: Final = _workloads(
 
 
 def with_load(workload: Workload, *, concurrency: int | None = None, n_requests: int | None = None) -> Workload:
-    """The same recipe for more or fewer; conversations, and those among whom one comes late, are as many as run at once."""
+    """The same recipe for more or fewer; conversations, and those among whom one comes late, are as many as run at once.
+
+    Raises: ValueError when such are to be as many as do not run at once.
+    """
+    is_at_once = workload.n_turns > 1 or workload.n_prompt_late > 0
+    if is_at_once and concurrency and n_requests and concurrency != n_requests:
+        raise ValueError(f"of {workload.name} all run at once: {n_requests} requests cannot be {concurrency} at a time")
     concurrency = concurrency or workload.concurrency
-    if workload.n_turns > 1 or workload.n_prompt_late:
+    if is_at_once:
         return attrs.evolve(workload, concurrency=n_requests or concurrency, n_requests=n_requests or concurrency)
     return attrs.evolve(workload, concurrency=concurrency, n_requests=n_requests or workload.n_requests)
 

@@ -5,11 +5,11 @@ CPU's cache when the next head that reads them has its turn. Eight sequences of 
 130 in 125, apart in 91: 1.1 us for each row and cell of another sequence; on a slower day, of 120 in 184, apart in 170. But eight that have
 1,000 cells in common read these once in a pool: 43 tokens/s, apart 25 to 31.
 
-So cells lie apart while nothing is shared, unless prompts gain more in a pool: beside answers their rows take less than by themselves, and
-apart each prompt is a pass of its own. That makes steps with prompts longer whatever it brings, so that few sequences with few cells stay
-in a pool while prompts come among their answers: of mixed prompts, 8 at once had as many tokens/s in either and a p99 gap of 0.25 s in a
-pool, 0.38 apart (in quiet hours 0.15 and 0.20 to 0.30); 16 had more tokens/s apart, and so had 8 conversations of up to 700 tokens: 28 in
-place of 22, with first texts after 2.3 s in place of 5.9.
+So cells lie apart while nothing is shared, unless of many sequences prompts gain more in a pool: beside answers their rows take less than
+by themselves, and apart each prompt is a pass of its own. Of few, that is made up for by larger pieces, as long as gaps between slots are
+closed (`cllm.engine.fillers`): 8 at once with mixed prompts had 1.07 times the tokens/s apart, a median gap 0.74 times as long, and at p99
+1.06 times; 16 had more tokens/s apart, too, and so had 8 conversations of up to 700 tokens: 28 in place of 22, with first texts after 2.3 s
+in place of 5.9.
 
 Shared is what sequences have at the same time. Who goes on from what an ended one left finds it apart, too: in its slot, or on the host.
 
@@ -23,15 +23,12 @@ after all, the first few that do are enough to have the pool back, before much w
 from __future__ import annotations
 
 from collections import deque
-from statistics import fmean
 from typing import Final
 
 import attrs
 
-N_FEW: Final = 8  # sequences at once that stay in a pool
-N_CELLS_FEW: Final = 256  # while they have no more cells each, and prompts come among their answers
-MIXED_LOW, MIXED_HIGH = 0.05, 0.25  # of the steps that generate have rows of prompts: with fewer no such step counts, with more they do
-N_STEPS_REMEMBERED: Final = 64  # that make up this share
+N_FEW: Final = 8  # sequences at once, for whom it does not count what prompts gain in a pool
+N_CELLS_SHORT: Final = 256  # each; where they have more, the rows of their prompts count that walk by them
 N_REMEMBERED: Final = 64  # sequences whose lengths count
 N_SEEN_LEAST: Final = 8  # sequences that tell whether anything is shared
 MEMORY: Final = 0.95  # of the share that is reused, for each sequence
@@ -68,9 +65,6 @@ class LayoutChoice:
         self._n_seen = 0  # since the layout changed
         self._lost_s = 0.0
         self._change_s = apart.change_s
-        self._mixed = 0.0
-        self._n_cells_each = 0.0  # that those who run have on average
-        self._n_generating_steps = 0
 
     @property
     def may_be_due(self) -> bool:
@@ -102,15 +96,10 @@ class LayoutChoice:
         """
         if not n_live:  # they ended while it was made
             return
-        if n_decoding:
-            self._n_generating_steps += 1
-            weight = max(1 / N_STEPS_REMEMBERED, 1 / self._n_generating_steps)
-            self._mixed += weight * ((n_rows > n_decoding) - self._mixed)
-            self._n_cells_each += weight * (n_cells / n_live - self._n_cells_each)
-        are_few = n_live <= N_FEW
-        are_short = n_cells <= n_live * N_CELLS_FEW
-        if self.is_apart or (are_few and are_short and self._mixed > MIXED_LOW):
+        if self.is_apart:
             return
+        are_few = n_live <= N_FEW
+        are_short = n_cells <= n_live * N_CELLS_SHORT
         walked_s = self.apart.gain_cell_s * n_cells * (1 - 1 / n_live)  # by each row
         lost_s = (n_decoding if are_short else n_rows) * walked_s if are_few else n_decoding * walked_s - spared_s
         self._lost_s = max(self._lost_s + lost_s, 0.0)
@@ -138,13 +127,7 @@ class LayoutChoice:
         self._change_s = seconds
 
     def _should_go_back(self) -> bool:
-        n_most = max(self._crowds, default=0)
-        return self._reuse > REUSE_HIGH or n_most > self.apart.n_slots or (self._mixed > MIXED_HIGH and self._are_few_and_short(n_most))
-
-    def _are_few_and_short(self, n_most: int) -> bool:
-        """Whether those who came of late were, as far back as is remembered: conversations begin short, too. And those who are here are."""
-        were_short = len(self._lengths) == N_REMEMBERED and fmean(self._lengths) <= N_CELLS_FEW
-        return n_most <= N_FEW and were_short and self._n_cells_each <= N_CELLS_FEW
+        return self._reuse > REUSE_HIGH or max(self._crowds, default=0) > self.apart.n_slots
 
     def _is_unshared(self) -> bool:
         return self._n_seen >= N_SEEN_LEAST and self._reuse < REUSE_LOW

@@ -72,6 +72,22 @@ def test_every_setting_is_played_once_and_the_best_go_on(played: list[str]) -> N
     assert played == ["a 0", "b 0", "b 1", "b 2"]
 
 
+def test_when_ours_does_not_start_any_more_what_was_measured_is_kept(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def server(contender: Contender) -> Started:
+        started = Started(contender)
+        if contender.peer != "other" and len(played) >= 2:
+            raise RuntimeError("/home/somebody/cllm did not start")
+        return started
+
+    monkeypatch.setattr(Contender, "server", server)
+    monkeypatch.setattr(peers, "page", lambda sides: {"n_pairs": [len(side.ours) for side in sides], "broken": {}})
+    done = run()
+    assert done["n_pairs"] == [1, 1]
+    ((title, fault),) = done["broken"].items()
+    assert title == cllm_serve(HOUSE, ()).title
+    assert fault == "cllm did not start"
+
+
 @pytest.mark.parametrize(("n_pairs_start", "n_starts"), [(1, 3), (2, 2), (3, 2)])
 def test_both_servers_are_started_anew_after_every_few_pairs(
     played: list[str], monkeypatch: pytest.MonkeyPatch, n_pairs_start: int, n_starts: int

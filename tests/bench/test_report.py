@@ -33,7 +33,7 @@ def summary(speed: float) -> dict[str, Any]:
     return summarize(Pass(wall_s=3 / speed, client_cpu_s=0.01, answers=answers), server_cpu_s=1.0, rss_peak_mb=100.0).page()
 
 
-def side(setting: str, speed: float, n_pairs: int = 3) -> peers.Side:
+def side(setting: str, speed: float, n_pairs: int = 3, *, idle_ours: float = 0.0) -> peers.Side:
     ours = [summary(10.0 + pair) for pair in range(n_pairs)]
     theirs = [summary(speed * (10.0 + pair)) for pair in range(n_pairs)]
     curves = {"ttft_s": [0.1, 0.2], "itl_s": [0.1, 0.3], "e2e_s": [0.3, 0.4]}
@@ -42,7 +42,7 @@ def side(setting: str, speed: float, n_pairs: int = 3) -> peers.Side:
         ours=ours,
         theirs=theirs,
         curves={"ours": [curves] * n_pairs, "theirs": [curves] * n_pairs},
-        idle_cpu_shares=[0.0] * n_pairs,
+        idle_cpu_shares={"ours": [idle_ours] * n_pairs, "theirs": [0.0] * n_pairs},
     )
 
 
@@ -104,8 +104,37 @@ def test_a_peer_that_left_requests_unanswered_is_not_compared() -> None:
     failing, other = side("fast", 2.0), side("slow", 0.5)
     failing.theirs[0]["n_failed"] = 1
     data = peers.page([failing, other])
-    assert {row["setting"] for row in data["best"]} == {"slow"}
+    assert {row["setting"] for row in data["best"] if not row["figure"].startswith("good")} == {"slow"}
     assert [one["n_failed"]["theirs"] for one in data["sides"]] == [1, 0]
+
+
+def test_by_what_counts_unanswered_requests_it_is_compared_and_the_page_says_so() -> None:
+    failing, other = side("fast", 2.0), side("slow", 0.5)
+    failing.theirs[0]["n_failed"] = 1
+    for one in (failing, other):
+        for summary in (*one.ours, *one.theirs):
+            summary["goodput_per_s"] = summary["tokens_per_s"]
+    data = peers.page([failing, other])
+    assert {row["figure"] for row in data["best"] if row["setting"] == "fast"} == {"good requests/s", "good requests, share"}
+    assert "llama-server fast left 1 requests unanswered: only what counts those is compared." in report.page([run_of(data)])
+
+
+def test_what_ours_left_unanswered_keeps_no_promise() -> None:
+    one = side("slow", 0.5)
+    one.ours[0]["n_failed"] = 2
+    run = {**run_of(peers.page([one])), "settings": {"workload": {"name": "seed-40x8"}}}
+    assert "unsure: 2 requests of ours were not answered" in report.page([run])
+
+
+def test_a_server_that_computes_while_the_other_is_measured_is_told_of() -> None:
+    assert "took" not in report.page([run_of(peers.page([side("calm", 1.0)]))]).partition("Beside other servers")[2].partition("while")[2]
+    told = report.page([run_of(peers.page([side("busy", 1.0, idle_ours=0.05)]))])
+    assert "Beside llama-server busy, while the other was measured, ours took 5.0% of a core." in told
+
+
+def test_the_best_is_said_to_be_of_those_that_had_all_pairs() -> None:
+    page = report.page([run_of(peers.page([side("a", 2.0), side("b", 1.0), side("dropped", 0.5, n_pairs=1)]))])
+    assert "llama-server a, of 2 settings, 1 more having had 1 of 3 pairs" in page
 
 
 def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
@@ -114,7 +143,9 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     assert "64 streams:" in page
     assert "| 7 | sse | 97.5 | 300 | 2400 | 9000 | 0.900 | 150 | - | 2200 | 0.970 (0.970 to 0.970) |" in page
     where = "A step took more: 2000 (-50 to 2500) us in llama.cpp, 400 (300 to 500) us beside these."
-    assert "- sse, 3.0 % (3.0 % to 3.0 %) off native; outside llama.cpp a step took 4.0 % more: all that lies between, backend, " in page
+    assert (
+        "- sse, 3.0 % off native (off: 3.0 % to 3.0 %); outside llama.cpp a step took 4.0 % more: all that lies between, backend, " in page
+    )
     assert f", sse. {where} What was done about each" in page
     assert "| 9 | isolated, over loop | 98.5 | 10 | 80 (-20 to 90) |" in page
     assert "Not found on this machine: ollama." in page
@@ -249,7 +280,8 @@ def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     assert new.endswith("\nafter\n")
     assert "old" not in new
     assert "| seed-40x8, 8 at a time | 100 | 97.5 | 0.970 (0.970 to 0.970) |" in new
-    assert re.search(r"\| seed-40x8 \| tokens/s \| 11 \| 22 \| 0.500 \(0.500 to 0.500\) \| loss \| llama-server -b 64, of 3 \| 3 \|", new)
+    which = "llama-server -b 64, of 2 settings, 1 more having had 1 of 3 pairs"
+    assert f"| seed-40x8 | tokens/s | 11 | 22 | 0.500 (0.500 to 0.500) | loss | {which} | 3 |" in new
     assert report.with_table(new, runs) == new
 
 
@@ -323,7 +355,28 @@ def test_every_stages_ratio_at_every_concurrency_stands_in_one_table_and_the_ser
     assert "| sse | streaming | 0.900 (0.900 to 0.900) | 0.940 (0.940 to 0.940) |" in page
     assert "| client |  |  | 0.800 (0.800 to 0.800) |" in page
     assert page.count("promised") == 1
-    assert "x, 8 at a time: sse comes to 0.940 of the first, promised is at least 0.95: missed." in page
+    assert "x, 8 at a time: sse comes to 0.940 (0.940 to 0.940 in 2 turns) of the first, promised is at least 0.95: missed" in page
+
+
+def test_whether_a_served_promise_is_kept_says_how_sure_that_is_and_whether_the_floor_was_one() -> None:
+    def told(floor: list[float], served: list[float]) -> str:
+        stages = [stage(number, name, speeds[0]) for number, name, speeds in ((0, "native", floor), (7, "sse", served))]
+        for one, speeds in zip(stages, (floor, served), strict=True):
+            one |= {"tokens_per_s": speeds, "ratios": [own / bare for own, bare in zip(speeds, floor, strict=True)]}
+        page = report.page([{**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}])
+        return next(line for line in page.splitlines() if "promised is" in line)
+
+    assert told([100.0, 101.0, 99.0], [98.0, 99.0, 97.0]).endswith("kept.")
+    assert told([100.0, 100.0, 100.0], [99.0, 99.0, 80.0]).endswith("kept, by the median alone.")
+    assert told([100.0, 100.0, 100.0], [80.0, 81.0, 79.0]).endswith("missed.")
+    assert told([100.0, 100.0], [110.0, 111.0]).endswith("sse had more than the first in every turn: it was not the floor there.")
+
+
+def test_a_ladder_without_the_bare_loop_promises_nothing_and_is_not_in_readme() -> None:
+    rungs = [{"concurrency": 8, "stages": [stage(1, "backend", 100.0), stage(7, "sse", 99.0)]}]
+    run = {**run_of({"rungs": rungs}), "kind": "ladder"}
+    assert "promised is" not in report.page([run])
+    assert "sse" not in report.readme_table([run])
 
 
 @pytest.mark.parametrize(("carried", "verdict"), [(19_999.0, "missed"), (20_000.0, "kept")])
@@ -339,19 +392,19 @@ def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_wi
     stages = [stage(0, "native", 100.0), stage(4, "loop", 99.0), stage(7, "sse", 50.0)]
     stages.append(stage(9, "isolated", 89.1, beside="loop"))
     run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}
-    assert "- isolated, 10.0 % (9.9 % to 10.0 %) off loop: each step's rows go over a socket" in report.page([run])
+    assert "- isolated, 10.0 % off loop (off: 9.9 % to 10.0 %): each step's rows go over a socket" in report.page([run])
 
 
 @pytest.mark.parametrize(
     ("speed", "own_us", "told"),
     [
-        (90.0, 50.0, "outside llama.cpp a step took 0.5 % more: the rest is the machine, which was slower at the same batches."),
+        (90.0, 50.0, "outside llama.cpp a step took 0.5 % more: the rest is in llama.cpp's own calls, whose rows are the same. "),
         (90.0, 300.0, "outside llama.cpp a step took 3.0 % more: a write to a socket"),
         (100.0, 300.0, "outside llama.cpp a step took 3.0 % more: a write to a socket"),
         (100.0, 50.0, ""),
     ],
 )
-def test_a_stage_answers_for_what_is_outside_llama_cpp_and_the_machine_for_the_rest(speed: float, own_us: float, told: str) -> None:
+def test_a_stage_answers_for_what_is_outside_llama_cpp_and_not_for_the_rest(speed: float, own_us: float, told: str) -> None:
     more = {part: {"median": us, "min": us, "max": us} for part, us in (("native", 900.0), ("rest", own_us))}
     below = stage(6, "http", 100.0, spent_us_per_step={"native": 9900.0, "rest": 100.0})
     stages = [below, stage(7, "sse", speed, more_us_per_step=more, us_per_token=1.0, us_per_step=1.0)]

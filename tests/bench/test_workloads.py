@@ -91,6 +91,12 @@ def test_more_at_once_means_more_conversations_but_no_more_requests() -> None:
     assert with_load(WORKLOADS["mixed"], n_requests=7).n_requests == 7
 
 
+def test_what_runs_at_once_cannot_be_more_than_that() -> None:
+    with pytest.raises(ValueError, match="all run at once"):
+        with_load(WORKLOADS["chat-turns"], concurrency=8, n_requests=32)
+    assert with_load(WORKLOADS["chat-turns"], concurrency=32, n_requests=32).concurrency == 32
+
+
 def test_arrivals_come_by_chance_at_the_rate_that_was_asked_for() -> None:
     times = arrivals(4000, 5.0, seed=1)
     gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
