@@ -19,7 +19,9 @@ from cllm.engine.sequence import Miss, Sequence
 N_EVICT_LEAST = 64  # cells that a trim frees, if there are so many: a move for each token of a step would cost more than the tokens
 N_TAIL_FORGONE = 16  # cells beyond a match that are not worth a slot of their own: less than a step's rows
 N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
-COPY_GAIN = 8  # cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast
+# Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's
+# whole part of the cells, however few of them are in use.
+COPY_GAIN = 32
 
 
 @attrs.frozen(kw_only=True)
@@ -31,6 +33,11 @@ class MemoryLimits:
     can_share: bool = False  # see cllm.backend.Capabilities
     can_trim: bool = False
     copies_slots: bool = False  # whether a slot may be copied whole, each having cells of its own
+
+    @property
+    def n_cells_slot(self) -> int:
+        """Cells of each slot, where it has some of its own."""
+        return self.n_cells // self.n_slots
 
     @property
     def shares_live(self) -> bool:
@@ -227,7 +234,7 @@ class Memory:
         if slot in self._live:
             return None
         n_cells = self.tree.n_tokens(slot) if slot in self.tree else 0
-        return n_cells if n_cells < self.limits.n_cells // self.limits.n_slots else None
+        return n_cells if n_cells < self.limits.n_cells_slot else None
 
     def spoilt(self, slots: Iterable[int]) -> None:
         """What `slots` hold, none of which a live sequence has, is not known any more."""
@@ -498,7 +505,7 @@ class Memory:
 
     def _way_apart(self, n_tokens: int, slot: int, *, may_adopt: bool) -> Way | None:
         """Where each slot has cells of its own: into an empty slot a copy, else on in the slot, else a copy in place of another."""
-        pays = self.limits.copies_slots and n_tokens >= N_COPY_LEAST and n_tokens * COPY_GAIN >= self._n_in(slot)
+        pays = self.limits.copies_slots and n_tokens >= N_COPY_LEAST and n_tokens * COPY_GAIN >= self.limits.n_cells_slot
         if pays and self.cells.n_free_slots:
             return Way.COPY
         if may_adopt:
