@@ -151,7 +151,7 @@ class EmbedLoop:
         except ModelDied as error:
             if self._life is None:
                 raise
-            await self._replace(self._life, plan, error)
+            await self._replace(self._life, None if self._life.may_be_a_texts else plan, error)  # see `StepLoop._step`
             return
         except Exception as error:
             self._progress_at = trio.current_time()

@@ -188,7 +188,8 @@ class StepLoop:
         except ModelDied as error:
             if self._life is None:
                 raise
-            await self._replace(self._life, plan, error)
+            # A text that may have killed it is tried again, and found by itself: no step is to blame.
+            await self._replace(self._life, None if self._life.may_be_a_texts else plan, error)
             return
         except Exception as error:
             self._progress_at = trio.current_time()

@@ -37,6 +37,7 @@ class WorkerLife:
         self.on_start: Callable[[WorkerProcess], None] = lambda process: None  # called before anybody else may use a new one
         self.process: WorkerProcess | None = None  # None: there is none just now
         self.is_closed = False
+        self.may_be_a_texts = False  # the last death, in a call: a text was being tokenised, of which it may have come
         self._factory = factory
         self._spec = spec
         self._embeds = embeds
@@ -95,6 +96,7 @@ class WorkerLife:
             process.channel.send(message)
             answer = _answer(process, on_progress)
         except Ended:
+            self.may_be_a_texts = any(process.texts_under_way.values())
             raise ModelDied(f"the worker died: {self.bury()}") from None
         if isinstance(answer, frames.Failed):
             raise error_of(answer)

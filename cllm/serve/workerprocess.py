@@ -65,6 +65,7 @@ class WorkerProcess:
         self._on_end = on_end
         self._n_aborted = 0  # the last step that was to end
         self.is_lost = False  # it has ended, or is about to
+        self.texts_under_way = {"short": False, "long": False}  # or were, when it ended
         threading.Thread(target=self._listen, name="worker log", daemon=True).start()
 
     @property

@@ -64,12 +64,14 @@ class WorkerVocabulary:
         with self._locks[kind]:
             process = self._process(REVIVAL_S)
             channel = process.short if kind == "short" else process.long
+            process.texts_under_way[kind] = True
             try:
                 channel.send(wish)
                 answer = channel.receive()
             except Ended:  # or silent for too long
                 process.slay()
                 raise
+            process.texts_under_way[kind] = False
         if isinstance(answer, frames.Failed):
             error: BackendError = error_of(answer)
             raise error if isinstance(error, TokenizeFailed | ModelDied) else TokenizeFailed(str(error))

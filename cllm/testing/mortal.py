@@ -11,11 +11,12 @@ import time
 import attrs
 
 from cllm.backend import CONTRACT_VERSION, Batch, Embedder, ModelSpec, OnProgress, Pooling, Probe, StepModel
-from cllm.testing.fake import FakeBackend, FakeModel
+from cllm.testing.fake import FakeBackend, FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
 
 KILL, ABORT, HANG = 1, 2, 3  # tokens that no text has
 HANG_S = 3600.0
+DEADLY_TEXT = "a text that kills"
 
 
 def _die(batch: Batch) -> None:
@@ -26,6 +27,16 @@ def _die(batch: Batch) -> None:
         os.abort()
     if HANG in tokens:
         time.sleep(HANG_S)
+
+
+class MortalVocabulary(FakeVocabulary):
+    """Ends the process when it is to tokenise a certain text."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """See `Vocabulary.tokenize`."""
+        if text == DEADLY_TEXT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().tokenize(text, add_special=add_special, parse_special=parse_special)
 
 
 class MortalBackend:
@@ -51,6 +62,7 @@ class MortalBackend:
         model = FakeBackend().load(attrs.evolve(spec), on_progress)
         assert isinstance(model, FakeModel)
         model.before_step = _die
+        model.vocabulary = MortalVocabulary()
         if spec.path == "garbled":
             model.capabilities = attrs.evolve(model.capabilities, can_trim=1)  # type: ignore[arg-type]
         return model

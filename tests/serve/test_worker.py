@@ -17,7 +17,7 @@ from cllm.backend import LaysOut, ModelSpec
 from cllm.config import Settings
 from cllm.engine.params import SamplingParams
 from cllm.engine.prices import Prices
-from cllm.errors import GenerationFailed, LoadAborted, LoadFailed, ModelDied
+from cllm.errors import GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
 from cllm.serve import workerlife
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.testing import mortal
@@ -246,6 +246,21 @@ async def test_tokenising_waits_for_the_next_worker(model: WorkerModel) -> None:
     async with serving(model) as running:
         kill(model)
         assert await running.engine.tokenize("ab", add_special=False, parse_special=False) == [97, 98]
+
+
+async def test_a_text_that_kills_the_worker_again_and_again_is_refused_and_costs_nobody_else_the_answer(model: WorkerModel) -> None:
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        given: list[Answer] = []
+
+        async def ask() -> None:
+            given.extend(await answers(running, make_spec("the sea", 3000)))
+
+        nursery.start_soon(ask)
+        await until(lambda: running.scheduler.totals.n_generated > 10)
+        with pytest.raises(TokenizeFailed):
+            await running.engine.tokenize(mortal.DEADLY_TEXT, add_special=False, parse_special=False)
+        assert not given, "it was there all the time"
+    assert given[0].text == text_alone("the sea", 3000)
 
 
 async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
