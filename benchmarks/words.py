@@ -113,25 +113,24 @@ steps of their answers and three seconds, and then generates for all of them in 
 the table, with intervals that are wide where starts or pairs are few. One at a time it is slower than the default: of a step of 16 ms, one
 is cLLM's own, Python whose code and data llama.cpp has driven out of the caches; of the ladder's steps at 1, 0.94 is in llama.cpp.
 
-What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts at 8 one configuration comes
-within a twentieth of the tokens/s of the fastest setting and has shorter gaps at p99 than the smoothest. What it costs is that more of the
+What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one configuration has as many
+tokens/s as the fastest setting, and shorter gaps at p99 than the smoothest. What it costs is that more of the
 gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
 
-Of mixed prompts at 8, no way to compute them gives a twentieth more than the fastest setting. By the single calls above, 117 rows of a
-prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
-`-no-kvu` does and what makes gaps of 0.7 s; 1.02 in a pool in steps with 9 of its rows, 1.06 with 25, which is what cLLM does; and apart
-1.07 in pieces of 64 rows, 1.10 of 25. What mixing saves in a tile, walking by others' cells takes.
+Of mixed prompts at 8, hardly any order of the same rows gives more tokens/s than the fastest setting. By the single calls above, 117 rows
+of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
+`-no-kvu` does and what makes gaps of 0.7 s; 1.02 in a pool in steps with 9 of its rows, 1.06 with 25; and apart 1.07 in pieces of 64 rows,
+1.10 of 25. What is gained beside that are gaps between slots: apart, a sequence that has ended leaves one, which is a pass more for those
+on either side of it, in llama-server as it was in cLLM, which closes them now with rows that it takes back.
 
 In an overload, by the means of two pairs, which says little, goodput is theirs at half and at the whole of what can be served, and not
 below theirs beyond it. First texts come by a third later at p90 up to there, for the same reason, and by half later at twice as much; gaps
 at p99 are a quarter of theirs from the whole on. These are bursts of few requests, whose end counts as much as their middle.
 
-Of mixed prompts at 16 it cannot be both, by what passes take (above). Ten that generate take nearly nine tenths of what sixteen do: it is
-the tokens' share of the pass that shrinks, and not the pass. Rows of a prompt beside them take what they take by themselves, or up to a
-third more, so that a step with some thirty is twice as long as one of sixteen answers; in a pool, 64 beside ten take far longer than apart.
-`-no-kvu` computes all prompts first, which makes gaps of two seconds, and then generates for sixteen. To be as smooth as `-b 32`, a step
-may have some 30 rows of prompts, so that for most of the run ten generate at the price of sixteen: 0.8 to 0.9 of the tokens/s. With steps
-of half a second it is as fast as the fastest.
+Of mixed prompts at 16, a step beside answers takes two and a half times as long as one without prompts, and has some 30 rows of them: ten
+that generate take nearly nine tenths of what sixteen do, so that more of them at once bring little, and four times as long brought 1.02
+times the tokens/s and gaps 1.4 times as long at p99. `-no-kvu` computes all prompts first, which makes gaps of a second and more. The speed
+of either server differs by a third from start to start, and the intervals say so.
 
 A long prompt among short ones is where small steps cost most. Two thousand tokens deep, sixteen rows together take more than half of what
 64 do (above), so that in steps of which the others take little notice the prompt takes two to three times as long, and a third to half of
