@@ -445,7 +445,8 @@ def _n_settings(sides: Sequence[Run]) -> str:
     n_pairs = [side["n_pairs"] for side in sides]
     n_complete = sum(n == max(n_pairs) for n in n_pairs)
     n_left = len(sides) - n_complete
-    return f"{n_complete} settings" + (f", {n_left} more having had {min(n_pairs)} of {max(n_pairs)} pairs" if n_left else "")
+    complete = f"{n_complete} setting" if n_complete == 1 else f"{n_complete} settings"
+    return complete + (f", {n_left} more having had {min(n_pairs)} of {max(n_pairs)} pairs" if n_left else "")
 
 
 def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[str, ...]:
