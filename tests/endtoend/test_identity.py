@@ -81,6 +81,20 @@ def test_so_they_do_with_cells_so_short_that_sequences_are_preempted(load_exact:
     assert [text.text for text in together] == [text.text for text in expected]
 
 
+def test_so_they_do_where_slots_have_cells_of_their_own_and_gaps_between_them_are_closed(
+    load_exact: LoadModel, expected: list[Text]
+) -> None:
+    """Nor is anything left of the rows that close them in what was cached there: all is asked for once more, and goes on from it."""
+    parts = load_exact(8192, layout=KvLayout.STREAMS, n_live=16)
+    specs = requests(parts)
+    scheduler = make_scheduler(parts, row_budget=64, n_live_max=16)
+    for n_at_start in (5, 3):
+        together = run(parts, scheduler, specs, n_at_start=n_at_start)
+        assert [text.text for text in together] == [text.text for text in expected]
+    assert scheduler.totals.n_fillers > 20, "there were no gaps"
+    assert scheduler.memory.totals.n_hits > 0, "nothing was found again"
+
+
 def preempt_now_and_then(rng: random.Random) -> Callable[[Scheduler], None]:
     def meddle(scheduler: Scheduler) -> None:
         if scheduler._running and rng.random() < 0.15:
