@@ -89,6 +89,7 @@ class BatchFormer:
             sizes = passes(rows)
             if not scoring.scorings:  # those name their outputs by number
                 sizes, fillers = self._fill(rows, sizes)
+                attended += [(1, sum(position for _, position in fillers))] if fillers else []
                 outputs = self._sorted_by_slot(outputs)
         samplers = [sequence.sampler for sequence in outputs]
         return Plan(
@@ -126,7 +127,8 @@ class BatchFormer:
         if not riders:
             return (), 0
         slots = sorted([sequence.slot for sequence in (*decoding, *riders)])
-        added = [] if self._fillers is None else [slot for slot, _ in self._fillers.beside(slots)]
+        stays = self._fillers is None or any(sequence.n_unscored for sequence in riders)  # as `form` leaves such steps
+        added = [] if stays or self._fillers is None else [slot for slot, _ in self._fillers.beside(slots)]
         return passes([(slot, 1) for slot in sorted(slots + added)]), len(added)
 
     def _fill(self, rows: list[tuple[int, int]], sizes: tuple[int, ...]) -> tuple[tuple[int, ...], Seq[tuple[int, int]]]:

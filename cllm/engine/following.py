@@ -40,10 +40,10 @@ class Followers:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._leads
 
-    def leader_for(self, sequence: Sequence, running: list[Sequence], n_known: int, *, copies: bool = False) -> Sequence | None:
+    def leader_for(self, sequence: Sequence, running: list[Sequence], n_known: int, *, n_least: int = 0) -> Sequence | None:
         """Let `sequence` follow whoever of `running` computes most of what it needs beyond `n_known` tokens; None: it is not worth it.
 
-        `copies` says that it would have a copy of those cells, which few of them are not worth.
+        Where it would have a copy of those cells, fewer than `n_least` are not worth it.
         """
         if sequence.n_followed >= N_FOLLOWED_MAX:
             return None
@@ -51,8 +51,8 @@ class Followers:
         for leader in running:
             if leader.phase is Phase.PREFILL and _could_share(leader, sequence):
                 n = n_common(leader.tokens, sequence.tokens, 0, sequence.n_shareable)
-                least = n_known + (N_COMMON_LEAST if copies or n < sequence.n_shareable else N_SAME_LEAST)
-                if n >= max(least, leader.n_computed + 1) and (best is None or n > best.n_common):
+                least = n_known + (N_COMMON_LEAST if n_least or n < sequence.n_shareable else N_SAME_LEAST)
+                if n >= max(least, n_least, leader.n_computed + 1) and (best is None or n > best.n_common):
                     best = _Lead(leader, n)
         if best is None:
             return None

@@ -22,6 +22,9 @@ N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
 # Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's
 # whole part of the cells, however few of them are in use.
 COPY_GAIN = 32
+N_CELLS_FILLER_MAX = (
+    256  # before a row that closes a gap: it reads all of them, 11 us each on two cores, where a pass less saves some 30 ms
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -229,12 +232,17 @@ class Memory:
             if self.offload is not None and not self.limits.can_trim and sequence.n_computed == sequence.n_prompt:
                 self._at_prompts_end.append(sequence)
 
+    @property
+    def n_copied_least(self) -> int:
+        """Tokens from which on a copy between slots pays; 0 where cells are shared and not copied."""
+        return 0 if self.limits.can_share else max(N_COPY_LEAST, -(-self.limits.n_cells_slot // COPY_GAIN))
+
     def filler_position(self, slot: int) -> int | None:
         """Where a row that closes a gap may go in a slot that no live sequence has, since it is cut off again; None: nowhere."""
         if slot in self._live:
             return None
         n_cells = self.tree.n_tokens(slot) if slot in self.tree else 0
-        return n_cells if n_cells < self.limits.n_cells_slot else None
+        return n_cells if n_cells < min(self.limits.n_cells_slot, N_CELLS_FILLER_MAX) else None
 
     def spoilt(self, slots: Iterable[int]) -> None:
         """What `slots` hold, none of which a live sequence has, is not known any more."""
@@ -505,7 +513,7 @@ class Memory:
 
     def _way_apart(self, n_tokens: int, slot: int, *, may_adopt: bool) -> Way | None:
         """Where each slot has cells of its own: into an empty slot a copy, else on in the slot, else a copy in place of another."""
-        pays = self.limits.copies_slots and n_tokens >= N_COPY_LEAST and n_tokens * COPY_GAIN >= self.limits.n_cells_slot
+        pays = self.limits.copies_slots and n_tokens >= self.n_copied_least
         if pays and self.cells.n_free_slots:
             return Way.COPY
         if may_adopt:

@@ -20,7 +20,7 @@ from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
-from cllm.engine.fillers import Fillers
+from cllm.engine.fillers import N_TILE, Fillers
 from cllm.engine.following import Followers
 from cllm.engine.gate import CERTAINTY, Behind, Demand, Gate, Service
 from cllm.engine.hostpool import HostPool
@@ -170,7 +170,9 @@ class Scheduler:
             itl_max_s=limits.itl_max_s,
             apart=limits.rows_by_slot,
         )
-        fillers = Fillers(limits.n_slots, cost.pass_s, self.memory.filler_position) if limits.rows_by_slot and limits.can_trim else None
+        has_room = limits.n_rows_max >= limits.n_slots + N_TILE  # for a row of every slot, and a tile to its end
+        may_fill = limits.rows_by_slot and limits.can_trim and has_room
+        fillers = Fillers(limits.n_slots, cost.pass_s, self.memory.filler_position) if may_fill else None
         former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot, fillers=fillers)
         return n_live_max, Places(cost, n_max=n_live_max, itl_max_s=limits.itl_max_s), former
 
@@ -573,7 +575,7 @@ class Scheduler:
         """Set a sequence aside that has only to wait for what another computes already; those behind it are not held up."""
         if not self.memory.limits.shares_live or not sequence.may_share or self._trials or len(self._running) >= self._n_places():
             return False
-        leader = self._followers.leader_for(sequence, self._running, self.memory.n_known(sequence), copies=not self.memory.limits.can_share)
+        leader = self._followers.leader_for(sequence, self._running, self.memory.n_known(sequence), n_least=self.memory.n_copied_least)
         if leader is None:
             return False
         self._queue.set_aside(sequence)

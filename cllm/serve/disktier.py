@@ -95,8 +95,7 @@ class DiskTier:
             return
         with trio.move_on_after(offload.prices.prefill_s(chain.end - n_kept)) as patience:
             async with self._recalling:  # who comes with the same tokens finds them in the pool
-                for piece in await self.fetch(key, tokens, memory.n_kept(key, tokens), offload.pool):
-                    offload.pool.put(piece)
+                await self.fetch(key, tokens, memory.n_kept(key, tokens), offload.pool, take=offload.pool.put)
         self.totals.n_slow += patience.cancelled_caught
         self.offer(offload.pool.take_evicted())
 
@@ -108,7 +107,9 @@ class DiskTier:
             chain = chain.first()
         return None if chain is None or chain.end - n_have < N_CELLS_LEAST else chain
 
-    async def fetch(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> list[Piece]:
+    async def fetch(
+        self, key: Key, tokens: list[int], n_have: int, pool: HostPool, *, take: Callable[[Piece], None] = lambda piece: None
+    ) -> list[Piece]:
         """Return the pieces that lead further into `tokens` than the `n_have` cells that are known; none if that is not worth a file.
 
         They are such as `pool` takes, and come to its size at most: later ones would take the place of the first, without which they are
@@ -125,7 +126,8 @@ class DiskTier:
             if piece is None:
                 break
             found.append(piece)
-        self.totals.n_hits += bool(found)
+            take(piece)  # at once: what follows may not be waited for
+            self.totals.n_hits += len(found) == 1
         return found
 
     async def _read(self, stored: StoredPiece, key: Key) -> Piece | None:
@@ -255,7 +257,7 @@ def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, removed: li
         if error.errno not in FULL:
             raise
         sizes = _sizes(files)
-        if not sizes:
+        if sum(sizes.values()) < files.n_bytes_of(piece):  # all of them would go, and perhaps for nothing
             raise
         _remove_oldest(sizes, sum(sizes.values()) - files.n_bytes_of(piece), removed)
         stored = files.write(piece)

@@ -81,8 +81,10 @@ async def run_apart(work: Callable[..., T], *arguments: Any) -> T:
     """
     results: list[outcome.Value[T] | outcome.Error] = []
     thread = threading.Thread(target=lambda: results.append(outcome.capture(work, *arguments)), name="load")
+    await trio.lowlevel.checkpoint_if_cancelled()
     thread.start()
-    await trio.to_thread.run_sync(thread.join)
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(thread.join)
     return results[0].unwrap()
 
 

@@ -89,7 +89,7 @@ class WorkerLife:
 
     def ask(self, message: frames.ToWorker, on_progress: OnProgress = lambda share: True) -> frames.FromWorker:
         """Say something and wait for the answer. Raises: ModelDied · what the worker raised."""
-        process = self.process
+        process, self.may_be_a_texts = self.process, False
         if process is None:
             raise ModelDied("the model's process has ended")
         try:

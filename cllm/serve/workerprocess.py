@@ -95,6 +95,9 @@ class WorkerProcess:
     def kill(self) -> str:
         """End the process if it has not ended; close everything; return in words how it ended."""
         self.slay()
+        for end in self._ends:  # who waits at one is woken, should the process take long to go
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
         for channel in (self.channel, self._control, self.short, self.long):
             channel.close()
         try:
