@@ -117,7 +117,7 @@ class ModelInfo:
     n_ctx_train: int  # the longest sequence that the model was trained for, tokens
     n_embd: int
     quantization: str = ""
-    build: str = ""  # what computes was compiled for, as its library tells; with another one steps take other times
+    build: str = ""  # what computes was compiled for, as its library tells, and with how many threads; with another steps take other times
     cells_bytes: int = 0  # memory of all cells; 0: not known
     fingerprint: str = ""  # differs where saved states do not fit each other, also between processes; empty: they end with the process
     metadata: Mapping[str, str] = attrs.field(factory=dict)

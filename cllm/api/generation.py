@@ -174,6 +174,8 @@ def _prompt_text(vocabulary: Vocabulary, prompt: Sequence[int]) -> str:
 def check_room(context: Context, asked: Wanted, param: str, n_sequences: int | None = None) -> None:
     """Refuse what cannot be taken, before any work is put into it: `n_sequences`, or as many as `asked` says for one prompt.
 
+    What passes has its room in the queue until `open_generation`, or until the exchange ends: others do not take it meanwhile.
+
     Raises: Unavailable · QuotaExceeded · DeadlineExceeded · InvalidRequest when it never could be.
     """
     n = asked.n if n_sequences is None else n_sequences
@@ -183,21 +185,23 @@ def check_room(context: Context, asked: Wanted, param: str, n_sequences: int | N
     if cap is not None and n > cap:
         raise InvalidRequest(f"{param}: {n} completions in one request, and this key may have {cap} under way", param=param)
     try:
-        context.engine.check_accepting(n, key=g.key, priority=asked.priority, timeout_s=asked.timeout_s)
+        g.gives_up_room = context.engine.expect(n, key=g.key, priority=asked.priority, timeout_s=asked.timeout_s)
     except RequestError as error:
         context.engine.metrics.refused(error)
         raise
+    cleanup().callback(g.gives_up_room)
 
 
 async def open_generation(context: Context, specs: list[SequenceSpec], endpoint: str) -> Generation:
     """Submit a request's sequences; they are cancelled when the exchange ends before they do.
 
-    Raises: Unavailable · ContextExceeded.
+    `check_room` has let them pass. Raises: Unavailable · ContextExceeded · DeadlineExceeded.
     """
     if context.settings.log_prompts:
         for spec in specs:
             log.info("prompt", request_id=g.request_id, text=_prompt_text(context.engine.model.vocabulary, spec.prompt))
     await context.engine.recall(specs)
+    g.gives_up_room()
     stream = context.engine.open(specs, since_s=time.perf_counter() - g.started_at)
     generation = Generation(context, stream, len(specs), endpoint, g.started_at)
     cleanup().callback(generation.close)

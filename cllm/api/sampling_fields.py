@@ -27,6 +27,7 @@ SEED_MASK = (1 << 64) - 1
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: the seeds of a request's choices are all different
 INT32_MAX = (1 << 31) - 1
 TIMEOUT_S_MAX = 604_800.0
+N_GROUP = 16  # bytes that nobody guesses
 
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
@@ -117,6 +118,7 @@ class Wanted:
 
         A choice's seed depends on its place among its prompt's choices alone, so a prompt's texts do not depend on its neighbours.
         """
+        group = secrets.token_hex(N_GROUP) if self.n > 1 else ""
         return [
             SequenceSpec(
                 prompt=prompt,
@@ -133,6 +135,7 @@ class Wanted:
                 request_id=request_id,
                 cache_prompt=self.cache_prompt,
                 cache_salt=self.cache_salt,
+                group=group,
             )
             for prompt in prompts
             for i in range(self.n)

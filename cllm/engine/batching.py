@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
+from types import MappingProxyType
 
 from cllm.backend import Batch
 from cllm.engine.budget import RowBudget
@@ -18,6 +20,7 @@ from cllm.engine.sequence import Phase, Sequence
 LATE = 32  # times as many rows of prompts as one owes: if so many were computed since it was admitted, it goes before those of other keys
 N_LATE_LEAST = 64  # rows that it counts as owing at least, since what is short goes first in any case
 REST = 0.4  # of the room for prompts' rows, which is too little for a pass of its own
+NO_MEETINGS: Mapping[Sequence, int] = MappingProxyType({})
 
 
 class BatchFormer:
@@ -31,11 +34,20 @@ class BatchFormer:
         self.n_room = 0  # rows of prompts that a step had room for, when there last were any; 0: there were none yet
 
     def form(
-        self, running: list[Sequence], moves: list[Move], events: list[Event], n_cells: int, n_prefilled: int = 0, n_keys: int = 1
+        self,
+        running: list[Sequence],
+        moves: list[Move],
+        events: list[Event],
+        n_cells: int,
+        n_prefilled: int = 0,
+        n_keys: int = 1,
+        meetings: Mapping[Sequence, int] = NO_MEETINGS,
     ) -> Plan:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use.
 
-        Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have ever asked.
+        Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. When nobody
+        generates, prompts in `meetings` stop after so many tokens, where others go on with them: who began to generate before would leave
+        these the room of a step beside answers.
         """
         decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
         self._add_decoding(decoding)
@@ -80,7 +92,7 @@ class BatchFormer:
                 n_room = max(n_room, n_light - len(decoding))
             if n_owed_all > n_room:
                 prompts.sort(key=rank)
-            self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring, riders)
+            self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring, riders, NO_MEETINGS if decoding else meetings)
             attended += [(n, sequence.n_computed + n // 2) for sequence, n in prefilling]
         sizes: tuple[int, ...] = ()
         fillers: Seq[tuple[int, int]] = ()
@@ -108,7 +120,7 @@ class BatchFormer:
         )
 
     def n_room_alone(self, n_running: int, n_cells: int, n_owed: int, n_keys: int) -> int:
-        """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`; `n_keys` have ever asked."""
+        """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`; `n_keys` asked of late."""
         return self._budget.n_rows(0, n_running, n_cells, n_owed=n_owed, n_keys=n_keys)
 
     def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> Seq[Sequence]:
@@ -175,6 +187,7 @@ class BatchFormer:
         outputs: list[Sequence],
         scoring: ScoringRows,
         riders: Seq[Sequence],
+        meetings: Mapping[Sequence, int],
     ) -> None:
         """Add `n_room` rows of prompts that are `depth` cells deep, as far as there are so many; fewer of deeper ones.
 
@@ -192,7 +205,8 @@ class BatchFormer:
             if sequence.n_computed > depth:  # the room is time, of which a row takes more the more there is before it
                 n_room, depth = self._budget.deeper(n_room, depth, sequence.n_computed) if n_room else 0, sequence.n_computed
             n_left = n_owed(sequence)
-            n_rows = scoring.cut(sequence, min(n_left, n_ridden + n_room))
+            n_before = meetings.get(sequence, 0) - sequence.n_computed
+            n_rows = scoring.cut(sequence, min(n_left if n_before <= 0 else n_before, n_ridden + n_room))
             if not n_rows:
                 continue
             self._add_rows(sequence, n_rows, wants_output=n_rows == n_left)

@@ -69,7 +69,7 @@ class RowBudget:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
         The latter have `n_attended` cells before them. Prompts owe `n_owed` rows in all, and the one that is next has `depth` cells, of
-        which it found `n_shared` when it was admitted last. At least one of the rows is a prompt's. `n_keys` have asked since the start.
+        which it found `n_shared` when it was admitted last. At least one of the rows is a prompt's. `n_keys` have asked of late.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot: decode rows, some of
         prompts, and `n_fillers`, which are none of the budget's rows.
         """

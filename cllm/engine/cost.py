@@ -219,6 +219,10 @@ class CostModel:
         """Seconds of the layers over one pass of `n_rows` rows."""
         return self._scale * self._rows.of(n_rows)
 
+    def read_s(self, n_cells: int) -> float:
+        """Seconds that a single row takes longer for `n_cells` cells of its sequence before it."""
+        return self._scale * n_cells * self._read_s(1)
+
     @property
     def least_row_s(self) -> float:
         """Seconds of a row in the step that is cheapest for each of its rows."""

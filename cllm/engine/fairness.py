@@ -6,6 +6,7 @@ those that have, so that idling earns no credit.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -13,6 +14,7 @@ import attrs
 
 PROMPT_TOKEN: Final = 1.0  # what a computed token of a prompt costs its key; cached ones cost nothing
 AHEAD_MAX: Final = 512.0  # tokens over weight that a key with few places may have been served more than one that it passes
+N_LATE: Final = 256  # sequences, the last that came: whose keys they have is who asks of late
 GENERATED_TOKEN: Final = 2.0  # a row with an output costs about twice one without, on CPUs as on GPUs
 
 
@@ -23,15 +25,15 @@ class Share:
     key: str = ""
     weight: float = 1.0
     served: float = 0.0
+    n_coming: int = 0  # let in, and not in the queue yet: their prompts are being read
     n_waiting: int = 0
     n_running: int = 0
     owed: float = 0.0  # what those that wait will probably cost, in tokens of a prompt
-    has_asked: bool = False
 
     @property
     def n_under_way(self) -> int:
-        """Sequences of this key that have not ended."""
-        return self.n_waiting + self.n_running
+        """Sequences of this key that were let in and have not ended."""
+        return self.n_coming + self.n_waiting + self.n_running
 
     @property
     def load(self) -> float:
@@ -63,10 +65,16 @@ class Shares:
         self._weights = dict(weights or {})
         self._shares: dict[str, Share] = {}
         self._level = 0.0  # the counter of who was last in the queue
-        self.n_asked = 0  # keys that ever had something waiting: who only asks whether there is room has not
+        self._late: deque[str] = deque()  # keys of the last sequences that came: who only asks whether there is room is not among them
+        self._n_late: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Share]:
         return iter(self._shares.values())
+
+    @property
+    def n_late(self) -> int:
+        """Keys that asked for something of late."""
+        return len(self._n_late)
 
     def of(self, key: str) -> Share:
         """Return the account of `key`."""
@@ -80,11 +88,18 @@ class Shares:
         if not share.n_waiting:
             waiting = [other.served for other in self._shares.values() if other.n_waiting]
             share.served = max(share.served, min(waiting) if waiting else self._level)
-        if not share.has_asked:
-            share.has_asked = True
-            self.n_asked += 1
+        self._note_late(share.key)
         share.n_waiting += 1
         share.owed += work
+
+    def _note_late(self, key: str) -> None:
+        self._late.append(key)
+        self._n_late[key] += 1
+        if len(self._late) > N_LATE:
+            oldest = self._late.popleft()
+            self._n_late[oldest] -= 1
+            if not self._n_late[oldest]:
+                del self._n_late[oldest]
 
     def wait_no_more(self, share: Share, work: float) -> None:
         """One of this key left the queue."""

@@ -7,7 +7,9 @@ again after the step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 N_TILE: Final = 16  # rows that kernels take together
@@ -16,13 +18,16 @@ N_STEPS_KEPT: Final = 64  # for which a choice stands while the same slots have 
 
 
 class Fillers:
-    """Chooses the slots whose rows close gaps. `pass_s` gives the seconds of a pass of so many rows, and `position` where a slot goes on,
-    None if no filler may go there.
+    """Chooses the slots whose rows close gaps. `pass_s` gives the seconds of a pass of so many rows, `read_s` what one row takes longer
+    for so many cells before it, and `position` where a slot goes on, None if no filler may go there.
     """
 
-    def __init__(self, n_slots: int, pass_s: Callable[[int], float], position: Callable[[int], int | None]) -> None:
+    def __init__(
+        self, n_slots: int, pass_s: Callable[[int], float], read_s: Callable[[int], float], position: Callable[[int], int | None]
+    ) -> None:
         self._n_slots = n_slots
         self._pass_s = pass_s
+        self._read_s = read_s
         self._position = position
         self._chosen: dict[tuple[int, ...], list[int]] = {}
         self._n_asked = 0
@@ -59,19 +64,28 @@ class Fillers:
         n = end - start + 1
         n_more = -n % N_TILE
         around = [*range(end + 1, self._n_slots), *range(start - 1, -1, -1)][:n_more]
-        if len(around) < n_more or self._pass_s(n + n_more) > GAIN * self._pass_s(n):
+        if len(around) < n_more or self._pass_s(n + n_more) + sum(map(self._filler_s, around)) > GAIN * self._pass_s(n):
             return []
-        return around if all(self._position(slot) is not None for slot in around) else []
+        return around
+
+    def _filler_s(self, slot: int) -> float:
+        """Seconds that a filler there reads for; infinite where none may go."""
+        position = self._position(slot)
+        return math.inf if position is None else self._read_s(position)
 
     def _joined(self, runs: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], float]:
         """Join the runs to the segments whose passes take the least time in all."""
+        between = [range(one[1] + 1, following[0]) for one, following in pairwise(runs)]
+        gaps_s = [sum(map(self._filler_s, slots)) for slots in between]
         best: list[tuple[float, int]] = [(0.0, 0)]  # for each count of runs: seconds, and the first run of the last segment
         for last, (_, end) in enumerate(runs):
             found = (best[last][0] + self._pass_s(end - runs[last][0] + 1), last)
+            fillers_s = 0.0
             for first in range(last - 1, -1, -1):
-                if not all(self._position(slot) is not None for slot in range(runs[first][1] + 1, runs[first + 1][0])):
+                fillers_s += gaps_s[first]
+                if fillers_s == math.inf:
                     break
-                found = min(found, (best[first][0] + self._pass_s(end - runs[first][0] + 1), first))
+                found = min(found, (best[first][0] + self._pass_s(end - runs[first][0] + 1) + fillers_s, first))
             best.append(found)
         segments = []
         last = len(runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import attrs
@@ -64,6 +65,15 @@ class Followers:
         """Tokens of a follower that its leader computes for it, or has."""
         return self._leads[sequence].n_common
 
+    def meetings(self) -> dict[Sequence, int]:
+        """For leaders whose followers have much left of their own, the tokens after which these go on: together they have it sooner."""
+        n_left: Counter[Sequence] = Counter()
+        ends: dict[Sequence, int] = {}
+        for sequence, lead in self._leads.items():
+            n_left[lead.leader] += len(sequence.tokens) - lead.n_common
+            ends[lead.leader] = max(ends.get(lead.leader, 0), lead.n_common)
+        return {leader: end for leader, end in ends.items() if n_left[leader] >= N_COMMON_LEAST}
+
     def take_released(self) -> dict[Sequence, Sequence]:
         """Hand back those who need not wait for their leaders any longer, and whom each of them followed."""
         released = {sequence: lead.leader for sequence, lead in self._leads.items() if lead.is_over}
@@ -80,5 +90,12 @@ class Followers:
         return min([leader.own_order, *(sequence.order for sequence, lead in self._leads.items() if lead.leader is leader)])
 
 
+def n_computing(sequence: Sequence, running: list[Sequence]) -> int:
+    """How many tokens of `sequence` somebody of `running` is computing, or has, whether or not that is waited for; few count as none."""
+    prompts = (one for one in running if one.phase is Phase.PREFILL and _could_share(one, sequence))
+    n = max((n_common(one.tokens, sequence.tokens, 0, sequence.n_shareable) for one in prompts), default=0)
+    return n if n >= N_COMMON_LEAST else 0
+
+
 def _could_share(one: Sequence, other: Sequence) -> bool:
-    return one.may_share and one.spec.cache_salt == other.spec.cache_salt and one.spec.adapter == other.spec.adapter
+    return one.may_share and one.cache_key == other.cache_key

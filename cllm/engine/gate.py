@@ -98,6 +98,15 @@ class Behind:
 NOBODY: Final = Behind()
 
 
+@attrs.frozen(eq=False)
+class Coming:
+    """Sequences that were let in, while their prompts are read."""
+
+    share: Share
+    n_sequences: int
+    priority: int
+
+
 @attrs.frozen(kw_only=True)
 class Demand:
     """What a request wants of the queue, as far as it is known before its prompt is."""
@@ -154,19 +163,22 @@ class Gate:
         """A full queue still takes who finds less than its size of others as urgent, and from a key with less than its part of it, so that
         neither the less urgent nor a key shuts the others out: twice its size at most.
         """
-        n_waiting = sum(other.n_waiting for other in self._shares) + demand.n_sequences
+        n_waiting = sum(other.n_coming + other.n_waiting for other in self._shares) + demand.n_sequences
         finds_room = n_waiting - demand.behind.n_waiting <= self._n_waiting_max
         if n_waiting <= 2 * self._n_waiting_max and (
-            finds_room or share.n_waiting + demand.n_sequences <= self._n_waiting_max * self._part(share)
+            finds_room or share.n_coming + share.n_waiting + demand.n_sequences <= self._n_waiting_max * self._part(share)
         ):
             return
         ahead = demand.behind if n_waiting <= 2 * self._n_waiting_max else NOBODY  # of those behind, some must have gone then, too
         raise Unavailable("the queue is full", retry_after_s=self._retry_after_s(share, ahead), code="queue_full")
 
     def _retry_after_s(self, share: Share, behind: Behind) -> float:
-        """Seconds until what there is now before a newcomer is probably served."""
+        """Seconds until what waits now before a newcomer is probably served, and half of what runs, which is what of it is left."""
         rate = self._service.rate
-        return RETRY_AFTER_S[0] if rate is None else bearable(self._work_before(share, behind) / rate)
+        if rate is None:
+            return RETRY_AFTER_S[0]
+        n_running = sum(other.n_running for other in self._shares)
+        return bearable((self._work_before(share, behind) + n_running * GENERATED_TOKEN * self._service.n_generated_mean / 2) / rate)
 
     def _work_before(self, share: Share, behind: Behind = NOBODY) -> float:
         """What is done before a newcomer of this key: all that waits at most, and of its own what its part of the service can do."""

@@ -17,14 +17,12 @@ from cllm.engine.prefix import Key, Match, PrefixTree
 from cllm.engine.sequence import Miss, Sequence
 
 N_EVICT_LEAST = 64  # cells that a trim frees, if there are so many: a move for each token of a step would cost more than the tokens
+N_EVICT_MOST = 256  # that one step moves to the host unasked, or saves for a few that it needs: all who generate wait for it
 N_TAIL_FORGONE = 16  # cells beyond a match that are not worth a slot of their own: less than a step's rows
 N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
 # Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's
 # whole part of the cells, however few of them are in use.
 COPY_GAIN = 32
-N_CELLS_FILLER_MAX = (
-    256  # before a row that closes a gap: it reads all of them, 11 us each on two cores, where a pass less saves some 30 ms
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -128,9 +126,15 @@ class Memory:
         return self._find(sequence).n_tokens
 
     def n_shared(self, sequence: Sequence) -> int:
-        """How many tokens of a waiting sequence have cells that somebody has who runs."""
-        reuse = self._find(sequence).reuse
-        return 0 if reuse is None else reuse.n_tokens - reuse.match.n_cached
+        """How many tokens of a waiting sequence somebody who runs has cells of, whether or not it can have them without computing.
+
+        Where a copy would be needed, a few that are hardly worth its calls do not count.
+        """
+        if not sequence.may_share:
+            return 0
+        match = self.tree.match(sequence.cache_key, sequence.tokens, sequence.n_shareable, whole=not self.limits.can_trim)
+        n_shared = 0 if match is None else match.n_tokens - match.n_cached
+        return n_shared if self.limits.can_share or n_shared >= N_COPY_LEAST else 0
 
     @property
     def n_asked_for(self) -> float:
@@ -177,10 +181,10 @@ class Memory:
 
     def arrived(self, sequence: Sequence) -> None:
         """Note that a new sequence's tokens are asked for; it may wait long before it comes, and the cells are kept for it."""
-        if not sequence.may_share:
+        if not sequence.may_keep:
             return
         if self.offload is not None:
-            self.offload.prices.demand.came(_key(sequence), sequence.tokens)
+            self.offload.prices.demand.came(sequence.cache_key, sequence.tokens)
         reuse = self._find(sequence).reuse
         if reuse is not None and self.tree.is_resting(reuse.slot) and 2 * reuse.n_tokens >= self.tree.n_tokens(reuse.slot):
             self._wait_for(sequence, reuse.slot)
@@ -198,7 +202,7 @@ class Memory:
         else:
             self._reuse(sequence, reuse)
         if sequence.may_share and sequence.slot not in self.tree:
-            self.tree.enter(sequence.slot, _key(sequence))
+            self.tree.enter(sequence.slot, sequence.cache_key)
         n_known = self.tree.n_tokens(sequence.slot) if sequence.slot in self.tree else 0
         self._make_room(len(sequence.tokens) - n_known)
         self.cells.hold(len(sequence.tokens) - n_known)
@@ -229,7 +233,8 @@ class Memory:
         sequence.n_computed += n_rows
         if sequence.slot in self.tree:
             self.tree.extend(sequence.slot, sequence.tokens[start : sequence.n_computed])
-            if self.offload is not None and not self.limits.can_trim and sequence.n_computed == sequence.n_prompt:
+            is_saved = self.offload is not None and sequence.may_keep and not self.limits.can_trim
+            if is_saved and sequence.n_computed == sequence.n_prompt:
                 self._at_prompts_end.append(sequence)
 
     @property
@@ -242,7 +247,7 @@ class Memory:
         if slot in self._live:
             return None
         n_cells = self.tree.n_tokens(slot) if slot in self.tree else 0
-        return n_cells if n_cells < min(self.limits.n_cells_slot, N_CELLS_FILLER_MAX) else None
+        return n_cells if n_cells < self.limits.n_cells_slot else None
 
     def spoilt(self, slots: Iterable[int]) -> None:
         """What `slots` hold, none of which a live sequence has, is not known any more."""
@@ -257,7 +262,7 @@ class Memory:
         Those of a sequence that comes back are kept the longest.
         """
         slot, tree = sequence.slot, self.tree
-        if slot not in tree:
+        if slot not in tree or not sequence.may_keep:
             self.forget(sequence)
             return
         tree.extend(slot, sequence.tokens[tree.n_tokens(slot) : sequence.n_computed])
@@ -271,7 +276,7 @@ class Memory:
         if self.offload is not None:
             self.offload.rests(slot)
             if not comes_back:
-                self.offload.prices.demand.left(_key(sequence), sequence.tokens)
+                self.offload.prices.demand.left(sequence.cache_key, sequence.tokens)
 
     def ends_waiting(self, sequence: Sequence) -> None:
         """Note that a sequence does not wait any longer: what it would have gone on from is like everybody's."""
@@ -310,15 +315,19 @@ class Memory:
     def retire_idle(self) -> None:
         """Move the branch that was unused for longest to the host, if carrying it in every step has cost more than that.
 
-        One that somebody waits for is of use soon, and stays.
+        A long one goes a part at a time. One that somebody waits for is of use soon, and stays.
         """
         if self.offload is None or self.tree.are_all_awaited:
             return
         slot = self.tree.oldest()
         assert slot is not None
         if self.offload.is_carried_too_long(slot, self.tree.n_alone(slot)):
-            self.totals.n_retired_slots += 1
-            self._evict_slot(slot)
+            if self.tree.n_alone(slot) <= N_EVICT_MOST or not self.offload.can_save_part:
+                self.totals.n_retired_slots += 1
+                self._evict_slot(slot)
+            else:
+                n_last = self.tree.n_alone(slot) % N_EVICT_MOST
+                self._evict_end(slot, n_last if n_last >= N_EVICT_LEAST else n_last + N_EVICT_MOST)
 
     def retire_oldest(self) -> bool:
         """Move the branch that was unused for longest to the host; False when there is none."""
@@ -365,7 +374,7 @@ class Memory:
         """Give up what a slot was to hold, if no live sequence has it; one that has it shares no more."""
         sequence = self._live.get(slot)
         if sequence is not None:
-            sequence.may_share = False
+            sequence.may_share = sequence.may_keep = False
             sequence.n_cached, sequence.miss = 0, Miss.OFF
             return False
         if slot in self.tree:
@@ -473,7 +482,7 @@ class Memory:
         reuse = self._look_in_tree(sequence, sequence.n_shareable)
         n_have = 0 if reuse is None else reuse.n_tokens
         tokens = sequence.tokens[: sequence.n_shareable]
-        chain = None if self.offload is None else self.offload.chain_for(_key(sequence), tokens, n_have)
+        chain = None if self.offload is None else self.offload.chain_for(sequence.cache_key, tokens, n_have)
         if chain is None or chain.start == n_have:
             return Known(reuse, chain)
         before = self._look_in_tree(sequence, chain.start)
@@ -482,7 +491,7 @@ class Memory:
         return Known(before, chain)
 
     def _look_in_tree(self, sequence: Sequence, n_max: int) -> Reuse | None:
-        match = self.tree.match(_key(sequence), sequence.tokens, n_max, whole=not self.limits.can_trim)
+        match = self.tree.match(sequence.cache_key, sequence.tokens, n_max, whole=not self.limits.can_trim)
         if match is None:
             return None
         slot = self.tree.slot_through(match.node)
@@ -528,10 +537,10 @@ class Memory:
     def _miss(self, sequence: Sequence) -> None:
         if sequence.admitted_at is not None:
             return
-        if not sequence.may_share:
+        if not sequence.may_keep:
             sequence.miss = Miss.OFF
             return
-        match = self.tree.match(_key(sequence), sequence.tokens, sequence.n_shareable)
+        match = self.tree.match(sequence.cache_key, sequence.tokens, sequence.n_shareable)
         sequence.miss = Miss.UNKNOWN if match is None or match.n_tokens < N_COPY_LEAST else Miss.OUT_OF_REACH
 
     # --- reusing it ---------------------------------------------------------------------------------------------------
@@ -596,7 +605,7 @@ class Memory:
         if n_source > n_tokens:
             self._moves.append(Trim(sequence.slot, n_tokens))
         self.cells.hold(n_tokens)
-        self.tree.enter(sequence.slot, _key(sequence))
+        self.tree.enter(sequence.slot, sequence.cache_key)
         self.tree.extend(sequence.slot, sequence.tokens[:n_tokens])
 
     # --- making room --------------------------------------------------------------------------------------------------
@@ -616,7 +625,8 @@ class Memory:
         if not self.limits.can_trim or not n_keep:
             self._evict_slot(slot)
             return
-        self._save(slot)
+        n_left = self.tree.n_alone(slot) - n_cells
+        self._save(slot, n_cells + n_left % N_EVICT_MOST)  # from where a part of the branch begins
         n_cached = self.cells.n_cached
         if self.tree.trim(slot, n_keep):
             self._moves.append(Trim(slot, n_keep))
@@ -654,7 +664,7 @@ class Memory:
         for sequence in self._at_prompts_end:
             slot, n_prompt = sequence.slot, sequence.n_prompt
             if self._live.get(slot) is sequence and sequence.n_computed == n_prompt and not sequence.is_restoring:
-                move = self.offload.save_of(slot, _key(sequence), sequence.tokens[:n_prompt], n_prompt)
+                move = self.offload.save_of(slot, sequence.cache_key, sequence.tokens[:n_prompt], n_prompt)
                 self._moves += [] if move is None else [move]
         self._at_prompts_end.clear()
 
@@ -683,7 +693,3 @@ def _filled_from(slot: int, moves: list[Move]) -> dict[int, None]:
         if isinstance(move, Share) and move.source in slots:
             slots[move.slot] = None
     return slots
-
-
-def _key(sequence: Sequence) -> Key:
-    return sequence.spec.cache_salt, sequence.spec.adapter

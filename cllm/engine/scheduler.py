@@ -14,15 +14,15 @@ from collections.abc import Sequence as Seq
 import attrs
 
 from cllm.backend import KvLayout, Vocabulary
-from cllm.engine.batching import BatchFormer, n_owed
+from cllm.engine.batching import NO_MEETINGS, BatchFormer, n_owed
 from cllm.engine.budget import RowBudget
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
 from cllm.engine.fillers import N_TILE, Fillers
-from cllm.engine.following import Followers
-from cllm.engine.gate import CERTAINTY, Behind, Demand, Gate, Service
+from cllm.engine.following import Followers, n_computing
+from cllm.engine.gate import CERTAINTY, Behind, Coming, Demand, Gate, Service
 from cllm.engine.hostpool import HostPool
 from cllm.engine.layout import Apart, LayoutChoice
 from cllm.engine.memory import Memory, MemoryLimits
@@ -141,6 +141,7 @@ class Scheduler:
         self._shares = Shares(limits.key_weights)
         self._queue = Queue(self._shares, limits.patience_s)
         self._followers = Followers()  # they wait too, but not in the queue
+        self._coming: dict[Coming, None] = {}
         self._service = Service()
         self._gate = Gate(
             self._shares,
@@ -172,7 +173,7 @@ class Scheduler:
         )
         has_room = limits.n_rows_max >= limits.n_slots + N_TILE  # for a row of every slot, and a tile to its end
         may_fill = limits.rows_by_slot and limits.can_trim and has_room
-        fillers = Fillers(limits.n_slots, cost.pass_s, self.memory.filler_position) if may_fill else None
+        fillers = Fillers(limits.n_slots, cost.pass_s, cost.read_s, self.memory.filler_position) if may_fill else None
         former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot, fillers=fillers)
         return n_live_max, Places(cost, n_max=n_live_max, itl_max_s=limits.itl_max_s), former
 
@@ -192,14 +193,28 @@ class Scheduler:
         )
         self._gate.check(demand, 0.0 if timeout_s is None else self._queue.work_before(key, priority, now))
 
+    def expect(self, n_sequences: int, *, key: str = "", priority: int = 0) -> Coming:
+        """Keep room in the queue for sequences that `check_room` let pass, while their prompts are read; until `expect_no_more`."""
+        coming = Coming(self._shares.of(key), n_sequences, priority)
+        self._coming[coming] = None
+        coming.share.n_coming += n_sequences
+        return coming
+
+    def expect_no_more(self, coming: Coming) -> None:
+        """They are submitted next, or will not come. May be called again."""
+        if coming in self._coming:
+            del self._coming[coming]
+            coming.share.n_coming -= coming.n_sequences
+
     def _behind(self, key: str, priority: int) -> Behind:
-        """Those who wait, and who follow another's prompt, and are less urgent."""
+        """Those who wait, who follow another's prompt, and who are expected, and are less urgent."""
         behind = self._queue.behind(key, priority)
         for sequence in self._followers:
             if sequence.spec.priority > priority:
                 own_work = sequence.work if sequence.share.key == key else 0.0
                 behind = Behind(behind.n_waiting + 1, behind.work + sequence.work, behind.own_work + own_work)
-        return behind
+        n_coming = sum(coming.n_sequences for coming in self._coming if coming.priority > priority)
+        return attrs.evolve(behind, n_waiting=behind.n_waiting + n_coming)
 
     def submit(self, spec: SequenceSpec, now: float) -> int:
         """Queue a sequence; return its id. Its events come from `plan` and `apply` from now on.
@@ -249,7 +264,15 @@ class Scheduler:
         if self.memory.n_restoring:
             running = [sequence for sequence in running if not sequence.is_restoring]
         n_cells = self.cells.n_total - self.cells.n_free
-        plan = self._former.form(running, self.memory.take_moves(), events, n_cells, self.totals.n_prefill_rows, self._shares.n_asked)
+        plan = self._former.form(
+            running,
+            self.memory.take_moves(),
+            events,
+            n_cells,
+            self.totals.n_prefill_rows,
+            self._shares.n_late,
+            self._followers.meetings() if self._followers else NO_MEETINGS,
+        )
         if plan.n_rows:
             plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
         return plan if plan.is_step or events else None
@@ -369,8 +392,8 @@ class Scheduler:
         computed_s += self.memory.n_asked_for * self.cost.least_row_s
         if not self.limits.carries_states:
             return computed_s
-        carried = sum(sequence.n_computed for sequence in self._running if sequence.may_share)
-        alone_s = sum(self.cost.prefill_s(sequence.n_computed) for sequence in self._running if not sequence.may_share)
+        carried = sum(sequence.n_computed for sequence in self._running if sequence.may_keep)
+        alone_s = sum(self.cost.prefill_s(sequence.n_computed) for sequence in self._running if not sequence.may_keep)
         return min(self.memory.carry_s(carried) + alone_s, computed_s)
 
     def _note_cost_of_layout(self, choice: LayoutChoice, plan: Plan) -> None:
@@ -623,7 +646,7 @@ class Scheduler:
             return True
         # That was the room beside answers, which are no more.
         n_running, n_cells = min(len(self._running) + 1, self._n_live_max_usual), self.cells.n_total - self.cells.n_free
-        n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_owed(sequence), self._shares.n_asked)
+        n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_owed(sequence), self._shares.n_late)
         return n_before > N_STEPS_OWED * n_room
 
     def _n_crowd(self, n_coming: int) -> int:
@@ -662,7 +685,7 @@ class Scheduler:
             sequence.prefill_from = self.totals.n_prefill_rows
             n_cached = self.memory.n_coming(sequence)
             if self._choice is not None and not sequence.n_followed:
-                self._choice.came(sequence.n_prompt, n_shared, self._n_crowd(1))
+                self._choice.came(sequence.n_prompt, max(n_shared, n_computing(sequence, self._running)), self._n_crowd(1))
             # Charged at once: otherwise the same key would be given the next place too.
             sequence.share.charge(PROMPT_TOKEN * (sequence.n_prompt - n_cached))
             self.totals.n_prompt_tokens += sequence.n_prompt
@@ -841,6 +864,7 @@ class Scheduler:
             n_max = min(n_max, n_prompt + stopping.max_tokens)
         end_tokens = vocabulary.end_tokens
         transcript = self._transcript(spec)
+        may_keep = spec.cache_prompt and self.limits.keeps_prefixes
         sequence = Sequence(
             seq_id=seq_id,
             spec=spec,
@@ -864,7 +888,8 @@ class Scheduler:
             arrived_at=now,
             deadline=None if spec.timeout_s is None else now + spec.timeout_s,
             order=(spec.priority, seq_id),
-            may_share=spec.cache_prompt and self.limits.keeps_prefixes,
+            may_share=may_keep or bool(spec.group),
+            may_keep=may_keep,
         )
         sequence.sampler.grammar_waits = spec.grammar is not None and transcript.is_reasoning
         return sequence

@@ -33,8 +33,9 @@ class SequenceSpec:
     priority: int = 0  # lower goes first
     timeout_s: float | None = None
     key: str = ""  # whose it is, for fairness and quotas
-    cache_prompt: bool = True  # whether it shares cells with others; False: it takes none and leaves none
+    cache_prompt: bool = True  # whether it shares cells with other requests; False: it takes none and leaves none
     cache_salt: str = ""  # only sequences of the same salt share cells
+    group: str = ""  # secret; sequences of the same one share cells while they run, also where they share none with others
     adapter: str = ""  # what its cells were computed with beside the model
     request_id: str = ""
 
@@ -101,6 +102,7 @@ class Sequence:
     n_shared: int = 0  # cells that it did not compute when it was admitted last
     miss: Miss | None = None  # why not all of its prompt was known when it was first admitted; from position `n_cached` on
     may_share: bool = True
+    may_keep: bool = True  # whether its cells are for others, too, and for those who come when it has ended
     is_restoring: bool = False  # cells of its are on their way from the host: its rows wait for them
     n_followed: int = 0  # times that it waited for another to compute the beginning of its tokens
     n_scored: int = 0
@@ -125,6 +127,11 @@ class Sequence:
     def n_shareable(self) -> int:
         """Tokens at its beginning that it need not compute itself: the last one's logits are wanted, and those that are to be scored."""
         return self.n_scored if self.n_unscored else len(self.tokens) - 1
+
+    @property
+    def cache_key(self) -> tuple[str, str]:
+        """Cells are shared by sequences of the same."""
+        return self.spec.cache_salt if self.may_keep else self.spec.group, self.spec.adapter
 
     @property
     def own_order(self) -> tuple[int, int]:

@@ -6,6 +6,7 @@ Nothing here runs in a step: files are read and written in threads, one of each 
 from __future__ import annotations
 
 import errno
+import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -27,6 +28,7 @@ log = structlog.get_logger("cllm.disk")
 
 N_CELLS_LEAST = 64  # of a gain: for fewer, opening a file costs as much as computing them on a fast machine
 N_BYTES_OWED_MAX = 256 << 20  # in memory beside the pool while the disk is slow; more is let go
+TICK_NS = 1_000  # between files whose order counts: some file systems tell no finer times apart
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -119,10 +121,13 @@ class DiskTier:
         if chain is None:
             return []
         found: list[Piece] = []
+        now = time.time_ns()
         for stored, n_bytes in zip(chain.pieces, accumulate(stored.n_bytes for stored in chain.pieces), strict=True):
             if n_bytes > pool.n_bytes_max:
                 break
-            piece = await self._read(stored, key)
+            piece = await self._read(
+                stored, key, now - len(found) * TICK_NS
+            )  # the first, without which the others are of no use, stays last
             if piece is None:
                 break
             found.append(piece)
@@ -130,9 +135,10 @@ class DiskTier:
             self.totals.n_hits += len(found) == 1
         return found
 
-    async def _read(self, stored: StoredPiece, key: Key) -> Piece | None:
+    async def _read(self, stored: StoredPiece, key: Key, used_ns: int) -> Piece | None:
+        read = partial(_read_and_touch, self._files, stored, key, used_ns)
         try:
-            piece = await trio.to_thread.run_sync(_read_and_touch, self._files, stored, key, abandon_on_cancel=True, limiter=self._reading)
+            piece = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._reading)
         except (Unfit, FileNotFoundError) as error:
             log.warning("disk.removed", why=str(error))
             self.totals.n_failures += 1
@@ -191,22 +197,33 @@ class DiskTier:
                 self._n_bytes_owed -= piece.n_bytes
 
     async def keep(self, pieces: list[Piece]) -> None:
-        """Write `pieces`, the longest unused of which come first, as the server goes down: the last ones first, for time may be short."""
-        n_bytes = 0
-        for piece in reversed(pieces):
+        """Write `pieces`, the longest unused of which come first, as the server goes down: the last ones first, for time may be short.
+
+        What the pool had to give up before, and is owed still, comes after them. Files of the same are as new as their pieces are then.
+        """
+        owed, now = list(self._owed), time.time_ns()
+        self._owed.clear()
+        self._n_bytes_owed = n_bytes = 0
+        for age, piece in enumerate(reversed([*owed, *pieces])):
             n_bytes += piece.n_bytes
             if n_bytes > self.n_bytes_max:
                 break
-            await self.write(piece)
-        await self.write_owed()
+            await self.write(piece, now - age * TICK_NS)
 
-    async def write(self, piece: Piece) -> None:
-        """Write one piece, unless its cells are on disk already or it is too large; the longest unused files make room."""
-        if piece.n_bytes > self.n_bytes_max or self._covers(piece):
+    async def write(self, piece: Piece, used_ns: int | None = None) -> None:
+        """Write one piece, unless its cells are on disk already or it is too large; the longest unused files make room.
+
+        It was of use last at `used_ns`, or just now.
+        """
+        if piece.n_bytes > self.n_bytes_max:
+            return
+        if (stored := self._stored_of(piece)) is not None:
+            if used_ns is not None:
+                await trio.to_thread.run_sync(_touch, stored.path, used_ns, limiter=self._writing)
             return
         removed: list[Path] = []
         try:
-            write = partial(_write_within, self._files, piece, self.n_bytes_max, removed)
+            write = partial(_write_within, self._files, piece, self.n_bytes_max, removed, used_ns)
             stored = await trio.to_thread.run_sync(write, limiter=self._writing)
         except OSError as error:
             log.warning("disk.unwritten", why=str(error))
@@ -217,9 +234,10 @@ class DiskTier:
         for path in removed:
             self._forget(path)
 
-    def _covers(self, piece: Piece) -> bool:
+    def _stored_of(self, piece: Piece) -> StoredPiece | None:
+        """The file that ends with `piece`, if its cells are on disk."""
         chain = self._tree.find(self._files.hidden(piece.key), piece.tokens, piece.start, can_cut=False)
-        return chain is not None and chain.end == len(piece.tokens)
+        return chain.pieces[-1] if chain is not None and chain.end == len(piece.tokens) else None
 
     def _note(self, stored: StoredPiece) -> None:
         self._forget(stored.path)
@@ -239,20 +257,24 @@ def _unlink(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read_and_touch(files: StateFiles, stored: StoredPiece, key: Key) -> Piece:
-    piece = files.read(stored, key)
+def _touch(path: Path, used_ns: int) -> None:
     with suppress(OSError):  # removed in between, or on a disk that can only be read
-        touch(stored.path)
+        touch(path, used_ns)
+
+
+def _read_and_touch(files: StateFiles, stored: StoredPiece, key: Key, used_ns: int) -> Piece:
+    piece = files.read(stored, key)
+    _touch(stored.path, used_ns)
     return piece
 
 
-def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, removed: list[Path]) -> StoredPiece:
+def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, removed: list[Path], used_ns: int | None) -> StoredPiece:
     """Write `piece`, and remove the files that were unused for longest, whichever model's, until the folder is within its bound.
 
     On a full disk as many bytes of these make room first. What is `removed` is noted also when it fails. Raises: OSError.
     """
     try:
-        stored = files.write(piece)
+        stored = files.write(piece, used_ns)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -260,7 +282,7 @@ def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, removed: li
         if sum(sizes.values()) < files.n_bytes_of(piece):  # all of them would go, and perhaps for nothing
             raise
         _remove_oldest(sizes, sum(sizes.values()) - files.n_bytes_of(piece), removed)
-        stored = files.write(piece)
+        stored = files.write(piece, used_ns)
     sizes = _sizes(files)
     n_own = sizes.pop(stored.path, 0)
     _remove_oldest(sizes, n_bytes_max - n_own, removed)

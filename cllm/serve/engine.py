@@ -17,7 +17,7 @@ from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
 from cllm.config import Settings
 from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import NotSupported, Unavailable
+from cllm.errors import DeadlineExceeded, NotSupported, Unavailable
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.grammars import GrammarDesk
 from cllm.serve.loop import StepLoop
@@ -123,6 +123,12 @@ class Engine:
             raise NotSupported(f"{self.model.name} gives embeddings, and no text")
         scheduler.check_room(trio.current_time(), n_sequences=n_sequences, key=key, priority=priority, timeout_s=timeout_s)
 
+    def expect(self, n_sequences: int = 1, *, key: str = "", priority: int = 0, timeout_s: float | None = None) -> Callable[[], None]:
+        """As `check_accepting`; besides, keep their room in the queue until what is returned is called, be it more than once."""
+        self.check_accepting(n_sequences, key=key, priority=priority, timeout_s=timeout_s)
+        scheduler = self._ready_loop().scheduler
+        return partial(scheduler.expect_no_more, scheduler.expect(n_sequences, key=key, priority=priority))
+
     def key_cap(self, key: str) -> int | None:
         """Completions that a key may have under way; None: as many as it likes, or it is not known while the model is being loaded."""
         return None if self._loop is None else self._loop.scheduler.key_cap(key)
@@ -153,9 +159,12 @@ class Engine:
     def open(self, specs: Seq[SequenceSpec], *, since_s: float = 0.0) -> EventStream:
         """Submit the sequences of one request, which was received `since_s` ago, all or none; return the stream of their events.
 
-        Raises: as `check_accepting` · ContextExceeded.
+        Their `timeout_s` counts from when it was received. Raises: as `check_accepting` · ContextExceeded.
         """
+        specs = [spec if spec.timeout_s is None else attrs.evolve(spec, timeout_s=spec.timeout_s - since_s) for spec in specs]
         first, loop = specs[0], self._ready_loop()
+        if first.timeout_s is not None and first.timeout_s <= 0:
+            raise DeadlineExceeded("timeout_s passed before the prompt was read", param="timeout_s")
         self.check_accepting(len(specs), key=first.key, priority=first.priority, timeout_s=first.timeout_s)
         stream = loop.open(specs, n_bytes_max=self._stream_n_bytes_max)
         if first.request_id:

@@ -94,8 +94,8 @@ class StateFiles:
         """Bytes of its file."""
         return _HEADER.size + np.dtype("<i4").itemsize * len(piece.tokens) + len(piece.state)
 
-    def write(self, piece: Piece) -> StoredPiece:
-        """Write `piece` so that it is there whole or not at all. Raises: OSError."""
+    def write(self, piece: Piece, used_ns: int | None = None) -> StoredPiece:
+        """Write `piece`, which was of use last at `used_ns` or just now, so that it is there whole or not at all. Raises: OSError."""
         key, tokens = self.hidden(piece.key), np.array(piece.tokens, "<i4").tobytes()
         front = _HEADER.pack(
             _MAGIC,
@@ -115,7 +115,7 @@ class StateFiles:
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE), "wb") as file:
                 for part in (front, tokens, piece.state):
                     file.write(part)
-            touch(partial)
+            touch(partial, used_ns)
             partial.replace(path)
         except OSError:  # a full disk, which half a file would keep full
             with suppress(OSError):
@@ -142,10 +142,10 @@ class StateFiles:
         return StoredPiece((owner.hex(), ""), np.frombuffer(tokens, "<i4").tolist(), start, path, n_bytes), of_state
 
 
-def touch(path: Path) -> None:
-    """Note that a file was of use just now: finer than the kernel's own clock, whose ticks would make several as old as each other."""
-    now = time.time_ns()
-    os.utime(path, ns=(now, now))
+def touch(path: Path, used_ns: int | None = None) -> None:
+    """Note when a file was of use, just now unless said: finer than the kernel's own clock, whose ticks would make several equally old."""
+    used_ns = used_ns or time.time_ns()
+    os.utime(path, ns=(used_ns, used_ns))
 
 
 def _digest(data: bytes) -> bytes:

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 import trio
 
+from cllm.serve.engine import N_CHARS_INLINE
 from cllm.testing.fake import FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
 from cllm.text.template import ChatTemplate
@@ -308,6 +310,67 @@ async def test_429_and_503_of_the_queue_come_before_a_prompt_is_rendered_or_toke
     assert refused == []
     assert taken.status == 200
     assert "tokenised" in touched
+
+
+class SlowReader:
+    """Long texts are read as soon as it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_read = 0
+        self.may_go_on = threading.Event()
+        self._tokenize = FakeVocabulary.tokenize
+        monkeypatch.setattr(FakeVocabulary, "tokenize", self._read)
+
+    def _read(self, text: str, **options: Any) -> list[int]:
+        self.n_read += 1
+        self.may_go_on.wait(TEST_S)
+        return self._tokenize(FakeVocabulary(), text[:10], **options)
+
+
+async def test_who_was_let_in_has_room_in_the_queue_before_the_prompt_is_read(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(queue_size=1) as api, trio.open_nursery() as nursery:
+        reader, answers = SlowReader(monkeypatch), []
+        body = {"prompt": "x" * (N_CHARS_INLINE + 1), "max_tokens": 1}
+
+        async def ask() -> None:
+            answers.append(await api.post("/v1/completions", body))
+
+        nursery.start_soon(ask)
+        await api.until(lambda: reader.n_read == 1)
+        refused = await api.post("/v1/completions", body)
+        reader.may_go_on.set()
+        await api.until(lambda: bool(answers))
+        again = await api.post("/v1/completions", body)
+    assert (refused.status, refused.error["code"]) == (503, "queue_full")
+    assert [answer.status for answer in (*answers, again)] == [200, 200]
+    assert reader.n_read == 2, "the refused one cost nothing"
+
+
+async def test_who_leaves_while_the_prompt_is_read_leaves_the_room_to_others(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(queue_size=1) as api:
+        reader = SlowReader(monkeypatch)
+        body = msgspec.json.encode({"prompt": "x" * (N_CHARS_INLINE + 1), "max_tokens": 1})
+        async with api.asking("/v1/completions", body) as reading:
+            await api.until(lambda: reader.n_read == 1)
+            reading.leave()
+        reader.may_go_on.set()
+        assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1})).status == 200
+
+
+async def test_reading_the_prompt_counts_in_the_time_that_a_request_gives_itself(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve() as api, trio.open_nursery() as nursery:
+        reader, answers = SlowReader(monkeypatch), []
+
+        async def ask() -> None:
+            body = {"prompt": "x" * (N_CHARS_INLINE + 1), "max_tokens": 1, "timeout_s": 0.05}
+            answers.append(await api.post("/v1/completions", body))
+
+        nursery.start_soon(ask)
+        await api.until(lambda: reader.n_read == 1)
+        await trio.sleep(0.1)
+        reader.may_go_on.set()
+        await api.until(lambda: bool(answers))
+    assert (answers[0].status, answers[0].error["param"]) == (504, "timeout_s")
 
 
 @of_generating_surfaces

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cllm.engine.fairness import Shares
+from cllm.engine.fairness import N_LATE, Shares
 from cllm.engine.gate import Demand, Gate, Service
 from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 
@@ -71,6 +71,40 @@ def test_a_full_queue_refuses() -> None:
     with pytest.raises(Unavailable) as caught:
         gate.check(Demand(key="k", n_sequences=2), 0.0)
     assert caught.value.code == "queue_full"
+
+
+def test_who_was_let_in_has_room_in_the_queue_while_the_prompt_is_read() -> None:
+    shares = Shares()
+    gate = make_gate(shares, cap=20)
+    let_wait(shares, "k", 5)
+    shares.of("k").n_coming = 5
+    with pytest.raises(Unavailable) as caught:
+        gate.check(Demand(key="k"), 0.0)
+    assert caught.value.code == "queue_full"
+    shares.of("other").n_coming = 20
+    with pytest.raises(QuotaExceeded):
+        gate.check(Demand(key="other"), 0.0)
+
+
+def test_who_finds_the_queue_full_is_told_to_come_when_half_of_what_runs_is_done_too() -> None:
+    shares, service = Shares(), working_at(100)
+    for _ in range(100):
+        service.answer(500)  # 1000 in tokens of a prompt: ten seconds
+    gate = make_gate(shares, service, n_waiting_max=1)
+    let_wait(shares, "k", 1, work=300.0)
+    shares.of("k").n_running = 2
+    with pytest.raises(Unavailable) as caught:
+        gate.check(Demand(key="k"), 0.0)
+    assert caught.value.retry_after_s == pytest.approx(3 + 2 * 10 / 2)
+
+
+def test_keys_count_as_asking_as_long_as_one_of_the_last_sequences_is_theirs() -> None:
+    shares = Shares()
+    let_wait(shares, "now and then", 1)
+    let_wait(shares, "always", N_LATE - 1)
+    assert shares.n_late == 2
+    let_wait(shares, "always", 1)
+    assert shares.n_late == 1
 
 
 def test_a_queue_that_one_key_has_filled_takes_from_another_up_to_its_part() -> None:

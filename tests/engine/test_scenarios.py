@@ -130,6 +130,7 @@ class Conversation:
             grammar=GRAMMARS.compile(GrammarSource(Kind.REGEX, fields["regex"])) if "regex" in fields else None,
             cache_salt=fields.get("salt", ""),
             cache_prompt="private" not in fields,
+            group=fields.get("group", ""),
         )
         try:
             seq_id = self.scheduler.submit(spec, self.now)

@@ -250,8 +250,40 @@ async def test_a_disk_that_takes_nothing_costs_nothing_but_the_reuse(tmp_path: P
     assert await fetched(tier, TEXT) == []
 
 
+async def test_going_down_what_was_of_use_last_is_kept_and_stays_the_newest(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    oldest, older, newer, newest = (piece(list(range(start, start + 200))) for start in (0, 1000, 2000, 3000))
+    await tier.write(newest)  # it is on disk already, from before the others
+    tier.offer([oldest])  # the pool has given it up, and it is not written yet
+    await tier.keep([older, newer, newest])
+    used_at = {one.tokens[0]: path_of(tmp_path, one).stat().st_mtime_ns for one in (newest, older, oldest, newer)}
+    assert sorted(used_at, key=used_at.__getitem__) == [0, 1000, 2000, 3000]
+
+
+async def test_and_of_what_there_is_no_room_for_the_oldest_is_not_written(tmp_path: Path) -> None:
+    given_up, older, newer = (piece(list(range(start, start + 200)), n_bytes=10_000) for start in (0, 1000, 2000))
+    tier = open_tier(tmp_path, n_bytes_max=2 * max(older.n_bytes, StateFiles.n_bytes_of(older)))
+    tier.offer([given_up])
+    await tier.keep([older, newer])
+    again = open_tier(tmp_path)
+    assert [len(await fetched(again, one.tokens)) for one in (given_up, older, newer)] == [0, 1, 1]
+
+
+async def test_the_beginning_of_what_is_read_stays_longer_than_what_is_of_no_use_without_it(tmp_path: Path) -> None:
+    tier, first, second = open_tier(tmp_path), piece(TEXT[:200]), piece(TEXT[:400], 200)
+    for one in (first, second):
+        await tier.write(one)
+    assert await fetched(tier, TEXT) == [first.state, second.state]
+    assert path_of(tmp_path, first).stat().st_mtime_ns > path_of(tmp_path, second).stat().st_mtime_ns
+
+
+def path_of(folder: Path, one: Piece) -> Path:
+    (path,) = (path for path in files(folder) if one.state in path.read_bytes())
+    return path
+
+
 async def test_half_a_file_for_which_there_was_no_room_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_path: Path) -> None:
+    def full(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
     tier = open_tier(tmp_path)
@@ -263,10 +295,10 @@ async def test_half_a_file_for_which_there_was_no_room_is_removed(tmp_path: Path
 
 
 async def test_on_a_full_disk_the_longest_unused_files_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_if_two_fit(self: StateFiles, one: Piece) -> StoredPiece:
+    def write_if_two_fit(self: StateFiles, one: Piece, used_ns: int | None = None) -> StoredPiece:
         if len(files(tmp_path)) >= 2:
             raise OSError(errno.ENOSPC, "no space left")
-        return write(self, one)
+        return write(self, one, used_ns)
 
     write = StateFiles.write
     monkeypatch.setattr(StateFiles, "write", write_if_two_fit)
@@ -280,7 +312,7 @@ async def test_on_a_full_disk_the_longest_unused_files_make_room(tmp_path: Path,
 
 
 async def test_where_that_is_not_enough_what_was_removed_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_self: StateFiles, _one: Piece) -> StoredPiece:
+    def refuse(*_arguments: object) -> StoredPiece:
         raise OSError(errno.ENOSPC, "no space left")
 
     tier = open_tier(tmp_path)
