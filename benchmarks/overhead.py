@@ -13,7 +13,8 @@ import random
 import resource
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import attrs
 import trio
@@ -35,6 +36,19 @@ N_VOCABULARY = 512
 N_SEQUENCES_A_PROMPT, N_KEYS = 4, 4
 N_PROMPT_SHORT, N_PROMPT_WAITING, N_PROMPT_LONG = 3, 200, 4000
 AIM_STEP_US, AIM_SEQUENCE_US = 150.0, 10.0
+N_CELLS_PART = 8192
+HOST_POOL_N_BYTES = 1 << 30
+MEMORIES: Final[dict[str, Callable[[int], dict[str, Any]]]] = {  # by how their cells lie, the limits for so many sequences
+    "a pool": lambda n: {"can_share": True, "can_save": True, "can_save_part": True, "host_pool_n_bytes": HOST_POOL_N_BYTES},
+    "parts": lambda n: {
+        "n_slots": n,
+        "n_cells": n * N_CELLS_PART,
+        "rows_by_slot": True,
+        "copies_slots": True,
+        "can_save": True,
+        "host_pool_n_bytes": HOST_POOL_N_BYTES,
+    },
+}
 
 
 def _spec(seed: int, prompt: Sequence[int] = (65, 66, 67), n_tokens: int = N_TOKENS) -> SequenceSpec:
@@ -43,19 +57,19 @@ def _spec(seed: int, prompt: Sequence[int] = (65, 66, 67), n_tokens: int = N_TOK
     )
 
 
-def pure_us(n_sequences: int) -> tuple[float, float]:
-    """Return plan and apply, us a step in which so many generate, without Trio."""
+def pure_us(n_sequences: int, memory: str = "a pool") -> tuple[float, float]:
+    """Return plan and apply, us a step in which so many generate, without Trio. `memory` is one of `MEMORIES`."""
     model = InstantModel(n_tokens=N_VOCABULARY)
-    scheduler = Scheduler(limits_of(model, Settings(parallel=256)), model.vocabulary)
+    scheduler = _scheduler(model, memory, n_sequences)
     for seed in range(n_sequences):
         scheduler.submit(_spec(seed), 0.0)
     return _timed(model, scheduler)
 
 
-def mixed_us(n_sequences: int) -> tuple[float, float]:
+def mixed_us(n_sequences: int, memory: str = "a pool") -> tuple[float, float]:
     """The same where a quarter of them are long prompts of several keys, computed piece by piece, and as many more wait."""
     model = InstantModel(n_tokens=N_VOCABULARY)
-    scheduler = Scheduler(limits_of(model, Settings(parallel=n_sequences)), model.vocabulary)
+    scheduler = _scheduler(model, memory, n_sequences)
     n_prompts, draw = n_sequences // N_SEQUENCES_A_PROMPT, random.Random(1)
     lengths = [N_PROMPT_SHORT] * (n_sequences - n_prompts) + [N_PROMPT_LONG] * n_prompts + [N_PROMPT_WAITING] * n_sequences
     for seed, n in enumerate(lengths):
@@ -70,6 +84,12 @@ def mixed_us(n_sequences: int) -> tuple[float, float]:
     measured = _timed(model, scheduler, n_steps=N_TOKENS)
     assert scheduler.n_waiting == n_sequences, "prompts were computed all the time"
     return measured
+
+
+def _scheduler(model: InstantModel, memory: str, n_sequences: int) -> Scheduler:
+    """For places as many as there are sequences, of a model that can do what llama.cpp can on a CPU, as far as it concerns a plan."""
+    limits = limits_of(model, Settings(parallel=n_sequences))
+    return Scheduler(attrs.evolve(limits, **MEMORIES[memory](n_sequences)), model.vocabulary)
 
 
 def _timed(model: InstantModel, scheduler: Scheduler, n_steps: int | None = None) -> tuple[float, float]:

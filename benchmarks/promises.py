@@ -417,13 +417,14 @@ def planner(asked: Asked) -> Part:
     """`Scheduler.plan` alone, and what settles a step: of sequences that all generate, and with prompts among them and others that wait."""
     n = asked.sizes.n_planned
     n_prompts = n // overhead.N_SEQUENCES_A_PROMPT
-    measured = {
+    steps = {
         f"us to plan a step of {n} sequences": ("", overhead.pure_us),
         f"us to plan a step of {n - n_prompts} that generate and {n_prompts} prompts, while {n} wait": ("_mixed", overhead.mixed_us),
     }
     promises, details = [], {}
-    for figure, (suffix, measure) in measured.items():
-        turns = [measure(n) for _ in range(asked.sizes.n_turns)]
+    for (step, (kind, measure)), memory in itertools.product(steps.items(), overhead.MEMORIES):
+        figure, suffix = f"{step}, cells in {memory}", f"{kind}_{memory.split()[-1]}"
+        turns = [measure(n, memory) for _ in range(asked.sizes.n_turns)]
         plan_us, apply_us = (statistics.median(values) for values in zip(*turns, strict=True))
         told(f"planner: {plan_us:.1f} {figure}, {apply_us:.1f} to settle it")
         promises.append(Promise(workload="planner", figure=figure, value=plan_us, bound=PLAN_MOST_US))

@@ -200,7 +200,9 @@ class Settings:
         None, "sequences that run at once (default: as many as fit, at most 64)", _between(1, N_SLOTS_MAX)
     )
     kv: Annotated[KvLayout, MEMORY] = _setting(
-        "auto", "one pool of cells for all sequences, or an equal part for each (auto: a pool, but parts while nothing is shared)"
+        "auto",
+        "one pool of cells for all sequences, or an equal part for each (auto: a pool, but parts while nothing is shared, where a "
+        "calibration found these faster)",
     )
     models_memory_mb: Annotated[int | None, MEMORY] = _setting(
         None, "memory of the models that are loaded at a time, MiB: the least recently used makes room (default: all stay)", _at_least(1)
@@ -208,7 +210,8 @@ class Settings:
     prefix_cache: Annotated[bool, MEMORY] = _setting(True, "compute equal beginnings of prompts once, and keep ended sequences' cells")
     host_cache_mb: Annotated[int, MEMORY] = _setting(
         2048,
-        "memory for cells that had to leave a model's KV cache, MiB for each model: restored instead of computed again; 0: none",
+        "memory for cells that had to leave a model's KV cache, MiB for each model: restored instead of computed again; 0, or without a "
+        "prefix cache: none",
         _at_least(0),
     )
     cache_dir: Annotated[str | None, MEMORY] = _setting(
@@ -250,7 +253,11 @@ class Settings:
         100, "time that a step of embeddings aims at, since answers wait for its end", _between(1, 60_000)
     )
 
-    queue_size: Annotated[int, REQUESTS] = _setting(1024, "requests that may wait; more are answered with 503", _between(1, 1_000_000))
+    queue_size: Annotated[int, REQUESTS] = _setting(
+        1024,
+        "completions that may wait; more are answered with 503, or above twice as many, from keys that have less than their part of these",
+        _between(1, 1_000_000),
+    )
     queue_wait_s: Annotated[float, REQUESTS] = _setting(
         300.0, "time that a request would wait, by the measured rate, above which it is answered with 503", _positive
     )

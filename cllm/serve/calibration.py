@@ -57,6 +57,9 @@ class _Measurement:
         self._used: set[int] = set()  # slots that are not empty
         self._rows_s: dict[int, float] = {}
         self._n_deep = 0  # cells of slot 0, where it is not empty
+        is_able = isinstance(model, LaysOut) and model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS}
+        self._can_lie_apart = is_able and model.capabilities.can_save
+        self._seconds_max = SECONDS_MAX + (APART_S_MAX if self._can_lie_apart else 0.0)
 
     def curve(self) -> Curve:
         try:
@@ -158,7 +161,7 @@ class _Measurement:
         It gains `least_s` where that is worth anything: so few sequences of a few cells may lose it in noise, and more of more do not.
         """
         model = self._model
-        if not isinstance(model, LaysOut) or not model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS} or not model.capabilities.can_save:
+        if not isinstance(model, LaysOut) or not self._can_lie_apart:
             return None
         n_slots, n_cells = min(N_SLOTS_APART, model.n_cells // N_CELLS_PART), min(N_CELLS_SAVED, model.n_rows_max)
         if n_slots < 2 or self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > APART_S_MAX:
@@ -287,5 +290,5 @@ class _Measurement:
         return has_time
 
     def _tell(self) -> None:
-        if not self._on_progress(min((self._clock() - self._began_at) / SECONDS_MAX, 1.0)):
+        if not self._on_progress(min((self._clock() - self._began_at) / self._seconds_max, 1.0)):
             raise LoadAborted("the load was asked to stop")

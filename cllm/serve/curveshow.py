@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attrs
+from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +15,8 @@ from cllm.errors import BackendUnavailable
 from cllm.serve.loading import load
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import shown
+
+N_COLUMNS_BAR = 24
 
 
 def run(settings: Settings, *, plot_path: str | None) -> int:
@@ -39,11 +42,14 @@ def show(cost: CostModel, *, title: str) -> None:
     """Print the curve: what was measured, and what follows for a cell."""
     curve, outputs_s = cost.curve, dict(cost.curve.outputs)
     table = Table(title=title, title_justify="left")
-    for name in ("rows of a step", "ms", "ms for each row", "ms when all are outputs"):
+    for name in ("rows of a step", "ms", "ms when all are outputs", "ms for each row"):
         table.add_column(name, justify="right")
+    table.add_column()
+    dearest_s = max(seconds / n for n, seconds in curve.rows)
     for n, seconds in curve.rows:
         all_ms = f"{1000 * (seconds + outputs_s[n]):.3g}" if n in outputs_s else ""
-        table.add_row(str(n), f"{1000 * seconds:.3g}", f"{1000 * seconds / n:.3g}", all_ms)
+        bar = Bar(dearest_s, 0, seconds / n, width=N_COLUMNS_BAR)
+        table.add_row(str(n), f"{1000 * seconds:.3g}", all_ms, f"{1000 * seconds / n:.3g}", bar)
     console = Console()
     console.print(table)
     console.print(f"a cell in use adds {1e6 * curve.cell_s:.2g} us to a step and {1e6 * curve.row_cell_s:.2g} us for each row")

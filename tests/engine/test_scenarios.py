@@ -99,6 +99,7 @@ class Conversation:
         seconds = {name: float(us) / 1e6 for name, us in (_pair(word) for word in words if "=" in word)}
         apart_s = seconds.get("apart", 0.0)
         cells = {"cell_s": seconds.get("cell", 0.0), "apart_gain_cell_s": apart_s, "attended": [(1, 5 * apart_s)]}
+        cells |= {f"{name}_cell_s": seconds[name] for name in ("save", "restore") if name in seconds}
         self.curve = Curve(rows=rows, outputs=[(1, 0.0)], **cells)  # type: ignore[arg-type]
         return []
 
@@ -131,6 +132,7 @@ class Conversation:
             cache_salt=fields.get("salt", ""),
             cache_prompt="private" not in fields,
             group=fields.get("group", ""),
+            adapter=fields.get("adapter", ""),
         )
         try:
             seq_id = self.scheduler.submit(spec, self.now)

@@ -14,6 +14,7 @@ from cllm import cli
 from cllm.backend import ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
 from cllm.serve import loading
+from cllm.serve.curveshow import N_COLUMNS_BAR
 from cllm.testing.fake import FakeBackend
 from cllm.testing.fake_streams import FakeStreamBackend
 from tests.serve.timed import TimedModel, by_its_own_clock
@@ -57,9 +58,11 @@ def calibrate(backend: Timed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_the_curve_is_printed_as_it_was_measured(calibrate: Callable[..., str]) -> None:
     printed = calibrate()
-    rows = [[float(number) for number in re.findall(r"[\d.]+", line)] for line in printed.splitlines() if "│" in line]
-    assert rows[0] == [1, 6, 6, 6.5]  # rows, a step, each of them, a step with all of them outputs; ms
-    assert [16, 21, 1.31, 29] in rows
+    lines = [line for line in printed.splitlines() if "│" in line]
+    rows = [[float(number) for number in re.findall(r"[\d.]+", line)] for line in lines]
+    assert rows[0] == [1, 6, 6.5, 6]  # rows, a step, a step with all of them outputs, each of them; ms
+    of_sixteen = rows.index([16, 21, 29, 1.31])
+    assert [lines[i].count("█") for i in (0, of_sixteen)] == [N_COLUMNS_BAR, int(N_COLUMNS_BAR * 1.31 / 6)]
     assert "a cell in use adds 1 us to a step" in printed
 
 
