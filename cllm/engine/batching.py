@@ -12,7 +12,7 @@ from cllm.engine.budget import RowBudget
 from cllm.engine.events import Event
 from cllm.engine.fairness import Share
 from cllm.engine.fillers import Fillers
-from cllm.engine.passes import passes
+from cllm.engine.passes import consecutive, passes
 from cllm.engine.plan import Move, Plan
 from cllm.engine.scoring import ScoringRows
 from cllm.engine.sequence import Phase, Sequence
@@ -20,6 +20,7 @@ from cllm.engine.sequence import Phase, Sequence
 LATE = 32  # times as many rows of prompts as one owes: if so many were computed since it was admitted, it goes before those of other keys
 N_LATE_LEAST = 64  # rows that it counts as owing at least, since what is short goes first in any case
 REST = 0.4  # of the room for prompts' rows, which is too little for a pass of its own
+NO_RIDERS: tuple[Seq[Sequence], Seq[int], int] = ((), (), 0)
 NO_MEETINGS: Mapping[Sequence, int] = MappingProxyType({})
 
 
@@ -59,11 +60,10 @@ class BatchFormer:
         if len(running) > len(decoding):
             outputs = decoding.copy()
             prompts = [sequence for sequence in running if sequence.phase is Phase.PREFILL]
-            rank = partial(_prefill_rank, n_prefilled)
-            first = min(prompts, key=rank)
+            ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
+            first = ranked[0]
             depth = first.n_computed
-            riders = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else ()
-            singles, n_fillers = self._singles(decoding, riders)
+            riders, singles, n_fillers = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else NO_RIDERS
             n_owed_all = sum(map(n_owed, prompts))
             n_rows = self._budget.n_rows(
                 len(decoding),
@@ -90,10 +90,18 @@ class BatchFormer:
                     n_fillers=n_fillers,
                 )
                 n_room = max(n_room, n_light - len(decoding))
-            if n_owed_all > n_room:
-                prompts.sort(key=rank)
-            self._add_prefill(prompts, n_room, depth, prefilling, outputs, scoring, riders, NO_MEETINGS if decoding else meetings)
-            attended += [(n, sequence.n_computed + n // 2) for sequence, n in prefilling]
+            self._add_prefill(
+                ranked if n_owed_all > n_room else prompts,
+                n_room,
+                depth,
+                prefilling,
+                outputs,
+                scoring,
+                riders,
+                NO_MEETINGS if decoding else meetings,
+            )
+            n_alone = sum([sequence.n_computed for sequence, n in prefilling if n == 1])
+            attended = [(1, n_attended + n_alone), *((n, sequence.n_computed + n // 2) for sequence, n in prefilling if n > 1)]
         sizes: tuple[int, ...] = ()
         fillers: Seq[tuple[int, int]] = ()
         if self._rows_by_slot and self._batch.n_rows > 1:
@@ -123,25 +131,26 @@ class BatchFormer:
         """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`; `n_keys` asked of late."""
         return self._budget.n_rows(0, n_running, n_cells, n_owed=n_owed, n_keys=n_keys)
 
-    def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> Seq[Sequence]:
+    def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> tuple[Seq[Sequence], Seq[int], int]:
         """Prompts one row of which goes in the pass of the decode rows, each slot having cells of its own: the first, or all.
 
-        They close the gaps between the slots that decode, each of which is a pass more, and fill the tiles that kernels work in.
+        They close the gaps between the slots that decode, each of which is a pass more, and fill the tiles that kernels work in. Beside
+        them, the passes that this comes to, and how many fillers are among their rows.
         """
         riders = [sequence for sequence in prompts if sequence is first or not sequence.n_unscored]
-        if len(riders) == 1:
-            return (first,)
-        (filled, _), (bare, _) = self._singles(decoding, riders), self._singles(decoding, (first,))
-        return riders if self._budget.may_fill(filled, bare, len(riders) - 1) else (first,)
+        (bare, n_fillers) = self._singles(decoding, (first,))
+        if len(riders) > 1:
+            filled, n_beside = self._singles(decoding, riders)
+            if self._budget.may_fill(filled, bare, len(riders) - 1):
+                return riders, filled, n_beside
+        return (first,), bare, n_fillers
 
-    def _singles(self, decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[tuple[int, ...], int]:
+    def _singles(self, decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[Seq[int], int]:
         """The passes over one row of each, and how many fillers are among these."""
-        if not riders:
-            return (), 0
         slots = sorted([sequence.slot for sequence in (*decoding, *riders)])
         stays = self._fillers is None or any(sequence.n_unscored for sequence in riders)  # as `form` leaves such steps
         added = [] if stays or self._fillers is None else [slot for slot, _ in self._fillers.beside(slots)]
-        return passes([(slot, 1) for slot in sorted(slots + added)]), len(added)
+        return [last - first + 1 for first, last in consecutive(sorted(slots + added) if added else slots)], len(added)
 
     def _fill(self, rows: list[tuple[int, int]], sizes: tuple[int, ...]) -> tuple[tuple[int, ...], Seq[tuple[int, int]]]:
         """Add fillers to `rows` of slots, which come to passes of `sizes`, if these take less time then; return the passes, and slots and
@@ -229,12 +238,16 @@ class BatchFormer:
     def _add_rows(self, sequence: Sequence, n_rows: int, *, wants_output: bool) -> None:
         batch = self._batch
         start, end, pos = batch.n_rows, batch.n_rows + n_rows, sequence.n_computed
+        batch.n_rows = end
+        if n_rows == 1:  # there may be many of these, and a slice takes five times as long
+            batch.tokens[start], batch.positions[start] = sequence.tokens[pos], pos
+            batch.slots[start], batch.outputs[start] = sequence.slot, wants_output
+            return
         batch.tokens[start:end] = sequence.tokens[pos : pos + n_rows]
         batch.positions[start:end] = range(pos, pos + n_rows)
         batch.slots[start:end] = sequence.slot
         batch.outputs[start:end] = 0
         batch.outputs[end - 1] = wants_output
-        batch.n_rows = end
 
 
 def _is_light(share: Share, running: Seq[Sequence]) -> bool:

@@ -206,6 +206,14 @@ class CostModel:
 
         What is paid beside the rows, `beside_s`, counts as theirs; if they are never that cheap then, it is the largest step.
         """
+        if not depth and not beside_s:  # asked for in every step
+            n_rows = self._efficient.get(price)
+            if n_rows is None:
+                n_rows = self._efficient[price] = self._n_rows_efficient(price, 0, 0.0)
+            return n_rows
+        return self._n_rows_efficient(price, depth, beside_s)
+
+    def _n_rows_efficient(self, price: float, depth: int, beside_s: float) -> int:
         sizes, sizes_s = self._sizes, self._deep_s(depth)
         limit = price * (min(map(truediv, sizes_s, sizes)) if depth else self._least_row_s)
         more_s = beside_s / self._scale
@@ -324,6 +332,7 @@ class CostModel:
                 self._sizes_s.append(seconds[n])
         self._sizes.reverse()
         self._sizes_s.reverse()
+        self._efficient: dict[float, int] = {}  # by price, as long as these stand
         self._least_row_s: float = min(map(truediv, self._sizes_s, self._sizes))
 
     def _believed(self) -> dict[int, float]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
 
+from cllm.engine.passes import consecutive
+
 N_TILE: Final = 16  # rows that kernels take together
 GAIN: Final = 0.97  # of the passes' time that fillers have to come down to: predictions are no better
 N_STEPS_KEPT: Final = 64  # for which a choice stands while the same slots have rows; what is known of the prices changes slowly
@@ -51,7 +53,7 @@ class Fillers:
         return found
 
     def _choose(self, slots: Sequence[int]) -> list[int]:
-        runs = _runs(slots)
+        runs = consecutive(slots)
         segments, seconds = self._joined(runs)
         if seconds > GAIN * sum(self._pass_s(end - start + 1) for start, end in runs):
             segments = runs
@@ -94,14 +96,3 @@ class Fillers:
             segments.append((runs[first][0], runs[last - 1][1]))
             last = first
         return segments[::-1], best[-1][0]
-
-
-def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of slots that follow one another."""
-    runs: list[tuple[int, int]] = []
-    for slot in slots:
-        if runs and runs[-1][1] == slot - 1:
-            runs[-1] = runs[-1][0], slot
-        else:
-            runs.append((slot, slot))
-    return runs

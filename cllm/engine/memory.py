@@ -221,6 +221,16 @@ class Memory:
         self.cells.hold(1)
         return True
 
+    def reserve_all(self, sequences: list[Sequence]) -> bool:
+        """Do so for each of `sequences`, if there are free cells for all of them; else False, and nothing is held."""
+        wanting = [sequence for sequence in sequences if sequence.n_held <= sequence.n_computed]
+        if len(wanting) > self.cells.n_free:
+            return False
+        self.cells.hold(len(wanting))
+        for sequence in wanting:
+            sequence.n_held += 1
+        return True
+
     # --- what a step brings -------------------------------------------------------------------------------------------
 
     def decoded(self, sequence: Sequence) -> None:

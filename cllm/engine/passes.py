@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def passes(rows: Iterable[tuple[int, int]]) -> tuple[int, ...]:
@@ -10,17 +10,40 @@ def passes(rows: Iterable[tuple[int, int]]) -> tuple[int, ...]:
 
     A pass reads all weights, so that few large ones are cheap. Source: split_equal (llama-batch.cpp).
     """
-    left = dict(rows)
-    sizes = []
-    while left:
-        first = min(left)
-        run = [first]
-        while run[-1] + 1 in left:
-            run.append(run[-1] + 1)
-        n_each = min(left[slot] for slot in run)
-        sizes.append(n_each * len(run))
-        for slot in run:
-            left[slot] -= n_each
-            if not left[slot]:
-                del left[slot]
+    sizes: list[int] = []
+    waiting: list[list[int]] = []  # rows that are left of slots that follow one another
+    last = None
+    for slot, n in rows:
+        if last is None or slot != last + 1:
+            waiting.append([])
+        waiting[-1].append(n)
+        last = slot
+    waiting.reverse()
+    while waiting:
+        left = waiting.pop()
+        n_each = min(left)
+        sizes.append(n_each * len(left))
+        if max(left) > n_each:
+            waiting += reversed(_without_zeros([n - n_each for n in left]))
     return tuple(sizes)
+
+
+def _without_zeros(left: list[int]) -> list[list[int]]:
+    """The stretches of `left` between its zeros."""
+    return [[left[i] for i in range(first, last + 1)] for first, last in consecutive([i for i, n in enumerate(left) if n])]
+
+
+def consecutive(slots: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of slots that follow one another; `slots` ascend. With one row in each slot, every run is a pass."""
+    found = []
+    first = last = -1
+    for slot in slots:
+        if slot == last + 1 and first >= 0:
+            last = slot
+            continue
+        if first >= 0:
+            found.append((first, last))
+        first = last = slot
+    if first >= 0:
+        found.append((first, last))
+    return found

@@ -697,6 +697,8 @@ class Scheduler:
 
     def _reserve_decode_cells(self) -> None:
         """Hold a cell for the next row of each decoding sequence; those that rank last give way when cells run out."""
+        if self.memory.reserve_all([sequence for sequence in self._running if sequence.phase is Phase.DECODE]):
+            return
         for sequence in list(self._running):
             while sequence.phase is Phase.DECODE and not self.memory.reserve(sequence):
                 self._preempt(gives_way(self._running))
