@@ -90,9 +90,12 @@ New text is what no earlier turn of a conversation had. In an overload, requests
 are counted as they end, once the load has settled. A step, seen from outside, is the time between two tokens of a request of the key that
 floods; the usual step of those among whom a long prompt comes is the median of their gaps before.
 
-What is missed is bounded thus. The longest gap beside a long prompt is one of some thousand: the rule gives a step there one and a half
-times what one takes with all cells, and the machine held up steps before the prompt came, too, in most turns for longer than any after it
-(both stand below).
+The longest gap beside a long prompt is one of some thousand: the rule gives a step there one and a half times what one takes with all
+cells, and a machine that holds up steps before the prompt comes, too, as the table below tells, may make any of them longer.
+
+The planner's bound is missed where each of 64 slots has cells of its own and prompts are among those that generate: rows go by slot then,
+one of every prompt may go with the answers, and the passes that each way comes to are counted. That is some 35 us of Python more than in a
+pool, of a step that takes a thousand times as long on a CPU.
 """
 
 PEERS: Final = """\
@@ -132,8 +135,9 @@ that generate take nearly nine tenths of what sixteen do, so that more of them a
 times the tokens/s and gaps 1.4 times as long at p99. `-no-kvu` computes all prompts first, which makes gaps of a second and more. The speed
 of either server differs by a third from start to start, and the intervals say so.
 
-Of a shared prefix, three pairs a setting in a quiet hour, of servers that ran on, had 2.05 of the tokens/s; two of a start of their own, in
-a restless hour, 1.79 and first texts at p90 after 0.30 of the time. The first eight of each pass wait for the prefix, which nobody has yet.
+Of a shared prefix, the first eight of each pass wait until one of them has computed it, and compute what is their own together then; before
+that one began to answer first, and the others' prompts had the room of steps beside it, three pairs had 2.05 of the tokens/s and first
+texts at p90 after 0.26 of the time.
 
 A long prompt among short ones is where small steps cost most. Two thousand tokens deep, sixteen rows together take more than half of what
 64 do (above), so that in steps of which the others take little notice the prompt takes two to three times as long, and a third to half of
