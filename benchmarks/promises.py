@@ -60,7 +60,6 @@ N_OVER_PROMPT, N_OVER_GENERATED = 32, 96
 N_OVERLOAD_CELLS: Final = 16_384
 N_ASKS: Final = 4000  # of a closed loop that is cut: more than are ever sent
 SPARE: Final = 1.3  # times as many requests as come on average in the time of a pass
-CLEARED_S: Final = 1.0  # for a server to notice that its clients have gone
 
 
 @attrs.frozen(kw_only=True)
@@ -71,6 +70,7 @@ class Sizes:
     n_slots: int = 8
     settled_s: float = 15.0  # of a load, before it counts
     counted_s: float = 30.0
+    cleared_s: float = 1.0  # between two loads, for the server to notice that the clients of the first have gone
     n_crowd: int = 16  # at once, while the capacity is measured
     n_quiet: int = 60
     n_flooding: int = 64  # requests of the key that floods that are under way
@@ -258,7 +258,7 @@ def overload(asked: Asked) -> Part:
         capacity = within(trio.run(_crowd, served, asked), asked, goal)["requests_per_s"]
         told(f"capacity: {capacity:.2f} requests/s")
         for number, factor in enumerate(OVERLOAD_FACTORS, 1):
-            time.sleep(CLEARED_S)
+            time.sleep(asked.sizes.cleared_s)
             done = trio.run(_overload, served, asked, number, factor * capacity)
             served.note_error()
             figures = within(done, asked, goal)
@@ -305,7 +305,7 @@ def two_keys(asked: Asked) -> Part:
     with serving(asked, "--ctx-size", str(N_OVERLOAD_CELLS), *keys, key=QUIET) as served:
         alone = trio.run(_quiet, served, asked, 1)
         told(f"alone: {_line(alone.ttfts_s)}")
-        time.sleep(CLEARED_S)
+        time.sleep(asked.sizes.cleared_s)
         beside, flood = trio.run(_beside_flood, served, asked)
         served.note_error()
     gaps_s = gaps_since(asked.sizes.settled_s, flood)  # whoever runs gets a token with every step

@@ -297,7 +297,8 @@ class Scheduler:
         for sequence, n_rows in plan.prefilling:
             self.memory.prefilled(sequence, n_rows)
             sequence.timeline.prefill(now, n_rows)
-            self.totals.n_prefill_rows += n_rows
+            # Of one that was preempted, the last row is that of a drawn token, which nobody has computed before.
+            self.totals.n_prefill_rows += n_rows - (sequence.n_generated > 0 and not n_owed(sequence))
         if plan.scorings:
             self._tell_scores(plan.scorings, output.scores, events)
         logprobs = output.logprobs
