@@ -255,7 +255,7 @@ class Settings:
 
     queue_size: Annotated[int, REQUESTS] = _setting(
         1024,
-        "completions that may wait; more are answered with 503, or above twice as many, from keys that have less than their part of these",
+        "completions that may wait; beyond it 503, but for keys with less than their part of it, and the more urgent: up to twice as many",
         _between(1, 1_000_000),
     )
     queue_wait_s: Annotated[float, REQUESTS] = _setting(

@@ -138,7 +138,7 @@ class BatchFormer:
         them, the passes that this comes to, and how many fillers are among their rows.
         """
         riders = [sequence for sequence in prompts if sequence is first or not sequence.n_unscored]
-        (bare, n_fillers) = self._singles(decoding, (first,))
+        bare, n_fillers = self._singles(decoding, (first,))
         if len(riders) > 1:
             filled, n_beside = self._singles(decoding, riders)
             if self._budget.may_fill(filled, bare, len(riders) - 1):
