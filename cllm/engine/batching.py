@@ -11,11 +11,11 @@ from cllm.backend import Batch
 from cllm.engine.budget import RowBudget
 from cllm.engine.events import Event
 from cllm.engine.fairness import Share
-from cllm.engine.fillers import Fillers
+from cllm.engine.fillers import N_STEPS_KEPT, Fillers
 from cllm.engine.passes import consecutive, passes
 from cllm.engine.plan import Move, Plan
 from cllm.engine.scoring import ScoringRows
-from cllm.engine.sequence import Phase, Sequence
+from cllm.engine.sequence import DECODE, PREFILL, Sequence
 
 LATE = 32  # times as many rows of prompts as one owes: if so many were computed since it was admitted, it goes before those of other keys
 N_LATE_LEAST = 64  # rows that it counts as owing at least, since what is short goes first in any case
@@ -32,6 +32,8 @@ class BatchFormer:
         self._budget = budget
         self._rows_by_slot = rows_by_slot
         self._fillers = fillers  # None: gaps between slots stay
+        self._singles_known: dict[tuple[int, ...], tuple[Seq[int], int]] = {}
+        self._n_asked = 0
         self.n_room = 0  # rows of prompts that a step had room for, when there last were any; 0: there were none yet
 
     def form(
@@ -50,7 +52,7 @@ class BatchFormer:
         generates, prompts in `meetings` stop after so many tokens, where others go on with them: who began to generate before would leave
         these the room of a step beside answers.
         """
-        decoding = [sequence for sequence in running if sequence.phase is Phase.DECODE]
+        decoding = [sequence for sequence in running if sequence.phase is DECODE]
         self._add_decoding(decoding)
         n_attended = sum([sequence.n_computed for sequence in decoding])
         attended = [(1, n_attended)]
@@ -59,7 +61,7 @@ class BatchFormer:
         outputs = decoding
         if len(running) > len(decoding):
             outputs = decoding.copy()
-            prompts = [sequence for sequence in running if sequence.phase is Phase.PREFILL]
+            prompts = [sequence for sequence in running if sequence.phase is PREFILL]
             ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
             first = ranked[0]
             depth = first.n_computed
@@ -105,7 +107,7 @@ class BatchFormer:
         sizes: tuple[int, ...] = ()
         fillers: Seq[tuple[int, int]] = ()
         if self._rows_by_slot and self._batch.n_rows > 1:
-            rows = sorted([*((sequence.slot, 1) for sequence in decoding), *((sequence.slot, n) for sequence, n in prefilling)])
+            rows = sorted([(sequence.slot, 1) for sequence in decoding] + [(sequence.slot, n) for sequence, n in prefilling])
             sizes = passes(rows)
             if not scoring.scorings:  # those name their outputs by number
                 sizes, fillers = self._fill(rows, sizes)
@@ -147,10 +149,18 @@ class BatchFormer:
 
     def _singles(self, decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[Seq[int], int]:
         """The passes over one row of each, and how many fillers are among these."""
-        slots = sorted([sequence.slot for sequence in (*decoding, *riders)])
         stays = self._fillers is None or any(sequence.n_unscored for sequence in riders)  # as `form` leaves such steps
-        added = [] if stays or self._fillers is None else [slot for slot, _ in self._fillers.beside(slots)]
-        return [last - first + 1 for first, last in consecutive(sorted(slots + added) if added else slots)], len(added)
+        key = (stays, *[sequence.slot for sequence in decoding], *[sequence.slot for sequence in riders])
+        self._n_asked += 1
+        if self._n_asked % N_STEPS_KEPT == 0:  # as choices of fillers stand so long
+            self._singles_known.clear()
+        known = self._singles_known.get(key)
+        if known is None:
+            slots = sorted(key[1:])
+            added = [] if stays or self._fillers is None else [slot for slot, _ in self._fillers.beside(slots)]
+            sizes = [last - first + 1 for first, last in consecutive(sorted(slots + added) if added else slots)]
+            known = self._singles_known[key] = sizes, len(added)
+        return known
 
     def _fill(self, rows: list[tuple[int, int]], sizes: tuple[int, ...]) -> tuple[tuple[int, ...], Seq[tuple[int, int]]]:
         """Add fillers to `rows` of slots, which come to passes of `sizes`, if these take less time then; return the passes, and slots and
@@ -205,15 +215,20 @@ class BatchFormer:
         """
         n_room -= len(riders)
         n_rest = n_room * REST if riders else 0
+        riding, alone = set(riders), []
         for sequence in prompts:
-            n_ridden = 1 if sequence in riders else 0
+            n_ridden = 1 if sequence in riding else 0
             if prefilling and n_room < n_rest:
                 n_room = 0
             if not n_ridden and not n_room:
                 continue
+            n_left = n_owed(sequence)
+            if not n_room and n_left > 1 and sequence.spec.n_prompt_logprobs is None:  # of a crowd, most are
+                alone.append(sequence)
+                prefilling.append((sequence, 1))
+                continue
             if sequence.n_computed > depth:  # the room is time, of which a row takes more the more there is before it
                 n_room, depth = self._budget.deeper(n_room, depth, sequence.n_computed) if n_room else 0, sequence.n_computed
-            n_left = n_owed(sequence)
             n_before = meetings.get(sequence, 0) - sequence.n_computed
             n_rows = scoring.cut(sequence, min(n_left if n_before <= 0 else n_before, n_ridden + n_room))
             if not n_rows:
@@ -226,6 +241,17 @@ class BatchFormer:
                 outputs.append(sequence)
                 self._batch.n_outputs += 1
             n_room -= n_rows - n_ridden
+        if alone:
+            self._add_alone(alone)
+
+    def _add_alone(self, sequences: list[Sequence]) -> None:
+        """Add the next row of each, none of which is an output."""
+        batch, start = self._batch, self._batch.n_rows
+        end = batch.n_rows = start + len(sequences)
+        batch.tokens[start:end] = [sequence.tokens[sequence.n_computed] for sequence in sequences]
+        batch.positions[start:end] = [sequence.n_computed for sequence in sequences]
+        batch.slots[start:end] = [sequence.slot for sequence in sequences]
+        batch.outputs[start:end] = 0
 
     def _score_rows(self, sequence: Sequence, n_rows: int, scoring: ScoringRows) -> None:
         """Make outputs of those of the last `n_rows` rows that are to be scored."""

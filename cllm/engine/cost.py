@@ -313,8 +313,12 @@ class CostModel:
 
     def _deep_s(self, depth: int) -> list[float]:
         """Seconds of the sizes worth having, all rows of one sequence which has `depth` cells before them."""
-        read_s = self._read_s
-        return [seconds + depth * read_s(n) for n, seconds in zip(self._sizes, self._sizes_s, strict=True)] if depth else self._sizes_s
+        if not depth:
+            return self._sizes_s
+        of, deep_s = self._attended.of, depth * self._attention.of(1)
+        tile_s = of(N_TILE)  # asked for in every step: as `_read_s`, without a call for each size
+        reads = [n_tiles * tile_s + of(n_rest) for n_tiles, n_rest in self._sizes_tiles]
+        return [seconds + deep_s * read for seconds, read in zip(self._sizes_s, reads, strict=True)]
 
     def _refresh(self) -> None:
         """Work out the sizes of step that no larger one undercuts.
@@ -332,6 +336,7 @@ class CostModel:
                 self._sizes_s.append(seconds[n])
         self._sizes.reverse()
         self._sizes_s.reverse()
+        self._sizes_tiles = [divmod(n, N_TILE) for n in self._sizes]
         self._efficient: dict[float, int] = {}  # by price, as long as these stand
         self._least_row_s: float = min(map(truediv, self._sizes_s, self._sizes))
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
-def passes(rows: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+def passes(rows: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     """Return the sizes of the passes over `rows`, given as (slot, rows) in ascending order of the slots.
 
     A pass reads all weights, so that few large ones are cheap. Source: split_equal (llama-batch.cpp).
     """
     sizes: list[int] = []
-    waiting: list[list[int]] = []  # rows that are left of slots that follow one another
-    last = None
-    for slot, n in rows:
-        if last is None or slot != last + 1:
-            waiting.append([])
-        waiting[-1].append(n)
-        last = slot
-    waiting.reverse()
+    waiting = _runs(rows)[::-1]  # rows that are left of slots that follow one another
     while waiting:
         left = waiting.pop()
         n_each = min(left)
@@ -26,6 +19,21 @@ def passes(rows: Iterable[tuple[int, int]]) -> tuple[int, ...]:
         if max(left) > n_each:
             waiting += reversed(_without_zeros([n - n_each for n in left]))
     return tuple(sizes)
+
+
+def _runs(rows: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Rows of each slot, for slots that follow one another."""
+    if not rows:
+        return []
+    slots, counts = zip(*rows, strict=True)
+    if slots[-1] - slots[0] == len(slots) - 1:  # mostly: all places are taken, or gaps are filled
+        return [list(counts)]
+    found, start = [], 0
+    for first, last in consecutive(slots):
+        end = start + last - first + 1
+        found.append(list(counts[start:end]))
+        start = end
+    return found
 
 
 def _without_zeros(left: list[int]) -> list[list[int]]:

@@ -189,7 +189,7 @@ def who_yields(running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cell
     A less urgent sequence yields to a more urgent one. Among equally urgent ones, a key that has been served more and has more places
     gives them to one that has fewer, as long as that does not turn their roles around. `running` stands in order of service.
     """
-    if not running or not _may_yield(running, newcomer):
+    if not may_yield(running, newcomer):
         return []
     yielding: list[Sequence] = []
     n_taken: dict[str, int] = {}
@@ -205,8 +205,10 @@ def who_yields(running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cell
     return yielding if n_places <= 0 and n_cells <= 0 else []
 
 
-def _may_yield(running: Seq[Sequence], newcomer: Sequence) -> bool:
-    """Whether anybody must yield at all: asked before every step while somebody waits."""
+def may_yield(running: Seq[Sequence], newcomer: Sequence) -> bool:
+    """Whether any of `running`, in order of service, must yield at all."""
+    if not running:
+        return False
     if running[-1].order[0] > newcomer.order[0]:
         return True
     return any(newcomer.share.may_take_from(share, 0) for share in {sequence.share for sequence in running})

@@ -30,9 +30,9 @@ from cllm.engine.offload import Offload
 from cllm.engine.places import Places
 from cllm.engine.plan import Plan, Scoring, StepOutput
 from cllm.engine.prices import Prices
-from cllm.engine.queue import Queue, gives_way, order, who_yields
+from cllm.engine.queue import Queue, gives_way, may_yield, order, who_yields
 from cllm.engine.sampler import make_sampler
-from cllm.engine.sequence import Miss, Phase, Sequence, SequenceSpec
+from cllm.engine.sequence import DECODE, FINISHED, PREFILL, Miss, Phase, Sequence, SequenceSpec
 from cllm.engine.timeline import Timeline
 from cllm.engine.trials import Trials
 from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, NoRoom, RequestError
@@ -304,10 +304,10 @@ class Scheduler:
         logprobs = output.logprobs
         invalid = frozenset(output.invalid)
         for i, sequence in enumerate(plan.outputs):
-            if sequence.phase is Phase.FINISHED:  # ended from outside while the step ran
+            if sequence.phase is FINISHED:  # ended from outside while the step ran
                 continue
-            if sequence.phase is Phase.PREFILL:
-                sequence.move(Phase.DECODE)
+            if sequence.phase is PREFILL:
+                sequence.move(DECODE)
                 if sequence.order != sequence.own_order:  # nobody waits for its prompt any more
                     self._rank(sequence, sequence.own_order)
             if sequence.cancelled:  # the mark is met in the next plan
@@ -333,7 +333,7 @@ class Scheduler:
         """
         self._now = now
         events: list[Event] = []
-        members = [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
+        members = [sequence for sequence in plan.members() if sequence.phase is not FINISHED]
         self._settle(plan, now)
         robbed = self.memory.owe_again(plan.moves, plan.n_moves_done, has_failed=not isinstance(error, Aborted))
         for sequence in robbed:
@@ -364,7 +364,7 @@ class Scheduler:
         """
         self._now = now
         events: list[Event] = []
-        members = [] if plan is None else [sequence for sequence in plan.members() if sequence.phase is not Phase.FINISHED]
+        members = [] if plan is None else [sequence for sequence in plan.members() if sequence.phase is not FINISHED]
         for sequence in list(self._running):
             self._preempt(sequence, keep=False)
         self.memory.lost()
@@ -531,7 +531,7 @@ class Scheduler:
 
     def _sweep(self, now: float, events: list[Event]) -> None:
         for sequence in self._marked:
-            if sequence.phase is not Phase.FINISHED:
+            if sequence.phase is not FINISHED:
                 self._finish(sequence, FinishReason.CANCELLED, None, now, events)
         self._marked.clear()
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -612,7 +612,7 @@ class Scheduler:
 
     def _rank_anew(self, leader: Sequence) -> None:
         """Somebody follows `leader` no longer: it is as urgent as itself, and as those who still do."""
-        if leader.phase is Phase.PREFILL and (rank := self._followers.rank_of(leader)) != leader.order:
+        if leader.phase is PREFILL and (rank := self._followers.rank_of(leader)) != leader.order:
             self._rank(leader, rank)
 
     def _rank(self, sequence: Sequence, rank: tuple[int, int]) -> None:
@@ -639,11 +639,11 @@ class Scheduler:
         if self.limits.itl_max_s is None or self._trials or not self._former.n_room:
             return False
         rank = sequence.order[0], sequence.share.load
-        before = (one for one in self._running if one.phase is Phase.PREFILL and (one.order[0], one.share.load) <= rank)
+        before = (one for one in self._running if one.phase is PREFILL and (one.order[0], one.share.load) <= rank)
         n_before = sum(map(n_owed, before))
         if n_before <= N_STEPS_OWED * self._former.n_room:
             return False
-        if any(one.phase is Phase.DECODE for one in self._running):
+        if any(one.phase is DECODE for one in self._running):
             return True
         # That was the room beside answers, which are no more.
         n_running, n_cells = min(len(self._running) + 1, self._n_live_max_usual), self.cells.n_total - self.cells.n_free
@@ -659,6 +659,8 @@ class Scheduler:
 
     def _make_way_for_justice(self, sequence: Sequence) -> bool:
         """Preempt sequences that must yield to `sequence`, if it then fits. Should more run than there are places now, one goes for one."""
+        if not may_yield(self._running, sequence):  # as mostly, before every step while somebody waits
+            return False
         n_places = int(len(self._running) >= self._n_places())
         n_cells = self.memory.n_missing(sequence, len(self._running) + 1)
         yielding = who_yields(self._running, sequence, n_places, n_cells)
@@ -677,7 +679,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, now: float) -> None:
         self._queue.admit(sequence, now)
-        sequence.move(Phase.PREFILL)
+        sequence.move(PREFILL)
         n_shared = self.memory.n_shared(sequence)
         self.memory.take(sequence)
         sequence.waits_from = self.totals.n_prefill_rows
@@ -698,10 +700,10 @@ class Scheduler:
 
     def _reserve_decode_cells(self) -> None:
         """Hold a cell for the next row of each decoding sequence; those that rank last give way when cells run out."""
-        if self.memory.reserve_all([sequence for sequence in self._running if sequence.phase is Phase.DECODE]):
+        if self.memory.reserve_all([sequence for sequence in self._running if sequence.phase is DECODE]):
             return
         for sequence in list(self._running):
-            while sequence.phase is Phase.DECODE and not self.memory.reserve(sequence):
+            while sequence.phase is DECODE and not self.memory.reserve(sequence):
                 self._preempt(gives_way(self._running))
 
     # --- after a step -------------------------------------------------------------------------------------------------
@@ -709,7 +711,7 @@ class Scheduler:
     def _tell_scores(self, scorings: Seq[Scoring], scores: list[list[TokenLogprob] | None], events: list[Event]) -> None:
         for scoring, score in zip(scorings, scores, strict=True):
             sequence = scoring.sequence
-            if sequence.phase is Phase.FINISHED or sequence.cancelled:
+            if sequence.phase is FINISHED or sequence.cancelled:
                 continue
             if score is None:
                 self._fail(sequence, _invalid_logits(), events, keep=False)
@@ -846,7 +848,7 @@ class Scheduler:
         self._n_live_max = self._n_live_max_usual
         if self._choice is not None:
             self._choice.ended(len(sequence.tokens), sequence.n_max)
-        sequence.move(Phase.FINISHED)
+        sequence.move(FINISHED)
         del self._sequences[sequence.seq_id]
         if self._trials.is_any_suspect:
             self._trials.acquit(sequence)
@@ -900,7 +902,7 @@ class Scheduler:
     def _n_new(self, sequence: Sequence) -> int:
         """Rows that a newcomer's prompt will probably need: not those that are known, nor those that another of its request computes."""
         before, self._newest = self._newest, sequence
-        is_another = before is not None and before.spec.prompt is sequence.spec.prompt and before.phase is not Phase.FINISHED
+        is_another = before is not None and before.spec.prompt is sequence.spec.prompt and before.phase is not FINISHED
         if is_another and sequence.may_share and self.memory.limits.shares_live:
             return 1
         return sequence.n_prompt - self.memory.n_known(sequence)

@@ -66,6 +66,8 @@ MOVES: dict[Phase, frozenset[Phase]] = {  # the end may come at any time, preemp
     Phase.FINISHED: frozenset(),
 }
 HOLDING = frozenset({Phase.PREFILL, Phase.DECODE})  # phases with a slot and cells
+# For what is asked of every sequence in every step: Python 3.11 takes 45 ns to look a member up.
+PREFILL, DECODE, FINISHED = Phase.PREFILL, Phase.DECODE, Phase.FINISHED
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -78,8 +78,8 @@ def apart(rows_ms: Mapping[int, float]) -> CostModel:
     return CostModel(curve, n_rows_max=512, apart=True)
 
 
-def step_with_prompts_waiting(cost: CostModel, *, n_decoding: int = 12) -> Plan:
-    """The first step in which so many of sixteen generate while long prompts of the others wait."""
+def step_with_prompts_waiting(cost: CostModel, *, n_decoding: int = 12, n_before: int = 0) -> Plan:
+    """The first step in which so many of sixteen generate while long prompts of the others wait, or the one `n_before` steps after it."""
     limits = Limits(
         n_cells=16384, n_slots=N_RUNNING, n_ctx=1024, n_rows_max=512, row_budget=None,
         n_live_max=N_RUNNING, n_waiting_max=100, rows_by_slot=True,
@@ -92,7 +92,9 @@ def step_with_prompts_waiting(cost: CostModel, *, n_decoding: int = 12) -> Plan:
         plan = scheduler.plan(0.0)
         assert plan is not None
         if len(plan.decoding) == n_decoding and plan.prefilling:
-            return plan
+            if not n_before:
+                return plan
+            n_before -= 1
         assert all(sequence.phase is not Phase.FINISHED for sequence in plan.members())
         scheduler.apply(plan, StepOutput([40] * len(plan.outputs), [], None, model_s=0.0), 0.0)
 
@@ -102,6 +104,18 @@ def test_a_row_of_each_waiting_prompt_fills_the_pass_of_the_decode_rows() -> Non
     assert plan.passes[0] == N_RUNNING
     assert len(plan.passes) == 2, "and more of one prompt is a pass of its own"
     assert sorted(n for _, n in plan.prefilling) == [1, 1, 1, 1 + plan.passes[1]]
+
+
+def test_rows_that_fill_the_pass_are_the_next_of_their_prompts_and_none_of_them_is_an_output() -> None:
+    plan = step_with_prompts_waiting(apart(TILED), n_before=2)
+    assert [n for sequence, n in plan.prefilling if sequence.n_computed].count(1) == N_RUNNING - 12 - 1
+    batch, n_rows = plan.batch, plan.n_rows
+    rows = list(zip(batch.slots[:n_rows], batch.positions[:n_rows], batch.tokens[:n_rows], batch.outputs[:n_rows], strict=True))
+    for sequence, n in plan.prefilling:
+        positions = range(sequence.n_computed, sequence.n_computed + n)
+        own = [(position, token, is_output) for slot, position, token, is_output in rows if slot == sequence.slot]
+        assert own == [(position, sequence.tokens[position], 0) for position in positions]
+    assert sum(is_output for _, _, _, is_output in rows) == len(plan.decoding)
 
 
 def test_where_rows_are_dear_in_small_passes_only_the_prompt_that_is_next_has_one_there() -> None:
