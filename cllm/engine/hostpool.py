@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 
@@ -10,6 +11,7 @@ from cllm.engine.pieces import Chain, PieceTree
 from cllm.engine.prefix import Key
 
 N_BYTES_TOKEN = 40  # what a token of a piece's path costs beside its state, about
+Text = tuple[Key, list[int]]
 
 
 @attrs.frozen(eq=False)
@@ -47,12 +49,14 @@ class PoolTotals:
 class HostPool:
     """Pieces by what was used last, bounded in bytes. One caller, as the scheduler's.
 
+    What `texts_awaited` go on from, given by whose turn it is, is of use soon, and goes last.
     Where restored cells can be cut, a piece is good for any part of its beginning; otherwise only for a text that goes on from its end.
     """
 
-    def __init__(self, n_bytes_max: int, *, can_cut: bool) -> None:
+    def __init__(self, n_bytes_max: int, *, can_cut: bool, texts_awaited: Callable[[], Iterable[Text]] = tuple) -> None:
         self.n_bytes_max = n_bytes_max
         self.can_cut = can_cut
+        self.texts_awaited = texts_awaited
         self.takes_parts = True  # pieces that do not begin with the text
         self.n_bytes = 0
         self.n_cells = 0
@@ -69,7 +73,7 @@ class HostPool:
         return piece in self._pieces
 
     def put(self, piece: Piece) -> None:
-        """Keep `piece`; what was unused for longest makes room. One that is larger than the pool is not kept."""
+        """Keep `piece`; what nobody waits for and was unused for longest makes room. One that is larger than the pool is not kept."""
         if piece.start and not self.takes_parts:
             return
         if piece.n_bytes > self.n_bytes_max or self.covers(piece.key, piece.tokens, piece.start, in_one=not piece.start):
@@ -82,8 +86,21 @@ class HostPool:
         if self.can_cut:
             for other in self._tree.within(piece):
                 self.discard(other)
+        if self.n_bytes > self.n_bytes_max:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        order = self._order_of_eviction()
         while self.n_bytes > self.n_bytes_max:
-            self._evict(next(iter(self._pieces)))
+            self._evict(next(order))
+
+    def _order_of_eviction(self) -> Iterator[Piece]:
+        """What nobody waits for, the longest unused first; then what is awaited, by those whose turn comes last first."""
+        awaited: dict[Piece, None] = {}
+        for key, tokens in self.texts_awaited():
+            awaited.update(dict.fromkeys(reversed(self._tree.leading(key, tokens, can_cut=self.can_cut))))
+        yield from [piece for piece in self._pieces if piece not in awaited]
+        yield from reversed(awaited)
 
     def find(self, key: Key, tokens: list[int], n_have: int) -> Chain[Piece] | None:
         """Return the pieces that lead furthest into `tokens` for somebody who has `n_have` cells; None when none leads beyond."""

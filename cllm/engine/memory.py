@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable
 from enum import Enum
@@ -9,7 +10,7 @@ from enum import Enum
 import attrs
 
 from cllm.engine.cells import Cells
-from cllm.engine.hostpool import Piece
+from cllm.engine.hostpool import Piece, Text
 from cllm.engine.offload import Offload
 from cllm.engine.pieces import Chain
 from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, Trim
@@ -18,6 +19,7 @@ from cllm.engine.sequence import Miss, Sequence
 
 N_EVICT_LEAST = 64  # cells that a trim frees, if there are so many: a move for each token of a step would cost more than the tokens
 N_EVICT_MOST = 256  # that one step moves to the host unasked, or saves for a few that it needs: all who generate wait for it
+N_AWAITED_MOST = 256  # who wait, whose pieces on the host are kept before others: they are looked for whenever one must go
 N_TAIL_FORGONE = 16  # cells beyond a match that are not worth a slot of their own: less than a step's rows
 N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
 # Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's
@@ -108,8 +110,10 @@ class Memory:
         self.totals = MemoryTotals()
         self._live: dict[int, Sequence] = {}  # by slot
         self._wanted: dict[int, int] = {}  # slots that waiting sequences left, or found at their arrival, by sequence
+        self._waiting: dict[int, Sequence] = {}  # all who wait and may have cells that are there, by sequence
         self._moves: list[Move] = []  # owed to the model before anyone's rows
         self.offload = offload
+        self._tell_who_waits()
         self._at_prompts_end: list[Sequence] = []  # where slots cannot be cut back to where the prompt ended
         self._restoring: dict[int, Restore] = {}  # by slot: planned, and not settled yet
         self._found: tuple[Sequence, _Basis, Known] | None = None  # the last answer of `_find`, and what it rests on
@@ -183,6 +187,7 @@ class Memory:
         """Note that a new sequence's tokens are asked for; it may wait long before it comes, and the cells are kept for it."""
         if not sequence.may_keep:
             return
+        self._waiting[sequence.seq_id] = sequence
         if self.offload is not None:
             self.offload.prices.demand.came(sequence.cache_key, sequence.tokens)
         reuse = self._find(sequence).reuse
@@ -282,6 +287,7 @@ class Memory:
             self._drop(slot)
             return
         if comes_back:
+            self._waiting[sequence.seq_id] = sequence
             self._wait_for(sequence, slot)
         if self.offload is not None:
             self.offload.rests(slot)
@@ -290,9 +296,19 @@ class Memory:
 
     def ends_waiting(self, sequence: Sequence) -> None:
         """Note that a sequence does not wait any longer: what it would have gone on from is like everybody's."""
+        self._waiting.pop(sequence.seq_id, None)
         slot = self._wanted.pop(sequence.seq_id, None)
         if slot is not None:
             self.tree.wait_no_more(slot, sequence.own_order)
+
+    def _tell_who_waits(self) -> None:
+        if self.offload is not None:
+            self.offload.pool.texts_awaited = self._texts_awaited
+
+    def _texts_awaited(self) -> list[Text]:
+        """What is known of the tokens of those who wait, the first of whom come first."""
+        first = heapq.nsmallest(N_AWAITED_MOST, self._waiting.values(), key=_own_order)
+        return [(sequence.cache_key, sequence.tokens) for sequence in first]
 
     def _wait_for(self, sequence: Sequence, slot: int) -> None:
         self._wanted[sequence.seq_id] = slot
@@ -414,6 +430,7 @@ class Memory:
         if offload is not None and self.offload is not None:
             offload.succeeds(self.offload, carries_states=carries_states)
         self.offload = offload
+        self._tell_who_waits()
 
     @property
     def n_restoring(self) -> int:
@@ -467,6 +484,7 @@ class Memory:
         assert len(slots) == len(running)
         assert all(self._live[sequence.slot] is sequence for sequence in running)
         assert len(self._live) == len(running)
+        assert self._waiting.keys().isdisjoint(sequence.seq_id for sequence in running)
         for sequence in running:
             assert sequence.n_computed <= sequence.n_held
             if sequence.slot in tree:
@@ -694,6 +712,10 @@ class Memory:
         self.cells.give_slot(slot)
         if self.offload is not None:
             self.offload.dropped(slot)
+
+
+def _own_order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.own_order
 
 
 def _filled_from(slot: int, moves: list[Move]) -> dict[int, None]:

@@ -105,6 +105,16 @@ class PieceTree(Generic[P]):
             path.pop()
         return None
 
+    def leading(self, key: Key, tokens: list[int], *, can_cut: bool) -> list[P]:
+        """Return the pieces that lead furthest into `tokens`, from wherever the first of them begins; the last piece comes first."""
+        root = self._roots.get(key)
+        path = [] if root is None else self._walk(root, tokens)
+        while path:
+            if pieces := self._back(path, 0, can_cut=can_cut):
+                return pieces
+            path.pop()
+        return []
+
     def within(self, piece: P) -> list[P]:
         """Return the other pieces whose cells are all among those of `piece`, which is there."""
         found: dict[P, None] = {}
@@ -116,21 +126,27 @@ class PieceTree(Generic[P]):
         return list(found)
 
     def _chain(self, path: list[_Stretch[P]], n_have: int, *, can_cut: bool) -> Chain[P] | None:
-        """Go back from the end of `path`, each time by the piece that goes back furthest, and no further than needed."""
+        pieces = self._back(path, n_have, can_cut=can_cut)
+        is_whole = pieces and pieces[-1].start <= n_have
+        return Chain(pieces[-1].start, path[-1].end, tuple(reversed(pieces))) if is_whole else None
+
+    @staticmethod
+    def _back(path: list[_Stretch[P]], n_have: int, *, can_cut: bool) -> list[P]:
+        """Go back from the end of `path`, each time by the piece that goes back furthest, no further than needed, as far as they lead."""
         pieces: list[P] = []
-        start = end = path[-1].end
+        start = path[-1].end
         for stretch in reversed(path):
             if stretch.start >= start:
                 continue  # within the piece that was taken last
             fitting = [piece for piece in stretch.node.through if can_cut or len(piece.tokens) <= start]
             if not fitting:
-                return None
+                break
             piece = min(fitting, key=lambda piece: (max(piece.start, n_have), -piece.start, len(piece.tokens)))
             pieces.append(piece)
             start = piece.start
             if start <= n_have:
-                return Chain(start, end, tuple(reversed(pieces)))
-        return None
+                break
+        return pieces
 
     def _walk(self, root: _Node[P], tokens: list[int]) -> list[_Stretch[P]]:
         """Return the nodes along `tokens`; the last may be matched in part."""

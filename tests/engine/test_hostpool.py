@@ -123,6 +123,57 @@ def test_what_was_unused_for_longest_makes_room() -> None:
     assert pool.totals.n_evictions == 1
 
 
+def pool_for_three(texts: list[list[int]], awaited: list[list[int]]) -> HostPool:
+    """A pool with room for three of these texts, which were used in this order, while others wait for their turns to go on from some."""
+    pool = make_pool(3 * piece(texts[0]).n_bytes)
+    pool.texts_awaited = lambda: [(KEY, text) for text in awaited]
+    for text in texts:
+        pool.put(piece(text))
+    pool.check()
+    return pool
+
+
+LETTERS = [[i] * 10 for i in range(4)]
+
+
+def test_what_somebody_waits_for_stays_before_what_was_used_since() -> None:
+    pool = pool_for_three(LETTERS, awaited=[[*LETTERS[0], 7]])
+    assert [found(pool, text) is not None for text in LETTERS] == [True, False, True, True]
+
+
+def test_where_all_is_awaited_the_one_whose_turn_comes_last_loses_what_it_would_go_on_from() -> None:
+    pool = pool_for_three(LETTERS, awaited=[LETTERS[3], LETTERS[0], LETTERS[2], LETTERS[1]])
+    assert [found(pool, text) is not None for text in LETTERS] == [True, False, True, True]
+
+
+def test_what_is_awaited_by_nobody_is_not_kept_where_all_else_is() -> None:
+    pool = pool_for_three(LETTERS, awaited=LETTERS[:3])
+    assert [found(pool, text) is not None for text in LETTERS] == [True, True, True, False]
+
+
+def test_of_a_chain_that_is_awaited_the_end_goes_before_the_beginning() -> None:
+    text = list(range(30))
+    sizes = [piece(text[:end], end - 10).n_bytes for end in (10, 20, 30)]
+    pool = make_pool(sum(sizes))
+    pool.texts_awaited = lambda: [(KEY, text)]
+    for end in (10, 20, 30):
+        pool.put(piece(text[:end], end - 10))
+    pool.put(piece([7] * 10))
+    assert found(pool, text) == (0, 30, [0, 10, 20]), "what nobody waits for makes room first"
+    pool.n_bytes_max -= 1
+    pool.put(piece([8]))
+    assert found(pool, text) == (0, 20, [0, 10])
+
+
+def test_a_piece_is_awaited_though_what_is_before_it_is_in_the_models_memory() -> None:
+    pool = make_pool(2 * piece(TEXT[:50], 30).n_bytes)
+    pool.texts_awaited = lambda: [(KEY, TEXT)]
+    pool.put(piece(TEXT[:50], 30))
+    for letter in (1, 2):
+        pool.put(piece([letter] * 50, 30))
+    assert found(pool, TEXT[:50], 30) == (30, 50, [30])
+
+
 def test_a_piece_larger_than_the_pool_is_not_kept_and_drives_nothing_out() -> None:
     pool = make_pool(1000)
     pool.put(piece(TEXT[:10]))

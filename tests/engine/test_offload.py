@@ -197,6 +197,21 @@ def test_one_who_goes_on_does_not_take_the_end_that_another_waits_for() -> None:
     assert scheduler.memory.totals.n_tokens_saved == 200 + 300
 
 
+def test_what_one_that_waits_goes_on_from_stays_on_the_host_before_what_went_there_since() -> None:
+    model, scheduler, offload = make(Costs())
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 200)
+    (one,) = offload.pool.pieces()
+    offload.pool.n_bytes_max = one.n_bytes
+    waiting = "a" * 200 + "more"
+    scheduler.submit(make_spec(tuple(b"c" * 200), 0, 2, 0.0), 0.0)  # goes first; the states of `b` and of itself have to leave after it
+    answer(model, scheduler, waiting)
+    assert offload.pool.totals.n_evictions
+    assert scheduler.memory.totals.n_tokens_saved == 200
+    answer(model, scheduler, "d" * 200)
+    assert one not in offload.pool, "nobody waits for it any longer"
+
+
 def test_two_may_wait_for_the_same_and_one_may_leave() -> None:
     model, scheduler = make_small(2, parallel=1, host_cache_mb=0)
     answer(model, scheduler, "a" * 200)
