@@ -225,13 +225,13 @@ def show_profile(page: dict[str, Any]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
-    parser.add_argument("--fake", default="instant", choices=sorted(FAKES))
+    parser.add_argument("--fake", default="all", choices=["all", *sorted(FAKES)], help="the model; each has a result of its own")
     parser.add_argument("--streams", type=numbers, default=None, help="as in 1,8,64,256")
     parser.add_argument("--generated", type=positive, default=200, help="tokens of each answer")
     parser.add_argument("--least", type=positive, default=N_TOKENS_LEAST, help="tokens of a pass of requests of a few tokens")
     parser.add_argument("--turns", type=positive, default=3)
-    parser.add_argument("--name", help="of the result (default: the fake's)")
-    parser.add_argument("--profile", action="store_true", help="print where the time goes at the most streams, keep no result")
+    parser.add_argument("--name", help="of the result of one fake (default: the fake's)")
+    parser.add_argument("--profile", action="store_true", help="print where the time goes at 64 streams, or the most; keep no result")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -241,6 +241,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     if asked.streams is None:
         asked.streams = [64] if asked.profile else [1, 8, 64, 256]
+    if asked.name and asked.fake == "all":
+        parser.error("--name: results of all fakes have their names; say which --fake it is")
+    for fake in sorted(FAKES) if asked.fake == "all" else [asked.fake]:
+        _measure(argparse.Namespace(**{**vars(asked), "fake": fake}))
+
+
+def _measure(asked: argparse.Namespace) -> None:
     if asked.profile:
         show_profile(profile(asked))
         return

@@ -124,9 +124,10 @@ def llama_server(program: str, house: House) -> list[Contender]:
 
 
 def llama_cpp_python(python: str, house: House) -> list[Contender]:
-    """llama-cpp-python's own server, which computes one request at a time: all cells are that one's."""
+    """llama-cpp-python's own server, which computes one request at a time: all cells are that one's, and no other may interrupt it."""
     sizes = ("--n_ctx", house.n_cells, "--n_threads", house.n_threads, "--n_threads_batch", house.n_threads)
-    command = (python, "-m", "llama_cpp.server", "--model", house.model, *sizes, "--host", "127.0.0.1", "--port", "{port}")
+    own = ("--interrupt_requests", "false")
+    command = (python, "-m", "llama_cpp.server", "--model", house.model, *sizes, *own, "--host", "127.0.0.1", "--port", "{port}")
     version = (python, "-c", "import llama_cpp; print('version', llama_cpp.__version__)")
     return [Contender(peer="llama-cpp-python", setting="as it comes", command=tuple(map(str, command)), version_command=version)]
 

@@ -1,9 +1,9 @@
 """What each layer costs over the one below, on a real model: python -m benchmarks ladder
 
-The stages (`benchmarks.stages`) run the same requests turn by turn, A B C ... B C ... A ..., so that the machine's own drift meets all of
-them, and each comes first at times. A stage's ratio is to the bare loop of the same turn. The last one is no layer above the others: what
-it costs is told beside `loop`. Every pass is counted at the entry points of its layers (`benchmarks.layers`), and one that did not pass
-through them ends the run.
+The stages (`benchmarks.stages`) run the same requests turn by turn, each turn in a random order and every second one in that of the last
+backwards, so that the machine's own drift meets all of them alike. What warms up is a whole answer of each sequence. A stage's ratio is to
+the bare loop of the same turn. The last one is no layer above the others: what it costs is told beside `loop`. Every pass is counted at the
+entry points of its layers (`benchmarks.layers`), and one that did not pass through them ends the run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,6 @@ STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http
 BESIDE: Final = {"isolated": "loop"}  # which stage another one is compared with, where that is not the one below
 COMPUTED: Final = ("native", "sampling")  # layers that compute what a step is for
 BESIDE_THOSE: Final = "rest"  # of a step, which is in no layer that is timed
-N_WARM_UP: Final = 4  # tokens of each answer in the turn that does not count
 FIRST_TOKEN: Final = 40  # of the first prompt; each has another, so that no prompt is the beginning of one that was computed before
 
 
@@ -152,7 +152,7 @@ def _open_bench(settings: Settings) -> Iterator[stages.Bench]:
     with ThreadPoolExecutor(1) as thread:  # which ends before a stage's own computes: see `Bench.timed`
         loaded = thread.submit(load, settings, lambda _share: True).result()
     try:
-        yield stages.Bench(loaded.step_model, settings, Counter())
+        yield stages.Bench(loaded.step_model, settings, Counter(), loaded.cost)
     finally:
         loaded.close()
 
@@ -190,30 +190,39 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         kv=arguments.kv,
         parallel=n_live,
     )
-    rungs = []
+    rungs: list[dict[str, Any]] = []
     with open_stages(model, options, settings, names) as (n_vocab, chosen):
         for concurrency in arguments.concurrency:
             for sampling in SAMPLINGS[arguments.sampling]:
                 measured = [Measured(number=STAGES.index(stage.name), stage=stage) for stage in chosen]
                 for turn in range(-1, arguments.turns):  # the first one warms up and does not count
-                    _turn(arguments, measured, n_vocab, concurrency, sampling, turn)
+                    serial = len(rungs) * (arguments.turns + 1) + turn + 1
+                    _turn(arguments, measured, n_vocab, concurrency, sampling, turn, serial)
                 pages = pages_of(measured)
                 rungs.append({"concurrency": concurrency, "sampling": sampling.name, "stages": pages, "not_found": missing})
                 show(rungs[-1])
     return {"rungs": rungs}
 
 
-def _turn(arguments: argparse.Namespace, measured: list[Measured], n_vocab: int, concurrency: int, sampling: Any, turn: int) -> None:
-    seed = arguments.seed + 10_000 * (turn + 1)
-    n_requests, n_generated = (arguments.requests, arguments.generated) if turn >= 0 else (concurrency, N_WARM_UP)
-    asks = seed_workload(n_requests, n_prompt=arguments.prompt, n_generated=n_generated, n_vocab=n_vocab, seed=seed)
-    first = max(turn, 0) % len(measured)
-    for one in (*measured[first:], *measured[:first]):
-        number = one.number + len(STAGES) * len(asks) * (turn + 1)
+def _turn(
+    arguments: argparse.Namespace, measured: list[Measured], n_vocab: int, concurrency: int, sampling: Any, turn: int, serial: int
+) -> None:
+    """One pass of each stage. `serial` counts all turns of the run: each has prompts of its own, which no server has cached."""
+    seed = arguments.seed + 10_000 * serial
+    n_requests = arguments.requests if turn >= 0 else concurrency
+    asks = seed_workload(n_requests, n_prompt=arguments.prompt, n_generated=arguments.generated, n_vocab=n_vocab, seed=seed)
+    for one in in_turn(measured, arguments.seed, turn):
+        number = one.number + len(STAGES) * len(asks) * serial
         ran = run_checked(one.stage, work_of(asks, number, concurrency=concurrency, sampling=sampling, seed=seed))
         if turn >= 0:
             one.passes.append(ran)
             tell(f"concurrency {concurrency:3} {sampling.name:16} turn {turn} {one.stage.name:9} {one.tokens_per_s[-1]:9.1f} tokens/s")
+
+
+def in_turn(measured: Sequence[Measured], seed: int, turn: int) -> list[Measured]:
+    """The stages in a random order, and in every second turn in the last one's backwards: then a drift of the machine meets all alike."""
+    order = random.Random(f"order {seed} {turn // 2}").sample(measured, len(measured))
+    return order[::-1] if turn % 2 else order
 
 
 def pages_of(measured: Sequence[Measured]) -> list[dict[str, Any]]:
@@ -255,7 +264,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quantization", default="Q4_K_M", choices=QUANTIZATIONS, help="of the default model")
     parser.add_argument("--concurrency", type=numbers, default=[1, 8, 16], help="as in 1,8,16")
     parser.add_argument("--sampling", default="greedy", choices=sorted(SAMPLINGS), help="plain: temperature 1; usual: 0.8 / 0.95 / 40")
-    parser.add_argument("--turns", type=positive, default=5)
+    parser.add_argument("--turns", type=positive, default=4, help="an even number meets a drift of the machine best")
     parser.add_argument("--requests", type=positive, default=40)
     parser.add_argument("--prompt", type=positive, default=32, help="tokens of each prompt")
     parser.add_argument("--generated", type=positive, default=50, help="tokens of each answer")

@@ -73,9 +73,14 @@ class Side:
         return sum(summary["n_failed"] for summary in self.theirs)
 
     @property
+    def n_inexact(self) -> int:
+        """Requests that the peer did not answer with as many tokens as were asked, to the whole prompt, or not at all."""
+        return sum(summary["n_inexact"] for summary in self.theirs)
+
+    @property
     def n_failed_ours(self) -> int:
-        """Requests that we did not answer beside it."""
-        return sum(summary["n_failed"] for summary in self.ours)
+        """Requests that we did not answer beside it, or not as asked."""
+        return sum(max(summary["n_failed"], summary["n_inexact"]) for summary in self.ours)
 
     def values(self, figure: Figure) -> tuple[list[float | None], list[float | None]]:
         """The figure in every pair, ours and theirs."""
@@ -238,8 +243,10 @@ def _promising(sides: Sequence[Side]) -> list[Side]:
 
 
 def best_side(sides: Sequence[Side], figure: Figure) -> Side | None:
-    """The side that makes the most of a figure, beside us; one that left requests unanswered is compared only by what counts those."""
-    compared_sides = [side for side in sides if figure.counts_failures or not side.n_failed]
+    """The side that makes the most of a figure, beside us. One that left requests unanswered, or said less than was asked, is compared only
+    by what counts those.
+    """
+    compared_sides = [side for side in sides if figure.counts_failures or not (side.n_failed or side.n_inexact)]
     ratios = [(compared.ratio, side) for side in compared_sides if (compared := side.compared(figure)) is not None]
     if not ratios:
         return None
@@ -267,7 +274,7 @@ def _side_page(side: Side) -> dict[str, Any]:
         "figures": figures,
         "passes": {name: [_kept(one) for one in passes] for name, passes in (("ours", side.ours), ("theirs", side.theirs))},
         "n_failed": {"ours": sum(summary["n_failed"] for summary in side.ours), "theirs": side.n_failed},
-        "n_inexact": {"ours": sum(s["n_inexact"] for s in side.ours), "theirs": sum(s["n_inexact"] for s in side.theirs)},
+        "n_inexact": {"ours": sum(s["n_inexact"] for s in side.ours), "theirs": side.n_inexact},
         "n_cached": {"ours": sum(s["n_cached"] for s in side.ours), "theirs": sum(s["n_cached"] for s in side.theirs)},
         "client_cpu_share_max": max(summary["client_cpu_share"] for summary in side.ours + side.theirs),
         "idle_cpu_share": statistics.median(side.idle_cpu_shares["theirs"]),
@@ -352,20 +359,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each workload; write a result for each."""
     asked = parser().parse_args(arguments)
     asked.ends = []
+    workloads = _workloads(asked)
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.ends.append(number))
+    try:
+        for workload in workloads:
+            quantization = asked.quantization or QUANTIZATION_OF.get(workload.name, "Q4_K_M")
+            _run_workload(asked, asked.model or model_file("qwen3-0.6b", quantization), workload)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _workloads(asked: argparse.Namespace) -> list[Workload]:
+    """What is to be measured, all of it known to be possible before the first takes its hours."""
+    found = []
     for name in asked.workloads.split(","):
         if name not in WORKLOADS:
             raise SystemExit(f"no workload {name}; there are {', '.join(WORKLOADS)}")
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.ends.append(number))
-    try:
-        for name in asked.workloads.split(","):
-            model = asked.model or model_file("qwen3-0.6b", asked.quantization or QUANTIZATION_OF.get(name, "Q4_K_M"))
-            try:
-                workload = with_load(WORKLOADS[name], concurrency=asked.concurrency, n_requests=asked.requests)
-            except ValueError as error:
-                raise SystemExit(str(error)) from error
-            _run_workload(asked, model, workload)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        try:
+            found.append(with_load(WORKLOADS[name], concurrency=asked.concurrency, n_requests=asked.requests))
+        except ValueError as error:
+            raise SystemExit(str(error)) from error
+    return found
 
 
 def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) -> None:

@@ -53,6 +53,7 @@ SERVED_AT: Final = 8
 CARRIED: Final = "instant"  # the fake model on which the stack must carry, to users,
 CARRIED_LEAST: Final = 20_000.0  # tokens/s, with so many streams:
 CARRIED_AT: Final = 64
+STEPS_LEAST: Final = 475  # of the fakes of a fast device, with as many streams
 
 IDLE_SHARE_MAX: Final = 0.02  # of a core, that a server may take while another is measured
 UNKNOWN: Final = "-"
@@ -176,6 +177,8 @@ def _loss(stage: Run, below: Run) -> str:
     least, most = _percent(min(losses)), _percent(max(losses))
     loss = statistics.median(losses)
     lost = f"- {stage['name']}, {_percent(abs(loss))} {'off' if loss >= 0 else 'more than'} {below['name']} (off: {least} to {most})"
+    if min(losses) < 0 < max(losses):
+        lost += ", which turns differ by as well"
     steps = tuple(statistics.median(one["n_steps"]) for one in (stage, below) if one.get("n_steps"))
     if len(set(steps)) == 2:
         lost += f", in {steps[0]:.0f} steps instead of {steps[1]:.0f}"
@@ -187,12 +190,23 @@ def _loss(stage: Run, below: Run) -> str:
         lost += f"; outside llama.cpp a step took {_percent(own_share)} more"
         if own_share <= LOSS_TOLD:
             return (
-                f"{lost}: the rest is in llama.cpp's own calls, whose rows are the same. What makes them longer is not told apart.{where}"
+                f"{lost}: the rest is in llama.cpp's own calls, whose rows are the same. What makes them longer is not told apart"
+                f"{_waiting(stage, below)}.{where}"
             )
+    if "beside" in stage and own_share is None:  # its model's calls are in another process, where nobody times them
+        return f"{lost}; its own part of that is not told apart. What it adds: {REASONS[stage['name']]}. Done: {MENDED[stage['name']]}."
     between = list(REASONS)[below["number"] : stage["number"]]
     if len(between) > 1 and "beside" not in stage:
         return f"{lost}: all that lies between, {', '.join(between)}.{where} What was done about each is told of it by itself."
     return f"{lost}: {REASONS[stage['name']]}.{where} Done about it: {MENDED[stage['name']]}."
+
+
+def _waiting(stage: Run, below: Run) -> str:
+    """How long threads had no core, if that was counted in both: it is one thing that makes a call longer."""
+    us = [one.get("waiting_us_per_step") for one in (stage, below)]
+    if None in us:
+        return ""
+    return f"; in a step threads were without a core for {number(us[0])} us, and for {number(us[1])} in {below['name']}"
 
 
 def _percent(share: float) -> str:
@@ -215,8 +229,8 @@ def _stack(run: Run) -> str:
     parts = [f"### {run['name']}\n", _circumstances(run)]
     for rung in run["data"]["rungs"]:
         parts += [f"{rung_title(rung)}:\n", _carried(rung["stages"]), _served(rung)]
-        if run["name"] == CARRIED and rung.get("streams") == CARRIED_AT:
-            parts.append(_carried_enough(rung))
+        if rung.get("streams") == CARRIED_AT:
+            parts.append(_carried_enough(rung) if run["name"] == CARRIED else _stepped_enough(rung))
         parts.append(f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n")
     if run["data"].get("profile"):
         parts += _profile(run["data"])
@@ -246,6 +260,14 @@ def _carried_enough(rung: Run) -> str:
         return ""
     verdict = "kept" if carried >= CARRIED_LEAST else "missed"
     return f"{SERVED} carries {number(carried)} tokens/s, promised are at least {number(CARRIED_LEAST)}: {verdict}.\n"
+
+
+def _stepped_enough(rung: Run) -> str:
+    """Whether a fast device would be kept busy."""
+    stepped = next((stage.get("steps_per_s") for stage in rung["stages"] if stage["name"] == SERVED), None)
+    if stepped is None:
+        return ""
+    return f"{SERVED} makes {number(stepped)} steps/s, the aim is {STEPS_LEAST}: {'kept' if stepped >= STEPS_LEAST else 'missed'}.\n"
 
 
 def _served(rung: Run) -> str:
@@ -436,7 +458,7 @@ def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
     for side in sides:
         for figure, bound in own.items() if side["setting"] == THEIR_DEFAULT else ():
             if compared := _compared(side, figure):
-                row = {**attrs.asdict(compared), "n_failed": side["n_failed"]["ours"]}
+                row = {**attrs.asdict(compared), "n_failed": _n_wrong(side, "ours")}
                 yield _held(run, figure, f"{side['peer']} {THEIR_DEFAULT}", row, bound)
 
 
@@ -456,7 +478,7 @@ def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[s
     is_sure = row["low"] is not None and not row["low"] < bound < row["high"]
     verdict = f"{'kept' if is_kept else 'missed'}{'' if is_sure else ', by the mean alone'}"
     if row.get("n_failed") and not FIGURES_BY_NAME[figure].counts_failures:
-        verdict = f"unsure: {row['n_failed']} requests of ours were not answered"
+        verdict = f"unsure: {row['n_failed']} requests of ours were not answered as asked"
     return _title(run), figure, beside, _ratio(row), f"at {'least' if is_least else 'most'} {bound:g}", verdict
 
 
@@ -483,8 +505,9 @@ def _best(run: Run) -> list[Run]:
         side = sides[row["peer"], row["setting"]]
         compared = _compared(side, row["figure"])
         assert compared is not None
-        verdict = compared.verdict(FIGURES_BY_NAME[row["figure"]], n_failed=side["n_failed"]["ours"])
-        rows.append({**row, **attrs.asdict(compared), "verdict": verdict, "n_failed": side["n_failed"]["ours"]})
+        n_wrong = _n_wrong(side, "ours")
+        verdict = compared.verdict(FIGURES_BY_NAME[row["figure"]], n_failed=n_wrong)
+        rows.append({**row, **attrs.asdict(compared), "verdict": verdict, "n_failed": n_wrong})
     return rows
 
 
@@ -504,7 +527,7 @@ def _peers(run: Run) -> str:
     parts.append(_sides(data["sides"]))
     parts += [_busy_client(side) for side in data["sides"] if side["client_cpu_share_max"] > CLIENT_SHARE_MAX]
     parts += [line for side in data["sides"] if (line := _busy_while_idle(side))]
-    parts += [_unanswered(side) for side in data["sides"] if side["n_failed"]["theirs"]]
+    parts += [_unanswered(side) for side in data["sides"] if _n_wrong(side, "theirs")]
     measured = {f"{side['peer']} ({side['setting']})" for side in data["sides"]}
     for title, fault in data.get("broken", {}).items():
         parts.append(f"{'Ended early' if title in measured else 'Not measured'}: {title}: {fault}\n")
@@ -549,10 +572,16 @@ def _sides(sides: Sequence[Run]) -> str:
 
 
 def _side_cell(side: Run, name: str) -> str:
-    """A figure of both; the verdict, unless requests of theirs failed, since fewer are answered faster."""
-    compared, n_failed = _compared(side, name), side["n_failed"]
-    verdict = "" if compared is None or n_failed["theirs"] else " " + compared.verdict(FIGURES_BY_NAME[name], n_failed=n_failed["ours"])
+    """A figure of both; the verdict, unless requests of theirs were not answered as asked: fewer or shorter ones are answered faster."""
+    compared = _compared(side, name)
+    is_told = compared is not None and not _n_wrong(side, "theirs")
+    verdict = f" {compared.verdict(FIGURES_BY_NAME[name], n_failed=_n_wrong(side, 'ours'))}" if compared and is_told else ""
     return f"{number(_median(side, name, 'theirs'))} / {number(_median(side, name, 'ours'))}{verdict}"
+
+
+def _n_wrong(side: Run, whose: str) -> int:
+    """Requests that were not answered, or not with as many tokens as were asked."""
+    return max(int(side["n_failed"][whose]), int(side["n_inexact"][whose]))
 
 
 def _busy_client(side: Run) -> str:
@@ -569,7 +598,10 @@ def _busy_while_idle(side: Run) -> str:
 
 def _unanswered(side: Run) -> str:
     n = side["n_failed"]["theirs"]
-    return f"{side['peer']} {side['setting']} left {n} requests unanswered: only what counts those is compared.\n"
+    n_short = _n_wrong(side, "theirs") - n
+    told = [f"left {n} requests unanswered"] if n else []
+    told += [f"answered {n_short} requests with other than as many tokens as were asked"] if n_short else []
+    return f"{side['peer']} {side['setting']} {' and '.join(told)}: only what counts those is compared.\n"
 
 
 def _median(side: Run, figure: str, whose: str) -> float | None:

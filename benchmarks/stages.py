@@ -33,6 +33,7 @@ from cllm.bench import process
 from cllm.bench.process import Threads, ThreadTimes
 from cllm.config import Settings
 from cllm.engine.compute import compute, do_move
+from cllm.engine.cost import CostModel
 from cllm.engine.events import Delta, Event, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.plan import Move, Plan, Save, StepOutput
@@ -187,7 +188,9 @@ class FixedBatch:
         batch.tokens[:n], batch.positions[:n], batch.slots[:n], batch.outputs[:n] = self.tokens, self.positions, self.slots, self.outputs
 
 
-def fixed_batches(model: StepModel, settings: Settings, work: Work, generated: Sequence[Sequence[int]]) -> list[FixedBatch]:
+def fixed_batches(
+    model: StepModel, settings: Settings, work: Work, generated: Sequence[Sequence[int]], cost: CostModel | None = None
+) -> list[FixedBatch]:
     """The batches of a closed loop whose clients and shell take no time, in which request i draws the tokens `generated[i]`."""
     batches: list[FixedBatch] = []
 
@@ -200,7 +203,7 @@ def fixed_batches(model: StepModel, settings: Settings, work: Work, generated: S
             batches.append(FixedBatch(native_moves(plan.moves), *columns, owners))
         return StepOutput(drawn, [], None)
 
-    _closed_loop(Scheduler(limits_of(model, settings), model.vocabulary), work, output_of)
+    _closed_loop(Scheduler(limits_of(model, settings), model.vocabulary, cost), work, output_of)
     return batches
 
 
@@ -240,11 +243,15 @@ def drawn_in_advance(work: Work, n_vocab: int) -> list[list[int]]:
 
 @attrs.define(eq=False)
 class Bench:
-    """A loaded model, and the settings that decide what the scheduler may deal out of it."""
+    """A loaded model, and the settings that decide what the scheduler may deal out of it.
+
+    `cost` is what was measured of its steps as it was loaded, by which a served stage plans, too; None: a guess, for models made up.
+    """
 
     model: Any  # a StepModel; the bare loop reaches behind the protocol for llama.cpp's context
     settings: Settings
     counter: Counter
+    cost: CostModel | None = None
 
     def clear(self) -> None:
         """Free all slots."""
@@ -253,7 +260,7 @@ class Bench:
 
     def fixed(self, work: Work) -> list[FixedBatch]:
         """The pass's batches."""
-        return fixed_batches(self.model, self.settings, work, drawn_in_advance(work, self.model.vocabulary.n_tokens))
+        return fixed_batches(self.model, self.settings, work, drawn_in_advance(work, self.model.vocabulary.n_tokens), self.cost)
 
     def timed(self, work: Work, run: Callable[[], int]) -> Ran:
         """Run a pass that returns its number of tokens, in a thread that ends with it.
@@ -364,7 +371,7 @@ class SamplingStage:
         """Run a pass."""
         model = self.bench.model
         generated = drawn_in_advance(work, model.vocabulary.n_tokens)
-        batches = fixed_batches(model, self.bench.settings, work, generated)
+        batches = fixed_batches(model, self.bench.settings, work, generated, self.bench.cost)
         samplers = self._samplers(work)
         drawn = [iter(tokens) for tokens in generated]
         batch = Batch(model.n_rows_max)
@@ -407,7 +414,7 @@ class EngineStage:
     def run(self, work: Work) -> Ran:
         """Run a pass."""
         model = self.bench.model
-        scheduler = Scheduler(limits_of(model, self.bench.settings), model.vocabulary)
+        scheduler = Scheduler(limits_of(model, self.bench.settings), model.vocabulary, self.bench.cost)
         return self.bench.timed(work, lambda: _closed_loop(scheduler, work, lambda plan: compute(model, plan, time.perf_counter)))
 
 
@@ -425,7 +432,7 @@ class LoopStage:
 
     async def _run(self, work: Work) -> Ran:
         self.bench.clear()
-        async with running_engine(self.bench.model, self.bench.settings) as running:
+        async with running_engine(self.bench.model, self.bench.settings, cost=self.bench.cost) as running:
             return await timed_in_trio(self.bench, work, lambda: self._read_all(running.engine, work))
 
     async def _read_all(self, engine: Engine, work: Work) -> int:
@@ -502,7 +509,7 @@ class AppStage:
     async def _run(self, work: Work) -> Ran:
         bodies, answers = work.bodies(stream=self.stream), [b""] * len(work.asks)
         self.bench.clear()
-        async with running_engine(self.bench.model, self.bench.settings) as running:
+        async with running_engine(self.bench.model, self.bench.settings, cost=self.bench.cost) as running:
             app: Any = create_app(running.engine, self.bench.settings)
             ran = await timed_in_trio(self.bench, work, lambda: self._ask_all(app, bodies, answers, work.concurrency))
         return attrs.evolve(ran, n_tokens=sum(closed_loop.usage_of(answer)["completion_tokens"] for answer in answers))

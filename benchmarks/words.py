@@ -66,14 +66,16 @@ own and attention walks that; in a pool all share one. The calls take turns, and
 
 STACK: Final = """\
 Fake models, so that the stack's own cost shows: `instant` takes no time, greedy on a small vocabulary; `gpu` takes 2 ms for 64 rows and
-gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms. The stages are those
-above that need no real model. CPU time is that of the process that serves. Up to `app` that is its own client, too; with `sse` the client
-is a process by itself on the same cores, so that `sse` looks cheaper over `app` than it is, and may come out below 0. Between steps the
-scheduler applies what came and plans anew; what is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of
-Python, of which the kernel's send takes a fifth: an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, whose
-floor is to read all logits once.
-The aim of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than
-64 events do, so that neither `gpu` nor `gpu-draws` comes to it at 64 streams.
+gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms. The stages are those above
+that need no real model, but that `app` is asked for streams here, so that `sse` over it is the socket and the server's process. CPU time is
+that of the process that serves. Up to `app` that is its own client, too; with `sse` the client is a process by itself on the same cores, so
+that `sse` looks cheaper over `app` than it is, and may come out below 0. Between steps the scheduler applies what came and plans anew; what
+is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python, of which the kernel's send takes a fifth:
+an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, at eight times its floor, which is to read all logits
+once.
+
+The aim of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than the
+scheduler's own part: of `gpu-draws`, whose host draws nothing, the bare `engine` makes 378, and what is served 326.
 """
 
 KILLS: Final = """\
@@ -87,44 +89,52 @@ PROMISES: Final = """\
 What scheduling must come to, held against bounds that need no other server. Over-commit runs on the demo model in settings in which texts
 can be compared, the planner on a fake model, the rest on the model that is named below; what steps cost was measured at the start of each.
 New text is what no earlier turn of a conversation had. In an overload, requests come at random times, whatever becomes of those before, and
-are counted as they end, once the load has settled. A step, seen from outside, is the time between two tokens of a request of the key that
-floods; the usual step of those among whom a long prompt comes is the median of their gaps before.
+are counted as they end, once the load has settled. What can be served is measured with as many requests at once as there are slots, and
+comes out low: up to 1.7 times as many were answered of an overload, so that four times that is a little over twice what was ever answered.
+A step, seen from outside, is the time between two tokens of a request of the key that floods; the usual step of those among whom a long
+prompt comes is the median of their gaps before.
 
 The longest gap beside a long prompt is one of some thousand: the rule gives a step there one and a half times what one takes with all
 cells, and a machine that holds up steps before the prompt comes, too, as the table below tells, may make any of them longer.
-
-The planner's bound is missed where each of 64 slots has cells of its own and prompts are among those that generate: rows go by slot then,
-one of every prompt may go with the answers, and the passes that each way comes to are counted. That is some 35 us of Python more than in a
-pool, of a step that takes a thousand times as long on a CPU.
 """
 
 PEERS: Final = """\
-The same model file, threads, slots and cells for all; ours and a peer take turns with the same requests, which are new in every pair, and
-who begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with its 95 % interval by Student's t (where a figure
-is 0 in some pass, by a bootstrap); where that has 1 in it, neither is said to be better. It is wide where pairs are few, and of a single
-pair there is none. Each figure of ours stands against the setting that is best at that figure, of those that were measured; the others are
-named below each table. Texts are chunks as a client sees them.
+The same model file, threads, slots and cells for all, but for llama-cpp-python's server, which has one slot, and vLLM, whose cells are its
+own affair; ours and a peer take turns with the same requests, which are new in every pair, and who begins alternates. A ratio is ours over
+theirs, the geometric mean over the pairs, with its 95 % interval by Student's t (where a figure is 0 in some pass, by a bootstrap); where
+that has 1 in it, neither is said to be better. It is wide where pairs are few, and of a single pair there is none. Each figure of ours
+stands against the setting that is best at that figure, of those that were measured in that run; the others are named below each table.
+Texts are chunks as a client sees them.
 
 Where settings name `n_pairs_start`, both servers are started anew after so many pairs, and where they say `warms_up`, a whole pass goes by
 first that does not count: a server's first pass is not like those that follow. If there were several starts, the interval is over them,
 each counting once. In the other runs each setting stands beside one start of either server, and the interval is over its passes, which say
 less of the next start: over ten passes each, four starts of ours had 102, 107, 109 and 110 tokens/s.
 
+Where a run has not all settings, those it has are the ones that were fastest before. Of `seed-40x8` at 8 the others stand in a run of their
+own, of two pairs with each: one there, `-kvu -b 64`, has first texts at p50 after two thirds of our time, and 0.89 of our tokens/s. A long
+prompt among short ones does not fit into a slot of llama-server's unless slots share cells, so that only `-kvu` settings can answer it.
+
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 24
 steps of their answers and three seconds, and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in
-the table, with intervals that are wide where starts or pairs are few. One at a time it is slower than the default: of a step of 16 ms, one
-is cLLM's own, Python whose code and data llama.cpp has driven out of the caches; of the ladder's steps at 1, 0.94 is in llama.cpp.
+the table, with intervals that are wide where starts or pairs are few. One at a time first texts come after 0.78 of the default's time, and
+tokens then at 0.93 of its pace: of a step of 16 ms, one is cLLM's own, Python whose code and data llama.cpp has driven out of the caches.
 
 What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one configuration has as many
-tokens/s as the fastest setting, and shorter gaps at p99 than the smoothest. What it costs is that more of the
-gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
+tokens/s as the fastest setting, and shorter gaps at p99 than the smoothest. What it costs is that more of the gaps have a piece of a prompt
+in them, so that the median gap is longer, and that prompts end later where few wait.
 
 Of mixed prompts at 8, hardly any order of the same rows gives more tokens/s than the fastest setting. By the single calls above, 117 rows
 of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
 `-no-kvu` does and what makes gaps of 0.7 s; 1.02 in a pool in steps with 9 of its rows, 1.06 with 25; and apart 1.07 in pieces of 64 rows,
 1.10 of 25. What is gained beside that are gaps between slots: apart, a sequence that has ended leaves one, which is a pass more for those
 on either side of it, in llama-server as it was in cLLM, which closes them now with rows that it takes back.
+
+Of prompts to 512 tokens at 8, two pairs with a setting have 0.90 of `-no-kvu`'s tokens/s and 1.11 times `-b 32`'s, and gaps at p99 a fifth
+as long as the one's and 0.63 times the other's. A step with a piece of a prompt takes a little over twice what one without takes, as it is
+meant to, so that such a prompt is four steps or more; those who wait behind it generate the later, and first texts at p50 come after twice
+the time. A tenth of the throughput is what a wait of a fifth costs there.
 
 In an overload, by the means of two pairs, which says little, goodput is theirs at half and at the whole of what can be served, and not
 below theirs beyond it. First texts come by a third later at p90 up to there, for the same reason, and by half later at twice as much; gaps
@@ -148,6 +158,12 @@ Conversations begin in a pool, where each row walks by everybody's cells, and ar
 which everybody's cells go to the host and back. In two pairs they have 0.98 and 1.08 of the tokens/s and first texts after a third of the
 time; all of them are answered well, and seven in ten of llama-server's. Gaps at p50 are 1.20 and 1.03 times as long as there, and more than
 twice as long at p90, since prompts that do not all come together are passes of their own.
+
+Of 32 conversations in 8 slots there is one pair: 0.83 of its tokens/s, and 0.84 of the answers within the goodput's bounds, where
+llama-server has 0.04 of them. It serves strictly in turn, so that everybody waits about 25 s for a first text. Here the newest of one key
+go first once the oldest has waited longer than `--queue-patience-s`, and every twentieth time the oldest: half of the first texts come
+within 2.5 s, a tenth after 58 s and more, the latest after 168 s (34.5 s there). `--queue-patience-s 0` is strictly in turn here too. What
+the tokens/s go to has no profile yet.
 """
 
 VERIFY: Final = """\

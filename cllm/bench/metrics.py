@@ -23,7 +23,7 @@ class Goal:
 
     def is_met(self, answer: Answer) -> bool:
         """Whether this answer is good."""
-        return not answer.is_failed and answer.ttft_s <= self.ttft_s and answer.itl_s <= self.itl_s
+        return not answer.is_failed and not answer.is_cut and answer.ttft_s <= self.ttft_s and answer.itl_s <= self.itl_s
 
 
 @attrs.frozen

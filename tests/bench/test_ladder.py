@@ -240,6 +240,14 @@ def parsed(module: Any, *arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def test_of_two_turns_each_stage_comes_as_early_in_one_as_late_in_the_other_and_not_always_behind_the_same_one() -> None:
+    measured: Any = list(range(10))
+    turns = [ladder.in_turn(measured, 1, turn) for turn in range(4)]
+    assert all(sorted(order) == measured for order in turns)
+    assert [a + b for a, b in zip(*(map(order.index, measured) for order in turns[:2]), strict=True)] == [9] * 10
+    assert len({tuple(order) for order in turns}) == 4
+
+
 def test_a_ladder_on_a_tiny_model_has_every_stage_and_its_figures(tiny_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--requests", "3", "--generated", "5", "--prompt", "6", "--turns", "2", "--ctx-size", "512", "--threads", "1"]
     data = ladder.run(parsed(ladder, "--model", str(tiny_file), "--concurrency", "2", "--sampling", "plain", *small))
@@ -270,7 +278,7 @@ def test_the_fake_of_a_fast_device_takes_as_long_again_for_every_64_rows(monkeyp
 
 
 def test_a_ceiling_has_every_stage_and_its_cpu_time(capsys: pytest.CaptureFixture[str]) -> None:
-    data = ceiling.run(parsed(ceiling, "--streams", "2", "--generated", "5", "--turns", "1"))
+    data = ceiling.run(parsed(ceiling, "--fake", "instant", "--streams", "2", "--generated", "5", "--turns", "1"))
     (rung,) = data["rungs"]
     assert [page["name"] for page in rung["stages"]] == ["engine", "loop", "app", "sse"]
     assert all(page["cpu_us_per_token"]["median"] > 0 for page in rung["stages"])
@@ -279,6 +287,6 @@ def test_a_ceiling_has_every_stage_and_its_cpu_time(capsys: pytest.CaptureFixtur
 
 
 def test_a_profile_names_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    ceiling.show_profile(ceiling.profile(parsed(ceiling, "--streams", "2", "--generated", "5", "--profile")))
+    ceiling.show_profile(ceiling.profile(parsed(ceiling, "--fake", "instant", "--streams", "2", "--generated", "5", "--profile")))
     shown = capsys.readouterr().out
     assert all(part in shown for part in ("engine", "http", "trio", "the kernel's send"))

@@ -61,6 +61,7 @@ def test_an_answer_to_a_part_of_the_prompt_is_not_exact() -> None:
     answers = [attrs.evolve(answer(0.0, [1.0]), n_prompt_asked=n) for n in (9, 10, 11)]
     assert [one.is_cut for one in answers] == [False, False, True]
     assert summarize(Pass(wall_s=1.0, client_cpu_s=0.0, answers=answers)).n_inexact == 1
+    assert [Goal(ttft_s=1.0, itl_s=1.0).is_met(one) for one in answers] == [True, True, False], "nor is it good, however soon it comes"
 
 
 def test_of_a_server_that_does_not_count_the_prompt_nothing_is_said() -> None:

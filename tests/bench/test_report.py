@@ -108,6 +108,15 @@ def test_a_peer_that_left_requests_unanswered_is_not_compared() -> None:
     assert [one["n_failed"]["theirs"] for one in data["sides"]] == [1, 0]
 
 
+def test_a_peer_that_says_less_than_was_asked_is_not_compared_either_and_the_page_says_so() -> None:
+    short, other = side("fast", 2.0), side("slow", 0.5)
+    short.theirs[0]["n_inexact"] = 3
+    data = peers.page([short, other])
+    assert {row["setting"] for row in data["best"] if not row["figure"].startswith("good")} == {"slow"}
+    told = "llama-server fast answered 3 requests with other than as many tokens as were asked: only what counts those is compared."
+    assert told in report.page([run_of(data)])
+
+
 def test_by_what_counts_unanswered_requests_it_is_compared_and_the_page_says_so() -> None:
     failing, other = side("fast", 2.0), side("slow", 0.5)
     failing.theirs[0]["n_failed"] = 1
@@ -388,11 +397,19 @@ def test_the_stack_is_held_to_what_it_must_carry(carried: float, verdict: str) -
     assert f"promised are at least 20000: {verdict}." in page
 
 
+@pytest.mark.parametrize(("stepped", "verdict"), [(474.0, "missed"), (475.0, "kept")])
+def test_a_fast_device_is_to_be_kept_busy(stepped: float, verdict: str) -> None:
+    rungs = [{"streams": streams, "stages": [{**stage(7, "sse", 1.0), "steps_per_s": stepped}]} for streams in (8, 64)]
+    page = report.page([{**run_of({"rungs": rungs}), "kind": "stack", "name": "gpu"}])
+    assert page.count("the aim is") == 1
+    assert f"the aim is 475: {verdict}." in page
+
+
 def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_with() -> None:
     stages = [stage(0, "native", 100.0), stage(4, "loop", 99.0), stage(7, "sse", 50.0)]
     stages.append(stage(9, "isolated", 89.1, beside="loop"))
     run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}
-    assert "- isolated, 10.0 % off loop (off: 9.9 % to 10.0 %): each step's rows go over a socket" in report.page([run])
+    assert "- isolated, 10.0 % off loop (off: 9.9 % to 10.0 %); its own part of that is not told apart." in report.page([run])
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,23 @@ def test_every_request_has_sizes_within_the_recipe(workload: Workload) -> None:
         assert all(workload.n_generated[0] <= ask.n_generated <= workload.n_generated[1] for ask in chain)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [  # requests, at a time, tokens of a prompt, tokens generated, of a prefix, turns, of a prompt that comes late
+        ("seed-40x8", (40, 8, (32, 32), (50, 50), 0, 1, 0)),
+        ("seed-160x5", (160, 5, (32, 32), (50, 50), 0, 1, 0)),
+        ("mixed", (40, 8, (8, 512), (8, 256), 0, 1, 0)),
+        ("mixed-small", (40, 8, (8, 240), (8, 100), 0, 1, 0)),
+        ("long-among-short", (7, 7, (32, 32), (256, 256), 0, 1, 4096)),
+        ("shared-prefix", (32, 8, (32, 32), (50, 50), 1000, 1, 0)),
+        ("chat-turns", (8, 8, (64, 64), (50, 50), 0, 6, 0)),
+    ],
+)
+def test_results_of_another_day_are_of_the_same_sizes(name: str, sizes: tuple[object, ...]) -> None:
+    one = WORKLOADS[name]
+    assert sizes == (one.n_requests, one.concurrency, one.n_prompt, one.n_generated, one.n_prefix, one.n_turns, one.n_prompt_late)
+
+
 @ALL
 def test_the_same_seed_gives_the_same_requests_and_another_gives_others(workload: Workload) -> None:
     assert workload.make(N_VOCAB, 1) == workload.make(N_VOCAB, 1)
