@@ -217,11 +217,12 @@ def _passes(run: Run) -> str:
     """What each call took, in each memory."""
     found = run["data"]["shapes"]
     memories = list(found[0]["ms"])
-    rows = [(shape["name"], str(shape["n_rows"]), *(_ms(shape["ms"][name]) for name in memories)) for shape in found]
+    rows = [(shape["name"], str(shape["n_rows"]), *(_over_turns(shape["ms"][name]) for name in memories)) for shape in found]
     return "\n".join([f"### {run['name']}\n", _circumstances(run), table(("", "rows", *(f"{name}, ms" for name in memories)), rows)])
 
 
-def _ms(values: Sequence[float]) -> str:
+def _over_turns(values: Sequence[float]) -> str:
+    """The median, the least and the most."""
     return f"{number(statistics.median(values))} ({number(min(values))} to {number(max(values))})"
 
 
@@ -242,7 +243,7 @@ def _carried(stages: Sequence[Run]) -> str:
         (
             str(stage["number"]),
             stage["name"],
-            number(statistics.median(stage["tokens_per_s"])),
+            _over_turns(stage["tokens_per_s"]),
             number(stage.get("steps_per_s")),
             number(stage.get("cpu_us_per_token", {}).get("median")),
             number(stage.get("us_per_token")),
@@ -318,7 +319,7 @@ def _stages(stages: Sequence[Run]) -> str:
         (
             str(stage["number"]),
             f"{stage['name']}, over {stage['beside']}" if stage.get("beside") else stage["name"],
-            number(statistics.median(stage["tokens_per_s"])),
+            _over_turns(stage["tokens_per_s"]),
             *(_with_spread(stage, f"us_per_{unit}") for unit in ("token", "step")),
             number(stage.get("spent_us_per_step", {}).get("native")),
             _share(stage),

@@ -150,13 +150,13 @@ def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
     page = report.page(results.read_all(folder))
     assert "8 at a time:" in page
     assert "64 streams:" in page
-    assert "| 7 | sse | 97.5 | 300 | 2400 | 9000 | 0.900 | 150 | - | 2200 | 0.970 (0.970 to 0.970) |" in page
+    assert "| 7 | sse | 97.5 (97 to 98) | 300 | 2400 | 9000 | 0.900 | 150 | - | 2200 | 0.970 (0.970 to 0.970) |" in page
     where = "A step took more: 2000 (-50 to 2500) us in llama.cpp, 400 (300 to 500) us beside these."
     assert (
         "- sse, 3.0 % off native (off: 3.0 % to 3.0 %); outside llama.cpp a step took 4.0 % more: all that lies between, backend, " in page
     )
     assert f", sse. {where} What was done about each" in page
-    assert "| 9 | isolated, over loop | 98.5 | 10 | 80 (-20 to 90) |" in page
+    assert "| 9 | isolated, over loop | 98.5 (98 to 99) | 10 | 80 (-20 to 90) |" in page
     assert "Not found on this machine: ollama." in page
     assert "What was beside us: llama-server, version: 6700." in page
     assert "| exact | 20 | 160 of 160 | 140 of 160 | 0.5 | 0.5 |" in page
@@ -395,6 +395,12 @@ def test_the_stack_is_held_to_what_it_must_carry(carried: float, verdict: str) -
     page = report.page(runs)
     assert page.count("promised") == 1
     assert f"promised are at least 20000: {verdict}." in page
+
+
+@pytest.mark.parametrize(("kind", "unit"), [("ladder", "concurrency"), ("stack", "streams")])
+def test_the_speeds_of_each_stage_are_told_as_they_differed_from_turn_to_turn(kind: str, unit: str) -> None:
+    rungs = [{unit: 8, "stages": [{**stage(0, "native", 1.0), "tokens_per_s": [20.0, 18.0, 25.0]}]}]
+    assert "| 0 | native | 20 (18 to 25) |" in report.page([{**run_of({"rungs": rungs}), "kind": kind}])
 
 
 @pytest.mark.parametrize(("stepped", "verdict"), [(474.0, "missed"), (475.0, "kept")])
