@@ -339,21 +339,30 @@ class Memory:
             self.offload.pool.clear()
 
     def retire_idle(self) -> None:
-        """Move the branch that was unused for longest to the host, if carrying it in every step has cost more than that.
+        """Move a cached branch to the host, if carrying it in every step has cost more than that; a long one goes a part at a time.
 
-        A long one goes a part at a time. One that somebody waits for is of use soon, and stays.
+        First the one that was unused for longest of those that nobody waits for. One that somebody waits for stays for longer, since it
+        surely comes back, but not for ever: in a long queue all are awaited, and every step walks by them until their turn comes.
         """
-        if self.offload is None or self.tree.are_all_awaited:
+        if self.offload is None or not self.tree.n_resting:
             return
-        slot = self.tree.oldest()
-        assert slot is not None
-        if self.offload.is_carried_too_long(slot, self.tree.n_alone(slot)):
-            if self.tree.n_alone(slot) <= N_EVICT_MOST or not self.offload.can_save_part:
-                self.totals.n_retired_slots += 1
-                self._evict_slot(slot)
-            else:
-                n_last = self.tree.n_alone(slot) % N_EVICT_MOST
-                self._evict_end(slot, n_last if n_last >= N_EVICT_LEAST else n_last + N_EVICT_MOST)
+        slot = None if self.tree.are_all_awaited else self.tree.oldest()
+        if slot is None or not self.offload.is_carried_too_long(slot, self.tree.n_alone(slot)):
+            slot = self.tree.longest_resting()
+            n_alone = self.tree.n_alone(slot)
+            is_too_long = self.offload.is_carried_too_long(slot, n_alone, is_awaited=True)
+            if not (is_too_long and self.tree.is_awaited(slot) and self._has_host_room_for_waiting(self.offload)):
+                return
+        if self.tree.n_alone(slot) <= N_EVICT_MOST or not self.offload.can_save_part:
+            self.totals.n_retired_slots += 1
+            self._evict_slot(slot)
+        else:
+            n_last = self.tree.n_alone(slot) % N_EVICT_MOST
+            self._evict_end(slot, n_last if n_last >= N_EVICT_LEAST else n_last + N_EVICT_MOST)
+
+    def _has_host_room_for_waiting(self, offload: Offload) -> bool:
+        """Whether the host can hold what all who wait may go on from: otherwise some of it would be computed again."""
+        return sum(len(sequence.tokens) for sequence in self._waiting.values()) <= offload.n_cells_max
 
     def retire_oldest(self) -> bool:
         """Move the branch that was unused for longest to the host; False when there is none."""

@@ -79,9 +79,10 @@ class Offload:
         """The slot's branch is cached from now on, or has been of use just now."""
         self._carried_s_at[slot] = self._carried_s
 
-    def is_carried_too_long(self, slot: int, n_alone: int) -> bool:
+    def is_carried_too_long(self, slot: int, n_alone: int, *, is_awaited: bool = False) -> bool:
         """Say whether carrying a cached branch's own cells has cost more than moving them to the host and back."""
-        return self.prices.is_worth_a_move(n_alone, self._carried_s - self._carried_s_at.get(slot, self._carried_s))
+        carried_cell_s = self._carried_s - self._carried_s_at.get(slot, self._carried_s)
+        return self.prices.is_worth_a_move(n_alone, carried_cell_s, is_awaited=is_awaited)
 
     # --- cells that come ----------------------------------------------------------------------------------------------
 

@@ -74,15 +74,17 @@ class Prices:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""
         return self.restore_s(n_cells) < self.prefill_s(n_gained)
 
-    def is_worth_a_move(self, n_cells: int, carried_cell_s: float) -> bool:
+    def is_worth_a_move(self, n_cells: int, carried_cell_s: float, *, is_awaited: bool = False) -> bool:
         """Say whether `n_cells` cells, each of which cost `carried_cell_s` to carry, should go: to the host, or for good.
 
         Who changes over as soon as carrying has cost as much as a move pays at most twice what would have been best, whatever comes. It
         is done earlier: what comes back soon mostly comes back at once, and a cell costs more than its own part, since attention walks
-        up to the highest cell in use and one that stays keeps those below it, which are free, in its way.
+        up to the highest cell in use and one that stays keeps those below it, which are free, in its way. What somebody waits for surely
+        comes back, and is carried until that has cost the whole of a move.
         """
-        without_s = min(self.save_s(n_cells) + self.restore_s(n_cells), self.demand.share * self.prefill_s(n_cells))
-        return n_cells * carried_cell_s > PATIENCE * without_s
+        share, patience = (1.0, 1.0) if is_awaited else (self.demand.share, PATIENCE)
+        without_s = min(self.save_s(n_cells) + self.restore_s(n_cells), share * self.prefill_s(n_cells))
+        return n_cells * carried_cell_s > patience * without_s
 
     def saved(self, n_cells: int, seconds: float) -> None:
         """Learn what a save took."""
