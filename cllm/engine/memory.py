@@ -349,9 +349,7 @@ class Memory:
         slot = None if self.tree.are_all_awaited else self.tree.oldest()
         if slot is None or not self.offload.is_carried_too_long(slot, self.tree.n_alone(slot)):
             slot = self.tree.longest_resting()
-            n_alone = self.tree.n_alone(slot)
-            is_too_long = self.offload.is_carried_too_long(slot, n_alone, is_awaited=True)
-            if not (is_too_long and self.tree.is_awaited(slot) and self._has_host_room_for_waiting(self.offload)):
+            if not (self.tree.is_awaited(slot) and self._is_awaited_too_long(self.offload, slot)):
                 return
         if self.tree.n_alone(slot) <= N_EVICT_MOST or not self.offload.can_save_part:
             self.totals.n_retired_slots += 1
@@ -360,8 +358,10 @@ class Memory:
             n_last = self.tree.n_alone(slot) % N_EVICT_MOST
             self._evict_end(slot, n_last if n_last >= N_EVICT_LEAST else n_last + N_EVICT_MOST)
 
-    def _has_host_room_for_waiting(self, offload: Offload) -> bool:
-        """Whether the host can hold what all who wait may go on from: otherwise some of it would be computed again."""
+    def _is_awaited_too_long(self, offload: Offload, slot: int) -> bool:
+        """Whether what somebody waits for should go, and the host can hold what all who wait go on from: else it is computed again."""
+        if not offload.is_carried_too_long(slot, self.tree.n_alone(slot), is_awaited=True):
+            return False
         return sum(len(sequence.tokens) for sequence in self._waiting.values()) <= offload.n_cells_max
 
     def retire_oldest(self) -> bool:
