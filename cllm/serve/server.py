@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -112,6 +113,7 @@ class Server:
     async def _announce(self) -> None:
         await self._keeper.ready.wait()
         await self._listening.wait()
+        spare_what_stays()
         house = self._keeper.house
         example = _curl(self._url, self._settings, generates=house.first.engine.model.generates)
         names = ", ".join([tenant.name for tenant in house.tenants])
@@ -141,6 +143,16 @@ class Server:
         timer = threading.Timer(seconds, os._exit, [self._code])
         timer.daemon = True
         timer.start()
+
+
+def spare_what_stays() -> None:
+    """Have the garbage collector pass by all that is there now, for good: modules, the app, the model's tables.
+
+    Some 100,000 objects, which a full collection looks through in 66 to 81 ms, while every stream stands still; without them it takes
+    as long as there are requests to look through.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _tell(text: str) -> None:
