@@ -72,7 +72,7 @@ class Sizes:
     counted_s: float = 30.0
     cleared_s: float = 1.0  # between two loads, for the server to notice that the clients of the first have gone
     n_crowd: int = 16  # at once, while the capacity is measured
-    n_quiet: int = 60
+    n_quiet: int = 150  # enough that one wait does not decide what one in a hundred exceeds
     n_flooding: int = 64  # requests of the key that floods that are under way
     think_s: float = 0.3
     n_turns: int = 3  # of `long`

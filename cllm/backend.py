@@ -127,11 +127,12 @@ class ModelInfo:
 class Capabilities:
     """What a model's memory can do; the engine uses nothing that is False here."""
 
-    can_share: bool  # `share` of any prefix; False: only of the whole slot, or not at all
+    can_share: bool  # `share` of any prefix; False: only of a whole slot, or not at all
     can_trim: bool  # `trim` to any length; False: only `drop` (recurrent and hybrid memory)
     can_save: bool  # `save` and `restore`
     can_abort: bool  # `abort` ends a running step early
     can_save_part: bool = False  # `save` from any position on; False: of whole slots only
+    can_copy: bool = False  # `share` of a whole slot, where not of any prefix
     kv_layout: KvLayout = KvLayout.UNIFIED  # the layout in force, never AUTO
 
 
@@ -236,7 +237,7 @@ class StepModel(Protocol):
     def share(self, source: int, target: int, n_tokens: int) -> None:
         """Let the empty slot `target` begin with the first `n_tokens` cells of `source`, which keeps them.
 
-        Where `can_share`, that takes no cells. Otherwise a whole slot may be copied, cell by cell.
+        Where `can_share`, that takes no cells. Otherwise, where `can_copy`, a whole slot is copied, cell by cell.
 
         Raises: NoRoom for a copy, the target is still empty · StepFailed for what this memory cannot share.
         Source: llama_memory_seq_cp (llama.h).

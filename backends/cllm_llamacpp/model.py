@@ -280,6 +280,7 @@ def _capabilities(facts: Facts, layout: KvLayout, *, gpu: bool) -> Capabilities:
         can_trim=facts.keeps_all,
         can_save=True,
         can_save_part=facts.keeps_all and layout is KvLayout.UNIFIED,
+        can_copy=True,
         can_abort=not gpu and not facts.has_recurrent_state,
         kv_layout=layout,
     )

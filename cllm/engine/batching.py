@@ -27,10 +27,13 @@ NO_MEETINGS: Mapping[Sequence, int] = MappingProxyType({})
 class BatchFormer:
     """Fills the columns of one batch anew for every step."""
 
-    def __init__(self, budget: RowBudget, *, n_rows_max: int, rows_by_slot: bool, fillers: Fillers | None = None) -> None:
+    def __init__(
+        self, budget: RowBudget, *, n_rows_max: int, rows_by_slot: bool, must_stop: bool = False, fillers: Fillers | None = None
+    ) -> None:
         self._batch = Batch(n_rows_max)
         self._budget = budget
         self._rows_by_slot = rows_by_slot
+        self._must_stop = must_stop  # where prompts meet, whoever generates meanwhile: slots cannot be cut back to it later
         self._fillers = fillers  # None: gaps between slots stay
         self._singles_known: dict[tuple[int, ...], tuple[Seq[int], int]] = {}
         self._n_asked = 0
@@ -48,9 +51,9 @@ class BatchFormer:
     ) -> Plan:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use.
 
-        Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. When nobody
-        generates, prompts in `meetings` stop after so many tokens, where others go on with them: who began to generate before would leave
-        these the room of a step beside answers.
+        Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. Prompts in `meetings` stop after so many
+        tokens, where others go on with them, when nobody generates: who began to generate before would leave these the room of a step
+        beside answers.
         """
         decoding = [sequence for sequence in running if sequence.phase is DECODE]
         self._add_decoding(decoding)
@@ -100,7 +103,7 @@ class BatchFormer:
                 outputs,
                 scoring,
                 riders,
-                NO_MEETINGS if decoding else meetings,
+                NO_MEETINGS if decoding and not self._must_stop else meetings,
             )
             n_alone = sum([sequence.n_computed for sequence, n in prefilling if n == 1])
             attended = [(1, n_attended + n_alone), *((n, sequence.n_computed + n // 2) for sequence, n in prefilling if n > 1)]

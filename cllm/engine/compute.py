@@ -18,11 +18,11 @@ from cllm.errors import Aborted, ModelDied, NoRoom
 Scores: TypeAlias = list[TokenLogprob] | None
 
 
-def compute(model: StepModel, plan: Work, clock: Callable[[], float], is_futile: Callable[[], bool] | None = None) -> StepOutput:
-    """Do the plan's step; blocks. `clock` gives seconds, for the output's times; `is_futile` says whether nobody waits for it any more.
+def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOutput:
+    """Do the plan's step; blocks. `clock` gives seconds, for the output's times.
 
-    Raises: what the model's calls raise (cllm/backend.py) · Aborted when it is futile. When that or `NoRoom` comes, the moves are done
-    and the rows are not.
+    Raises: what the model's calls raise (cllm/backend.py) · Aborted when it was given up meanwhile. When that or `NoRoom` comes, the
+    moves are done and the rows are not.
     """
     began_at = clock()
     for move in plan.moves:
@@ -31,7 +31,7 @@ def compute(model: StepModel, plan: Work, clock: Callable[[], float], is_futile:
     moves_s = clock() - began_at
     if not plan.n_rows:
         return StepOutput([], [], None, moves_s=moves_s)
-    if is_futile is not None and is_futile():  # an abort that came during the moves had nothing to stop
+    if plan.is_given_up:  # an abort that came during the moves had nothing to stop
         raise Aborted("nobody waits for this step")
     try:
         return _step(model, plan, clock, moves_s)

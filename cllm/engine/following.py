@@ -74,6 +74,14 @@ class Followers:
             ends[lead.leader] = max(ends.get(lead.leader, 0), lead.n_common)
         return {leader: end for leader, end in ends.items() if n_left[leader] >= N_COMMON_LEAST}
 
+    def stops(self) -> dict[Sequence, int]:
+        """For leaders, the tokens after which the first of their followers can go on from all that they have."""
+        ends: dict[Sequence, int] = {}
+        for lead in self._leads.values():
+            if not lead.is_over:
+                ends[lead.leader] = min(ends.get(lead.leader, lead.n_common), lead.n_common)
+        return ends
+
     def take_released(self) -> dict[Sequence, Sequence]:
         """Hand back those who need not wait for their leaders any longer, and whom each of them followed."""
         released = {sequence: lead.leader for sequence, lead in self._leads.items() if lead.is_over}
@@ -95,6 +103,16 @@ def n_computing(sequence: Sequence, running: list[Sequence]) -> int:
     prompts = (one for one in running if one.phase is Phase.PREFILL and _could_share(one, sequence))
     n = max((n_common(one.tokens, sequence.tokens, 0, sequence.n_shareable) for one in prompts), default=0)
     return n if n >= N_COMMON_LEAST else 0
+
+
+def is_of_use(prompts: list[Sequence], sequence: Sequence) -> bool:
+    """Whether `sequence` begins with rows that one of `prompts` owes still."""
+    n_shareable = sequence.n_shareable
+    return any(
+        n_common(one.tokens, sequence.tokens, 0, n_shareable) >= max(one.n_computed + 1, N_COMMON_LEAST)
+        for one in prompts
+        if _could_share(one, sequence)
+    )
 
 
 def _could_share(one: Sequence, other: Sequence) -> bool:

@@ -114,7 +114,8 @@ class Demand:
     n_sequences: int = 1
     key: str = ""
     timeout_s: float | None = None
-    is_urgent: bool = False  # more so than any that waits
+    is_urgent: bool = False  # more so than any that waits, and somebody makes room
+    work_running: float = 0.0  # what is probably done until one of those who run has ended; 0: one more could run now
     behind: Behind = NOBODY
 
 
@@ -142,7 +143,7 @@ class Gate:
         rate = self._service.rate
         if rate is None or demand.is_urgent:
             return
-        wait_s = self._work_before(share, demand.behind) / rate
+        wait_s = (self._work_before(share, demand.behind) + demand.work_running) / rate
         if self._wait_max_s is not None and wait_s > self._wait_max_s:
             retry_after_s = bearable(wait_s - self._wait_max_s)
             raise Unavailable(f"the wait would be about {wait_s:.0f} s", retry_after_s=retry_after_s, code="wait_too_long")
@@ -160,13 +161,13 @@ class Gate:
             raise QuotaExceeded(message, retry_after_s=self._next_end_s(share))
 
     def _check_queue(self, share: Share, demand: Demand) -> None:
-        """A full queue still takes who finds less than its size of others as urgent, and from a key with less than its part of it, so that
-        neither the less urgent nor a key shuts the others out: twice its size at most.
+        """A full queue still takes who finds less than its size of others as urgent, and from a key with less than its part of it, or with
+        nothing in it, so that neither the less urgent nor a key shuts the others out: twice its size at most.
         """
         n_waiting = sum(other.n_coming + other.n_waiting for other in self._shares) + demand.n_sequences
         finds_room = n_waiting - demand.behind.n_waiting <= self._n_waiting_max
         if n_waiting <= 2 * self._n_waiting_max and (
-            finds_room or share.n_coming + share.n_waiting + demand.n_sequences <= self._n_waiting_max * self._part(share)
+            finds_room or share.n_coming + share.n_waiting + demand.n_sequences <= max(self._n_waiting_max * self._part(share), 1.0)
         ):
             return
         ahead = demand.behind if n_waiting <= 2 * self._n_waiting_max else NOBODY  # of those behind, some must have gone then, too
@@ -177,8 +178,7 @@ class Gate:
         rate = self._service.rate
         if rate is None:
             return RETRY_AFTER_S[0]
-        n_running = sum(other.n_running for other in self._shares)
-        return bearable((self._work_before(share, behind) + n_running * GENERATED_TOKEN * self._service.n_generated_mean / 2) / rate)
+        return bearable(self._work_before(share, behind) / rate + self._answer_s(self._n_running, rate) / 2)
 
     def _work_before(self, share: Share, behind: Behind = NOBODY) -> float:
         """What is done before a newcomer of this key: all that waits at most, and of its own what its part of the service can do."""
@@ -195,9 +195,16 @@ class Gate:
         rate = self._service.recent_rate
         if rate is None:
             return RETRY_AFTER_S[0]
-        n_running = max(sum(other.n_running for other in self._shares), 1)
-        one_s = GENERATED_TOKEN * self._service.n_generated_mean * n_running / rate
+        one_s = self._answer_s(max(self._n_running, 1), rate)
         return bearable(self._work_before(share) / rate + one_s if not share.n_running else one_s / (share.n_running + 1))
+
+    @property
+    def _n_running(self) -> int:
+        return sum(share.n_running for share in self._shares)
+
+    def _answer_s(self, n_running: int, rate: float) -> float:
+        """Seconds that an answer takes from its beginning to its end, beside as many that go on together."""
+        return GENERATED_TOKEN * self._service.n_generated_mean * n_running / rate
 
 
 def bearable(seconds: float) -> float:

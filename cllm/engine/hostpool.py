@@ -106,6 +106,10 @@ class HostPool:
         """Return the pieces that lead furthest into `tokens` for somebody who has `n_have` cells; None when none leads beyond."""
         return self._tree.find(key, tokens, n_have, can_cut=self.can_cut) if self._pieces else None
 
+    def n_leading(self, key: Key, tokens: list[int]) -> int:
+        """How many of `tokens` what is here begins with, whether or not it can be cut there."""
+        return self._tree.n_leading(key, tokens)
+
     def covers(self, key: Key, tokens: list[int], start: int, *, in_one: bool = False) -> bool:
         """Say whether the cells of ``tokens[start:]`` are here already, or `in_one` piece; if so, they have been of use just now."""
         chain = self.find(key, tokens, start)

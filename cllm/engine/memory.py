@@ -114,7 +114,7 @@ class Memory:
         self._moves: list[Move] = []  # owed to the model before anyone's rows
         self.offload = offload
         self._tell_who_waits()
-        self._at_prompts_end: list[Sequence] = []  # where slots cannot be cut back to where the prompt ended
+        self._to_save: list[Sequence] = []  # as they are now, where slots cannot be cut back to it later
         self._restoring: dict[int, Restore] = {}  # by slot: planned, and not settled yet
         self._found: tuple[Sequence, _Basis, Known] | None = None  # the last answer of `_find`, and what it rests on
 
@@ -215,6 +215,8 @@ class Memory:
         self._live[sequence.slot] = sequence
         if known.chain is not None:
             self._restore(sequence, known.chain)
+        if not self.limits.can_trim and sequence.may_keep and self.offload is not None:
+            sequence.stop_at = self._parts_at(sequence, known.n_tokens)
 
     def reserve(self, sequence: Sequence) -> bool:
         """Hold a cell for a decoding sequence's next row; False when there is none."""
@@ -249,8 +251,8 @@ class Memory:
         if sequence.slot in self.tree:
             self.tree.extend(sequence.slot, sequence.tokens[start : sequence.n_computed])
             is_saved = self.offload is not None and sequence.may_keep and not self.limits.can_trim
-            if is_saved and sequence.n_computed == sequence.n_prompt:
-                self._at_prompts_end.append(sequence)
+            if is_saved and sequence.n_computed in (sequence.n_prompt, sequence.stop_at):
+                self._to_save.append(sequence)
 
     @property
     def n_copied_least(self) -> int:
@@ -386,8 +388,8 @@ class Memory:
 
     def take_moves(self) -> list[Move]:
         """Hand over the moves that must be done before the next step's rows."""
-        if self._at_prompts_end:
-            self._save_prompts()
+        if self._to_save:
+            self._save_as_they_are()
         moves, self._moves = self._moves, []
         return moves
 
@@ -423,7 +425,7 @@ class Memory:
         assert not self._live
         self.evict_all()
         self._moves.clear()
-        self._at_prompts_end.clear()
+        self._to_save.clear()
         self._wanted.clear()
         if self.offload is not None:
             self.offload.lost()
@@ -531,9 +533,17 @@ class Memory:
         match = self.tree.match(sequence.cache_key, sequence.tokens, n_max, whole=not self.limits.can_trim)
         if match is None:
             return None
-        slot = self.tree.slot_through(match.node)
+        slot = self._slot_of(match)
         way = self._way(sequence, match, slot)
         return None if way is None else Reuse(way, slot, match)
+
+    def _slot_of(self, match: Match) -> int:
+        """Some slot that has the cells of `match`; where slots cannot be cut, one that has no more, if there is one."""
+        if not self.limits.can_trim:
+            for slot in match.node.tips:
+                if self._n_in(slot) == match.n_tokens:
+                    return slot
+        return self.tree.slot_through(match.node)
 
     def _way(self, sequence: Sequence, match: Match, slot: int) -> Way | None:
         """How to come by the cells of `match`, which `slot` has; None: not at all."""
@@ -541,9 +551,11 @@ class Memory:
         n_lost = match.node.end - match.n_tokens  # if a sequence goes on in the slot
         if rests and n_lost <= (N_TAIL_FORGONE if self.limits.can_trim else 0):
             return Way.ADOPT
+        if not self.limits.can_trim and self._n_in(slot) != match.n_tokens:
+            return None
         if self.limits.can_share:
             return self._way_of_sharing(sequence, slot, n_lost if rests else None)
-        return self._way_apart(match.n_tokens, slot, may_adopt=rests and n_lost <= match.n_tokens) if self.limits.can_trim else None
+        return self._way_apart(match.n_tokens, slot, may_adopt=rests and n_lost <= match.n_tokens)
 
     def _way_of_sharing(self, sequence: Sequence, slot: int, n_lost: int | None) -> Way | None:
         """Into an empty slot, else in place of the oldest branch, or on in the slot if that has less to lose that somebody waits for."""
@@ -695,15 +707,26 @@ class Memory:
         if move is not None:
             self._moves.append(move)
 
-    def _save_prompts(self) -> None:
-        """Save slots that cannot be cut as they are at the end of the prompt: another answer than this one may follow in the next turn."""
+    def _save_as_they_are(self) -> None:
+        """Save slots that cannot be cut at the end of the prompt, since another answer than this one may follow in the next turn, and where
+        other prompts parted from theirs.
+        """
         assert self.offload is not None
-        for sequence in self._at_prompts_end:
-            slot, n_prompt = sequence.slot, sequence.n_prompt
-            if self._live.get(slot) is sequence and sequence.n_computed == n_prompt and not sequence.is_restoring:
-                move = self.offload.save_of(slot, sequence.cache_key, sequence.tokens[:n_prompt], n_prompt)
+        for sequence in self._to_save:
+            slot, n_computed = sequence.slot, sequence.n_computed
+            if self._live.get(slot) is sequence and n_computed in (sequence.n_prompt, sequence.stop_at) and not sequence.is_restoring:
+                move = self.offload.save_of(slot, sequence.cache_key, sequence.tokens[:n_computed], n_computed)
                 self._moves += [] if move is None else [move]
-        self._at_prompts_end.clear()
+        self._to_save.clear()
+
+    def _parts_at(self, sequence: Sequence, n_known: int) -> int:
+        """Where a sequence that has just come parts from others that were here: the third will want what is common. 0: nowhere of use."""
+        assert self.offload is not None
+        n_max = sequence.n_shareable
+        match = self.tree.match(sequence.cache_key, sequence.tokens, n_max)
+        n_here = 0 if match is None else match.n_tokens
+        n_common = max(n_here, min(self.offload.pool.n_leading(sequence.cache_key, sequence.tokens), n_max))
+        return n_common if n_common >= n_known + N_COPY_LEAST else 0
 
     def _let_go(self, sequence: Sequence) -> None:
         restore = self._restoring.pop(sequence.slot, None)

@@ -115,6 +115,12 @@ class PieceTree(Generic[P]):
             path.pop()
         return []
 
+    def n_leading(self, key: Key, tokens: list[int]) -> int:
+        """Return how many of `tokens` some piece's tokens begin with, whether or not its cells can be cut there."""
+        root = self._roots.get(key)
+        path = [] if root is None else self._walk(root, tokens)
+        return path[-1].end if path else 0
+
     def within(self, piece: P) -> list[P]:
         """Return the other pieces whose cells are all among those of `piece`, which is there."""
         found: dict[P, None] = {}

@@ -102,6 +102,7 @@ class Work:
     samplers: list[Sampler]  # one for each output that a token is drawn from, in the order of the logits' rows
     scorings: Seq[Scored] = ()  # the other outputs
     fillers: Seq[tuple[int, int]] = ()  # rows that nobody wants: slots, and their cells without them, which `compute` sees to
+    is_given_up: bool = False  # nobody waits for it any more; set from outside while it is under way
     n_moves_done: int = 0  # counted by `compute`, so that a failure does not leave it open what was done
     saved: list[tuple[Save, bytes | None, float]] = attrs.field(factory=list)  # the states, None where it failed, and the seconds
     restored: list[Restored] = attrs.field(factory=list)

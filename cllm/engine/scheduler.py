@@ -21,7 +21,7 @@ from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
 from cllm.engine.fillers import N_TILE, Fillers
-from cllm.engine.following import Followers, n_computing
+from cllm.engine.following import Followers, is_of_use, n_computing
 from cllm.engine.gate import CERTAINTY, Behind, Coming, Demand, Gate, Service
 from cllm.engine.hostpool import HostPool
 from cllm.engine.layout import Apart, LayoutChoice
@@ -174,7 +174,13 @@ class Scheduler:
         has_room = limits.n_rows_max >= limits.n_slots + N_TILE  # for a row of every slot, and a tile to its end
         may_fill = limits.rows_by_slot and limits.can_trim and has_room
         fillers = Fillers(limits.n_slots, cost.pass_s, cost.read_s, self.memory.filler_position) if may_fill else None
-        former = BatchFormer(budget, n_rows_max=limits.n_rows_max, rows_by_slot=limits.rows_by_slot, fillers=fillers)
+        former = BatchFormer(
+            budget,
+            n_rows_max=limits.n_rows_max,
+            rows_by_slot=limits.rows_by_slot,
+            must_stop=not limits.can_trim,
+            fillers=fillers,
+        )
         return n_live_max, Places(cost, n_max=n_live_max, itl_max_s=limits.itl_max_s), former
 
     # --- what the shell says ------------------------------------------------------------------------------------------
@@ -184,11 +190,13 @@ class Scheduler:
 
         Raises: QuotaExceeded · Unavailable · DeadlineExceeded.
         """
+        work_running = self._work_until_one_ends(priority)
         demand = Demand(
             n_sequences=n_sequences,
             key=key,
             timeout_s=timeout_s,
-            is_urgent=self._queue.is_first(priority),
+            is_urgent=not work_running and self._queue.is_first(priority),
+            work_running=work_running,
             behind=self._behind(key, priority),
         )
         self._gate.check(demand, 0.0 if timeout_s is None else self._queue.work_before(key, priority, now))
@@ -205,6 +213,14 @@ class Scheduler:
         if coming in self._coming:
             del self._coming[coming]
             coming.share.n_coming -= coming.n_sequences
+
+    def _work_until_one_ends(self, priority: int) -> float:
+        """What is probably done until one of those who run has ended, all going on together; 0 if there is room before."""
+        n_running = len(self._running)
+        if not n_running or not self._is_full or any(sequence.spec.priority > priority for sequence in self._running):
+            return 0.0
+        n_left = min(sequence.n_max - len(sequence.tokens) for sequence in self._running)
+        return GENERATED_TOKEN * n_running * min(n_left, self._service.n_generated_mean / (n_running + 1))
 
     def _behind(self, key: str, priority: int) -> Behind:
         """Those who wait, who follow another's prompt, and who are expected, and are less urgent."""
@@ -245,6 +261,15 @@ class Scheduler:
             sequence.cancelled = True
             self._marked.append(sequence)
 
+    def is_futile(self, plan: Plan) -> bool:
+        """Whether nobody waits for any row of a step under way: neither its members, nor those who would go on from their prompts."""
+        if not plan.is_futile():
+            return False
+        prompts = [sequence for sequence, _ in plan.prefilling if sequence.may_share]
+        if not prompts or not self.memory.limits.shares_live:
+            return True
+        return not any(is_of_use(prompts, waiting) for waiting in (*self._queue, *self._followers) if not waiting.cancelled)
+
     def timeline(self, seq_id: int) -> Timeline:
         """Return what happens to a sequence that has not ended; it is kept up to date."""
         return self._sequences[seq_id].timeline
@@ -271,7 +296,7 @@ class Scheduler:
             n_cells,
             self.totals.n_prefill_rows,
             self._shares.n_late,
-            self._followers.meetings() if self._followers else NO_MEETINGS,
+            self._meetings(),
         )
         if plan.n_rows:
             plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
@@ -557,8 +582,8 @@ class Scheduler:
         while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first(now)) is not None:
             if self._follows(sequence):
                 continue
-            if (prompt_s := self._hopeless_s(sequence, now)) is not None:
-                self._fail(sequence, _in_vain(prompt_s), events)
+            if (error := self._hopeless(sequence, now)) is not None:
+                self._fail(sequence, error, events)
                 continue
             if not self._fits(sequence) and not self._make_way(sequence):
                 passing = self._passes(sequence, now)
@@ -572,21 +597,22 @@ class Scheduler:
         if not self._is_crowded(first):
             return None
         for sequence in self._queue.lighter(first, now):
-            if self._follows(sequence) or self._hopeless_s(sequence, now) is not None:
+            if self._follows(sequence) or self._hopeless(sequence, now) is not None:
                 continue
             if self._fits(sequence) or self._make_way(sequence):
                 return sequence
         return None
 
-    def _hopeless_s(self, sequence: Sequence, now: float) -> float | None:
-        """How long what is to be computed of its prompt takes by itself, if that is beyond its deadline at twice the speed, too.
+    def _hopeless(self, sequence: Sequence, now: float) -> DeadlineExceeded | None:
+        """Why it cannot be in time: what is to be computed of its prompt takes longer by itself, and would at twice the speed, too.
 
         Asked before it is let in: nobody makes room for it, and its key pays nothing. None: it may be in time, as far as is known.
         """
         if sequence.first_token_at is not None or sequence.deadline is None or not self.cost.is_grounded:
             return None
         prompt_s = self.cost.prefill_s(len(sequence.tokens) - self.memory.n_known(sequence))
-        return prompt_s if prompt_s > CERTAINTY * (sequence.deadline - now) else None
+        left_s = sequence.deadline - now
+        return _in_vain(prompt_s, left_s) if prompt_s > CERTAINTY * left_s else None
 
     def _release_followers(self) -> None:
         released = self._followers.take_released()
@@ -609,6 +635,16 @@ class Scheduler:
         if sequence.order < leader.order:
             self._rank(leader, sequence.order)
         return True
+
+    def _meetings(self) -> Mapping[Sequence, int]:
+        """Where prompts are to stop, since others go on from there; in slots that cannot be cut also where others will."""
+        if self.limits.can_trim:
+            return self._followers.meetings() if self._followers else NO_MEETINGS
+        stops = self._followers.stops()
+        for sequence in self._running:
+            if sequence.phase is PREFILL and sequence.stop_at > sequence.n_computed:
+                stops[sequence] = min(stops.get(sequence, sequence.stop_at), sequence.stop_at)
+        return stops
 
     def _rank_anew(self, leader: Sequence) -> None:
         """Somebody follows `leader` no longer: it is as urgent as itself, and as those who still do."""
@@ -961,8 +997,9 @@ def _too_late() -> DeadlineExceeded:
     return DeadlineExceeded("timeout_s passed before the first token", param="timeout_s")
 
 
-def _in_vain(prompt_s: float) -> DeadlineExceeded:
-    return DeadlineExceeded(f"timeout_s: the prompt alone would take about {prompt_s:.1f} s", param="timeout_s", code="wait_too_long")
+def _in_vain(prompt_s: float, left_s: float) -> DeadlineExceeded:
+    message = f"timeout_s leaves {max(left_s, 0.0):.2g} s, and the prompt alone would take about {prompt_s:.2g} s"
+    return DeadlineExceeded(message, param="timeout_s", code="wait_too_long")
 
 
 def _without_token(sequence: Sequence) -> GenerationFailed:

@@ -106,6 +106,7 @@ class Sequence:
     may_share: bool = True
     may_keep: bool = True  # whether its cells are for others, too, and for those who come when it has ended
     is_restoring: bool = False  # cells of its are on their way from the host: its rows wait for them
+    stop_at: int = 0  # a step ends at so many of its tokens, where what it shares with others is saved; 0: nowhere
     n_followed: int = 0  # times that it waited for another to compute the beginning of its tokens
     n_scored: int = 0
     n_held: int = 0  # cells held or reserved

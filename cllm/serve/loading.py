@@ -239,7 +239,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         keeps_prefixes=settings.prefix_cache,
         can_share=can.can_share,
         can_trim=can.can_trim,
-        copies_slots=can.can_trim and layout is KvLayout.STREAMS,
+        copies_slots=can.can_copy and not can.can_share,
         can_save=can.can_save,
         can_save_part=can.can_save_part,
         host_pool_n_bytes=settings.host_cache_mb << 20,
@@ -277,7 +277,7 @@ def what_is_kept(model: StepModel, limits: Limits) -> str:
     if limits.can_trim:
         return "the beginnings of ended sequences, in one slot at a time or copied"
     if limits.can_save and limits.host_pool_n_bytes:
-        return "ended sequences and the ends of prompts, whole: this memory cannot be cut"
+        return "ended sequences, the ends of prompts, and where prompts part, whole: this memory cannot be cut"
     return "ended sequences, whole: this memory cannot be cut"
 
 

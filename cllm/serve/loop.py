@@ -100,8 +100,11 @@ class StepLoop:
     def cancel(self, seq_id: int) -> None:
         """Mark a sequence; an idle loop is woken to free it, and a step that nobody waits for any more is ended if that can be."""
         self.scheduler.cancel(seq_id)
-        if self._plan is not None and self._model.capabilities.can_abort and self._plan.is_futile():
-            self._model.abort()
+        plan = self._plan
+        if plan is not None and not plan.is_given_up and self.scheduler.is_futile(plan):
+            plan.is_given_up = True
+            if self._model.capabilities.can_abort:
+                self._model.abort()
         self._wake(trio.current_time())
 
     @property
@@ -253,11 +256,11 @@ class StepLoop:
         """In the models' thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
         if self._owed:
             token.run_sync_soon(self._deliver_soon)
-        if plan.is_futile():  # an abort that came while the call was on its way here is lost
+        if plan.is_given_up:  # an abort that came while the call was on its way here is lost
             raise Aborted("nobody waits for this step")
         if self._worker is not None:
             return self._worker.compute(plan, time.perf_counter)
-        return compute(self._model, plan, time.perf_counter, plan.is_futile)
+        return compute(self._model, plan, time.perf_counter)
 
     def _deliver_soon(self) -> None:
         try:
@@ -280,7 +283,7 @@ class StepLoop:
             self._idle_event.set()
 
     def _report(self, plan: Plan, error: Exception) -> None:
-        if isinstance(error, Aborted) and plan.is_futile():
+        if isinstance(error, Aborted) and plan.is_given_up:
             self._metrics.step_aborted()
             log.debug("step.aborted", n_rows=plan.n_rows)
             return

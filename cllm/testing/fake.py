@@ -112,9 +112,9 @@ class FakeModel:
 
     `step_s(batch)` gives the seconds that a step pretends to take, unless it is aborted where `can_abort`; `before_step` may raise, to
     make a step fail. It never draws a token that ends the turn unless `n_tokens_to_end` is given: then about one in so many does.
-    Without `can_trim`, its memory is like a recurrent one: slots are shared whole and dropped whole. Without `can_save`, they stay where
-    they are. Where it `lays_out`, it takes either layout; `before_lay_out` may raise LoadFailed or ModelDied. If it `carries_states`, whole
-    ones that were saved in one layout fit the other.
+    Without `can_trim`, its memory is like a recurrent one: slots are copied whole, unless it is without `can_copy`, and dropped whole.
+    Without `can_save`, they stay where they are. Where it `lays_out`, it takes either layout; `before_lay_out` may raise LoadFailed or
+    ModelDied. If it `carries_states`, whole ones that were saved in one layout fit the other.
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class FakeModel:
         can_trim: bool = True,
         can_save: bool = True,
         can_abort: bool = False,
+        can_copy: bool = True,
         lays_out: bool = False,
         carries_states: bool = True,
         step_s: Callable[[Batch], float] | None = None,
@@ -139,7 +140,7 @@ class FakeModel:
         self.vocabulary: Vocabulary = FakeVocabulary(n_tokens)
         self.info = ModelInfo(name="fake", architecture="fake", n_params=0, size_bytes=0, n_ctx_train=n_ctx_train, n_embd=0)
         self.capabilities = Capabilities(  # from a command line they come as numbers
-            can_share=False, can_trim=bool(can_trim), can_save=bool(can_save), can_abort=bool(can_abort)
+            can_share=False, can_trim=bool(can_trim), can_save=bool(can_save), can_abort=bool(can_abort), can_copy=bool(can_copy)
         )
         self.layouts = frozenset((KvLayout.UNIFIED, KvLayout.STREAMS) if lays_out else (kv_layout,))
         self.carries_states = carries_states
@@ -184,10 +185,13 @@ class FakeModel:
         origin, copy = self._slot(source), self._slot(target)
         if copy or not 0 <= n_tokens <= len(origin):
             raise StepFailed(f"slot {target} is not empty, or slot {source} has no {n_tokens} cells")
-        if not self.capabilities.can_share and n_tokens != len(origin):
-            raise StepFailed("a part of a slot cannot be shared in this layout")
+        can = self.capabilities
+        if not can.can_share and (n_tokens != len(origin) or not can.can_copy):
+            raise StepFailed("this slot, or a part of it, cannot be shared")
+        if not can.can_share and self._pooled and self._n_cells_used + n_tokens > self.n_cells:
+            raise NoRoom(f"no room for a copy of {n_tokens} cells")
         for cell in origin[:n_tokens]:
-            if self._pooled:
+            if can.can_share:
                 cell.n_slots += 1
                 copy.append(cell)
             else:

@@ -168,3 +168,26 @@ def test_every_kind_of_memory_gives_what_each_request_gives_alone(
     assert scheduler.totals.n_preempted
     assert [text.tokens for text in together] == [text.tokens for text in expected]
     assert [len(text.tokens) for text in together] == [spec.stopping.max_tokens for spec in specs]
+
+
+@pytest.mark.parametrize("layout", [KvLayout.UNIFIED, KvLayout.STREAMS])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_in_every_kind_of_memory_what_prompts_have_in_common_is_computed_once(
+    load_exact: LoadModel, tmp_path: Path, architecture: str, layout: KvLayout
+) -> None:
+    path = tmp_path / f"{architecture}.gguf"
+    make_tiny_gguf(path, architecture)
+    model = load_exact(4096, path=path, layout=layout, n_live=8)
+    rng = random.Random(4)
+    prefix, *ends = [[rng.randrange(40, 250) for _ in range(n)] for n in (150, 30, 40, 50)]
+    prompts = [prefix + ends[0]] * 3 + [prefix + end for end in ends[1:]]
+    stopping = StopParams(max_tokens=20, ignore_eos=True)
+    specs = [
+        SequenceSpec(prompt=prompt, sampling=SamplingParams(temperature=1.0), stopping=stopping, seed=i) for i, prompt in enumerate(prompts)
+    ]
+    expected = [alone(model, spec) for spec in specs]
+    scheduler = make_scheduler(model, row_budget=64, n_live_max=8)
+    together = run(model, scheduler, specs)
+    assert [text.tokens for text in together] == [text.tokens for text in expected]
+    # The whole of the first prompt, of its copies the last row, and what is the others' own.
+    assert scheduler.totals.n_prefill_rows == 150 + 30 + 2 + 40 + 50

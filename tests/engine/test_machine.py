@@ -31,6 +31,7 @@ KINDS: dict[str, tuple[Callable[..., FakeModel], dict[str, int]]] = {  # of memo
     "parts of its own for each slot": (partial(FakeModel, kv_layout=KvLayout.STREAMS), {"n_cells": N_SLOTS * N_CTX}),
     "only whole slots": (partial(FakeModel, can_trim=False), {"n_cells": 160}),
     "whole slots that stay where they are": (partial(FakeModel, can_trim=False, can_save=False), {"n_cells": 160}),
+    "whole slots that are never copied": (partial(FakeModel, can_trim=False, can_copy=False), {"n_cells": 160}),
 }
 ERRORS: list[Exception] = [NoRoom("no room"), StepFailed("failed"), Aborted("aborted"), RuntimeError("a mistake")]
 

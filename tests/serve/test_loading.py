@@ -92,7 +92,7 @@ def test_one_that_cannot_be_told_not_to_is_not_served_without_a_prefix_cache(mon
     [
         ({}, {}, "any beginning, shared by whoever has it"),
         ({"kv_layout": KvLayout.STREAMS}, {}, "the beginnings of ended sequences, in one slot at a time or copied"),
-        ({"can_trim": False}, {}, "ended sequences and the ends of prompts, whole: this memory cannot be cut"),
+        ({"can_trim": False}, {}, "ended sequences, the ends of prompts, and where prompts part, whole: this memory cannot be cut"),
         ({"can_trim": False, "can_save": False}, {}, "ended sequences, whole: this memory cannot be cut"),
         ({"can_trim": False}, {"host_cache_mb": 0}, "ended sequences, whole: this memory cannot be cut"),
         ({}, {"prefix_cache": False}, "nothing"),
