@@ -69,7 +69,7 @@ class BatchFormer:
             first = ranked[0]
             depth = first.n_computed
             riders, singles, n_fillers = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else NO_RIDERS
-            n_owed_all = sum(map(n_owed, prompts))
+            n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in prompts])
             n_rows = self._budget.n_rows(
                 len(decoding),
                 len(running),
@@ -225,7 +225,7 @@ class BatchFormer:
                 n_room = 0
             if not n_ridden and not n_room:
                 continue
-            n_left = n_owed(sequence)
+            n_left = len(sequence.tokens) - sequence.n_computed
             if not n_room and n_left > 1 and sequence.spec.n_prompt_logprobs is None:  # of a crowd, most are
                 alone.append(sequence)
                 prefilling.append((sequence, 1))
@@ -296,7 +296,7 @@ def _prefill_rank(n_prefilled: int, sequence: Sequence) -> tuple[int, bool, floa
     ones that were admitted before as many rows were computed as it had left when it came: a long one waits, but not for ever. Nor does
     one of a key that has many places: it goes first when it has waited inside for many times as much as it owes.
     """
-    n_left = n_owed(sequence)
+    n_left = len(sequence.tokens) - sequence.n_computed
     is_in_time = n_prefilled - sequence.waits_from <= LATE * max(n_left, N_LATE_LEAST)
     return sequence.order[0], is_in_time, sequence.share.load, sequence.prefill_from + n_left
 

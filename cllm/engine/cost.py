@@ -41,6 +41,7 @@ DRIFT_ENTRY = 0.001**2  # that a part gains whenever it is seen, so that none is
 UNKNOWN = 1.5**2  # of the common factor when nothing was measured
 N_SIGMAS_MAX = 3.0  # a step further off counts as this far off: one that was held up must not bend the curve
 N_ERRORS_KEPT = 256
+N_BITS_DEPTH = 5  # of a depth that are looked at where only sizes of step are asked for
 N_STEPS_TO_REFRESH = 64  # steps after which the sizes worth having are worked out anew
 OPTIMISM = 0.95  # of the price that is known, for sizes of step that were never met
 WALKED = 0.2  # of what a cell costs that a row sees is what one costs at least that it only walks by; a measurement may lose it in noise
@@ -108,6 +109,7 @@ class CostModel:
         self._scale = 1.0
         self._scale_variance = NOISE if measured else UNKNOWN
         self._counts = _counts(curve.rows, n_rows_max)
+        self._reads_s: dict[int, float] = {}  # by rows, until they are corrected
         self._errors: deque[float] = deque(maxlen=N_ERRORS_KEPT)
         self._n_steps = 0
         self._refresh()
@@ -206,12 +208,13 @@ class CostModel:
 
         What is paid beside the rows, `beside_s`, counts as theirs; if they are never that cheap then, it is the largest step.
         """
-        if not depth and not beside_s:  # asked for in every step
-            n_rows = self._efficient.get(price)
-            if n_rows is None:
-                n_rows = self._efficient[price] = self._n_rows_efficient(price, 0, 0.0)
-            return n_rows
-        return self._n_rows_efficient(price, depth, beside_s)
+        if beside_s:
+            return self._n_rows_efficient(price, depth, beside_s)
+        key = price, _coarse(depth)  # asked for in every step, and nearly the same in the next
+        n_rows = self._efficient.get(key)
+        if n_rows is None:
+            n_rows = self._efficient[key] = self._n_rows_efficient(price, key[1], 0.0)
+        return n_rows
 
     def _n_rows_efficient(self, price: float, depth: int, beside_s: float) -> int:
         sizes, sizes_s = self._sizes, self._deep_s(depth)
@@ -295,6 +298,7 @@ class CostModel:
             if share:
                 weight = share * part.variances[part.groups[n]]
                 part.correct(n, weight * step, 1.0 - share * weight / variance)
+        self._reads_s.clear()
         self._scale *= math.exp(scale_variance * step)
         self._scale_variance = scale_variance * (1.0 - scale_variance / variance)
 
@@ -308,8 +312,12 @@ class CostModel:
 
     def _read_s(self, n: int) -> float:
         """What `n` rows of one sequence take for each cell before them."""
-        n_tiles, n_rest = divmod(n, N_TILE)
-        return (n_tiles * self._attended.of(N_TILE) + self._attended.of(n_rest)) * self._attention.of(1)
+        seconds = self._reads_s.get(n)  # the same few, several times between two steps
+        if seconds is None:
+            n_tiles, n_rest = divmod(n, N_TILE)
+            seconds = (n_tiles * self._attended.of(N_TILE) + self._attended.of(n_rest)) * self._attention.of(1)
+            self._reads_s[n] = seconds
+        return seconds
 
     def _deep_s(self, depth: int) -> list[float]:
         """Seconds of the sizes worth having, all rows of one sequence which has `depth` cells before them."""
@@ -337,7 +345,7 @@ class CostModel:
         self._sizes.reverse()
         self._sizes_s.reverse()
         self._sizes_tiles = [divmod(n, N_TILE) for n in self._sizes]
-        self._efficient: dict[float, int] = {}  # by price, as long as these stand
+        self._efficient: dict[tuple[float, int], int] = {}  # by price and depth, as long as these stand
         self._least_row_s: float = min(map(truediv, self._sizes_s, self._sizes))
 
     def _believed(self) -> dict[int, float]:
@@ -351,6 +359,12 @@ class CostModel:
                 seconds = min(seconds, OPTIMISM * least_row_s * n)
             believed[n] = seconds
         return dict(cheaper_together(tuple(believed.items()), OPTIMISM)) if self._measured else believed
+
+
+def _coarse(depth: int) -> int:
+    """The depth, rounded down by less than a sixteenth."""
+    n_dropped = depth.bit_length() - N_BITS_DEPTH
+    return depth >> n_dropped << n_dropped if n_dropped > 0 else depth
 
 
 def _tiles(attended: Attended) -> list[tuple[int, int]]:

@@ -16,8 +16,11 @@ def passes(rows: Sequence[tuple[int, int]]) -> tuple[int, ...]:
         left = waiting.pop()
         n_each = min(left)
         sizes.append(n_each * len(left))
-        if max(left) > n_each:
-            waiting += reversed(_without_zeros([n - n_each for n in left]))
+        if (most := max(left)) > n_each:
+            if left.count(n_each) == len(left) - 1:  # one prompt beside answers, mostly
+                sizes.append(most - n_each)
+            else:
+                waiting += reversed(_without_zeros([n - n_each for n in left]))
     return tuple(sizes)
 
 
