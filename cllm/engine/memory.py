@@ -715,7 +715,8 @@ class Memory:
         for sequence in self._to_save:
             slot, n_computed = sequence.slot, sequence.n_computed
             if self._live.get(slot) is sequence and n_computed in (sequence.n_prompt, sequence.stop_at) and not sequence.is_restoring:
-                move = self.offload.save_of(slot, sequence.cache_key, sequence.tokens[:n_computed], n_computed)
+                is_common = n_computed == sequence.stop_at  # two have wanted it already, which is as good as a third that waits
+                move = self.offload.save_of(slot, sequence.cache_key, sequence.tokens[:n_computed], n_computed, is_awaited=is_common)
                 self._moves += [] if move is None else [move]
         self._to_save.clear()
 
