@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from enum import Enum
 
 import attrs
@@ -22,6 +22,7 @@ N_EVICT_MOST = 256  # that one step moves to the host unasked, or saves for a fe
 N_AWAITED_MOST = 256  # who wait, whose pieces on the host are kept before others: they are looked for whenever one must go
 N_TAIL_FORGONE = 16  # cells beyond a match that are not worth a slot of their own: less than a step's rows
 N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
+N_COPIED_LEAST = 64  # new cells of a cached branch for which a copy on the host and a file of its own are worth it
 # Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's
 # whole part of the cells, however few of them are in use.
 COPY_GAIN = 32
@@ -372,6 +373,29 @@ class Memory:
         if slot is not None:
             self._evict_slot(slot)
         return slot is not None
+
+    def copy_newest(self, but: Container[int] = ()) -> bool:
+        """Have the newest branch that is not on the host copied there, as far as it is not; False when none is worth it, or has room.
+
+        What slots in `but` have is left out.
+        """
+        offload = self.offload
+        if offload is None:
+            return False
+        n_room = offload.n_cells_max - offload.pool.n_cells
+        for slot in reversed(self.tree.resting()):
+            if slot in but:
+                continue
+            key, tokens = self.tree.key_of(slot), self.tree.tokens_of(slot)
+            chain = offload.pool.find(key, tokens, 0)
+            n_new = len(tokens) - (chain.end if chain is not None else 0)
+            if n_new < N_COPIED_LEAST or (n_new if offload.can_save_part else len(tokens)) > n_room:
+                continue
+            move = offload.save_of(slot, key, tokens, n_new, is_awaited=True)
+            if move is not None:
+                self._moves.append(move)
+                return True
+        return False
 
     def move_out(self) -> bool:
         """Have what is cached in one slot saved whole, since all cells are to be laid out anew; False when no more is worth it."""

@@ -91,6 +91,10 @@ class PrefixTree:
         free = next((slot for slot in slots if slot not in self._awaited), None)
         return free if free is not None else max(slots, key=lambda slot: min(self._awaited[slot]), default=None)
 
+    def resting(self) -> list[int]:
+        """The resting slots, the longest unused first."""
+        return list(self._resting)
+
     def longest_resting(self) -> int:
         """The resting slot that was unused for longest, awaited or not. There must be one."""
         return next(iter(self._resting))

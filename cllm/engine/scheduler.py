@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from collections.abc import Sequence as Seq
 
 import attrs
@@ -479,6 +479,14 @@ class Scheduler:
         """The step that moves one cached branch to the host, the oldest first; None when none is left. Only while nothing is under way."""
         assert not self._sequences
         return self._former.form([], self.memory.take_moves(), [], 0) if self.memory.retire_oldest() else None
+
+    def plan_copy(self, but: Container[int] = ()) -> Plan | None:
+        """The step that copies one cached branch to the host, the newest first, leaving out slots in `but`; None when none is left.
+
+        Only while nothing is under way.
+        """
+        assert not self._sequences
+        return self._former.form([], self.memory.take_moves(), [], 0) if self.memory.copy_newest(but) else None
 
     def evict_cached(self) -> None:
         """Forget what is kept of ended sequences; the next plan frees it."""

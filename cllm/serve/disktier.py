@@ -56,6 +56,7 @@ class DiskTier:
         self._tree: PieceTree[StoredPiece] = PieceTree()
         self._owed: deque[Piece] = deque()
         self._n_bytes_owed = 0
+        self._spare: deque[tuple[Piece, int]] = deque()  # to be written while nothing else is to do, and when it was of use last, ns
         self._work = trio.Event()
         self._writing = trio.CapacityLimiter(1)
         self._reading = trio.CapacityLimiter(1)
@@ -168,6 +169,18 @@ class DiskTier:
             self.totals.n_lost += 1
         self._work.set()
 
+    def back_up(self, pieces: list[Piece]) -> None:
+        """Have those of `pieces` written that are not on disk, the last ones first, which were of use last; until `back_up_no_more`."""
+        now = time.time_ns()
+        missing = [piece for piece in reversed(pieces) if self._stored_of(piece) is None]
+        self._spare = deque((piece, now - age * TICK_NS) for age, piece in enumerate(missing))
+        if self._spare:
+            self._work.set()
+
+    def back_up_no_more(self) -> None:
+        """There is something else to do; the piece that is being written is written."""
+        self._spare.clear()
+
     async def beside(self, work: Callable[[], Awaitable[None]]) -> None:
         """Write what is offered while `work` runs. Raises: what `work` raises."""
         failure: BaseException | None = None
@@ -186,6 +199,8 @@ class DiskTier:
             await self._work.wait()
             self._work = trio.Event()
             await self.write_owed()
+            while self._spare and not self._owed:
+                await self.write(*self._spare.popleft())
 
     async def write_owed(self) -> None:
         """Write all that is owed."""

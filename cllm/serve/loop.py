@@ -34,6 +34,7 @@ N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs fr
 # Others who come so soon after the one that ended an idle time belong to it; and how long they are waited for at most.
 COMPANIONS_S = 0.05
 SILENCE_S_LEAST, SILENCE_S_MOST = 0.001, 0.006  # after which nobody else is taken to come; timers are no finer
+BACK_UP_AFTER_S = 2.0  # without work, what is cached goes to disk
 PATIENCE = 4.0  # times as long a silence is borne while fewer have come than the last time
 
 
@@ -298,7 +299,11 @@ class StepLoop:
         if self._stopping and not self.scheduler.n_sequences:  # it was told so while cells were laid out, say
             return
         self._work, self._is_idle = trio.Event(), True
+        if self.disk is not None:
+            await self._back_up(self.disk)
         await self._work.wait()
+        if self.disk is not None:
+            self.disk.back_up_no_more()
         self._is_idle = False
         # Requests that came at the same moment are still being read: a step that began without them would keep them waiting for its end.
         for _ in range(N_TURNS_FOR_COMPANIONS):
@@ -310,6 +315,25 @@ class StepLoop:
                 await self._work.wait()
             if self._n_companions == n_before:
                 return
+
+    async def _back_up(self, disk: DiskTier) -> None:
+        """Nobody asks: what is cached is copied to the host, and from there to disk, so that it outlives whatever ends the process.
+
+        Returns as soon as there is work; who comes waits for the copy of one branch at most.
+        """
+        offload = self.scheduler.memory.offload
+        if offload is None:
+            return
+        with trio.move_on_after(BACK_UP_AFTER_S):
+            await self._work.wait()
+        tried: set[int] = set()  # each slot once: a copy may fail
+        while not self._work.is_set() and not self.scheduler.n_sequences:
+            plan = self.scheduler.plan_copy(tried)
+            if plan is None:
+                disk.back_up(offload.pool.pieces())
+                return
+            tried.update(move.slot for move in plan.moves)
+            await self._step(plan)
 
     def _silence_s(self) -> float:
         """How long to wait for one more who comes at the same moment: many who were answered together take a while to ask again."""

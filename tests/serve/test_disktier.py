@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from cllm.config import Settings
 from cllm.engine.hostpool import HostPool, Piece
 from cllm.engine.prefix import Key
 from cllm.engine.prices import Prices
-from cllm.serve import disktier, statefiles
+from cllm.errors import StepFailed
+from cllm.serve import disktier, loop, statefiles
 from cllm.serve.disktier import DiskTier
 from cllm.serve.statefiles import SECRET_NAME, SUFFIX, StateFiles, StoredPiece
 from cllm.testing.engine import RunningEngine
 from cllm.testing.fake import FakeModel
-from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, serving, text_alone
+from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, serving, text_alone, until
 
 KEY, OTHER_KEY = ("", ""), ("salt of somebody", "")
 TEXT = list(range(1000, 1500))
@@ -493,3 +495,76 @@ async def test_a_request_that_shares_nothing_reads_nothing(tmp_path: Path) -> No
     async with serving(FakeModel(), disk=tier) as running:
         await running.engine.recall([make_spec(PROMPT, cache_prompt=False), make_spec(PROMPT, cache_salt="mine")])
     assert tier.totals.n_reads == 0
+
+
+# --- while nothing is to do -------------------------------------------------------------------------------------------
+
+
+async def until_written(tier: DiskTier, n_writes: int) -> None:
+    await until(lambda: tier.totals.n_writes >= n_writes)
+
+
+async def test_what_is_cached_is_written_while_nobody_asks_and_outlives_a_process_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "BACK_UP_AFTER_S", 0.0)
+    tier = open_tier(tmp_path)
+    async with serving(FakeModel(), disk=tier) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(tier.beside, trio.sleep_forever)
+        await answer(running, PROMPT)
+        await until_written(tier, 1)
+        longer = PROMPT + "and a good deal more of it, which is a piece of its own behind the first one"
+        given = await answer(running, longer)
+        assert given.finished.usage.n_cached == len(PROMPT), "the copy left the cells where they were"
+        await until_written(tier, 2)
+        nursery.cancel_scope.cancel()
+    sizes = [path.stat().st_size for path in files(tmp_path)]
+    assert len(sizes) == 2
+    async with serving(FakeModel(), disk=open_tier(tmp_path)) as running:  # nothing was kept at the end of the one before
+        again = await answer(running, longer)
+    assert again.text == text_alone(longer, 8)
+    assert again.finished.usage.n_cached == len(longer) - 1
+
+
+async def test_a_copy_that_fails_is_tried_once_and_the_next_request_does_not_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "BACK_UP_AFTER_S", 0.0)
+    model, tried = FakeModel(), []
+
+    def save(slot: int, start: int = 0) -> bytes:
+        tried.append(slot)
+        raise StepFailed("no memory for a copy")
+
+    monkeypatch.setattr(model, "save", save)
+    async with serving(model, disk=open_tier(tmp_path)) as running:
+        await answer(running, PROMPT)
+        await until(lambda: bool(tried))
+        await trio.testing.wait_all_tasks_blocked()
+        again = await answer(running, PROMPT)
+    assert again.text == text_alone(PROMPT, 8)
+    assert again.finished.usage.n_cached == len(PROMPT) - 1
+
+
+async def test_what_cannot_wait_is_written_before_what_can(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    spare, owed = [piece(TEXT[i:]) for i in (0, 10, 20)], piece(TEXT[30:])
+    async with trio.open_nursery() as nursery:
+        tier.back_up(spare)
+        tier.offer([owed])
+        nursery.start_soon(tier.beside, trio.sleep_forever)
+        await until_written(tier, 4)
+        nursery.cancel_scope.cancel()
+    newest_first = sorted(open_tier(tmp_path)._stored.values(), key=lambda stored: -stored.path.stat().st_mtime_ns)
+    assert [len(stored.tokens) for stored in newest_first] == [470, 480, 490, 500]
+
+
+async def test_it_stops_as_soon_as_there_is_something_else_to_do(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.back_up([piece(TEXT), piece(TEXT[10:])])
+    tier.back_up_no_more()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tier.beside, trio.sleep_forever)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert not files(tmp_path)
