@@ -19,7 +19,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from benchmarks.arguments import positive
+from benchmarks.arguments import model_path, positive
 from benchmarks.load import Pass, closed_loop
 from benchmarks.models import model_file
 from benchmarks.server import ServerProcess
@@ -152,7 +152,7 @@ def report(arguments: argparse.Namespace, results: list[Measured]) -> dict[str, 
 def main(asked: list[str] | None = None) -> None:
     """Measure, print a table, end with one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks against-native", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", help="a GGUF file (default: the qwen3-0.6b shape in Q4_K_M, made on demand)")
+    parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape in Q4_K_M, made on demand)")
     parser.add_argument("--pairs", type=positive, default=5)
     parser.add_argument("--concurrency", type=positive, default=8)
     parser.add_argument("--requests", type=positive, default=40)

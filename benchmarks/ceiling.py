@@ -22,7 +22,7 @@ from typing import Any, Final
 import attrs
 
 from benchmarks import results, stages
-from benchmarks.arguments import numbers, positive
+from benchmarks.arguments import numbers, positive, result_name
 from benchmarks.instant import DrawingModel, InstantModel
 from benchmarks.ladder import spread, tell
 from benchmarks.layers import Counter
@@ -36,7 +36,8 @@ from cllm.serve.logs import configure_logging
 TOP_P: Final = Sampling(name="top_p 0.95", fields=(("temperature", 1.0), ("top_p", 0.95)))
 N_PROMPT: Final = 32
 N_SHORT, N_TOKENS_LEAST = 4, 1000  # requests of so few tokens come in such numbers that a pass takes a while
-OPTIONS: Final = ["--parallel", "256"]
+N_STREAMS_MAX: Final = 256
+OPTIONS: Final = ["--parallel", str(N_STREAMS_MAX)]
 PROFILED: Final = 64  # streams, where they are among those that are measured
 
 # Which layers each stage must pass through; the fakes have nothing of llama.cpp's.
@@ -230,7 +231,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--generated", type=positive, default=200, help="tokens of each answer")
     parser.add_argument("--least", type=positive, default=N_TOKENS_LEAST, help="tokens of a pass of requests of a few tokens")
     parser.add_argument("--turns", type=positive, default=3)
-    parser.add_argument("--name", help="of the result of one fake (default: the fake's)")
+    parser.add_argument("--name", type=result_name, help="of the result of one fake (default: the fake's)")
+    parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
     parser.add_argument("--profile", action="store_true", help="print where the time goes at 64 streams, or the most; keep no result")
 
 
@@ -241,6 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     if asked.streams is None:
         asked.streams = [64] if asked.profile else [1, 8, 64, 256]
+    if max(asked.streams) > N_STREAMS_MAX:
+        parser.error(f"--streams: the server is started for {N_STREAMS_MAX} at once")
     if asked.name and asked.fake == "all":
         parser.error("--name: results of all fakes have their names; say which --fake it is")
     for fake in sorted(FAKES) if asked.fake == "all" else [asked.fake]:
@@ -251,8 +255,9 @@ def _measure(asked: argparse.Namespace) -> None:
     if asked.profile:
         show_profile(profile(asked))
         return
-    settings = {**vars(asked), **FAKES[asked.fake].fields}
-    print(f"\nkept in {results.write('stack', asked.name or asked.fake, settings, run(asked)).name}", file=sys.stderr)
+    told = {key: value for key, value in vars(asked).items() if key != "results"}
+    path = results.write("stack", asked.name or asked.fake, {**told, **FAKES[asked.fake].fields}, run(asked), asked.results)
+    print(f"\nkept in {path.name}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import attrs
 import trio
 
 from benchmarks import results
-from benchmarks.arguments import positive
+from benchmarks.arguments import model_path, positive
 from benchmarks.server import ServerProcess
 from cllm import demo
 from cllm.bench.events import EventReader
@@ -251,7 +251,7 @@ def show(data: dict[str, Any]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
-    parser.add_argument("--model", help="a GGUF file, as it comes (default: the demo model with F32 weights and cells)")
+    parser.add_argument("--model", type=model_path, help="a GGUF file, as it comes (default: the demo model with F32 weights and cells)")
     parser.add_argument("--rounds", type=positive, default=20)
     parser.add_argument("--generated", type=positive, default=120, help="tokens of each answer")
     parser.add_argument("--ctx-size", type=positive, default=4096)

@@ -23,7 +23,7 @@ from typing import Any, Final
 import attrs
 
 from benchmarks import results, stages
-from benchmarks.arguments import numbers, positive
+from benchmarks.arguments import model_path, numbers, positive, result_name
 from benchmarks.layers import Counter
 from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.serving import CountedServer
@@ -260,7 +260,7 @@ def show(rung: dict[str, Any]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a ladder."""
-    parser.add_argument("--model", help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
+    parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
     parser.add_argument("--quantization", default="Q4_K_M", choices=QUANTIZATIONS, help="of the default model")
     parser.add_argument("--concurrency", type=numbers, default=[1, 8, 16], help="as in 1,8,16")
     parser.add_argument("--sampling", default="greedy", choices=sorted(SAMPLINGS), help="plain: temperature 1; usual: 0.8 / 0.95 / 40")
@@ -274,7 +274,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv", choices=["unified", "streams"], default="unified", help="the layout, which is to be the same at all stages")
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--name", default="seed-40x8", help="of the result")
+    parser.add_argument("--name", type=result_name, help="of the result (default: seed-40x8, and what is not as usual)")
+    parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
 
 
 def stage_names(text: str) -> list[str]:
@@ -290,10 +291,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
     asked = parser.parse_args(arguments)
-    if asked.model is None:
-        asked.model = str(model_file("qwen3-0.6b", asked.quantization))
-    settings = {**vars(asked), "model": results.model_facts(Path(asked.model))}
-    print(f"\nkept in {results.write('ladder', asked.name, settings, run(asked)).name}")
+    most = max(asked.concurrency) * (asked.prompt + asked.generated)
+    if most > asked.ctx_size:
+        parser.error(f"--ctx-size: {max(asked.concurrency)} sequences of {asked.prompt} and {asked.generated} tokens take {most} cells")
+    name = asked.name or usual_name(asked)
+    asked.model = str(asked.model or model_file("qwen3-0.6b", asked.quantization))
+    told = {key: value for key, value in vars(asked).items() if key != "results"}
+    settings = {**told, "name": name, "model": results.model_facts(Path(asked.model))}
+    print(f"\nkept in {results.write('ladder', name, settings, run(asked), asked.results).name}")
+
+
+def usual_name(asked: argparse.Namespace) -> str:
+    """What a result is called, so that one of another model, or of fewer requests, does not take its place."""
+    model = asked.model.stem if asked.model else "" if asked.quantization == "Q4_K_M" else asked.quantization
+    load = asked.requests, asked.prompt, asked.generated
+    return "-".join(filter(None, ("seed-40x8" if load == (40, 32, 50) else "{}-requests-of-{}-and-{}".format(*load), model)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import llama_cpp
 import numpy as np
 
 from benchmarks import results
-from benchmarks.arguments import positive
+from benchmarks.arguments import model_path, positive
 from benchmarks.models import model_file
 from benchmarks.native import N_BATCH, FixedBatch, fill, load, new_context
 from cllm.bench.workloads import id_range
@@ -159,7 +159,7 @@ def show(data: dict[str, Any]) -> Iterator[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
-    parser.add_argument("--model", type=Path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
+    parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
     parser.add_argument("--quantization", default="Q4_K_M", help="of the model that is made")
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--cells", type=int, default=120, help="that each sequence holds")

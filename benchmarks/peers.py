@@ -35,7 +35,7 @@ from typing import Any, Final
 import attrs
 
 from benchmarks import results
-from benchmarks.arguments import positive
+from benchmarks.arguments import model_path, positive, seconds
 from benchmarks.contenders import Contender, House, cllm_serve, find_contenders, versions
 from benchmarks.figures import FIGURES, Compared, Figure, compare
 from benchmarks.generator import Generator, Order
@@ -321,7 +321,7 @@ def _best_row(sides: Sequence[Side], figure: Figure) -> dict[str, Any] | None:
 def parser() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", type=Path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
+    parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of the model that is made (default: Q4_K_M; Q8_0 for seed-160x5)")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names with commas between (default: all)")
     parser.add_argument("--pairs", type=positive, default=10)
@@ -335,8 +335,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=positive, help="default: as many as requests at once")
     parser.add_argument("--cells", type=positive, help="KV cells of all slots together (default: what the workload needs)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--goodput-ttft-s", type=float, default=Goal().ttft_s)
-    parser.add_argument("--goodput-itl-s", type=float, default=Goal().itl_s)
+    parser.add_argument("--goodput-ttft-s", type=seconds, default=Goal().ttft_s)
+    parser.add_argument("--goodput-itl-s", type=seconds, default=Goal().itl_s)
     parser.add_argument("--llama-server", default="llama-server", help="the program (default: on PATH)")
     parser.add_argument("--llama-cpp-python", default=sys.executable, help="a Python that has llama_cpp.server (default: this one)")
     parser.add_argument("--ollama", default="ollama", help="the program (default: on PATH)")
@@ -408,8 +408,7 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
             return
         data = run_plan(one, ours, contenders, lambda: bool(asked.ends))
         if not data["sides"]:
-            print(f"{one.name}: nothing was measured, and nothing is written", flush=True)
-            continue
+            raise SystemExit(f"{one.name}: nothing was measured, and nothing is written")
         concurrency = f"c{workload.concurrency}" if asked.concurrency else ""
         name = "-".join(filter(None, (one.name, concurrency, asked.backend, _unusual_model(asked, model), asked.label)))
         path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found, "versions": told}, asked.results)

@@ -38,6 +38,7 @@ import attrs
 import trio
 
 from benchmarks import kills, overhead, results
+from benchmarks.arguments import model_path
 from benchmarks.models import model_file
 from benchmarks.server import ServerProcess
 from cllm.bench.answers import Pass
@@ -457,7 +458,7 @@ def run(name: str, asked: Asked, folder: Path, label: str = "") -> Data:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do the parts that are asked for, and tell what is kept of what was promised."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks promises", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", type=Path, help="a GGUF file (default: the qwen3-0.6b shape in Q4_K_M, made on demand)")
+    parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape in Q4_K_M, made on demand)")
     parser.add_argument("--parts", default=",".join(PARTS), help="names with commas between")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1)

@@ -71,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-plots", action="store_true", help="text alone, without matplotlib")
     asked = parser.parse_args(arguments)
     runs = results.read_all(asked.results)
+    if not runs:
+        parser.error(f"--results: there is none in {asked.results}")
+    if not asked.readme.is_file():
+        parser.error(f"--readme: there is no file {asked.readme}")
     asked.page.parent.mkdir(parents=True, exist_ok=True)
     asked.page.write_text(page(runs), "utf-8")
     asked.readme.write_text(with_table(asked.readme.read_text("utf-8"), runs), "utf-8")

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,16 +46,42 @@ def _few(name: str, n_requests: int) -> Workload:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run everything into a folder that is thrown away. Raises: AssertionError, when something is not as it should be."""
-    argparse.ArgumentParser(prog="python -m benchmarks smoke", description=__doc__.splitlines()[0] if __doc__ else None).parse_args(
-        arguments
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks smoke", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--parts", type=_parts, help=f"these alone, one after the other: {','.join(PARTS)}")
+    parser.add_argument("--folder", type=Path, help="where what they write stays")
+    asked = parser.parse_args(arguments)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        for part in PARTS:
-            part_began = time.monotonic()
-            part(Path(folder))
-            print(f"smoke: {part.__name__.removeprefix('run_')} in {time.monotonic() - part_began:.0f} s")
+    with contextlib.ExitStack() as stack:
+        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if asked.parts:
+            run_parts(asked.parts, folder)
+            return
+        run_lanes(folder)
     print(f"smoke: all ran, in {time.monotonic() - began:.0f} s")
+
+
+def _parts(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := sorted(set(names) - set(PARTS)):
+        raise argparse.ArgumentTypeError(f"no part {unknown[0]}")
+    return names
+
+
+def run_parts(names: Iterable[str], folder: Path) -> None:
+    """One after the other."""
+    for name in names:
+        began = time.monotonic()
+        PARTS[name](folder)
+        print(f"smoke: {name} in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def run_lanes(folder: Path) -> None:
+    """The parts side by side in two processes, since they wait for servers most of the time; then what reads their results."""
+    base = [sys.executable, "-m", "benchmarks.smoke", f"--folder={folder}"]
+    lanes = [subprocess.Popen([*base, f"--parts={','.join(names)}"]) for names in LANES]
+    codes = [lane.wait() for lane in lanes]
+    assert not any(codes), codes
+    run_parts([name for name in PARTS if not any(name in names for names in LANES)], folder)
 
 
 def run_bench(folder: Path) -> None:
@@ -244,10 +270,18 @@ def _images(text: str) -> list[str]:
     return [part.partition(")")[0] for part in text.split("](")[1:] if part.partition(")")[0].endswith(".svg")]
 
 
-PARTS: Final = (
-    run_bench, run_peers, run_overload, run_ladder, run_against_native, run_passes, run_simulation, run_stack, run_kills, run_promises,
-    run_verify, run_report,
-)  # fmt: skip
+PARTS: Final = {
+    part.__name__.removeprefix("run_"): part
+    for part in (
+        run_bench, run_peers, run_overload, run_ladder, run_against_native, run_passes, run_simulation, run_stack, run_kills, run_promises,
+        run_verify, run_report,
+    )
+}  # fmt: skip
+# About as long as each other. What is looked at in them does not depend on how fast they are.
+LANES: Final = (
+    ("bench", "peers", "ladder", "passes", "verify"),
+    ("promises", "overload", "stack", "kills", "against_native", "simulation"),
+)
 
 
 if __name__ == "__main__":

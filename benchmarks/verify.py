@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import results
+from benchmarks.arguments import model_path
 from benchmarks.models import model_file
 
 AS_IT_COMES: Final = "as it comes"
@@ -48,7 +49,7 @@ def show(data: dict[str, Any]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
-    parser.add_argument("--model", type=Path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
+    parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
     parser.add_argument("--quantization", default="Q4_K_M", help="of the model that is made")
     parser.add_argument("--backend", default="openvino", help="that is compared")
     parser.add_argument("--reference", default="llama-cpu", help="the backend that counts as right")

@@ -1,4 +1,4 @@
-"""What the report says in words; its numbers are in the results."""
+"""What the report says in words; its numbers are in the results, but for what was tried on the way and is told as such."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ The longest gap beside a long prompt is one of some thousand: the rule gives a s
 cells, and a machine that holds up steps before the prompt comes, too, as the table below tells, may make any of them longer.
 
 Of two keys, each wait was traced: a quiet request waits for the rest of the step under way, and for the step of its own prompt. Of 60, the
-slowest had come while prompts were computed by themselves for 0.44 s, or were cut into 28 and 4 rows, which is a step more. Since then a step
-in which nobody generates takes a third of a second at most where several keys ask, and such a prompt may end in a step a quarter longer.
-Before, runs of 60 requests had 1.84 to 3.8 steps, as the machine was; what decides are the one or two longest of their waits, so that 150
-are made now. The longest times between tokens of the flood are no steps: the longest step of a traced run took 0.44 s, and whoever gave up a
-place to the quiet key had 2.4 s between two tokens.
+slowest had come while prompts were computed by themselves for 0.44 s, or were cut into 28 and 4 rows, which is a step more. Since then a
+step in which nobody generates takes a third of a second at most where several keys ask, and such a prompt may end in a step a quarter
+longer. Before, runs of 60 requests had 1.84 to 3.8 steps, as the machine was; what decides are the one or two longest of their waits, so
+that 150 are made now. The longest times between tokens of the flood are no steps: the longest step of a traced run took 0.44 s, and whoever
+gave up a place to the quiet key had 2.4 s between two tokens.
 
 The planner with prompts in parts misses its bound where the machine is slow: on another day it had 93 us before what is asked for in every
 plan was worked out once, which took 7 % off in parts, and 18 % in a pool.

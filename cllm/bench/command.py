@@ -84,6 +84,8 @@ def make_order(
         raise SettingsError(f"--rate: the requests of {workload} wait for each other")
     if recipe.n_prompt_late and not is_stream:
         raise SettingsError(f"--no-stream: {workload} is about streams")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise SettingsError("--api-key: must be of printable ASCII characters")
     try:
         target = parse_url(url, api_key or "")
     except ValueError as error:
@@ -93,7 +95,11 @@ def make_order(
     except ValueError as error:
         raise SettingsError(f"--concurrency: {error}") from error
     for name, path in (("json", json_path), ("plot", plot_path)):
-        if path and path != "-" and not os.access(Path(path).parent, os.W_OK):  # better said before the measurement
+        if not path or path == "-":
+            continue
+        if Path(path).is_dir():  # better said before the measurement
+            raise SettingsError(f"--{name}: {path} is a folder")
+        if not os.access(Path(path).parent, os.W_OK):
             raise SettingsError(f"--{name}: cannot write into {Path(path).parent}")
     return Order(
         target=target,

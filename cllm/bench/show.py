@@ -89,6 +89,7 @@ def rows(summary: Summary) -> dict[str, str]:
         **_known("first text of the late one, ms", summary.late_ttft_s, 1000),
         "wall time, s": f"{summary.wall_s:.2f}",
         "client CPU, s": f"{summary.client_cpu_s:.2f}",
+        "client CPU, of a core": f"{summary.client_cpu_share:.0%}",
         **_known("server CPU, s", summary.server_cpu_s),
         **_known("server peak memory, MiB", summary.server_rss_peak_mb),
     }

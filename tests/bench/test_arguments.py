@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 
 from benchmarks import ceiling, ladder, peers
@@ -35,3 +39,31 @@ def test_the_results_of_every_fake_cannot_all_have_one_name(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         ceiling.main(["--name", "mine"])
     assert "--name: results of all fakes have their names; say which --fake it is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "told"),
+    [
+        (peers, ["--model=nowhere.gguf"], "--model: there is no file nowhere.gguf"),
+        (peers, ["--goodput-ttft-s=-1"], "--goodput-ttft-s: '-1' is not a time of more than 0"),
+        (ladder, ["--model=nowhere.gguf"], "--model: there is no file nowhere.gguf"),
+        (ladder, ["--name=../elsewhere"], "--name: '../elsewhere' may have letters"),
+        (ladder, ["--concurrency=1,64"], "--ctx-size: 64 sequences of 32 and 50 tokens take 5248 cells"),
+        (ceiling, ["--streams=1,300"], "--streams: the server is started for 256 at once"),
+    ],
+)
+def test_what_cannot_be_measured_or_kept_is_refused_by_name(
+    command: ModuleType, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    assert told in capsys.readouterr().err
+
+
+def test_a_ladder_on_another_model_or_of_another_load_has_a_name_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.gguf").touch()
+    parser = argparse.ArgumentParser()
+    ladder.add_arguments(parser)
+    asked = [[], [f"--model={tmp_path / 'mine.gguf'}"], ["--quantization=Q8_0", "--requests=12"]]
+    names = [ladder.usual_name(parser.parse_args(one)) for one in asked]
+    assert names == ["seed-40x8", "seed-40x8-mine", "12-requests-of-32-and-50-Q8_0"]

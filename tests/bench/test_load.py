@@ -347,6 +347,21 @@ async def test_a_server_that_answers_nobody_is_one_line_and_exit_code_1() -> Non
     assert done.stderr.decode() == "cllm: no request was answered: 503: full\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--json", "/tmp"), "--json: /tmp is a folder"),
+        (("--plot", "/tmp"), "--plot: /tmp is a folder"),
+        (("--json", "/nowhere/a.json"), "--json: cannot write into /nowhere"),
+        (("--api-key", "ключ"), "--api-key: must be of printable ASCII characters"),
+    ],
+)
+async def test_what_cannot_be_kept_or_sent_is_told_before_anything_is_measured(options: tuple[str, ...], told: str) -> None:
+    done = await bench(Target(host="127.0.0.1", port=9), *options)
+    assert done.returncode == 2
+    assert told in done.stderr.decode()
+
+
 @pytest.mark.skipif(not process.PROC.exists(), reason="processes are read from /proc")
 async def test_a_server_on_this_machine_is_found_by_its_port() -> None:
     async with served(answer) as (target, _):

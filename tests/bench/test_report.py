@@ -337,6 +337,21 @@ def test_readmes_table_and_the_page_are_those_of_the_results_that_are_kept() -> 
         assert (report.PAGE.parent / name).exists(), "run: python -m benchmarks report"
 
 
+def test_no_plot_is_left_of_a_result_that_is_not_there_any_more() -> None:
+    shown = set(re.findall(r"\]\(([^)]+\.svg)\)", report.page(results.read_all())))
+    assert {path.name for path in report.PAGE.parent.glob("*.svg")} == shown
+
+
+def test_without_results_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(before := (ROOT / "README.md").read_text("utf-8"), "utf-8")
+    with pytest.raises(SystemExit):
+        report.main([f"--results={tmp_path / 'nowhere'}", f"--page={tmp_path / 'report.md'}", f"--readme={readme}", "--no-plots"])
+    assert "--results: there is none" in capsys.readouterr().err
+    assert readme.read_text("utf-8") == before
+    assert not (tmp_path / "report.md").exists()
+
+
 def test_tables_and_their_plots_have_a_figure_that_is_measured() -> None:
     assert set(report.MAIN_FIGURES) | set(report.MAIN_OVERLOAD_FIGURES) | set(report.SIDE_FIGURES) <= {f.name for f in peers.FIGURES}
 
