@@ -21,6 +21,7 @@ PACE_DEEP, N_DEEP = 1.5, 256
 # times the tokens/s and gaps at p99 1.4 times as long.
 PRICE_APART = 1.15
 PACE_APART, PACE_APART_MAX = 2.25, 2.5
+N_DEEP_APART = 1024  # cells of a prompt, whose rows are mostly attention then; up to twice as many, either comes down to `PACE_DEEP`
 PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
 # What a step may take so that a prompt of a key with few places ends in it, or in one of a few: a key that asks now and then does not wait
 # many small steps beside one that floods. No longer than `itl_max_s`, or than the usual step would be without that bound.
@@ -185,19 +186,24 @@ class RowBudget:
             worth_s = n_decoding / n_running * decode_s + n_ridden * self._cost.least_row_s
             n_cheap = self._cost.n_rows_efficient(PRICE_APART, beside_s=max(now_s - worth_s, 0.0))
             cheap_s = now_s + self._cost.step_s(n_cheap, 0, 0)
-            adaptive_s = min(max(PACE_APART * decode_s, cheap_s), most * decode_s, self._itl_max_s)
-            room_s = max(adaptive_s - now_s, self._efficient_s(0, 0, depth))
+            share = _share_between(depth, N_DEEP_APART)
+            pace, most = (usual + (PACE_DEEP - usual) * share for usual in (PACE_APART, most))
+            adaptive_s = min(max(pace * decode_s, cheap_s), most * decode_s, self._itl_max_s)
+            room_s = max(adaptive_s - now_s, self._efficient_s(0, 0, depth, n_waiting=n_decoding))
         else:
             room_s = self._itl_target_s - now_s
         return self._cost.n_rows_within(room_s, 0, 0, depth=depth)
 
-    def _efficient_s(self, n_outputs: int, n_cells: int, depth: int) -> float:
-        """Time for the smallest step that is worth its price, which may be the higher deep in a prompt the more answers wait meanwhile."""
+    def _efficient_s(self, n_outputs: int, n_cells: int, depth: int, *, n_waiting: int = 0) -> float:
+        """Time for the smallest step that is worth its price, which may be the higher deep in a prompt the more answers wait meanwhile.
+
+        The step has `n_outputs` of these; `n_waiting` are in another pass.
+        """
         n_rows = self._cost.n_rows_efficient(PRICE)
         efficient_s = self._cost.step_s(n_rows, n_outputs, n_cells)
         if not depth:
             return efficient_s
-        n_rows = self._cost.n_rows_efficient(PRICE * max(n_outputs, 1), depth)
+        n_rows = self._cost.n_rows_efficient(PRICE * max(n_outputs, n_waiting, 1), depth)
         return max(efficient_s, self._cost.step_s(n_rows, n_outputs, n_cells, attended=((n_rows, depth),)))
 
 

@@ -80,7 +80,7 @@ class LayoutChoice:
 
     def ended(self, n_tokens: int, n_max: int) -> None:
         """A sequence has ended with so many tokens; it would have ended with `n_max` in any case."""
-        self._lengths.append(min(int(SPARE * n_tokens), n_max))
+        self._lengths.append(likely_length(n_tokens, n_max))
 
     def grew(self, n_tokens: int) -> None:
         """A sequence has so many tokens, each of which is to have its cell."""
@@ -105,8 +105,8 @@ class LayoutChoice:
         self._lost_s = max(self._lost_s + lost_s, 0.0)
 
     def is_due(self, again_s: float, n_longest: int) -> bool:
-        """Say whether to change now. It takes `again_s` until what is there would be there again, and the longest who is here has
-        `n_longest` tokens.
+        """Say whether to change now. It takes `again_s` until what is there would be there again, and the longest who is here has,
+        or will have, `n_longest` tokens.
         """
         if self.is_apart:
             return self.is_outgrown or self._should_go_back()
@@ -135,3 +135,8 @@ class LayoutChoice:
     def _has_room(self, n_longest: int) -> bool:
         longest = max([n_longest, *self._lengths])  # nobody may have ended yet
         return longest <= self.apart.n_cells_slot and max(self._crowds, default=0) <= self.apart.n_slots
+
+
+def likely_length(n_tokens: int, n_max: int) -> int:
+    """Tokens that a sequence with so many now may come to have, or one like it, if it has no more than `n_max` in any case."""
+    return min(int(SPARE * n_tokens), n_max)

@@ -24,7 +24,7 @@ from cllm.engine.fillers import N_TILE, Fillers
 from cllm.engine.following import Followers, is_of_use, n_computing
 from cllm.engine.gate import CERTAINTY, Behind, Coming, Demand, Gate, Service
 from cllm.engine.hostpool import HostPool
-from cllm.engine.layout import Apart, LayoutChoice
+from cllm.engine.layout import Apart, LayoutChoice, likely_length
 from cllm.engine.memory import Memory, MemoryLimits
 from cllm.engine.offload import Offload
 from cllm.engine.places import Places
@@ -407,7 +407,7 @@ class Scheduler:
         choice = self._choice
         if choice is None or not choice.may_be_due or (self._trials and not choice.is_outgrown):
             return None
-        n_longest = max((len(sequence.tokens) for sequence in self._sequences.values()), default=0)
+        n_longest = max((likely_length(len(sequence.tokens), sequence.n_max) for sequence in self._sequences.values()), default=0)
         if not choice.is_due(self._again_s(), n_longest):
             return None
         return KvLayout.UNIFIED if choice.is_apart else KvLayout.STREAMS

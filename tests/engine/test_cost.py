@@ -4,7 +4,7 @@ import random
 import attrs
 import pytest
 
-from cllm.engine.cost import CostModel
+from cllm.engine.cost import CostModel, one_by_one
 from cllm.engine.curve import DEFAULT_CURVE, Curve
 
 # Two cores, a model of 0.6 billion parameters: seconds of steps without outputs, and what as many outputs add.
@@ -217,7 +217,9 @@ def test_several_rows_of_a_sequence_read_its_cells_together() -> None:
 def test_deep_in_a_prompt_fewer_rows_fit_beside_answers(curve: Curve) -> None:
     cost, answers = model(curve), (1, 8 * 200)
     fitting = {depth: cost.n_rows_within(0.4, 8, 4000, attended=(answers,), depth=depth) for depth in (500, 1000, 2000, 4000)}
-    assert list(fitting.values()) == sorted(fitting.values(), reverse=True)
+    deep = [fitting[depth] for depth in (1000, 2000, 4000)]
+    assert deep == sorted(deep, reverse=True)
+    assert fitting[500] >= fitting[2000]  # attention is little there, and a count is rounded down to where a row is cheap
     assert fitting[500] - 8 > 2 * (fitting[4000] - 8)
     for depth, n_rows in fitting.items():  # and they take no longer than they may
         assert n_rows == 8 or cost.step_s(n_rows, 8, 4000, attended=(answers, (n_rows - 8, depth))) <= 0.401
@@ -234,6 +236,26 @@ def test_where_rows_read_together_they_are_not() -> None:
     cost = model(TILED)
     assert cost.n_rows_efficient(1.5, 4000) >= 32 > cost.n_rows_efficient(1.5)
     assert cost.n_rows_efficient(10.0, 4000) < 8
+
+
+def test_rows_that_do_not_fill_a_tile_read_one_by_one_and_take_longer_than_a_full_one() -> None:
+    cost = model(TILED)
+
+    def attention_s(n: int) -> float:
+        return cost.step_s(n, 0, 4000, attended=((n, 4000),)) - cost.step_s(n, 0, 4000)
+
+    assert attention_s(32) == pytest.approx(2 * attention_s(16))
+    assert attention_s(48) > 1.5 * attention_s(64)
+    assert attention_s(64 + 48) == pytest.approx(2 * attention_s(64)), "behind a full one, the rest is another"
+    assert cost.n_rows_efficient(1.5, 4000) == 64
+    assert cost.deeper(100, 2000, 2000) == 100
+    assert 64 < cost.deeper(128, 2000, 3000) < 96, "a tile, and as many as fit one by one"
+
+
+def test_of_few_rows_those_that_were_measured_alone_count() -> None:
+    assert one_by_one(((1, 1e-5),)) == ((1, 1e-5),)
+    assert one_by_one(((64, 1e-4),)) == ((64, 1e-4),)
+    assert one_by_one(((16, 1e-5), (64, 1e-4))) == ((16, 1e-5), (64, 1e-4)), "a tile is no cheaper"
 
 
 def test_room_at_one_depth_is_less_room_deeper() -> None:

@@ -1,0 +1,42 @@
+"""How many rows a step may have where scenarios say too little: deep in a long prompt, on a curve as measured on two cores."""
+
+from __future__ import annotations
+
+import pytest
+
+from cllm.engine.budget import RowBudget
+from cllm.engine.cost import CostModel
+from cllm.engine.curve import Curve
+
+CURVE = Curve(
+    rows=[(1, 0.013), (2, 0.02), (4, 0.038), (8, 0.071), (12, 0.097), (16, 0.095), (32, 0.2), (64, 0.3), (128, 0.6), (512, 2.5)],
+    outputs=[(1, 0.003), (8, 0.01)],
+    attended=[(1, 3.5e-5), (16, 1.7e-4), (64, 2.1e-4)],
+)
+N_DECODING, N_CELLS_EACH = 7, 150
+
+
+def budget_on(curve: Curve, *, apart: bool) -> tuple[CostModel, RowBudget]:
+    cost = CostModel(curve, n_rows_max=512, apart=apart)
+    return cost, RowBudget(cost, n_rows_max=512, n_rows_fixed=None, itl_target_s=None, apart=apart)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_beside_many_answers_a_step_deep_in_a_prompt_is_not_much_longer_than_they_take_alone(apart: bool) -> None:
+    cost, budget = budget_on(CURVE, apart=apart)
+    n_attended = N_DECODING * N_CELLS_EACH
+    singles = (N_DECODING + 1,) if apart else ()
+    usual_s = cost.step_s(N_DECODING, N_DECODING, n_attended, attended=((1, n_attended),))
+    for depth in (2048, 3000, 4000):
+        n_cells = n_attended + depth
+        n_rows = budget.n_rows(N_DECODING, N_DECODING + 1, n_cells, n_owed=4000, n_attended=n_attended, depth=depth, singles=singles)
+        prompt = (n_rows - N_DECODING, depth)
+        step_s = cost.step_s(n_rows, N_DECODING + 1, n_cells, attended=((1, n_attended), prompt))
+        assert step_s < 4 * usual_s, prompt
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("depth", [1000, 2000, 4000])
+def test_while_nobody_generates_a_long_prompt_is_computed_in_full_tiles(depth: int, apart: bool) -> None:
+    _, budget = budget_on(CURVE, apart=apart)
+    assert budget.n_rows(0, 1, depth, n_owed=3000, depth=depth) % 64 == 0
