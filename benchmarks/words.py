@@ -165,8 +165,8 @@ texts at p90 after 0.26 of the time.
 A long prompt among short ones is where small steps cost most. Rows of a sequence that do not fill a tile of 64 read what is before them one
 by one: two thousand tokens deep, sixteen take 0.36 s for that and sixty-four 0.42. In steps of which the others take little notice only few
 go, so that the prompt takes nearly three times as long as at once, and a third to half of the tokens/s is lost. In turn the others' longest
-wait is 0.5 s, where they wait 44 s for the whole prompt there. Until the end of these others; from then on it goes in full tiles. Who would
-rather have it sooner says a longer `--itl-target-ms`.
+wait is 0.5 s, where they wait 44 s for the whole prompt there. Once they have ended, it goes in full tiles. Who would rather have it sooner
+says a longer `--itl-target-ms`.
 
 Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the change, in
 which everybody's cells go to the host and back. In two pairs they have 0.98 and 1.08 of the tokens/s and first texts after a third of the
