@@ -161,13 +161,13 @@ class Gate:
             raise QuotaExceeded(message, retry_after_s=self._next_end_s(share))
 
     def _check_queue(self, share: Share, demand: Demand) -> None:
-        """A full queue still takes who finds less than its size of others as urgent, and from a key with less than its part of it, or with
-        nothing in it, so that neither the less urgent nor a key shuts the others out: twice its size at most.
+        """A full queue still takes who finds less than its size of others as urgent, and from a key with less than its part of it, so that
+        neither the less urgent nor a key shuts the others out: twice its size at most.
         """
         n_waiting = sum(other.n_coming + other.n_waiting for other in self._shares) + demand.n_sequences
         finds_room = n_waiting - demand.behind.n_waiting <= self._n_waiting_max
         if n_waiting <= 2 * self._n_waiting_max and (
-            finds_room or share.n_coming + share.n_waiting + demand.n_sequences <= max(self._n_waiting_max * self._part(share), 1.0)
+            finds_room or share.n_coming + share.n_waiting + demand.n_sequences <= self._n_waiting_max * self._part(share)
         ):
             return
         ahead = demand.behind if n_waiting <= 2 * self._n_waiting_max else NOBODY  # of those behind, some must have gone then, too
