@@ -47,16 +47,13 @@ def _few(name: str, n_requests: int) -> Workload:
 def main(arguments: list[str] | None = None) -> None:
     """Run everything into a folder that is thrown away. Raises: AssertionError, when something is not as it should be."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks smoke", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--parts", type=_parts, help=f"these alone, one after the other: {','.join(PARTS)}")
+    parser.add_argument("--parts", type=_parts, help=f"these alone: {','.join(PARTS)}")
     parser.add_argument("--folder", type=Path, help="where what they write stays")
     asked = parser.parse_args(arguments)
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if asked.parts:
-            run_parts(asked.parts, folder)
-            return
-        run_lanes(folder)
+        run_parts(asked.parts or PARTS, folder)
     print(f"smoke: all ran, in {time.monotonic() - began:.0f} s")
 
 
@@ -73,15 +70,6 @@ def run_parts(names: Iterable[str], folder: Path) -> None:
         began = time.monotonic()
         PARTS[name](folder)
         print(f"smoke: {name} in {time.monotonic() - began:.0f} s", flush=True)
-
-
-def run_lanes(folder: Path) -> None:
-    """The parts side by side in two processes, since they wait for servers most of the time; then what reads their results."""
-    base = [sys.executable, "-m", "benchmarks.smoke", f"--folder={folder}"]
-    lanes = [subprocess.Popen([*base, f"--parts={','.join(names)}"]) for names in LANES]
-    codes = [lane.wait() for lane in lanes]
-    assert not any(codes), codes
-    run_parts([name for name in PARTS if not any(name in names for names in LANES)], folder)
 
 
 def run_bench(folder: Path) -> None:
@@ -277,11 +265,6 @@ PARTS: Final = {
         run_verify, run_report,
     )
 }  # fmt: skip
-# About as long as each other. What is looked at in them does not depend on how fast they are.
-LANES: Final = (
-    ("bench", "peers", "ladder", "passes", "verify"),
-    ("promises", "overload", "stack", "kills", "against_native", "simulation"),
-)
 
 
 if __name__ == "__main__":
