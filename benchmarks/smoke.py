@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,30 +46,16 @@ def _few(name: str, n_requests: int) -> Workload:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run everything into a folder that is thrown away. Raises: AssertionError, when something is not as it should be."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks smoke", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--parts", type=_parts, help=f"these alone: {','.join(PARTS)}")
-    parser.add_argument("--folder", type=Path, help="where what they write stays")
-    asked = parser.parse_args(arguments)
+    argparse.ArgumentParser(prog="python -m benchmarks smoke", description=__doc__.splitlines()[0] if __doc__ else None).parse_args(
+        arguments
+    )
     began = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        run_parts(asked.parts or PARTS, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        for part in PARTS:
+            part_began = time.monotonic()
+            part(Path(folder))
+            print(f"smoke: {part.__name__.removeprefix('run_')} in {time.monotonic() - part_began:.0f} s")
     print(f"smoke: all ran, in {time.monotonic() - began:.0f} s")
-
-
-def _parts(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := sorted(set(names) - set(PARTS)):
-        raise argparse.ArgumentTypeError(f"no part {unknown[0]}")
-    return names
-
-
-def run_parts(names: Iterable[str], folder: Path) -> None:
-    """One after the other."""
-    for name in names:
-        began = time.monotonic()
-        PARTS[name](folder)
-        print(f"smoke: {name} in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def run_bench(folder: Path) -> None:
@@ -258,13 +244,10 @@ def _images(text: str) -> list[str]:
     return [part.partition(")")[0] for part in text.split("](")[1:] if part.partition(")")[0].endswith(".svg")]
 
 
-PARTS: Final = {
-    part.__name__.removeprefix("run_"): part
-    for part in (
-        run_bench, run_peers, run_overload, run_ladder, run_against_native, run_passes, run_simulation, run_stack, run_kills, run_promises,
-        run_verify, run_report,
-    )
-}  # fmt: skip
+PARTS: Final = (
+    run_bench, run_peers, run_overload, run_ladder, run_against_native, run_passes, run_simulation, run_stack, run_kills, run_promises,
+    run_verify, run_report,
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class MemoryLimits:
     n_slots: int
     can_share: bool = False  # see cllm.backend.Capabilities
     can_trim: bool = False
-    copies_slots: bool = False  # whether a slot may be copied whole, each having cells of its own
+    copies_slots: bool = False  # whether a slot may be copied whole; the copy has cells of its own
 
     @property
     def n_cells_slot(self) -> int:
@@ -594,7 +594,7 @@ class Memory:
         return Way.ADOPT if tail <= (self.tree.is_awaited(oldest), self.tree.n_alone(oldest)) else Way.SHARE
 
     def _way_apart(self, n_tokens: int, slot: int, *, may_adopt: bool) -> Way | None:
-        """Where each slot has cells of its own: into an empty slot a copy, else on in the slot, else a copy in place of another."""
+        """Where slots share no part of their cells: into an empty slot a copy, else on in the slot, else a copy in place of another."""
         pays = self.limits.copies_slots and n_tokens >= self.n_copied_least
         if pays and self.cells.n_free_slots:
             return Way.COPY
@@ -672,7 +672,8 @@ class Memory:
             self._moves.append(Trim(slot, n_keep))
 
     def _copy(self, sequence: Sequence, source: int, n_tokens: int) -> None:
-        """The copy has cells of its own, in a part of memory that is the slot's own, so that room is no question."""
+        """The copy has cells of its own. In a part of memory that is the slot's own there is room; in one pool, what is cached makes way."""
+        self._make_room(n_tokens)
         n_source = self._n_in(source)
         self._moves.append(Share(sequence.slot, source, n_source))
         if n_source > n_tokens:
