@@ -358,7 +358,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each workload; write a result for each."""
     asked = parser().parse_args(arguments)
-    asked.ends = []
+    asked.ends, asked.missing = [], []
     workloads = _workloads(asked)
     before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.ends.append(number))
     try:
@@ -367,6 +367,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _run_workload(asked, asked.model or model_file("qwen3-0.6b", quantization), workload)
     finally:
         signal.signal(signal.SIGTERM, before)
+    if asked.missing:
+        raise SystemExit(f"not measured: {', '.join(asked.missing)}")
 
 
 def _workloads(asked: argparse.Namespace) -> list[Workload]:
@@ -408,7 +410,9 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
             return
         data = run_plan(one, ours, contenders, lambda: bool(asked.ends))
         if not data["sides"]:
-            raise SystemExit(f"{one.name}: nothing was measured, and nothing is written")
+            asked.missing.append(one.name)
+            print(f"{one.name}: nothing was measured, and nothing is written", flush=True)
+            continue
         concurrency = f"c{workload.concurrency}" if asked.concurrency else ""
         name = "-".join(filter(None, (one.name, concurrency, asked.backend, _unusual_model(asked, model), asked.label)))
         path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found, "versions": told}, asked.results)

@@ -52,8 +52,8 @@ class BatchFormer:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use.
 
         Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. Prompts in `meetings` stop after so many
-        tokens, where others go on with them, when nobody generates: who began to generate before would leave these the room of a step
-        beside answers.
+        tokens, where others go on with them: when nobody generates, since who began to before would leave these the room of a step beside
+        answers, and always where slots cannot be cut.
         """
         decoding = [sequence for sequence in running if sequence.phase is DECODE]
         self._add_decoding(decoding)
@@ -302,5 +302,5 @@ def _prefill_rank(n_prefilled: int, sequence: Sequence) -> tuple[int, bool, floa
 
 
 def n_owed(sequence: Sequence) -> int:
-    """Rows that a sequence needs before its next token can be drawn."""
+    """Rows that a sequence needs before its next token can be drawn. Written out where it is asked for of every prompt in every plan."""
     return len(sequence.tokens) - sequence.n_computed

@@ -27,15 +27,15 @@ PRICE = 1.5  # in any case as long as the smallest step in which a row costs at 
 # many small steps beside one that floods. No longer than `itl_max_s`, or than the usual step would be without that bound.
 PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
 # So much longer may it be if the prompt ends in it: a few rows that are left cost a step of their own, and the prompt waits for both. Of 60
-# prompts of 32 rows beside a flood, the four slowest had been cut into 27 or 28 rows and the rest, which took two steps of 0.2 s and more.
+# prompts of 32 rows beside a flood, the four slowest had been cut into 27 or 28 rows and the rest, which took 0.38 to 0.48 s in two steps.
 PACE_LIGHT_END = 1.25
 # When nobody generates, only a newcomer waits for a step's end. If all prompts that are here end in it, they generate together from then
 # on, where half of them would let the others wait in small steps: eight that came at once had 1.06 times the tokens/s. It may take so long
 # in any case, and where only one key asks, for short prompts until what comes last: no longer than so many steps in which all generate.
 ALONE_S, ALONE_ALL_S = 0.5, 1.0
 N_STEPS_ALONE, ALONE_SHORT_S = 24, 3.0
-# Where several keys ask, one that asks now and then finds such a step under way, too, and waits for its end before its own begins: the
-# longest waits beside a key that floods were for steps of 0.4 to 0.5 s, in which prompts were computed while nobody generated.
+# Where several keys ask, one that asks now and then finds such a step under way, too, and waits for its end before its own begins: of 60
+# waits beside a key that floods, the longest was for one of 0.44 s.
 ALONE_KEYS_S = 0.35
 
 

@@ -672,7 +672,7 @@ class Memory:
             self._moves.append(Trim(slot, n_keep))
 
     def _copy(self, sequence: Sequence, source: int, n_tokens: int) -> None:
-        """The copy has cells of its own. In a part of memory that is the slot's own there is room; in one pool, what is cached makes way."""
+        """The copy has cells of its own. In a slot's own part of memory there is room; in one pool, what is cached makes way."""
         self._make_room(n_tokens)
         n_source = self._n_in(source)
         self._moves.append(Share(sequence.slot, source, n_source))

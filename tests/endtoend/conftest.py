@@ -10,7 +10,7 @@ import pytest
 from cllm import demo
 from cllm.backend import FlashAttention, KvLayout, ModelSpec, StepModel
 from cllm.registry import load_backend
-from cllm.testing.tiny import expand_to_f32
+from cllm.testing.tiny import expand_to_f32, make_tiny_gguf
 
 LoadModel = Callable[..., StepModel]
 
@@ -50,3 +50,16 @@ def load_exact(exact_file: Path) -> Iterator[LoadModel]:
     yield load
     for model in loaded:
         model.close()
+
+
+@pytest.fixture
+def load_tiny(load_exact: LoadModel, tmp_path: Path) -> LoadModel:
+    """The same for a tiny model with random weights: `load_tiny(n_cells, architecture, layout)`, for 8 sequences at once."""
+
+    def load(n_cells: int, architecture: str, layout: KvLayout) -> StepModel:
+        path = tmp_path / f"{architecture}.gguf"
+        if not path.exists():
+            make_tiny_gguf(path, architecture)
+        return load_exact(n_cells, path=path, layout=layout, n_live=8)
+
+    return load

@@ -15,7 +15,7 @@ from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.registry import load_backend
-from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
+from cllm.testing.tiny import ARCHITECTURES
 from cllm.text.template import ChatTemplate
 from tests.endtoend.conftest import LoadModel, load_exact_model
 from tests.endtoend.running import Text, alone, make_scheduler, run
@@ -146,12 +146,8 @@ def agree_up_to_a_near_tie(one: Text, other: Text) -> bool:
 
 @pytest.mark.parametrize("layout", [KvLayout.UNIFIED, KvLayout.STREAMS])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_kind_of_memory_gives_what_each_request_gives_alone(
-    load_exact: LoadModel, tmp_path: Path, architecture: str, layout: KvLayout
-) -> None:
-    path = tmp_path / f"{architecture}.gguf"
-    make_tiny_gguf(path, architecture)
-    model = load_exact(4096, path=path, layout=layout, n_live=8)
+def test_every_kind_of_memory_gives_what_each_request_gives_alone(load_tiny: LoadModel, architecture: str, layout: KvLayout) -> None:
+    model = load_tiny(4096, architecture, layout)
     rng = random.Random(3)
     specs = [
         SequenceSpec(
@@ -173,11 +169,9 @@ def test_every_kind_of_memory_gives_what_each_request_gives_alone(
 @pytest.mark.parametrize("layout", [KvLayout.UNIFIED, KvLayout.STREAMS])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_in_every_kind_of_memory_what_prompts_have_in_common_is_computed_once(
-    load_exact: LoadModel, tmp_path: Path, architecture: str, layout: KvLayout
+    load_tiny: LoadModel, architecture: str, layout: KvLayout
 ) -> None:
-    path = tmp_path / f"{architecture}.gguf"
-    make_tiny_gguf(path, architecture)
-    model = load_exact(4096, path=path, layout=layout, n_live=8)
+    model = load_tiny(4096, architecture, layout)
     rng = random.Random(4)
     prefix, *ends = [[rng.randrange(40, 250) for _ in range(n)] for n in (150, 30, 40, 50)]
     prompts = [prefix + ends[0]] * 3 + [prefix + end for end in ends[1:]]

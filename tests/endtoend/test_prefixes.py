@@ -14,7 +14,7 @@ from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
-from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
+from cllm.testing.tiny import ARCHITECTURES
 from tests.clock import tick
 from tests.endtoend.conftest import LoadModel, load_exact_model
 from tests.endtoend.running import Text, alone, make_scheduler, run, take
@@ -167,12 +167,8 @@ def test_whatever_is_preempted_cancelled_and_evicted_in_between(
 
 @pytest.mark.parametrize("layout", [KvLayout.UNIFIED, KvLayout.STREAMS])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_in_every_kind_of_memory_the_next_turn_computes_only_what_is_new(
-    load_exact: LoadModel, tmp_path: Path, architecture: str, layout: KvLayout
-) -> None:
-    path = tmp_path / f"{architecture}.gguf"
-    make_tiny_gguf(path, architecture)
-    model, other = (load_exact(2048, path=path, layout=layout, n_live=8) for _ in range(2))
+def test_in_every_kind_of_memory_the_next_turn_computes_only_what_is_new(load_tiny: LoadModel, architecture: str, layout: KvLayout) -> None:
+    model, other = (load_tiny(2048, architecture, layout) for _ in range(2))
     scheduler = make_scheduler(model, row_budget=24, n_live_max=8)
     rng = random.Random(3)
     conversations = [[rng.randrange(40, 250) for _ in range(rng.randrange(5, 40))] for _ in range(6)]
