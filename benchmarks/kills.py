@@ -27,7 +27,7 @@ import attrs
 import trio
 
 from benchmarks import results
-from benchmarks.arguments import model_path, positive
+from benchmarks.arguments import model_path, positive, result_name
 from benchmarks.server import ServerProcess
 from cllm import demo
 from cllm.bench.events import EventReader
@@ -257,7 +257,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ctx-size", type=positive, default=4096)
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
-    parser.add_argument("--name", help="of the result (default: exact, or the file's)")
+    parser.add_argument("--name", type=result_name, help="of the result (default: exact, or the file's)")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,7 +20,7 @@ import llama_cpp
 import numpy as np
 
 from benchmarks import results
-from benchmarks.arguments import model_path, positive
+from benchmarks.arguments import model_path, positive, result_name
 from benchmarks.models import model_file
 from benchmarks.native import N_BATCH, FixedBatch, fill, load, new_context
 from cllm.bench.workloads import id_range
@@ -166,7 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calls", type=int, default=9, help="of each shape")
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--label", default="", help="goes into the name of the result")
+    parser.add_argument("--label", type=result_name, help="goes into the name of the result")
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
 
 

@@ -35,7 +35,7 @@ from typing import Any, Final
 import attrs
 
 from benchmarks import results
-from benchmarks.arguments import model_path, positive, seconds
+from benchmarks.arguments import model_path, positive, result_name, seconds
 from benchmarks.contenders import Contender, House, cllm_serve, find_contenders, versions
 from benchmarks.figures import FIGURES, Compared, Figure, compare
 from benchmarks.generator import Generator, Order
@@ -350,7 +350,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="ours with other options as one more peer, as in --beside='--kv unified'; with '' to see how much equal servers differ",
     )
-    parser.add_argument("--label", default="", help="goes into the names of the results")
+    parser.add_argument("--label", type=result_name, help="goes into the names of the results")
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
     return parser
 

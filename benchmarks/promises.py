@@ -38,7 +38,7 @@ import attrs
 import trio
 
 from benchmarks import kills, overhead, results
-from benchmarks.arguments import model_path
+from benchmarks.arguments import model_path, result_name
 from benchmarks.models import model_file
 from benchmarks.server import ServerProcess
 from cllm.bench.answers import Pass
@@ -446,7 +446,7 @@ PARTS: Final[dict[str, Callable[[Asked], Part]]] = {
 OWN_MODEL: Final = {"over-commit": {"name": "demo, F32"}, "planner": {"name": "a fake one"}}  # whatever model is asked for
 
 
-def run(name: str, asked: Asked, folder: Path, label: str = "") -> Data:
+def run(name: str, asked: Asked, folder: Path, label: str | None = None) -> Data:
     """Do one part, keep its result, and return its `data`."""
     print(f"{name}:", file=sys.stderr, flush=True)
     data = PARTS[name](asked).page()
@@ -462,7 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help="names with commas between")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--label", default="", help="goes into the names of the results")
+    parser.add_argument("--label", type=result_name, help="goes into the names of the results")
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
     told_to = parser.parse_args(arguments)
     names = told_to.parts.split(",")

@@ -29,8 +29,8 @@ README: Final = ROOT / "README.md"
 BEGIN: Final = "<!-- benchmarks: written by `python -m benchmarks report` -->"
 END: Final = "<!-- benchmarks: end -->"
 
-MAIN_FIGURES: Final = ("tokens/s", "first text p90, ms", "between texts p99, ms")
-MAIN_OVERLOAD_FIGURES: Final = ("good requests/s", "first text p90, ms")
+MAIN_FIGURES: Final[tuple[str, ...]] = ("tokens/s", "first text p90, ms", "between texts p99, ms")
+MAIN_OVERLOAD_FIGURES: Final[tuple[str, ...]] = ("good requests/s", "first text p90, ms")
 SIDE_FIGURES: Final = (
     "tokens/s", "good requests/s", "first text p50, ms", "first text p99, ms", "between texts p50, ms", "between texts p99, ms",
     "whole answer p99, ms", "longest wait of the others, ms", "server CPU per token, ms", "server peak memory, MiB",
@@ -487,7 +487,7 @@ def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[s
     return _title(run), figure, beside, _ratio(row), f"at {'least' if is_least else 'most'} {bound:g}", verdict
 
 
-def _main_figures(run: Run) -> Sequence[str]:
+def _main_figures(run: Run) -> tuple[str, ...]:
     return MAIN_OVERLOAD_FIGURES if run["settings"].get("rate") else MAIN_FIGURES
 
 
@@ -654,9 +654,7 @@ def readme_table(runs: Sequence[Run]) -> str:
         parts.append(
             table(("", "bare llama.cpp, tokens/s", "streamed over HTTP", "ratio, of each turn", "of its steps' time in llama.cpp"), ladder)
         )
-    peers = [row for run in beside_others(runs) for row in _readme_peers(run)]
-    if peers:
-        parts.append(table(BESIDE_HEAD, peers))
+    parts.extend(_readme_peers(beside_others(runs)))
     return "\n".join(parts) or "No run of the ladder on a real model and no comparison with other servers is kept yet.\n"
 
 
@@ -671,9 +669,25 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
     return rows
 
 
-def _readme_peers(run: Run) -> list[tuple[str, ...]]:
-    wanted = _main_figures(run)
-    return _main_rows(run, wanted[:1] if run["settings"].get("ours") else wanted)  # of another engine the rest is on the page
+def _readme_peers(runs: Sequence[Run]) -> list[str]:
+    """A line for each comparison, in a table for those of which the same figures count."""
+    lines: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for run in runs:
+        wanted = _main_figures(run)
+        wanted = wanted[:1] if run["settings"].get("ours") else wanted  # of another engine the rest is on the page
+        rows = {row["figure"]: row for row in _best(run)}
+        if (first := rows.get(wanted[0])) is not None:
+            ratios = (f"{_ratio(row)} {row['verdict']}" if (row := rows.get(name)) else UNKNOWN for name in wanted)
+            among = _n_settings(run["data"]["sides"])
+            line = (_title(run), number(first["ours"]), number(first["theirs"]), *ratios, among, str(first["n_pairs"]))
+            lines.setdefault(wanted, []).append(line)
+    return [table(_readme_head(wanted), some) for wanted, some in lines.items()]
+
+
+def _readme_head(wanted: tuple[str, ...]) -> tuple[str, ...]:
+    first, *_ = wanted
+    ratios = (f"ratio of {name.removesuffix(', ms')} (95 %)" for name in wanted)
+    return ("workload", f"cLLM, {first}", f"best of the others, {first}", *ratios, "measured", "pairs")
 
 
 # --- forms -------------------------------------------------------------------------------------------------------------

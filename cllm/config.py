@@ -215,7 +215,9 @@ class Settings:
         _at_least(0),
     )
     cache_dir: Annotated[str | None, MEMORY] = _setting(
-        None, "a folder for what leaves that memory: prefixes outlive the server (default: none)", _not_empty
+        None,
+        "a folder for what leaves that memory, and for what is cached while nobody asks: prefixes outlive the server (default: none)",
+        _not_empty,
     )
     cache_dir_mb: Annotated[int, MEMORY] = _setting(8192, "size limit of that folder, MiB", _at_least(1))
     cache_type_k: Annotated[CacheType, MEMORY, _short("-ctk")] = _setting("f16", "number format of the cached keys")

@@ -24,7 +24,7 @@ PACE_APART, PACE_APART_MAX = 2.25, 2.5
 N_DEEP_APART = 1024  # cells of a prompt, whose rows are mostly attention then; up to twice as many, either comes down to `PACE_DEEP`
 PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
 # What a step may take so that a prompt of a key with few places ends in it, or in one of a few: a key that asks now and then does not wait
-# many small steps beside one that floods. No longer than `itl_max_s`, or than the usual step would be without that bound.
+# many small steps beside one that floods. No longer than `itl_max_s`, or than the usual step would be without that bound, but for its end.
 PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
 # So much longer may it be if the prompt ends in it: a few rows that are left cost a step of their own, and the prompt waits for both. Of 60
 # prompts of 32 rows beside a flood, the four slowest had been cut into 27 or 28 rows and the rest, which took 0.38 to 0.48 s in two steps.
@@ -148,7 +148,10 @@ class RowBudget:
             most_s, fast_s = max(ALONE_ALL_S, min(N_STEPS_ALONE * generating_s, ALONE_SHORT_S)), ALONE_S
         if n_owed <= self._n_rows_max and self._cost.step_s(n_owed, n_running, n_cells, attended=((n_owed, depth),)) <= most_s:
             return n_owed
-        return self._cost.n_rows_fastest(max(fast_s, self._efficient_s(0, n_cells, depth)), depth)
+        # What is worth its price goes in any case. By time alone it might not fit: what steps of that size took last is known at once, but
+        # not to the choice among sizes, and after one that was slow a long prompt went on row by row.
+        n_rows = self._cost.n_rows_fastest(max(fast_s, self._efficient_s(0, n_cells, depth)), depth)
+        return max(n_rows, self._cost.n_rows_efficient(PRICE, depth))
 
     def _adaptive_s(self, n_running: int, n_cells: int, n_attended: int, n_deep: int, usual: float) -> float:
         """Time for a step that slows running answers down to two fifths at most.

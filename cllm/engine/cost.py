@@ -151,7 +151,7 @@ class CostModel:
 
     def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
         """Seconds to compute the first `n_rows` rows of a prompt by themselves, in steps of the size that is cheapest for each row."""
-        size = max(self.n_rows_fastest(math.inf), 1)
+        size = max(self.n_rows_fastest(math.inf, n_rows // 2), 1)  # half of them are before a row, in the mean
         n_full, n_rest = divmod(n_rows, size)
         n_together = min(size, n_rows)
         attended_s = self._scale * self._read_s(n_together) * n_rows * n_rows / (2 * n_together) if n_rows else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 import attrs
 
@@ -105,12 +106,17 @@ def n_computing(sequence: Sequence, running: list[Sequence]) -> int:
     return n if n >= N_COMMON_LEAST else 0
 
 
-def is_of_use(prompts: list[Sequence], sequence: Sequence) -> bool:
-    """Whether `sequence` begins with rows that one of `prompts` owes still."""
+def is_of_use(prompts: Seq[tuple[Sequence, int]], sequence: Sequence, *, can_trim: bool) -> bool:
+    """Whether `sequence` can go on from the rows that a step computes of one of `prompts`, given with their numbers.
+
+    Where cells cannot be trimmed, it must begin with all of them.
+    """
+    if not sequence.may_share:
+        return False
     n_shareable = sequence.n_shareable
     return any(
-        n_common(one.tokens, sequence.tokens, 0, n_shareable) >= max(one.n_computed + 1, N_COMMON_LEAST)
-        for one in prompts
+        n_common(one.tokens, sequence.tokens, 0, n_shareable) >= max(one.n_computed + (1 if can_trim else n_rows), N_COMMON_LEAST)
+        for one, n_rows in prompts
         if _could_share(one, sequence)
     )
 

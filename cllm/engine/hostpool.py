@@ -72,8 +72,11 @@ class HostPool:
     def __contains__(self, piece: Piece) -> bool:
         return piece in self._pieces
 
-    def put(self, piece: Piece) -> None:
-        """Keep `piece`; what nobody waits for and was unused for longest makes room. One that is larger than the pool is not kept."""
+    def put(self, piece: Piece, *, is_spare: bool = False) -> None:
+        """Keep `piece`; what nobody waits for and was unused for longest makes room. One that is larger than the pool is not kept.
+
+        Nothing makes room for one that `is_spare`: it is evicted at once.
+        """
         if piece.start and not self.takes_parts:
             return
         if piece.n_bytes > self.n_bytes_max or self.covers(piece.key, piece.tokens, piece.start, in_one=not piece.start):
@@ -86,7 +89,9 @@ class HostPool:
         if self.can_cut:
             for other in self._tree.within(piece):
                 self.discard(other)
-        if self.n_bytes > self.n_bytes_max:
+        if self.n_bytes > self.n_bytes_max and is_spare:
+            self._evict(piece)
+        elif self.n_bytes > self.n_bytes_max:
             self._make_room()
 
     def _make_room(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 import attrs
@@ -22,7 +22,8 @@ N_EVICT_MOST = 256  # that one step moves to the host unasked, or saves for a fe
 N_AWAITED_MOST = 256  # who wait, whose pieces on the host are kept before others: they are looked for whenever one must go
 N_TAIL_FORGONE = 16  # cells beyond a match that are not worth a slot of their own: less than a step's rows
 N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
-N_COPIED_LEAST = 64  # new cells of a cached branch for which a copy on the host and a file of its own are worth it
+N_COPIED_LEAST = 64  # new cells of a cached branch for which a copy and a file of its own are worth it
+SHARE_COPIED_LEAST = 0.25  # of a branch that is new, where only the whole of it can be copied, into one more file as large
 # Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's
 # whole part of the cells, however few of them are in use.
 COPY_GAIN = 32
@@ -374,24 +375,24 @@ class Memory:
             self._evict_slot(slot)
         return slot is not None
 
-    def copy_newest(self, but: Container[int] = ()) -> bool:
-        """Have the newest branch that is not on the host copied there, as far as it is not; False when none is worth it, or has room.
+    def copy_newest(self, tried: set[int], n_stored: Callable[[Key, list[int]], int]) -> bool:
+        """Have the newest branch copied that neither the host nor a store has, as far as these have it not; False when none is worth it.
 
-        What slots in `but` have is left out.
+        `n_stored` tells how many cells of a text the store has. Slots in `tried` are left out, and those that were looked at are added.
         """
         offload = self.offload
         if offload is None:
             return False
-        n_room = offload.n_cells_max - offload.pool.n_cells
         for slot in reversed(self.tree.resting()):
-            if slot in but:
+            if slot in tried:
                 continue
+            tried.add(slot)
             key, tokens = self.tree.key_of(slot), self.tree.tokens_of(slot)
             chain = offload.pool.find(key, tokens, 0)
-            n_new = len(tokens) - (chain.end if chain is not None else 0)
-            if n_new < N_COPIED_LEAST or (n_new if offload.can_save_part else len(tokens)) > n_room:
+            n_new = len(tokens) - max(chain.end if chain is not None else 0, n_stored(key, tokens))
+            if n_new < N_COPIED_LEAST or (not offload.can_save_part and n_new < SHARE_COPIED_LEAST * len(tokens)):
                 continue
-            move = offload.save_of(slot, key, tokens, n_new, is_awaited=True)
+            move = offload.save_of(slot, key, tokens, n_new, is_awaited=True, is_spare=True)
             if move is not None:
                 self._moves.append(move)
                 return True
@@ -737,12 +738,17 @@ class Memory:
         other prompts parted from theirs.
         """
         assert self.offload is not None
+        texts: list[Text] = []  # several may have come to the end of the same prompt
         for sequence in self._to_save:
             slot, n_computed = sequence.slot, sequence.n_computed
-            if self._live.get(slot) is sequence and n_computed in (sequence.n_prompt, sequence.stop_at) and not sequence.is_restoring:
-                is_common = n_computed == sequence.stop_at  # two have wanted it already, which is as good as a third that waits
-                move = self.offload.save_of(slot, sequence.cache_key, sequence.tokens[:n_computed], n_computed, is_awaited=is_common)
-                self._moves += [] if move is None else [move]
+            if self._live.get(slot) is not sequence or n_computed not in (sequence.n_prompt, sequence.stop_at) or sequence.is_restoring:
+                continue
+            key, tokens = text = sequence.cache_key, sequence.tokens[:n_computed]
+            is_common = n_computed == sequence.stop_at  # two have wanted it already, which is as good as a third that waits
+            move = None if text in texts else self.offload.save_of(slot, key, tokens, n_computed, is_awaited=is_common)
+            if move is not None:
+                texts.append(text)
+                self._moves.append(move)
         self._to_save.clear()
 
     def _parts_at(self, sequence: Sequence, n_known: int) -> int:

@@ -44,11 +44,12 @@ class Offload:
     # --- cells that go ------------------------------------------------------------------------------------------------
 
     def save_of(
-        self, slot: int, key: Key, tokens: list[int], n_alone: int, *, is_awaited: bool = False, whole: bool = False
+        self, slot: int, key: Key, tokens: list[int], n_alone: int, *, is_awaited: bool = False, whole: bool = False, is_spare: bool = False
     ) -> Save | None:
         """Return the move that saves the last `n_alone` cells of a slot that holds `tokens`; None if that is not worth it or not needed.
 
-        `is_awaited` says that somebody waits who will go on from them; a `whole` slot is to be there in one piece.
+        `is_awaited` says that somebody waits who will go on from them; a `whole` slot is to be there in one piece; of one that `is_spare`
+        the cells stay.
         """
         end = len(tokens)
         start = end - n_alone if self.can_save_part else 0
@@ -62,7 +63,7 @@ class Offload:
             return None
         self._saving_s += seconds
         self._saving[slot] = _Saving(start, end)
-        return Save(slot, start, key, tokens)
+        return Save(slot, start, key, tokens, is_spare)
 
     def _is_worth(self, n_cells: int, *, is_awaited: bool) -> bool:
         has_room = 0 < n_cells <= self.n_cells_max
@@ -126,7 +127,7 @@ class Offload:
             totals.n_cells_saved += n_cells
             self.prices.saved(n_cells, seconds)
             self._size.saw(n_cells, len(state))
-            self.pool.put(Piece(save.key, save.tokens, save.start, state))
+            self.pool.put(Piece(save.key, save.tokens, save.start, state), is_spare=save.is_spare)
         for outcome in plan.restored:
             if outcome.n_tokens > outcome.move.chain.start:
                 totals.n_restores += 1

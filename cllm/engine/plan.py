@@ -48,6 +48,7 @@ class Save:
     start: int
     key: Key
     tokens: list[int]
+    is_spare: bool = False  # a copy of what stays in the slot: nothing else leaves the host pool for it
 
 
 @attrs.frozen(eq=False)
@@ -137,7 +138,7 @@ class Plan(Work):
         """Of a step that raised: whether the cells of one slot could not be moved, so that it came to no rows."""
         return self.n_moves_done < len(self.moves) and not isinstance(self.moves[self.n_moves_done], Drop | Save)
 
-    def is_futile(self) -> bool:
+    def is_deserted(self) -> bool:
         """Whether nobody waits for any of its rows."""
         if not all(sequence.cancelled for sequence in self.decoding):
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import attrs
@@ -29,6 +29,7 @@ from cllm.engine.memory import Memory, MemoryLimits
 from cllm.engine.offload import Offload
 from cllm.engine.places import Places
 from cllm.engine.plan import Plan, Scoring, StepOutput
+from cllm.engine.prefix import Key
 from cllm.engine.prices import Prices
 from cllm.engine.queue import Queue, gives_way, may_yield, order, who_yields
 from cllm.engine.sampler import make_sampler
@@ -263,12 +264,13 @@ class Scheduler:
 
     def is_futile(self, plan: Plan) -> bool:
         """Whether nobody waits for any row of a step under way: neither its members, nor those who would go on from their prompts."""
-        if not plan.is_futile():
+        if not plan.is_deserted():
             return False
-        prompts = [sequence for sequence, _ in plan.prefilling if sequence.may_share]
-        if not prompts or not self.memory.limits.shares_live:
+        limits = self.memory.limits
+        if not plan.prefilling or not limits.shares_live:
             return True
-        return not any(is_of_use(prompts, waiting) for waiting in (*self._queue, *self._followers) if not waiting.cancelled)
+        those_who_wait = (waiting for waiting in (*self._queue, *self._followers) if not waiting.cancelled)
+        return not any(is_of_use(plan.prefilling, waiting, can_trim=limits.can_trim) for waiting in those_who_wait)
 
     def timeline(self, seq_id: int) -> Timeline:
         """Return what happens to a sequence that has not ended; it is kept up to date."""
@@ -480,13 +482,13 @@ class Scheduler:
         assert not self._sequences
         return self._former.form([], self.memory.take_moves(), [], 0) if self.memory.retire_oldest() else None
 
-    def plan_copy(self, but: Container[int] = ()) -> Plan | None:
-        """The step that copies one cached branch to the host, the newest first, leaving out slots in `but`; None when none is left.
+    def plan_copy(self, tried: set[int], n_stored: Callable[[Key, list[int]], int]) -> Plan | None:
+        """The step that copies one cached branch, the newest first, as `Memory.copy_newest` says; None when none is left.
 
         Only while nothing is under way.
         """
         assert not self._sequences
-        return self._former.form([], self.memory.take_moves(), [], 0) if self.memory.copy_newest(but) else None
+        return self._former.form([], self.memory.take_moves(), [], 0) if self.memory.copy_newest(tried, n_stored) else None
 
     def evict_cached(self) -> None:
         """Forget what is kept of ended sequences; the next plan frees it."""

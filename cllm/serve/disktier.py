@@ -1,4 +1,6 @@
-"""The disk tier: what the host pool gives up is written to files, and read again before a request that begins with it is queued.
+"""The disk tier: what the host pool gives up, and what is cached while nobody asks, is written to files.
+
+These are read again before a request that begins with them is queued.
 
 Nothing here runs in a step: files are read and written in threads, one of each at a time.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -103,12 +105,19 @@ class DiskTier:
         self.offer(offload.pool.take_evicted())
 
     def _leads(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> Chain[StoredPiece] | None:
+        chain = self._chain(key, tokens, n_have, pool)
+        return None if chain is None or chain.end - n_have < N_CELLS_LEAST else chain
+
+    def _chain(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> Chain[StoredPiece] | None:
         if not self._stored:
             return None
         chain = self._tree.find(self._files.hidden(key), tokens, n_have if pool.takes_parts else 0, can_cut=pool.can_cut)
-        if chain is not None and not pool.takes_parts:
-            chain = chain.first()
-        return None if chain is None or chain.end - n_have < N_CELLS_LEAST else chain
+        return chain if chain is None or pool.takes_parts else chain.first()
+
+    def n_stored(self, key: Key, tokens: list[int], pool: HostPool) -> int:
+        """How many of `tokens` the files begin with, which are such as `pool` takes."""
+        chain = self._chain(key, tokens, 0, pool)
+        return 0 if chain is None else chain.end
 
     async def fetch(
         self, key: Key, tokens: list[int], n_have: int, pool: HostPool, *, take: Callable[[Piece], None] = lambda piece: None
@@ -169,13 +178,25 @@ class DiskTier:
             self.totals.n_lost += 1
         self._work.set()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether more would have to be let go soon."""
+        return self._n_bytes_owed > N_BYTES_OWED_MAX // 2
+
     def back_up(self, pieces: list[Piece]) -> None:
         """Have those of `pieces` written that are not on disk, the last ones first, which were of use last; until `back_up_no_more`."""
-        now = time.time_ns()
-        missing = [piece for piece in reversed(pieces) if self._stored_of(piece) is None]
-        self._spare = deque((piece, now - age * TICK_NS) for age, piece in enumerate(missing))
+        self._spare = deque(self._newest(pieces))
         if self._spare:
             self._work.set()
+
+    def _newest(self, pieces: list[Piece]) -> Iterator[tuple[Piece, int]]:
+        """As many of the last `pieces`, the last ones first, as there is room for, and when each was of use, ns."""
+        n_bytes, now = 0, time.time_ns()
+        for age, piece in enumerate(reversed(pieces)):
+            n_bytes += piece.n_bytes
+            if n_bytes > self.n_bytes_max:
+                break
+            yield piece, now - age * TICK_NS
 
     def back_up_no_more(self) -> None:
         """There is something else to do; the piece that is being written is written."""
@@ -200,7 +221,11 @@ class DiskTier:
             self._work = trio.Event()
             await self.write_owed()
             while self._spare and not self._owed:
-                await self.write(*self._spare.popleft())
+                piece, used_ns = self._spare.popleft()
+                if self._stored_of(piece) is None:
+                    await self.write(piece, used_ns)
+                else:
+                    await trio.lowlevel.checkpoint()  # there may be thousands
 
     async def write_owed(self) -> None:
         """Write all that is owed."""
@@ -216,14 +241,11 @@ class DiskTier:
 
         What the pool had to give up before, and is owed still, comes after them. Files of the same are as new as their pieces are then.
         """
-        owed, now = list(self._owed), time.time_ns()
+        newest = list(self._newest([*self._owed, *pieces]))
         self._owed.clear()
-        self._n_bytes_owed = n_bytes = 0
-        for age, piece in enumerate(reversed([*owed, *pieces])):
-            n_bytes += piece.n_bytes
-            if n_bytes > self.n_bytes_max:
-                break
-            await self.write(piece, now - age * TICK_NS)
+        self._n_bytes_owed = 0
+        for piece, used_ns in newest:
+            await self.write(piece, used_ns)
 
     async def write(self, piece: Piece, used_ns: int | None = None) -> None:
         """Write one piece, unless its cells are on disk already or it is too large; the longest unused files make room.
@@ -243,6 +265,7 @@ class DiskTier:
         except OSError as error:
             log.warning("disk.unwritten", why=str(error))
             self.totals.n_failures += 1
+            self.back_up_no_more()
         else:
             self.totals.n_writes += 1
             self._note(stored)

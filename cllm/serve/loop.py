@@ -34,7 +34,7 @@ N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs fr
 # Others who come so soon after the one that ended an idle time belong to it; and how long they are waited for at most.
 COMPANIONS_S = 0.05
 SILENCE_S_LEAST, SILENCE_S_MOST = 0.001, 0.006  # after which nobody else is taken to come; timers are no finer
-BACK_UP_AFTER_S = 2.0  # without work, what is cached goes to disk
+BACK_UP_AFTER_S = 2.0  # without work for any model, what is cached goes to disk
 PATIENCE = 4.0  # times as long a silence is borne while fewer have come than the last time
 
 
@@ -317,23 +317,36 @@ class StepLoop:
                 return
 
     async def _back_up(self, disk: DiskTier) -> None:
-        """Nobody asks: what is cached is copied to the host, and from there to disk, so that it outlives whatever ends the process.
+        """Nobody asks: what is cached is copied and written to disk, so that it outlives whatever ends the process.
 
-        Returns as soon as there is work; who comes waits for the copy of one branch at most.
+        Returns as soon as there is work; who comes, to whichever model, waits for the copy of one branch at most.
         """
         offload = self.scheduler.memory.offload
         if offload is None:
             return
-        with trio.move_on_after(BACK_UP_AFTER_S):
-            await self._work.wait()
         tried: set[int] = set()  # each slot once: a copy may fail
-        while not self._work.is_set() and not self.scheduler.n_sequences:
-            plan = self.scheduler.plan_copy(tried)
-            if plan is None:
-                disk.back_up(offload.pool.pieces())
-                return
-            tried.update(move.slot for move in plan.moves)
-            await self._step(plan)
+        n_stored = partial(disk.n_stored, pool=offload.pool)
+        while await self._is_quiet():
+            n_taken = self.thread.n_taken
+            while not self._work.is_set() and not disk.is_behind and self.thread.n_taken == n_taken:
+                plan = self.scheduler.plan_copy(tried, n_stored)
+                if plan is None:
+                    disk.back_up(offload.pool.pieces())
+                    return
+                await self._step(plan)
+                n_taken += 1
+
+    async def _is_quiet(self) -> bool:
+        """Wait until no model of this process has computed for a while, since all of them do so in one thread; False as soon as there is
+        work here.
+        """
+        while not self._work.is_set():
+            n_taken = self.thread.n_taken
+            with trio.move_on_after(BACK_UP_AFTER_S):
+                await self._work.wait()
+            if not self._work.is_set() and self.thread.n_taken == n_taken and not self.thread.is_busy:
+                return True
+        return False
 
     def _silence_s(self) -> float:
         """How long to wait for one more who comes at the same moment: many who were answered together take a while to ask again."""

@@ -40,6 +40,7 @@ class ModelThread:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._ended = trio.Event()
         self._n_calls = 0  # not done yet
+        self.n_taken = 0  # calls since the start
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call `work` in the thread; return or raise what it does.
@@ -49,6 +50,7 @@ class ModelThread:
         await trio.lowlevel.checkpoint_if_cancelled()
         call = _Call(partial(work, *arguments), trio.lowlevel.current_task(), trio.lowlevel.current_trio_token())
         self._n_calls += 1
+        self.n_taken += 1
         self._calls.put(call)
         try:
             return cast(T, await trio.lowlevel.wait_task_rescheduled(_cannot_be_aborted))

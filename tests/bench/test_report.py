@@ -289,8 +289,8 @@ def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     assert new.endswith("\nafter\n")
     assert "old" not in new
     assert "| seed-40x8, 8 at a time | 100 | 97.5 | 0.970 (0.970 to 0.970) |" in new
-    which = "llama-server -b 64, of 2 settings, 1 more having had 1 of 3 pairs"
-    assert f"| seed-40x8 | tokens/s | 11 | 22 | 0.500 (0.500 to 0.500) | loss | {which} | 3 |" in new
+    assert "| seed-40x8 | 11 | 22 | 0.500 (0.500 to 0.500) loss | " in new
+    assert " | 2 settings, 1 more having had 1 of 3 pairs | 3 |" in new
     assert report.with_table(new, runs) == new
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from cllm.engine.budget import RowBudget
@@ -33,6 +35,28 @@ def test_beside_many_answers_a_step_deep_in_a_prompt_is_not_much_longer_than_the
         prompt = (n_rows - N_DECODING, depth)
         step_s = cost.step_s(n_rows, N_DECODING + 1, n_cells, attended=((1, n_attended), prompt))
         assert step_s < 4 * usual_s, prompt
+
+
+def test_after_a_slow_step_of_one_it_goes_on_in_full_tiles_all_the_same() -> None:
+    cost, budget = budget_on(CURVE, apart=True)
+    for depth in range(1100, 1900, 4):
+        cost.observe(4, 0, 2000, 0.03 + 0.1 * depth / 2048, attended=((4, depth),))
+    depth = 1912
+    for _ in range(12):
+        n_rows = budget.n_rows(0, 1, depth, n_owed=2000, depth=depth)
+        assert n_rows % 64 == 0, depth
+        cost.observe(n_rows, 0, depth, 0.011 * n_rows, attended=((n_rows, depth),))
+        depth += n_rows
+
+
+def test_a_long_prompt_is_priced_by_the_steps_that_are_fastest_deep_in_it() -> None:
+    cost, _ = budget_on(CURVE, apart=False)
+    before_s = cost.prefill_s(4000)
+    for _ in range(6):
+        for n_rows, off in ((48, 0.85), (64, 1.05), (512, 1.05)):
+            cost.observe(n_rows, 0, 0, off * cost.step_s(n_rows, 0, 0))
+    assert cost.n_rows_fastest(math.inf) == 48, "where little is before them"
+    assert cost.prefill_s(4000) == pytest.approx(before_s, rel=0.05), "48 read the prompt's cells row by row"
 
 
 @pytest.mark.parametrize("apart", [False, True])

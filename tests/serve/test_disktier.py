@@ -526,6 +526,79 @@ async def test_what_is_cached_is_written_while_nobody_asks_and_outlives_a_proces
     assert again.finished.usage.n_cached == len(longer) - 1
 
 
+async def test_what_has_no_room_on_the_host_is_written_all_the_same_and_once_and_nothing_leaves_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "BACK_UP_AFTER_S", 0.0)
+    tier = open_tier(tmp_path)
+    other = "what somebody else asked, a good deal longer than what is worth a file of its own"
+    async with serving(FakeModel(), disk=tier) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(tier.beside, trio.sleep_forever)
+        await answer(running, PROMPT)
+        await until_written(tier, 1)
+        offload = running.scheduler.memory.offload
+        assert offload is not None
+        kept = offload.pool.pieces()
+        offload.pool.n_bytes_max = int(1.2 * offload.pool.n_bytes)  # no room for another
+        await answer(running, other)
+        await until_written(tier, 2)
+        await answer(running, "short")
+        await trio.testing.wait_all_tasks_blocked()
+        assert offload.pool.pieces() == kept
+        nursery.cancel_scope.cancel()
+    assert tier.totals.n_writes == 2
+    async with serving(FakeModel(), disk=open_tier(tmp_path)) as running:
+        assert (await answer(running, other)).finished.usage.n_cached == len(other) - 1
+
+
+async def test_a_copy_is_no_hindrance_to_other_models_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "BACK_UP_AFTER_S", 0.05)
+    tier = open_tier(tmp_path)
+    async with serving(FakeModel(), disk=tier) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(tier.beside, trio.sleep_forever)
+        thread = running.engine._loop.thread
+        await answer(running, PROMPT)
+        for _ in range(10):
+            await thread.run(lambda: None)  # as another model's step
+            await trio.sleep(0.02)
+        assert tier.totals.n_writes == 0
+        await until_written(tier, 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_no_more_is_written_than_there_is_room_for_on_disk(tmp_path: Path) -> None:
+    pieces = [piece(TEXT[i:]) for i in (0, 10, 20, 30)]
+    tier = open_tier(tmp_path)
+    await tier.write(pieces[-1])
+    tier.n_bytes_max = sum(one.n_bytes for one in pieces[-2:])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tier.beside, trio.sleep_forever)
+        for _ in range(2):
+            tier.back_up(pieces)
+            await trio.testing.wait_all_tasks_blocked()
+            await until(lambda: not tier._spare)
+            await tier.write_owed()
+        nursery.cancel_scope.cancel()
+    assert tier.totals.n_writes == 2
+    assert {len(stored.tokens) for stored in open_tier(tmp_path)._stored.values()} == {470, 480}, "the last ones"
+
+
+async def test_a_disk_that_takes_nothing_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = open_tier(tmp_path)
+
+    def write(*_arguments: object) -> StoredPiece:
+        raise OSError(errno.EROFS, "it can only be read")
+
+    monkeypatch.setattr(disktier, "_write_within", write)
+    async with trio.open_nursery() as nursery:
+        tier.back_up([piece(TEXT[i:]) for i in range(5)])
+        nursery.start_soon(tier.beside, trio.sleep_forever)
+        await until(lambda: tier.totals.n_failures > 0)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert tier.totals.n_failures == 1
+
+
 async def test_a_copy_that_fails_is_tried_once_and_the_next_request_does_not_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -363,6 +363,20 @@ async def test_a_prompt_that_others_go_on_from_is_not_aborted(steps: Steps, is_k
         assert running.scheduler.totals.n_prefill_rows == len(prefix + "one") + len("two")
 
 
+async def test_a_prompt_of_which_those_who_wait_can_use_nothing_is_aborted(steps: Steps) -> None:
+    model = FakeModel(can_abort=True)
+    prefix = "a beginning that both have, long enough to be waited for, "
+    async with serving(model) as running:
+        steps.hold()
+        with running.engine.open([make_spec(prefix + "one", 3)]) as leaves:
+            await trio.testing.wait_all_tasks_blocked()
+            with running.engine.open([make_spec(prefix + "two", 3, cache_prompt=False)]) as stays:
+                leaves.cancel()
+                steps.go_on()
+                assert (await read_all(stays))[0].text == text_alone(prefix + "two", 3)
+        assert model.n_aborts == 1
+
+
 async def test_a_step_that_nobody_waits_for_when_its_thread_begins_is_not_computed(steps: Steps) -> None:
     model = FakeModel()
     async with serving(model) as running:
