@@ -41,7 +41,7 @@ from benchmarks import kills, overhead, results
 from benchmarks.arguments import model_path, result_name
 from benchmarks.models import model_file
 from benchmarks.server import ServerProcess
-from cllm.bench.answers import Pass
+from cllm.bench.answers import Answer, Pass
 from cllm.bench.load import closed_loop, open_loop
 from cllm.bench.metrics import Goal, percentile, spread, summarize
 from cllm.bench.target import Client, Dialect, Target
@@ -152,9 +152,9 @@ class Served:
         """Keep how far off the cost model is now."""
         self.errors.append(self.metric("cllm_step_prediction_error_median"))
 
-    def promise(self, workload: str) -> Promise:
+    def promise(self, workload: str, where: str = "") -> Promise:
         """That it is not far off."""
-        return Promise(workload=workload, figure="cost model: median error", value=statistics.median(self.errors), bound=ERROR_MOST)
+        return Promise(workload=workload, figure=f"cost model: median error{where}", value=statistics.median(self.errors), bound=ERROR_MOST)
 
 
 @contextmanager
@@ -371,44 +371,61 @@ def _line(seconds: Sequence[float]) -> str:
 
 
 def long_among_short(asked: Asked) -> Part:
-    """Seven that generate, and a long prompt that comes then."""
+    """Seven that generate, alone and with a long prompt that comes then: in a pool of cells, and in parts that hold the prompt."""
     workload = attrs.evolve(WORKLOADS["long-among-short"], n_prompt_late=asked.sizes.n_prompt_late)
+    n_slots, n_longest = workload.concurrency + 1, workload.n_prompt_late + workload.n_generated_late
+    layouts = {"a pool": ("unified", workload.cells()), "parts": ("streams", n_slots * n_longest)}
     turns: list[Data] = []
-    with serving(asked, *sized(workload.concurrency + 1, workload.cells())) as served:
-        for number in range(asked.sizes.n_turns):
-            seed = asked.seed + number
-            work = workload.make(served.n_vocab, seed)
-            done = trio.run(closed_loop, served.client(seed), work, workload.concurrency)
-            done.check(work.asks)
-            served.note_error()
-            turns.append(turn_of(done))
-            told("  ".join(f"{name} {value:.3g}" for name, value in turns[-1].items()))
-    promises = [
-        Promise(workload="long-among-short", figure=f"{what}, in usual steps", value=_in_usual_steps(turns, name), bound=GAP_MOST)
-        for what, name in (("longest gap of the others", "longest_s"), ("gap that one in a hundred exceeds", "beside_p99_s"))
-    ]
-    return Part([*promises, served.promise("long-among-short")], {"turns": turns, "prediction_errors": served.errors})
+    promises: list[Promise] = []
+    for layout, (kv, n_cells) in layouts.items():
+        with serving(asked, *sized(n_slots, n_cells), "--kv", kv) as served:
+            some = [_long_turn(asked, served, workload, asked.seed + 2 * number) for number in range(asked.sizes.n_turns)]
+        for what, name in (("longest gap of the others", "longest_s"), ("gap that one in a hundred exceeds", "beside_p99_s")):
+            value = max(turn[name] / turn["usual_s"] for turn in some)
+            figure = f"{what}, in usual steps, cells in {layout}"
+            promises.append(Promise(workload="long-among-short", figure=figure, value=value, bound=GAP_MOST))
+        promises.append(served.promise("long-among-short", f", cells in {layout}"))
+        turns += [{"cells": layout, **turn} for turn in some]
+    return Part(promises, {"turns": turns})
 
 
-def _in_usual_steps(turns: Sequence[Data], name: str) -> float:
-    return max(one[name] / one["usual_s"] for one in turns)
+def _long_turn(asked: Asked, served: Served, workload: Workload, seed: int) -> Data:
+    passes = []
+    for i, n_late in enumerate((0, workload.n_prompt_late)):  # from seeds of their own, so that neither finds the other's prompts
+        work = attrs.evolve(workload, n_prompt_late=n_late).make(served.n_vocab, seed + i)
+        done = trio.run(closed_loop, served.client(seed + i), work, workload.concurrency)
+        done.check(work.asks)
+        served.note_error()
+        passes.append(done)
+    turn = turn_of(*passes)
+    told("  ".join(f"{name} {value:.3g}" for name, value in turn.items()))
+    return turn
 
 
-def turn_of(done: Pass) -> Data:
-    """The gaps of those who generate: usual ones end before the long prompt comes, and the others begin or end while it is computed."""
+def turn_of(alone: Pass, done: Pass) -> Data:
+    """The gaps of those who generate, in seconds.
+
+    Usual ones are all that they have `alone`, where their texts become as long as with the long prompt, and their steps with them. In
+    `done` they begin or end while it is computed.
+    """
     *others, late = done.answers
     first_at = late.sent_at + late.ttft_s
-    pairs = [pair for answer in others for pair in zip(answer.chunks_at, answer.chunks_at[1:], strict=False)]
-    usual = [b - a for a, b in pairs if b <= late.sent_at]
-    beside = [b - a for a, b in pairs if b > late.sent_at and a < first_at]
+    usual = [b - a for a, b in _gaps(alone.answers)]
+    beside = [b - a for a, b in _gaps(others) if b > late.sent_at and a < first_at]
     return {
         "usual_s": statistics.median(usual),
+        "usual_p99_s": percentile(sorted(usual), 0.99),
         "usual_max_s": max(usual),  # what the machine makes of a step that nothing disturbs
+        "before_s": statistics.median(b - a for a, b in _gaps(others) if b <= late.sent_at),  # while their texts are short
         "beside_p50_s": statistics.median(beside),
         "beside_p99_s": percentile(sorted(beside), 0.99),
         "longest_s": max(beside),
         "late_ttft_s": late.ttft_s,
     }
+
+
+def _gaps(answers: Sequence[Answer]) -> list[tuple[float, float]]:
+    return [pair for answer in answers for pair in zip(answer.chunks_at, answer.chunks_at[1:], strict=False)]
 
 
 # --- the planner -------------------------------------------------------------------------------------------------------

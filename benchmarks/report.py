@@ -371,9 +371,13 @@ def _promises(runs: Sequence[Run]) -> list[str]:
 def _bounded(details: Run) -> list[str]:
     """What bounds the figures of those among whom a long prompt comes, and of a quiet key beside one that floods."""
     if turns := details.get("turns"):
-        head = ("turn", "usual gap, s", "longest before the prompt came", "beside it, p99", "longest beside it")
-        names = ("usual_s", "usual_max_s", "beside_p99_s", "longest_s")
-        rows = [(str(i), *(number(turn.get(name)) for name in names)) for i, turn in enumerate(turns, 1)]
+        alone, beside = (
+            ("usual gap, s", "p99", "longest", "before the prompt came"),
+            ("beside it", "p99", "longest", "its first text after"),
+        )
+        head = ("turn, cells in", *alone, *beside)
+        names = ("usual_s", "usual_p99_s", "usual_max_s", "before_s", "beside_p50_s", "beside_p99_s", "longest_s", "late_ttft_s")
+        rows = [(f"{i}, {turn['cells']}", *(number(turn[name]) for name in names)) for i, turn in enumerate(turns, 1)]
         return ["Gaps of those among whom a long prompt comes:\n", table(head, rows)]
     if "ttft_beside_s" in details:
         head = ("seconds", "p50", "p90", "p99", "most")

@@ -92,14 +92,17 @@ New text is what no earlier turn of a conversation had. In an overload, requests
 are counted as they end, once the load has settled. What can be served is measured with as many requests at once as there are slots; in
 some runs up to 1.7 times as many were answered of an overload, so that four times that was a little over twice what was ever answered.
 A step, seen from outside, is the time between two tokens of a request of the key that floods; the usual step of those among whom a long
-prompt comes is the median of their gaps before.
+prompt comes is the median of the gaps that they have without it, in a pass of their own in which their texts become as long.
 
-Beside a long prompt two runs of three turns have 3.7 and 4.1 usual steps at p99, and 4.2 and 4.5 at most; before rows of attention were
-priced as they cost there, a run had 2.4 and 2.7. By a log of the steps it is the cells that lie apart: a pass of llama.cpp walks as many
-cells of each slot as the deepest of them has. Seven rows and nine of a prompt with 2,048 cells take 0.43 s in one step; by themselves the
-seven take 0.07 and the nine 0.27, of which 0.05 are what a single row there takes to read. In one pool, with a rule that was
-tried, by which a step there takes 2.2 times what the others take alone, a run had 2.5 at p99 and 3.0 at most. Neither that nor steps of
-their own for answers and for a prompt so deep, by turns, is done yet.
+Beside a long prompt there are two kinds of steps by turns, of answers and of the prompt, as soon as it is 512 cells deeper than they are.
+Before, they had 4.2 and 4.5 steps at most, counted by the shorter ones that they have while their texts are short. By a log of the steps
+that had two reasons. Where each slot has cells of its own, a pass of llama.cpp walks as many cells of each as the deepest has: seven rows
+and nine of a prompt with 2,048 cells take 0.43 s in one step; by themselves the seven take 0.07 and the nine 0.27. In a pool, where no step
+told what answers take without the prompt, that was believed to be half as much again, and steps were as much longer. Cells lie in one way
+throughout here: as the server comes, with 6,144 cells, they were laid apart while the first seven ran, and together again when the first
+long prompt came that had no room in a part, and everybody waited 1.2 and 1.45 s for that, once each; the two turns after it had 2.5 steps
+at most. What is missed here, if anything is, are single gaps among some 1,800 of a turn. The price is the prompt's, whose first text comes
+after 84 to 103 s.
 
 Of two keys, each wait was traced: a quiet request waits for the rest of the step under way, and for the step of its own prompt. Of 60, the
 slowest had come while prompts were computed by themselves for 0.44 s, or were cut into 28 and 4 rows, which is a step more. Since then a

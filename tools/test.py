@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNNER = ROOT / ".tox" / "runner"
 TOX = "tox>=4.25,<5"
 PYTHONS = ((3, 11), (3, 12), (3, 13))
+AT_ONCE = 2  # environments: most of a test's time is waiting, or one thread's
 
 
 def bin_of(environment: Path, program: str) -> Path:
@@ -48,10 +49,12 @@ def more_pythons() -> list[str]:
     return [str(path) for name in names for path in sorted(versions.glob(f"*/bin/{name}"))]
 
 
-def tox(environments: list[str], arguments: list[str], links: str) -> int:
+def tox(environments: list[str], arguments: list[str], links: str, *, at_once: int = 1) -> int:
+    """Run the environments, `at_once` at a time; of several at a time the output of those is shown that failed."""
     pythons = more_pythons()
     discover = ["--discover", *pythons] if pythons else []
-    command = [bin_of(RUNNER, "tox"), "run", *discover, "-e", ",".join(environments), "--", *arguments]
+    run = ["run-parallel", f"--parallel={at_once}", "--parallel-no-spinner"] if at_once > 1 else ["run"]
+    command = [bin_of(RUNNER, "tox"), *run, *discover, "-e", ",".join(environments), "--", *arguments]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, "PIP_FIND_LINKS": links}, stdin=subprocess.DEVNULL).returncode
 
 
@@ -62,11 +65,13 @@ def main(arguments: list[str]) -> int:
     here = f"py{sys.version_info.major}{sys.version_info.minor}"
     others = [name for name in names if name != here]
     # Other Pythons differ in the language, not in timing or arithmetic: they leave out what takes long, and whole servers.
-    codes = [tox(["lint", "types", *others], ["-m", "not slow", "--ignore=tests/endtoend", *arguments], links)]
+    few = ["-m", "not slow", "--ignore=tests/endtoend", *arguments]
+    codes = [tox([*others, "lint", "types"], few, links, at_once=AT_ONCE)]  # the longest first, so that two end together
     if here in names:
         codes.append(tox([here], arguments, links))
     if not arguments:
-        codes.append(tox(["clients", "plugin-echo", "plugin-openvino", "plugin-upstream", "bench-smoke"], [], links))
+        codes.append(tox(["plugin-openvino", "plugin-upstream", "clients", "plugin-echo"], [], links, at_once=AT_ONCE))
+        codes.append(tox(["bench-smoke"], [], links))
     return max(codes)
 
 

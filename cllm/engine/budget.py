@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cllm.engine.cost import CostModel
+from cllm.engine.cost import N_TILE, CostModel
 
 # How many times as long as a step of all that run, if they all generated, one with prompts may take; the cells of prompts do not count, if
 # that is less. Eight at once with mixed prompts, on a machine with nothing else to do: with 2.6 they had 1.07 times the tokens/s and first
@@ -14,15 +14,19 @@ from cllm.engine.cost import CostModel
 PACE = 2.4
 # Where several keys ask, whoever asks now and then comes into the middle of another's step, and is to wait two at most.
 PACE_KEYS = 2.0
-# And what that comes down to between so many cells that a prompt has computed and twice as many: it makes many steps longer.
-PACE_DEEP, N_DEEP = 1.5, 256
+# And what that comes down to between so many cells that a prompt has computed and twice as many: it makes many steps longer, and those who
+# wait for them meanwhile have gaps of three of their usual steps at most, also where a step takes a third longer than it should.
+PACE_DEEP, N_DEEP = 2.2, 256
 # Where prompts are computed in passes of their own, a row costs the same beside answers as by itself: a pass is as small as makes it hardly
 # dearer than in the best one. What a step may take at least for that, and at most: with 4.0 sixteen at once with mixed prompts had 1.02
 # times the tokens/s and gaps at p99 1.4 times as long.
 PRICE_APART = 1.15
 PACE_APART, PACE_APART_MAX = 2.25, 2.5
-N_DEEP_APART = 1024  # cells of a prompt, whose rows are mostly attention then; up to twice as many, either comes down to `PACE_DEEP`
+N_DEEP_APART = 1024  # tokens of a prompt, which makes many steps longer; up to twice as many, either comes down to `PACE_DEEP`
 PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
+# Deep in a prompt that is no longer than what `PACE_DEEP` gives where so many run, and the longer the fewer they are: the price alone gave
+# seven gaps of 4.2 steps, while beside one answer so short a step would make the prompt take many times as long as it must.
+N_DEEP_MOST = 8
 # What a step may take so that a prompt of a key with few places ends in it, or in one of a few: a key that asks now and then does not wait
 # many small steps beside one that floods. No longer than `itl_max_s`, or than the usual step would be without that bound, but for its end.
 PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
@@ -69,31 +73,39 @@ class RowBudget:
         n_attended: int = 0,
         depth: int = 0,
         n_shared: int = 0,
+        length: int = 0,
         singles: Sequence[int] = (),
         n_fillers: int = 0,
         n_keys: int = 1,
+        n_waiting: int = 0,
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
         The latter have `n_attended` cells before them. Prompts owe `n_owed` rows in all, and the one that is next has `depth` cells, of
-        which it found `n_shared` when it was admitted last. At least one of the rows is a prompt's. `n_keys` have asked of late.
+        which it found `n_shared` when it was admitted last, of `length` that it will have. At least one of the rows is a prompt's. `n_keys`
+        have asked of late.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot: decode rows, some of
         prompts, and `n_fillers`, which are none of the budget's rows.
+        `n_waiting` generate in the next step, while this one is a prompt's; `n_attended` is theirs, too.
         """
         if self._n_rows_fixed is not None:
             n_rows = self._n_rows_fixed
+        elif n_waiting:
+            n_rows = self._n_rows_between(n_waiting, n_running, n_cells, n_attended, depth, n_keys)
         elif not n_decoding:
             n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth, n_keys)
         elif self._apart:
             n_beside = sum(singles) - n_fillers
             most = PACE_KEYS if n_keys > 1 else PACE_APART_MAX
-            n_rows = n_beside + self._n_rows_apart(n_decoding, n_running, n_cells, n_attended, depth, singles, n_beside - n_decoding, most)
+            n_ridden, n_deep = n_beside - n_decoding, max(depth, length)
+            n_rows = n_beside + self._n_rows_apart(n_decoding, n_running, n_cells, n_attended, depth, n_deep, singles, n_ridden, most)
         else:
             target_s = self._itl_target_s
             if target_s is None:
                 pace = PACE_KEYS if n_keys > 1 else PACE
                 target_s = self._adaptive_s(n_running, n_cells, n_attended, depth - n_shared, pace)
-                target_s = max(target_s, self._efficient_s(n_decoding, n_cells, depth))
+                most_s = self._deep_most_s(n_running, n_attended) if depth else math.inf
+                target_s = max(target_s, self._efficient_s(n_decoding, n_cells, depth, most_s=most_s))
             n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, attended=((1, n_attended),), depth=depth)
         return min(max(n_rows, n_decoding + 1), self._n_rows_max - n_fillers)
 
@@ -148,9 +160,12 @@ class RowBudget:
             most_s, fast_s = max(ALONE_ALL_S, min(N_STEPS_ALONE * generating_s, ALONE_SHORT_S)), ALONE_S
         if n_owed <= self._n_rows_max and self._cost.step_s(n_owed, n_running, n_cells, attended=((n_owed, depth),)) <= most_s:
             return n_owed
-        # What is worth its price goes in any case. By time alone it might not fit: what steps of that size took last is known at once, but
-        # not to the choice among sizes, and after one that was slow a long prompt went on row by row.
         n_rows = self._cost.n_rows_fastest(max(fast_s, self._efficient_s(0, n_cells, depth)), depth)
+        # What is worth its price goes in any case, and deep in a prompt of the only key what is fastest within a tile. By time alone it may
+        # not fit: what steps of that size took last is known at once, but not to the choice among sizes. After one that was slow a long
+        # prompt went on row by row, and after two in steps of twelve at half the speed, since what those took was put down to all sizes.
+        if n_keys <= 1 and self._cost.is_deep(depth):
+            return max(n_rows, self._cost.n_rows_fastest(math.inf, depth, n_most=N_TILE))
         return max(n_rows, self._cost.n_rows_efficient(PRICE, depth))
 
     def _adaptive_s(self, n_running: int, n_cells: int, n_attended: int, n_deep: int, usual: float) -> float:
@@ -159,11 +174,11 @@ class RowBudget:
         It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
         time for many prompts, and so stay few.
         """
-        pace = usual + (PACE_DEEP - usual) * _share_between(n_deep, N_DEEP)
+        pace = _deeper_pace(usual, _share_between(n_deep, N_DEEP))
         attended = ((1, n_attended),)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         own_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)
-        return min(pace * decode_s, usual * own_s, self._itl_max_s)
+        return min(usual * decode_s, pace * own_s, self._itl_max_s)
 
     def may_fill(self, filled: Sequence[int], bare: Sequence[int], n_more: int) -> bool:
         """Whether passes `filled` with `n_more` rows of prompts cost no more over `bare` ones than such rows do in the best pass."""
@@ -174,40 +189,74 @@ class RowBudget:
         return self._cost.passes_s(some) < self._cost.passes_s(others)
 
     def _n_rows_apart(
-        self, n_decoding: int, n_running: int, n_cells: int, n_attended: int, depth: int, singles: Sequence[int], n_ridden: int, most: float
+        self,
+        n_decoding: int,
+        n_running: int,
+        n_cells: int,
+        n_attended: int,
+        depth: int,
+        n_deep: int,
+        singles: Sequence[int],
+        n_ridden: int,
+        most: float,
     ) -> int:
         """Rows of prompts that follow in a pass of their own; `n_ridden` of the `singles` are prompts' too. The step may take `most` times
-        what one of all that run takes.
+        what one of all that run takes, and less the longer the prompt: it will have `n_deep` cells.
 
         That fewer generate than could makes each token dearer, which such a step pays once, however many rows it has.
         """
         attended = ((1, n_attended),)
         n_singles = sum(singles)
-        decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
+        decode_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)
         now_s = self._cost.step_s(n_singles, n_decoding, n_cells, singles, attended=attended)
         if self._itl_target_s is None:
             worth_s = n_decoding / n_running * decode_s + n_ridden * self._cost.least_row_s
             n_cheap = self._cost.n_rows_efficient(PRICE_APART, beside_s=max(now_s - worth_s, 0.0))
             cheap_s = now_s + self._cost.step_s(n_cheap, 0, 0)
-            share = _share_between(depth, N_DEEP_APART)
-            pace, most = (usual + (PACE_DEEP - usual) * share for usual in (PACE_APART, most))
+            share = _share_between(n_deep, N_DEEP_APART)
+            pace, most = _deeper_pace(PACE_APART, share), _deeper_pace(most, share)
             adaptive_s = min(max(pace * decode_s, cheap_s), most * decode_s, self._itl_max_s)
-            room_s = max(adaptive_s - now_s, self._efficient_s(0, 0, depth, n_waiting=n_decoding))
+            deep_s = self._deep_most_s(n_running, n_attended) - now_s if depth else math.inf
+            room_s = max(adaptive_s - now_s, self._efficient_s(0, 0, depth, n_waiting=n_decoding, most_s=deep_s))
         else:
             room_s = self._itl_target_s - now_s
         return self._cost.n_rows_within(room_s, 0, 0, depth=depth)
 
-    def _efficient_s(self, n_outputs: int, n_cells: int, depth: int, *, n_waiting: int = 0) -> float:
+    def _n_rows_between(self, n_waiting: int, n_running: int, n_cells: int, n_attended: int, depth: int, n_keys: int) -> int:
+        """Rows of a prompt in a step of their own, between two in which `n_waiting` generate: what these wait for is the two together."""
+        attended = ((1, n_attended),)
+        now_s = self._cost.step_s(n_waiting, n_waiting, n_cells, attended=attended)
+        if self._itl_target_s is None:
+            own_s = self._cost.step_s(n_waiting, n_waiting, n_attended, attended=attended)
+            usual_s = min(_deeper_pace(PACE_KEYS if n_keys > 1 else PACE_APART_MAX, 1.0) * own_s, self._itl_max_s)
+            most_s = self._deep_most_s(n_running, n_attended) - now_s
+            room_s = max(usual_s - now_s, min(self._worth_s(depth, n_waiting), most_s))
+        else:
+            room_s = self._itl_target_s - now_s
+        return self._cost.n_rows_within(room_s, 0, n_cells, depth=depth)
+
+    def _deep_most_s(self, n_running: int, n_attended: int) -> float:
+        """Time for a step that is long because it is deep in a prompt; the cells of this do not count."""
+        n = min(max(n_running, N_DEEP_MOST), self._n_rows_max)
+        return PACE_DEEP * n / n_running * self._cost.step_s(n, n, n_attended, attended=((1, n_attended),))
+
+    def _efficient_s(self, n_outputs: int, n_cells: int, depth: int, *, n_waiting: int = 0, most_s: float = math.inf) -> float:
         """Time for the smallest step that is worth its price, which may be the higher deep in a prompt the more answers wait meanwhile.
 
-        The step has `n_outputs` of these; `n_waiting` are in another pass.
+        The step has `n_outputs` of these; `n_waiting` are in another pass. Because of the depth it takes no longer than `most_s`.
         """
         n_rows = self._cost.n_rows_efficient(PRICE)
         efficient_s = self._cost.step_s(n_rows, n_outputs, n_cells)
-        if not depth:
-            return efficient_s
-        n_rows = self._cost.n_rows_efficient(PRICE * max(n_outputs, n_waiting, 1), depth)
-        return max(efficient_s, self._cost.step_s(n_rows, n_outputs, n_cells, attended=((n_rows, depth),)))
+        return max(efficient_s, min(self._worth_s(depth, max(n_outputs, n_waiting), n_outputs, n_cells), most_s)) if depth else efficient_s
+
+    def _worth_s(self, depth: int, n_waiting: int, n_outputs: int = 0, n_cells: int = 0) -> float:
+        """Time for the smallest step that is worth its price deep in a prompt, while so many answers wait."""
+        n_rows = self._cost.n_rows_efficient(PRICE * max(n_waiting, 1), depth)
+        return self._cost.step_s(n_rows, n_outputs, n_cells, attended=((n_rows, depth),))
+
+
+def _deeper_pace(usual: float, share: float) -> float:
+    return usual - max(usual - PACE_DEEP, 0.0) * share
 
 
 def _share_between(n: int, low: int) -> float:

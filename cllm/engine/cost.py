@@ -186,7 +186,7 @@ class CostModel:
         while end and not fits(sizes[end - 1], sizes_s[end - 1]):
             end -= 1
         n = max(sizes[end - 1], n_least) if end else n_least
-        if depth * self._read_s(N_TILE) > N_TILE * self._least_row_s:  # mostly attention: what else a row costs makes little difference
+        if self.is_deep(depth):  # what else a row costs makes little difference
             following = next((size for size in sizes if size > n), n)
             return next((m for m in range(min(following, n + N_TILE) - 1, n, -1) if fits(m, self._rows.of(m))), n)
         if n == n_least:
@@ -195,13 +195,18 @@ class CostModel:
         begin = bisect_right(sizes, max(ROUNDING * n, n_least + ROUNDING_PROMPTS * (n - n_least)), hi=end - 1)
         return sizes[min(range(end - 1, begin - 1, -1), key=lambda i: (sizes_s[i] - base_s) / (sizes[i] - n_least))]
 
-    def n_rows_fastest(self, seconds: float, depth: int = 0) -> int:
+    def is_deep(self, depth: int) -> bool:
+        """Whether rows with so many cells of their sequence before them are mostly attention."""
+        return depth * self._read_s(N_TILE) > N_TILE * self._least_row_s
+
+    def n_rows_fastest(self, seconds: float, depth: int = 0, *, n_most: int | None = None) -> int:
         """The size of step that computes prompts fastest, for each row, among those that take at most `seconds`; 0 when there is none.
 
-        Before the rows are `depth` cells of their sequence.
+        Before the rows are `depth` cells of their sequence. With `n_most` no larger size is looked at.
         """
         room, sizes_s = seconds / self._scale, self._deep_s(depth)
-        fitting = ((size_s / n, n) for n, size_s in zip(self._sizes, sizes_s, strict=True) if size_s <= room)
+        sizes = self._sizes if n_most is None else self._sizes[: bisect_right(self._sizes, n_most)]
+        fitting = ((size_s / n, n) for n, size_s in zip(sizes, sizes_s, strict=False) if size_s <= room)
         return min(fitting, default=(0.0, 0))[1]
 
     def n_rows_efficient(self, price: float, depth: int = 0, *, beside_s: float = 0.0) -> int:

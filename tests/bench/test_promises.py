@@ -32,10 +32,12 @@ def test_of_a_load_that_was_cut_only_what_ended_while_it_counted_is_told() -> No
 
 
 def test_a_gap_counts_beside_the_long_prompt_as_soon_as_it_reaches_into_its_time() -> None:
+    alone = answer(0.0, 1.0, 2.0, 3.5, 5.0, 6.5)
     one = answer(0.0, 1.0, 2.0, 3.0, 7.0, 8.0)
     long = answer(3.5, 6.0, 6.5)
-    turn = promises.turn_of(Pass(wall_s=8.0, client_cpu_s=0.1, answers=[one, long]))
-    assert turn == {"usual_s": 1.0, "usual_max_s": 1.0, "beside_p50_s": 4.0, "beside_p99_s": 4.0, "longest_s": 4.0, "late_ttft_s": 2.5}
+    turn = promises.turn_of(*(Pass(wall_s=8.0, client_cpu_s=0.1, answers=answers) for answers in ([alone], [one, long])))
+    usual = {"usual_s": 1.5, "usual_p99_s": 1.5, "usual_max_s": 1.5, "before_s": 1.0}
+    assert turn == {**usual, "beside_p50_s": 4.0, "beside_p99_s": 4.0, "longest_s": 4.0, "late_ttft_s": 2.5}
 
 
 def test_steps_beside_a_flood_are_those_since_it_has_settled_whether_or_not_their_answers_ended() -> None:

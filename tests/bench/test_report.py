@@ -238,13 +238,14 @@ def test_settings_that_were_left_out_are_named_and_so_is_one_that_ended_early(tm
 
 
 def test_what_bounds_a_missed_promise_stands_beside_it(tmp_path: Path) -> None:
-    turn = {"usual_s": 0.1, "usual_max_s": 1.5, "beside_p99_s": 0.2, "longest_s": 0.4}
+    alone = {"usual_s": 0.1, "usual_p99_s": 0.11, "usual_max_s": 1.5, "before_s": 0.09}
+    turn = {"cells": "a pool", **alone, "beside_p50_s": 0.15, "beside_p99_s": 0.2, "longest_s": 0.4, "late_ttft_s": 9.0}
     times = {"p50": 0.15, "p90": 0.2, "p99": 0.3, "max": 3.5}
     keys = {f"{name}_s": times for name in ("step", "ttft_alone", "ttft_beside")}
     for name, details in (("long", {"turns": [turn]}), ("two-keys", keys)):
         results.write("promises", name, {}, {"promises": [], "details": details}, tmp_path)
     page = report.page(results.read_all(tmp_path))
-    assert "| 1 | 0.1 | 1.5 | 0.2 | 0.4 |" in page
+    assert "| 1, a pool | 0.1 | 0.11 | 1.5 | 0.09 | 0.15 | 0.2 | 0.4 | 9 |" in page
     assert "| first text, beside the flood | 0.15 | 0.2 | 0.3 | 3.5 |" in page
 
 

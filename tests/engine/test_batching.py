@@ -153,5 +153,5 @@ def test_a_prompt_that_has_computed_little_behind_cells_that_it_found_gets_the_r
     def n_rows(depth: int, n_shared: int) -> int:
         return budget.n_rows(n_decoding, 8, 2000, n_attended=100 * n_decoding, depth=depth, n_shared=n_shared)
 
-    assert n_rows(1000, 1000) > n_rows(1000, 0)
-    assert n_rows(1600, 1000) == n_rows(1600, 0)  # of which it has computed enough itself
+    assert n_rows(12000, 12000) > n_rows(12000, 0)
+    assert n_rows(12000, 11000) == n_rows(12000, 0)  # of which it has computed enough itself
