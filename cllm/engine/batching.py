@@ -1,4 +1,7 @@
-"""Forms the batch of a step: a row for each decoding sequence, and prompts' rows as far as the row budget goes."""
+"""Forms the batch of a step: a row for each decoding sequence, and prompts' rows as far as the row budget goes.
+
+Answers and a prompt much deeper than they are have steps of their own, by turns.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from types import MappingProxyType
 
 from cllm.backend import Batch
 from cllm.engine.budget import RowBudget
+from cllm.engine.cost import N_TILE
 from cllm.engine.events import Event
 from cllm.engine.fairness import Share
 from cllm.engine.fillers import N_STEPS_KEPT, Fillers
@@ -23,7 +27,8 @@ REST = 0.4  # of the room for prompts' rows, which is too little for a pass of i
 # Where a prompt has so many cells more than any answer, these are computed in steps of their own. Of slots with cells of their own a pass
 # of llama.cpp walks as many cells of each as the deepest has: seven rows and nine of a prompt with 2,048 cells took 0.43 s in one step, and
 # 0.07 and 0.27 in two. In a pool it is 0.30 s in one, 0.08 and 0.27 in two, but what answers take without the prompt is told by no step
-# then: it was believed to be half as much again, and their gaps were as much longer.
+# then: it was believed to be half as much again, and their gaps were as much longer. A prompt that owed less than a tile when it came is
+# through in a few steps, and would wait for twice as many.
 N_DEEPER = 512
 NO_RIDERS: tuple[Seq[Sequence], Seq[int], int] = ((), (), 0)
 NO_MEETINGS: Mapping[Sequence, int] = MappingProxyType({})
@@ -42,7 +47,7 @@ class BatchFormer:
         self._fillers = fillers  # None: gaps between slots stay
         self._singles_known: dict[tuple[int, ...], tuple[Seq[int], int]] = {}
         self._n_asked = 0
-        self._is_prompts_turn = False
+        self._n_turns = 0  # of answers, before the next one of a prompt that is much deeper than they are
         self.n_room = 0  # rows of prompts that a step had room for, when there last were any; 0: there were none yet
 
     def form(
@@ -66,17 +71,20 @@ class BatchFormer:
         prompts: list[Sequence] = []
         ranked: list[Sequence] = []
         n_waiting = 0  # who generate in the next step, while this one is a prompt's
+        takes_turns = False
         if len(running) > len(decoding):
             prompts = [sequence for sequence in running if sequence.phase is PREFILL]
             ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
-            takes_turns = bool(decoding) and self._takes_turns(decoding, ranked[0], running)
-            is_prompts = self._is_prompts_turn = takes_turns and not self._is_prompts_turn
-            if is_prompts:
-                n_waiting, decoding = len(decoding), []
-            elif takes_turns:
-                prompts = []
+            if decoding:
+                n_deep = N_DEEPER + max([sequence.n_computed for sequence in decoding])
+                if takes_turns := self._takes_turns(len(decoding), ranked[0], n_deep, running):
+                    n_waiting, decoding, prompts = (len(decoding), [], prompts) if not self._n_turns else (0, decoding, [])
+                elif self._rows_by_slot:
+                    ranked = [sequence for sequence in ranked if not _is_deep(sequence, n_deep)] or ranked[:1]
+                    prompts = prompts if len(ranked) == len(prompts) else ranked
+        self._n_turns = self._n_turns - 1 if takes_turns and self._n_turns else 0
         self._add_decoding(decoding)
-        attended = [(1, n_attended)] if decoding or not n_waiting else []
+        attended = [(1, n_attended)] if not n_waiting else []
         prefilling: list[tuple[Sequence, int]] = []
         scoring = ScoringRows()
         outputs = decoding
@@ -86,20 +94,22 @@ class BatchFormer:
             depth = first.n_computed
             riders, singles, n_fillers = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else NO_RIDERS
             n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in prompts])
-            n_rows = self._budget.n_rows(
-                len(decoding),
-                len(running),
-                n_cells,
-                n_owed=n_owed_all,
-                n_attended=n_attended,
-                depth=depth,
-                n_shared=first.n_shared,
-                length=len(first.tokens),
-                singles=singles,
-                n_fillers=n_fillers,
-                n_keys=n_keys,
-                n_waiting=n_waiting,
-            )
+            if n_waiting:
+                n_rows, self._n_turns = self._budget.n_rows_between(n_waiting, len(running), n_cells, n_attended, depth, n_keys)
+            else:
+                n_rows = self._budget.n_rows(
+                    len(decoding),
+                    len(running),
+                    n_cells,
+                    n_owed=n_owed_all,
+                    n_attended=n_attended,
+                    depth=depth,
+                    n_shared=first.n_shared,
+                    length=len(first.tokens),
+                    singles=singles,
+                    n_fillers=n_fillers,
+                    n_keys=n_keys,
+                )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
             if decoding and _is_light(first.share, running):
                 n_light = self._budget.n_rows_light(
@@ -121,7 +131,7 @@ class BatchFormer:
                 outputs,
                 scoring,
                 riders,
-                NO_MEETINGS if decoding and not self._must_stop else meetings,
+                NO_MEETINGS if (decoding or n_waiting) and not self._must_stop else meetings,
             )
             n_alone = sum([sequence.n_computed for sequence, n in prefilling if n == 1])
             n_attended = n_alone if n_waiting else n_attended + n_alone
@@ -155,9 +165,11 @@ class BatchFormer:
         """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`; `n_keys` asked of late."""
         return self._budget.n_rows(0, n_running, n_cells, n_owed=n_owed, n_keys=n_keys)
 
-    def _takes_turns(self, decoding: list[Sequence], first: Sequence, running: list[Sequence]) -> bool:
-        """Whether answers and a prompt are computed in a step each. That of a key with few places goes beside answers all the same."""
-        return first.n_computed >= N_DEEPER + _n_deepest(decoding) and not _is_light(first.share, running)
+    def _takes_turns(self, n_decoding: int, first: Sequence, n_deep: int, running: list[Sequence]) -> bool:
+        """Whether answers and a prompt are computed in a step each. That of a key with few places, however long it is, goes beside answers
+        all the same.
+        """
+        return _is_deep(first, n_deep) and self._budget.gains_by_turns(n_decoding, first.n_computed) and not _is_light(first.share, running)
 
     def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> tuple[Seq[Sequence], Seq[int], int]:
         """Prompts one row of which goes in the pass of the decode rows, each slot having cells of its own: the first, or all.
@@ -165,8 +177,7 @@ class BatchFormer:
         They close the gaps between the slots that decode, each of which is a pass more, and fill the tiles that kernels work in. Beside
         them, the passes that this comes to, and how many fillers are among their rows.
         """
-        n_deep = N_DEEPER + _n_deepest(decoding)
-        riders = [one for one in prompts if one is first or not (one.n_unscored or one.n_computed >= n_deep)]
+        riders = [one for one in prompts if one is first or not one.n_unscored]
         bare, n_fillers = self._singles(decoding, (first,))
         if len(riders) > 1:
             filled, n_beside = self._singles(decoding, riders)
@@ -309,8 +320,9 @@ def _is_light(share: Share, running: Seq[Sequence]) -> bool:
     return any(2.0 * share.load <= other.load and share.may_pass(other) for other in others)
 
 
-def _n_deepest(decoding: Seq[Sequence]) -> int:
-    return max([sequence.n_computed for sequence in decoding])
+def _is_deep(prompt: Sequence, n_deep: int) -> bool:
+    """Whether a prompt has `n_deep` cells or more, and owed more than a few rows when it came."""
+    return prompt.n_computed >= n_deep and len(prompt.tokens) - prompt.n_shared > N_TILE
 
 
 def _slot(sequence: Sequence) -> int:

@@ -27,6 +27,14 @@ PRICE = 1.5  # in any case as long as the smallest step in which a row costs at 
 # Deep in a prompt that is no longer than what `PACE_DEEP` gives where so many run, and the longer the fewer they are: the price alone gave
 # seven gaps of 4.2 steps, while beside one answer so short a step would make the prompt take many times as long as it must.
 N_DEEP_MOST = 8
+# By turns is better where the answers, if they had as many cells to read as the prompt, took so many times what a pass of one row does: to
+# walk by cells costs a quarter of reading them.
+WALK = 4.0
+# Deep in a prompt rows cost less together: 16,000 cells deep one takes 0.37 s and 16 take 0.95. As many go as make one cost at most so many
+# times what it costs at best, even if that takes longer than `itl_max_s`. Row by row, 3,000 tokens beside twelve answers would take seven
+# times as long, and these would have half as many tokens/s and longer gaps: a machine on which one row alone is so slow has no short ones.
+# If by turns not even one row is done in the time that answers may wait, they wait longer, and have steps by themselves for as long.
+PRICE_MOST = 3.0
 # What a step may take so that a prompt of a key with few places ends in it, or in one of a few: a key that asks now and then does not wait
 # many small steps beside one that floods. No longer than `itl_max_s`, or than the usual step would be without that bound, but for its end.
 PACE_LIGHT, N_STEPS_LIGHT = 4.0, 4
@@ -44,7 +52,9 @@ ALONE_KEYS_S = 0.35
 
 
 class RowBudget:
-    """Rows of a step, decode rows included. A decode row always goes, and a row of a prompt too: the budget is what is aimed at."""
+    """Rows of a step, decode rows included. A decode row always goes, and a row of a prompt too: the budget is what is aimed at. Where
+    answers and a prompt have steps of their own, that is so of the two together.
+    """
 
     def __init__(
         self,
@@ -77,7 +87,6 @@ class RowBudget:
         singles: Sequence[int] = (),
         n_fillers: int = 0,
         n_keys: int = 1,
-        n_waiting: int = 0,
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
@@ -86,12 +95,9 @@ class RowBudget:
         have asked of late.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot: decode rows, some of
         prompts, and `n_fillers`, which are none of the budget's rows.
-        `n_waiting` generate in the next step, while this one is a prompt's; `n_attended` is theirs, too.
         """
         if self._n_rows_fixed is not None:
             n_rows = self._n_rows_fixed
-        elif n_waiting:
-            n_rows = self._n_rows_between(n_waiting, n_running, n_cells, n_attended, depth, n_keys)
         elif not n_decoding:
             n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth, n_keys)
         elif self._apart:
@@ -103,11 +109,39 @@ class RowBudget:
             target_s = self._itl_target_s
             if target_s is None:
                 pace = PACE_KEYS if n_keys > 1 else PACE
-                target_s = self._adaptive_s(n_running, n_cells, n_attended, depth - n_shared, pace)
+                target_s = self._adaptive_s(n_running, n_cells, n_attended, depth, n_shared, pace)
                 most_s = self._deep_most_s(n_running, n_attended) if depth else math.inf
                 target_s = max(target_s, self._efficient_s(n_decoding, n_cells, depth, most_s=most_s))
             n_rows = self._cost.n_rows_within(target_s, n_decoding, n_cells, attended=((1, n_attended),), depth=depth)
         return min(max(n_rows, n_decoding + 1), self._n_rows_max - n_fillers)
+
+    def gains_by_turns(self, n_decoding: int, depth: int) -> bool:
+        """Whether answers of so many sequences and a prompt that is `depth` cells deep had better be computed in a step each.
+
+        Where attention is cheap, both would only read the model's weights. A target or a fixed number of rows holds for all.
+        """
+        if self._n_rows_fixed is not None or self._itl_target_s is not None:
+            return False
+        return n_decoding * self._cost.read_s(depth) > WALK * self._cost.pass_s(1)
+
+    def n_rows_between(self, n_waiting: int, n_running: int, n_cells: int, n_attended: int, depth: int, n_keys: int = 1) -> tuple[int, int]:
+        """Return how many rows a prompt that is `depth` cells deep gets in a step of its own, and in how many steps after it answers have
+        theirs.
+
+        There are `n_running` sequences, of which `n_waiting` generate, with `n_attended` cells before them; `n_cells` are in use, and
+        `n_keys` have asked of late. What answers wait for is a step of theirs and the prompt's together.
+        """
+        cost = self._cost
+        now_s = cost.step_s(n_waiting, n_waiting, n_attended, attended=((1, n_attended),))
+        usual_s = min(_deeper_pace(PACE_KEYS if n_keys > 1 else PACE_APART_MAX, 1.0) * now_s, self._longest_s(now_s, depth))
+        n_usual = cost.n_rows_within(usual_s - now_s, 0, n_cells, depth=depth)
+        n_most = cost.n_rows_within(self._deep_most_s(n_running, n_attended) - now_s, 0, n_cells, depth=depth)
+        n_rows = max(n_usual, min(cost.n_rows_efficient(min(PRICE * n_waiting, PRICE_MOST), depth), n_most))
+        if n_rows:
+            return min(n_rows, self._n_rows_max), 1
+        n_rows = cost.n_rows_efficient(PRICE_MOST, depth)
+        own_s = cost.step_s(n_rows, 0, n_cells, attended=((n_rows, depth),))
+        return n_rows, math.ceil(own_s / ((PACE_DEEP - 1.0) * now_s))
 
     def n_rows_light(
         self,
@@ -168,17 +202,17 @@ class RowBudget:
             return max(n_rows, self._cost.n_rows_fastest(math.inf, depth, n_most=N_TILE))
         return max(n_rows, self._cost.n_rows_efficient(PRICE, depth))
 
-    def _adaptive_s(self, n_running: int, n_cells: int, n_attended: int, n_deep: int, usual: float) -> float:
+    def _adaptive_s(self, n_running: int, n_cells: int, n_attended: int, depth: int, n_shared: int, usual: float) -> float:
         """Time for a step that slows running answers down to two fifths at most.
 
         It is counted in steps of all that run, whichever of them generate now. Counted in those that do, few answers would leave little
         time for many prompts, and so stay few.
         """
-        pace = _deeper_pace(usual, _share_between(n_deep, N_DEEP))
+        pace = _deeper_pace(usual, _share_between(depth - n_shared, N_DEEP))
         attended = ((1, n_attended),)
         decode_s = self._cost.step_s(n_running, n_running, n_cells, attended=attended)
         own_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)
-        return min(usual * decode_s, pace * own_s, self._itl_max_s)
+        return min(usual * decode_s, pace * own_s, self._longest_s(decode_s, depth))
 
     def may_fill(self, filled: Sequence[int], bare: Sequence[int], n_more: int) -> bool:
         """Whether passes `filled` with `n_more` rows of prompts cost no more over `bare` ones than such rows do in the best pass."""
@@ -187,6 +221,13 @@ class RowBudget:
     def is_less(self, some: Sequence[int], others: Sequence[int]) -> bool:
         """Whether the passes `some` take less time than `others`."""
         return self._cost.passes_s(some) < self._cost.passes_s(others)
+
+    def _longest_s(self, now_s: float, depth: int) -> float:
+        """What a step may take by `itl_max_s`, that without a prompt takes `now_s`; deep in a prompt what its rows are worth, if more."""
+        if not depth or self._itl_max_s == math.inf:
+            return self._itl_max_s
+        n_rows = self._cost.n_rows_efficient(PRICE_MOST, depth)
+        return max(self._itl_max_s, now_s + self._cost.step_s(n_rows, 0, 0, attended=((n_rows, depth),)))
 
     def _n_rows_apart(
         self,
@@ -215,25 +256,12 @@ class RowBudget:
             cheap_s = now_s + self._cost.step_s(n_cheap, 0, 0)
             share = _share_between(n_deep, N_DEEP_APART)
             pace, most = _deeper_pace(PACE_APART, share), _deeper_pace(most, share)
-            adaptive_s = min(max(pace * decode_s, cheap_s), most * decode_s, self._itl_max_s)
+            adaptive_s = min(max(pace * decode_s, cheap_s), most * decode_s, self._longest_s(now_s, depth))
             deep_s = self._deep_most_s(n_running, n_attended) - now_s if depth else math.inf
             room_s = max(adaptive_s - now_s, self._efficient_s(0, 0, depth, n_waiting=n_decoding, most_s=deep_s))
         else:
             room_s = self._itl_target_s - now_s
         return self._cost.n_rows_within(room_s, 0, 0, depth=depth)
-
-    def _n_rows_between(self, n_waiting: int, n_running: int, n_cells: int, n_attended: int, depth: int, n_keys: int) -> int:
-        """Rows of a prompt in a step of their own, between two in which `n_waiting` generate: what these wait for is the two together."""
-        attended = ((1, n_attended),)
-        now_s = self._cost.step_s(n_waiting, n_waiting, n_cells, attended=attended)
-        if self._itl_target_s is None:
-            own_s = self._cost.step_s(n_waiting, n_waiting, n_attended, attended=attended)
-            usual_s = min(_deeper_pace(PACE_KEYS if n_keys > 1 else PACE_APART_MAX, 1.0) * own_s, self._itl_max_s)
-            most_s = self._deep_most_s(n_running, n_attended) - now_s
-            room_s = max(usual_s - now_s, min(self._worth_s(depth, n_waiting), most_s))
-        else:
-            room_s = self._itl_target_s - now_s
-        return self._cost.n_rows_within(room_s, 0, n_cells, depth=depth)
 
     def _deep_most_s(self, n_running: int, n_attended: int) -> float:
         """Time for a step that is long because it is deep in a prompt; the cells of this do not count."""
@@ -247,12 +275,10 @@ class RowBudget:
         """
         n_rows = self._cost.n_rows_efficient(PRICE)
         efficient_s = self._cost.step_s(n_rows, n_outputs, n_cells)
-        return max(efficient_s, min(self._worth_s(depth, max(n_outputs, n_waiting), n_outputs, n_cells), most_s)) if depth else efficient_s
-
-    def _worth_s(self, depth: int, n_waiting: int, n_outputs: int = 0, n_cells: int = 0) -> float:
-        """Time for the smallest step that is worth its price deep in a prompt, while so many answers wait."""
-        n_rows = self._cost.n_rows_efficient(PRICE * max(n_waiting, 1), depth)
-        return self._cost.step_s(n_rows, n_outputs, n_cells, attended=((n_rows, depth),))
+        if not depth:
+            return efficient_s
+        n_rows = self._cost.n_rows_efficient(PRICE * max(n_outputs, n_waiting, 1), depth)
+        return max(efficient_s, min(self._cost.step_s(n_rows, n_outputs, n_cells, attended=((n_rows, depth),)), most_s))
 
 
 def _deeper_pace(usual: float, share: float) -> float:

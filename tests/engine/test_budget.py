@@ -18,9 +18,9 @@ CURVE = Curve(
 N_DECODING, N_CELLS_EACH = 7, 150
 
 
-def budget_on(curve: Curve, *, apart: bool) -> tuple[CostModel, RowBudget]:
+def budget_on(curve: Curve, *, apart: bool, itl_max_s: float | None = None) -> tuple[CostModel, RowBudget]:
     cost = CostModel(curve, n_rows_max=512, apart=apart)
-    return cost, RowBudget(cost, n_rows_max=512, n_rows_fixed=None, itl_target_s=None, apart=apart)
+    return cost, RowBudget(cost, n_rows_max=512, n_rows_fixed=None, itl_target_s=None, itl_max_s=itl_max_s, apart=apart)
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -35,6 +35,29 @@ def test_beside_many_answers_a_step_deep_in_a_prompt_is_not_much_longer_than_the
         prompt = (n_rows - N_DECODING, depth)
         step_s = cost.step_s(n_rows, N_DECODING + 1, n_cells, attended=((1, n_attended), prompt))
         assert step_s < 3 * usual_s, prompt
+
+
+@pytest.mark.parametrize("n_waiting", [2, 4, 7, 12])
+@pytest.mark.parametrize("depth", [1000, 2000, 3000])
+def test_between_answers_whose_steps_are_long_already_a_deep_prompt_does_not_go_row_by_row(n_waiting: int, depth: int) -> None:
+    cost, budget = budget_on(CURVE, apart=True, itl_max_s=0.25)
+    n_attended = n_waiting * N_CELLS_EACH
+    n_rows, n_steps = budget.n_rows_between(n_waiting, n_waiting + 1, n_attended + depth, n_attended, depth)
+    usual_s = cost.step_s(n_waiting, n_waiting, n_attended, attended=((1, n_attended),))
+    row_s, best_s = (cost.step_s(n, 0, 0, attended=((n, depth),)) / n for n in (n_rows, 64))
+    assert n_steps == 1
+    assert row_s < 3 * best_s or n_rows * row_s > 0.8 * usual_s, "unless they would wait longer than for three of their own steps"
+
+
+@pytest.mark.parametrize("depth", [8000, 32_000])
+def test_between_answers_where_one_row_is_too_long_they_have_steps_for_as_long_as_a_few_take(depth: int) -> None:
+    cost, budget = budget_on(CURVE, apart=True)
+    n_attended = N_DECODING * N_CELLS_EACH
+    n_rows, n_steps = budget.n_rows_between(N_DECODING, N_DECODING + 1, n_attended + depth, n_attended, depth)
+    prompt_s = cost.step_s(n_rows, 0, 0, attended=((n_rows, depth),))
+    answers_s = n_steps * cost.step_s(N_DECODING, N_DECODING, n_attended, attended=((1, n_attended),))
+    assert n_rows > 1
+    assert 0.8 < answers_s / prompt_s < 1.0
 
 
 def test_beside_a_single_answer_a_long_prompt_does_not_take_many_times_as_long_as_at_best() -> None:

@@ -6,8 +6,9 @@ reviewer to read in the diff. Commands:
     limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max patience_s)
                                 (row_budget=auto leaves it to the costs, itl_target_ms=N to them and a target; itl_max_ms=N leaves to them
                                 how many run)
-    costs ROWS:MS ... [cell=US] [apart=US]   what steps of so many rows take, for the next `limits`; outputs cost nothing, a cell in use so
-                                many microseconds in each step, and a generating row gains so many for each cell of the others apart
+    costs ROWS:MS ... [cell=US] [apart=US] [read=ROWS/US,...]   what steps of so many rows take, for the next `limits`; outputs cost
+                                nothing, a cell in use so many microseconds in each step, a generating row gains so many for each cell of
+                                the others apart, and rows of one sequence take so many together for each cell that it has
     weights KEY=N ...           a new scheduler with the same limits, whose keys count so much
     submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [key=KEY] [scored]
            [regex=TEXT]
@@ -96,9 +97,11 @@ class Conversation:
 
     def do_costs(self, words: list[str]) -> list[str]:
         rows = [(int(n), int(ms) / 1000) for n, _, ms in (word.partition(":") for word in words if ":" in word)]
-        seconds = {name: float(us) / 1e6 for name, us in (_pair(word) for word in words if "=" in word)}
+        named = dict(_pair(word) for word in words if "=" in word)
+        reads = [(int(n), float(us) / 1e6) for n, _, us in (word.partition("/") for word in named.pop("read", "").split(",") if word)]
+        seconds = {name: float(us) / 1e6 for name, us in named.items()}
         apart_s = seconds.get("apart", 0.0)
-        cells = {"cell_s": seconds.get("cell", 0.0), "apart_gain_cell_s": apart_s, "attended": [(1, 5 * apart_s)]}
+        cells = {"cell_s": seconds.get("cell", 0.0), "apart_gain_cell_s": apart_s, "attended": reads or [(1, 5 * apart_s)]}
         cells |= {f"{name}_cell_s": seconds[name] for name in ("save", "restore") if name in seconds}
         self.curve = Curve(rows=rows, outputs=[(1, 0.0)], **cells)  # type: ignore[arg-type]
         return []
