@@ -40,17 +40,20 @@ class Compared:
     low: float | None  # None with `high`: the pairs are too few to say
     high: float | None
     n_pairs: int
+    n_above: int  # pairs in which ours is the higher
 
     def verdict(self, figure: Figure, *, n_failed: int = 0) -> str:
-        """Who is better; nobody, where the interval has 1 in it; without an interval, as of a single pair, nothing is said.
+        """Who is better; unclear where the interval has 1 in it, or there is none, as of a single pair.
 
-        Nor of who left `n_failed` requests of ours unanswered, and is quick with the others.
+        So it is of who left `n_failed` requests of ours unanswered, and is quick with the others.
         """
-        if self.low is None or self.high is None or (n_failed and not figure.counts_failures):
-            return "unsure"
-        if self.low <= 1 <= self.high:
-            return "even"
+        if self.low is None or self.high is None or (n_failed and not figure.counts_failures) or self.low <= 1 <= self.high:
+            return "unclear"
         return "win" if (self.ratio > 1) == figure.is_higher_better else "loss"
+
+    def n_better(self, figure: Figure) -> int:
+        """The pairs in which ours is better, or no worse."""
+        return self.n_above if figure.is_higher_better else self.n_pairs - self.n_above
 
 
 def compare(
@@ -69,9 +72,10 @@ def compare(
     pairs = np.array([(a, b) for a, b, _ in found])
     if not pairs.any():
         return None
+    n_above = int((pairs[:, 0] > pairs[:, 1]).sum())
     if pairs.all():
-        return Compared(*_students(pairs, [start for _, _, start in found]), len(pairs))
-    return Compared(float(_mean_ratio(pairs[None])[0]), *(_resampled(pairs, seed) or (None, None)), len(pairs))
+        return Compared(*_students(pairs, [start for _, _, start in found]), len(pairs), n_above)
+    return Compared(float(_mean_ratio(pairs[None])[0]), *(_resampled(pairs, seed) or (None, None)), len(pairs), n_above)
 
 
 def _students(pairs: npt.NDArray[np.float64], starts: Sequence[int]) -> tuple[float, float | None, float | None]:

@@ -11,6 +11,7 @@ from benchmarks.report import Run, number, of_kind, plot_of, rung_slug, rung_tit
 from cllm.bench.plot import plot_latency, pyplot, save
 
 BARS: Final = ("tokens/s", "first text p90, ms", "between texts p99, ms", "whole answer p99, ms")
+MS_MOST: Final = 10_000.0  # more is told in seconds: longer numbers run into each other
 OURS, LOSS, GAIN, OTHERS = "#2a6f97", "#c1554b", "#5a9367", "#a9b4c2"
 
 
@@ -53,13 +54,15 @@ def draw_bars(sides: Sequence[Run], path: str, title: str) -> None:
     """A figure in each panel, and in it two bars for each setting, medians of the same pairs: ours, and theirs below."""
     figure, axes = pyplot().subplots(1, len(BARS), figsize=(11, 1.4 + 0.6 * len(sides)), sharey=True)
     for name, axis in zip(BARS, axes, strict=True):
+        most = max(_median(side["figures"][name][whose]) for side in sides for whose in ("ours", "theirs"))
+        scale = 1000.0 if name.endswith(", ms") and most >= MS_MOST else 1.0
         for whose, label, color, shift in (("ours", "cLLM", OURS, -0.2), ("theirs", "the other", OTHERS, 0.2)):
-            heights = [_median(side["figures"][name][whose]) for side in sides]
+            heights = [_median(side["figures"][name][whose]) / scale for side in sides]
             bars = axis.barh([place + shift for place in range(len(sides))], heights, height=0.38, color=color, label=label)
             axis.bar_label(bars, fmt=number, fontsize=7, padding=2)
-        axis.set_xlabel(name)
-        axis.margins(x=0.2)
-        axis.locator_params(axis="x", nbins=5)
+        axis.set_xlabel(name if scale == 1.0 else name.replace(", ms", ", s"))
+        axis.margins(x=0.3)
+        axis.locator_params(axis="x", nbins=4)
         axis.grid(visible=True, axis="x", alpha=0.3)
     axes[0].set_yticks(range(len(sides)), [f"{side['peer']} {side['setting']}" for side in sides])
     axes[0].invert_yaxis()

@@ -29,7 +29,9 @@ README: Final = ROOT / "README.md"
 BEGIN: Final = "<!-- benchmarks: written by `python -m benchmarks report` -->"
 END: Final = "<!-- benchmarks: end -->"
 
-MAIN_FIGURES: Final[tuple[str, ...]] = ("tokens/s", "first text p90, ms", "between texts p99, ms")
+MAIN_FIGURES: Final[tuple[str, ...]] = (
+    "tokens/s", "first text p50, ms", "first text p90, ms", "between texts p50, ms", "between texts p99, ms",
+)  # fmt: skip
 MAIN_OVERLOAD_FIGURES: Final[tuple[str, ...]] = ("good requests/s", "first text p90, ms")
 SIDE_FIGURES: Final = (
     "tokens/s", "good requests/s", "first text p50, ms", "first text p99, ms", "between texts p50, ms", "between texts p99, ms",
@@ -44,7 +46,9 @@ PROMISED: Final = {  # beside the setting that is best at a figure, by workload,
 }
 PROMISED_DEFAULT: Final = {"mixed": {"between texts p99, ms": 0.25}, "mixed-small": {"between texts p99, ms": 0.25}}  # and beside this one
 FIGURES_BY_NAME: Final = {figure.name: figure for figure in FIGURES}
-BESIDE_HEAD: Final = ("workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which, of how many settings", "pairs")
+BESIDE_HEAD: Final = (
+    "workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which, of how many settings", "pairs in which cLLM is better",
+)  # fmt: skip
 N_FUNCTIONS: Final = 10  # of a profile
 FLOOR: Final = "native"  # the first stage, without which there is no ratio to llama.cpp alone
 SERVED: Final = "sse"  # the stage that a user meets
@@ -434,19 +438,19 @@ def _all_peers(runs: Sequence[Run]) -> list[str]:
     if not rows:
         return [_peers(run) for run in runs]
     as_it_comes, others = ([run for run in runs if bool(run["settings"].get("ours")) is with_options] for with_options in (False, True))
-    parts = (("as it comes", as_it_comes), ("with options, as another backend", others))
-    counts = [f"{what}: {_verdicts(some)}" for what, some in parts if some]
+    parts = (("as it comes", as_it_comes), ("With options, as another backend", others))
+    counts = [f"{what}: {_verdicts(some, only_main=True)}; of all figures {_verdicts(some)}" for what, some in parts if some]
     return [
-        f"The main figures of all ({'; '.join(counts)}); what follows has the others, and every setting.\n",
+        f"The main figures of all ({'. '.join(counts)}). What follows has the others, and every setting.\n",
         table(BESIDE_HEAD, rows),
         *_promised_beside(as_it_comes),
         *map(_peers, runs),
     ]
 
 
-def _verdicts(runs: Sequence[Run]) -> str:
-    """How many of the main figures were won and lost."""
-    verdicts = Counter(row["verdict"] for run in runs for row in _best(run) if row["figure"] in _main_figures(run))
+def _verdicts(runs: Sequence[Run], *, only_main: bool = False) -> str:
+    """How many of the figures were won and lost."""
+    verdicts = Counter(row["verdict"] for run in runs for row in _best(run) if not only_main or row["figure"] in _main_figures(run))
     return ", ".join(f"{name} {n}" for name, n in sorted(verdicts.items(), reverse=True))
 
 
@@ -487,7 +491,7 @@ def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[s
     is_sure = row["low"] is not None and not row["low"] < bound < row["high"]
     verdict = f"{'kept' if is_kept else 'missed'}{'' if is_sure else ', by the mean alone'}"
     if row.get("n_failed") and not FIGURES_BY_NAME[figure].counts_failures:
-        verdict = f"unsure: {row['n_failed']} requests of ours were not answered as asked"
+        verdict = f"unclear: {row['n_failed']} requests of ours were not answered as asked"
     return _title(run), figure, beside, _ratio(row), f"at {'least' if is_least else 'most'} {bound:g}", verdict
 
 
@@ -516,7 +520,8 @@ def _best(run: Run) -> list[Run]:
         assert compared is not None
         n_wrong = _n_wrong(side, "ours")
         verdict = compared.verdict(FIGURES_BY_NAME[row["figure"]], n_failed=n_wrong)
-        rows.append({**row, **attrs.asdict(compared), "verdict": verdict, "n_failed": n_wrong})
+        n_better = compared.n_better(FIGURES_BY_NAME[row["figure"]])
+        rows.append({**row, **attrs.asdict(compared), "verdict": verdict, "n_failed": n_wrong, "n_better": n_better})
     return rows
 
 
@@ -561,7 +566,7 @@ def _left_out(data: Run) -> list[str]:
 def _best_cells(row: Run, run: Run) -> tuple[str, ...]:
     sides = run["data"]["sides"]
     which = f"{row['peer']} {row['setting']}, {f'of {_n_settings(sides)}' if len(sides) > 1 else 'alone'}"
-    return number(row["ours"]), number(row["theirs"]), _ratio(row), row["verdict"], which, str(row["n_pairs"])
+    return number(row["ours"]), number(row["theirs"]), _ratio(row), row["verdict"], which, f"{row['n_better']} of {row['n_pairs']}"
 
 
 def _ratio(row: Run) -> str:
@@ -656,7 +661,17 @@ def readme_table(runs: Sequence[Run]) -> str:
     ladder = [row for run in of_kind(runs, "ladder") for row in _readme_ladder(run)]
     if ladder:
         parts.append(
-            table(("", "bare llama.cpp, tokens/s", "streamed over HTTP", "ratio, of each turn", "of its steps' time in llama.cpp"), ladder)
+            table(
+                (
+                    "",
+                    "bare llama.cpp, tokens/s",
+                    "streamed over HTTP",
+                    "ratio, by turns (least to most)",
+                    "of its steps' time in llama.cpp",
+                    "turns",
+                ),
+                ladder,
+            )
         )
     parts.extend(_readme_peers(beside_others(runs)))
     return "\n".join(parts) or "No run of the ladder on a real model and no comparison with other servers is kept yet.\n"
@@ -669,7 +684,7 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
         if SERVED in by_name and rung["stages"][0]["name"] == FLOOR:
             floor, served = rung["stages"][0], by_name[SERVED]
             speeds = [number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
-            rows.append((_with_requests(run, rung), *speeds, _ratios(served["ratios"]), _share(served)))
+            rows.append((_with_requests(run, rung), *speeds, _ratios(served["ratios"]), _share(served), str(len(served["ratios"]))))
     return rows
 
 
@@ -681,11 +696,16 @@ def _readme_peers(runs: Sequence[Run]) -> list[str]:
         wanted = wanted[:1] if run["settings"].get("ours") else wanted  # of another engine the rest is on the page
         rows = {row["figure"]: row for row in _best(run)}
         if (first := rows.get(wanted[0])) is not None:
-            ratios = (f"{_ratio(row)} {row['verdict']}" if (row := rows.get(name)) else UNKNOWN for name in wanted)
+            ratios = (_told(row) if (row := rows.get(name)) else UNKNOWN for name in wanted)
             among = _n_settings(run["data"]["sides"])
             line = (_title(run), number(first["ours"]), number(first["theirs"]), *ratios, among, str(first["n_pairs"]))
             lines.setdefault(wanted, []).append(line)
     return [table(_readme_head(wanted), some) for wanted, some in lines.items()]
+
+
+def _told(row: Run) -> str:
+    """A ratio, and who is better; where the interval does not say so, in how many of the pairs ours was."""
+    return f"{_ratio(row)} " + (f"better in {row['n_better']} of {row['n_pairs']}" if row["verdict"] == "unclear" else str(row["verdict"]))
 
 
 def _readme_head(wanted: tuple[str, ...]) -> tuple[str, ...]:

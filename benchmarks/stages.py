@@ -30,7 +30,6 @@ from benchmarks.workload import Ask, Sampling
 from cllm.api.app import create_app
 from cllm.backend import Batch, StepModel
 from cllm.bench import process
-from cllm.bench.process import Threads, ThreadTimes
 from cllm.config import Settings
 from cllm.engine.compute import compute, do_move
 from cllm.engine.cost import CostModel
@@ -46,6 +45,7 @@ from cllm.serve.http.http1 import SEND_NOW
 from cllm.serve.loading import limits_of
 from cllm.serve.streams import EventStream
 from cllm.testing.engine import running_engine
+from cllm.threadtimes import Threads, ThreadTimes
 
 PATH: Final = "/v1/completions"
 STEP_ACROSS: Final = "cllm.serve.worker.WorkerModel.compute"

@@ -48,7 +48,8 @@ REASONS: Final = {  # what a stage spends time on, in the order of the stages
 MENDED: Final = {
     "backend": "llama.cpp reads the columns where they lie and logits are read where it leaves them, so that nothing is copied",
     "sampling": "rows whose parameters agree are drawn together, by a short list or a race in the place of a sort",
-    "engine": "a step of 64 sequences is planned in at most a tenth of a millisecond, to which the planner is held below",
+    "engine": "a step of 64 that generate is planned in less than a tenth of a millisecond on a fake model, as is held below; beside a "
+    "real one plan and apply take two to three times as long",
     "loop": "models compute in one thread of their own, which costs less than a new hop and keeps llama.cpp's barriers from sleeping, and "
     "events are sent while the next step computes",
     "app": "a body is decoded straight into what is checked, once for all tokens of its answer",
@@ -122,28 +123,32 @@ plan was worked out once, which took 7 % off in parts, and 18 % in a pool.
 PEERS: Final = """\
 The same model file, threads, slots and cells for all, but for llama-cpp-python's server, which has one slot, and vLLM, whose cells are its
 own affair; ours and a peer take turns with the same requests, which are new in every pair, and who begins alternates. A ratio is ours over
-theirs, the geometric mean over the pairs, with its 95 % interval by Student's t (where a figure is 0 in some pass, by a bootstrap); where
-that has 1 in it, neither is said to be better. It is wide where pairs are few, and of a single pair there is none. Each figure of ours
-stands against the setting that is best at that figure, of those that were measured in that run; the others are named below each table.
-Texts are chunks as a client sees them.
+theirs, the geometric mean over the pairs, with its 95 % interval by Student's t (where a figure is 0 in some pass, by a bootstrap). Where
+that has 1 in it, it is unclear who is better, which does not say that both are alike: in how many of the pairs ours was stands beside it.
+It is wide where pairs are few, and of a single pair there is none. Each figure of ours stands against the setting beside which it does
+worst, of those that were measured in that run; the others are named below each table. Ours is that of the pairs with this setting, so that
+the figures of one column may be of different minutes. Texts are chunks as a client sees them.
 
 Where settings name `n_pairs_start`, both servers are started anew after so many pairs, and where they say `warms_up`, a whole pass goes by
 first that does not count: a server's first pass is not like those that follow. If there were several starts, the interval is over them,
 each counting once. In the other runs each setting stands beside one start of either server, and the interval is over its passes, which say
 less of the next start: over ten passes each, four starts of ours had 102, 107, 109 and 110 tokens/s.
 
-Where a run has not all settings, those it has are the ones that were fastest before. Of `seed-40x8` at 8 the others stand in a run of their
-own, of two pairs with each: one there, `-kvu -b 64`, has first texts at p50 after two thirds of our time, and 0.89 of our tokens/s.
+Where a run has not all settings, those it has were chosen by shorter runs, which are not kept, and what it does not have is not known to be
+slower: of `seed-40x8` at 8 `no prompt cache` is the best at tokens/s, and most other runs do not have it. The rest of that workload's stand
+in a run of their own, of two pairs with each: one there, `-kvu -b 64`, has first texts at p50 after two thirds of our time, and 0.89 of our
+tokens/s.
 
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 24
 steps of their answers and three seconds, and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in
 the table, with intervals that are wide where starts or pairs are few. One at a time first texts come after 0.78 of the default's time, and
-tokens then at 0.92 of its pace: of a step of 16 ms, one is cLLM's own, Python whose code and data llama.cpp has driven out of the caches.
+tokens then at 0.92 of its pace: of a step of 16 ms, one is outside llama.cpp, by the ladder. On the instant fake a whole
+step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two steps.
 
-What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one configuration has as many
-tokens/s as the fastest setting, and shorter gaps at p99 than the smoothest. What it costs is that more of the gaps have a piece of a prompt
-in them, so that the median gap is longer, and that prompts end later where few wait.
+What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one configuration has 0.98 and
+1.01 of the fastest setting's tokens/s, and 0.72 and 0.70 of the smoothest one's gaps at p99, by the means. What it costs is that more of
+the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
 
 Of mixed prompts at 8, hardly any order of the same rows gives more tokens/s than the fastest setting. By the single calls above, 117 rows
 of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
@@ -162,8 +167,7 @@ at p99 are a quarter of theirs from the whole on. These are bursts of few reques
 
 Of mixed prompts at 16, a step beside answers takes two and a half times as long as one without prompts, and has some 30 rows of them: ten
 that generate take nearly nine tenths of what sixteen do, so that more of them at once bring little, and four times as long brought 1.02
-times the tokens/s and gaps 1.4 times as long at p99. `-no-kvu` computes all prompts first, which makes gaps of a second and more. The speed
-of either server differs by a third from start to start, and the intervals say so.
+times the tokens/s and gaps 1.4 times as long at p99. `-no-kvu` computes all prompts first, which makes gaps of a second and more.
 
 Of a shared prefix, the first eight of each pass wait until one of them has computed it, and compute what is their own together then; before
 that one began to answer first, and the others' prompts had the room of steps beside it, three pairs had 2.05 of the tokens/s and first

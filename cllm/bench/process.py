@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
-import attrs
+from cllm.threadtimes import PROC, Threads, threads_of
 
-PROC: Final = Path("/proc")
 LISTEN: Final = "0A"  # the state of a listening socket in /proc/net/tcp (include/net/tcp_states.h)
 
 
@@ -60,36 +58,9 @@ def _cpu_s(pid: int) -> float | None:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if fields else None  # utime, stime, cutime, cstime
 
 
-@attrs.frozen
-class ThreadTimes:
-    """What a thread had of the cores so far, and for how long it could have run and had none, seconds."""
-
-    cpu_s: float
-    waiting_s: float
-
-
-Threads: TypeAlias = dict[int, ThreadTimes]
-
-
 def threads(pid: int) -> Threads:
     """The times of every thread of the tree, by thread id; empty where the kernel does not tell."""
-    return {thread: times for one in tree(pid) for thread in _threads_of(one) if (times := _thread_times(one, thread)) is not None}
-
-
-def _threads_of(pid: int) -> list[int]:
-    try:
-        return [int(entry.name) for entry in (PROC / str(pid) / "task").iterdir()]
-    except OSError:
-        return []
-
-
-def _thread_times(pid: int, thread: int) -> ThreadTimes | None:
-    """Of the kernel's Documentation/scheduler/sched-stats.rst: nanoseconds on a core, and on a run queue."""
-    try:
-        cpu_ns, waiting_ns, _ = (PROC / str(pid) / "task" / str(thread) / "schedstat").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return ThreadTimes(int(cpu_ns) / 1e9, int(waiting_ns) / 1e9)
+    return {thread: times for one in tree(pid) for thread, times in threads_of(one).items()}
 
 
 def rss_peak_mb(pid: int) -> float | None:

@@ -95,7 +95,7 @@ class BatchFormer:
             riders, singles, n_fillers = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else NO_RIDERS
             n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in prompts])
             if n_waiting:
-                n_rows, self._n_turns = self._budget.n_rows_between(n_waiting, len(running), n_cells, n_attended, depth, n_keys)
+                n_rows, self._n_turns = self._budget.n_rows_between(n_waiting, len(running), n_cells, n_attended, depth)
             else:
                 n_rows = self._budget.n_rows(
                     len(decoding),

@@ -30,6 +30,9 @@ N_DEEP_MOST = 8
 # By turns is better where the answers, if they had as many cells to read as the prompt, took so many times what a pass of one row does: to
 # walk by cells costs a quarter of reading them.
 WALK = 4.0
+# What a prompt's step and one of answers may take together, in steps of these: two steps vary more than one. With 2.2 seven beside a prompt
+# of 4,096 tokens had gaps of 2.8 to 4.0 of their usual steps at most.
+PACE_TURNS = 2.0
 # Deep in a prompt rows cost less together: 16,000 cells deep one takes 0.37 s and 16 take 0.95. As many go as make one cost at most so many
 # times what it costs at best, even if that takes longer than `itl_max_s`. Row by row, 3,000 tokens beside twelve answers would take seven
 # times as long, and these would have half as many tokens/s and longer gaps: a machine on which one row alone is so slow has no short ones.
@@ -124,24 +127,25 @@ class RowBudget:
             return False
         return n_decoding * self._cost.read_s(depth) > WALK * self._cost.pass_s(1)
 
-    def n_rows_between(self, n_waiting: int, n_running: int, n_cells: int, n_attended: int, depth: int, n_keys: int = 1) -> tuple[int, int]:
+    def n_rows_between(self, n_waiting: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> tuple[int, int]:
         """Return how many rows a prompt that is `depth` cells deep gets in a step of its own, and in how many steps after it answers have
         theirs.
 
-        There are `n_running` sequences, of which `n_waiting` generate, with `n_attended` cells before them; `n_cells` are in use, and
-        `n_keys` have asked of late. What answers wait for is a step of theirs and the prompt's together.
+        There are `n_running` sequences, of which `n_waiting` generate, with `n_attended` cells before them; `n_cells` are in use. What
+        answers wait for is a step of theirs and the prompt's together.
         """
         cost = self._cost
         now_s = cost.step_s(n_waiting, n_waiting, n_attended, attended=((1, n_attended),))
-        usual_s = min(_deeper_pace(PACE_KEYS if n_keys > 1 else PACE_APART_MAX, 1.0) * now_s, self._longest_s(now_s, depth))
+        usual_s = min(PACE_TURNS * now_s, self._longest_s(now_s, depth))
+        most_s = PACE_TURNS / PACE_DEEP * self._deep_most_s(n_running, n_attended)
         n_usual = cost.n_rows_within(usual_s - now_s, 0, n_cells, depth=depth)
-        n_most = cost.n_rows_within(self._deep_most_s(n_running, n_attended) - now_s, 0, n_cells, depth=depth)
+        n_most = cost.n_rows_within(most_s - now_s, 0, n_cells, depth=depth)
         n_rows = max(n_usual, min(cost.n_rows_efficient(min(PRICE * n_waiting, PRICE_MOST), depth), n_most))
         if n_rows:
             return min(n_rows, self._n_rows_max), 1
         n_rows = cost.n_rows_efficient(PRICE_MOST, depth)
         own_s = cost.step_s(n_rows, 0, n_cells, attended=((n_rows, depth),))
-        return n_rows, math.ceil(own_s / ((PACE_DEEP - 1.0) * now_s))
+        return n_rows, math.ceil(own_s / ((PACE_TURNS - 1.0) * now_s))
 
     def n_rows_light(
         self,

@@ -39,7 +39,7 @@ class Curve:
     save_cell_s: float | None = attrs.field(default=None, validator=_seconds)  # to save a cell's content; None: not known
     restore_cell_s: float | None = attrs.field(default=None, validator=_seconds)
     apart_gain_cell_s: float | None = attrs.field(default=None, validator=_seconds)  # see `Apart`; None: they cannot lie apart
-    is_cut_short: bool = False  # something held the machine up: less was measured than there is time for
+    is_cut_short: bool = False  # something held the machine up: less was measured than there is time for, or it is not to be trusted
 
     def __attrs_post_init__(self) -> None:
         if self.rows[0][1] <= 0:

@@ -616,9 +616,10 @@ class Scheduler:
     def _hopeless(self, sequence: Sequence, now: float) -> DeadlineExceeded | None:
         """Why it cannot be in time: what is to be computed of its prompt takes longer by itself, and would at twice the speed, too.
 
-        Asked before it is let in: nobody makes room for it, and its key pays nothing. None: it may be in time, as far as is known.
+        Asked before it is let in: nobody makes room for it, and its key pays nothing. None: it may be in time, as far as is known, or it
+        keeps nobody waiting: if none such were tried, nothing would show that the machine has become faster since.
         """
-        if sequence.first_token_at is not None or sequence.deadline is None or not self.cost.is_grounded:
+        if sequence.first_token_at is not None or sequence.deadline is None or not self.cost.is_grounded or not self._running:
             return None
         prompt_s = self.cost.prefill_s(len(sequence.tokens) - self.memory.n_known(sequence))
         left_s = sequence.deadline - now

@@ -13,6 +13,7 @@ from cllm.backend import Batch, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.engine.cost import N_TILE, WALKED
 from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
 from cllm.errors import LoadAborted, LoadFailed
+from cllm.threadtimes import ThreadTimes, n_cpus, own_times
 
 SECONDS_MAX: Final = 4.0  # after the first step, after which no measurement begins, but for the two sizes that every curve needs
 SHARE_ROWS, SHARE_OUTPUTS = 0.5, 0.75  # of that time, when each part is over
@@ -29,27 +30,32 @@ APART_S_MAX: Final = 3.0  # that may take: without it the cells would never lie 
 N_ROUNDS_APART, N_REPEATS_APART = 2, 3  # in turns, and steps of each: in the time of a few steps a shared machine changes by more than this
 GAIN_LEAST: Final = 0.02  # of a step; less is noise
 HELD_UP: Final = 2.0  # times as long as it needs by its own numbers: whoever is short of time then has been disturbed
+# Who lacks cores for so much of the time, by all threads together, does so in every step, of which then the least is too long as well: with
+# a barrier after each of the model's operations two busy processes made 636 ms of a step of 0.2. Unless it has nearly all cores itself.
+WAITED_MOST, OWN_LEAST = 0.5, 0.8
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
 ATTENDING: Final = (N_ROWS_MANY, 1, N_TILE)  # rows of one sequence whose attention is measured, as long as there is time
 N_DEEP: Final = 3  # pairs of steps of so many rows, in a slot that has cells and in an empty one
 ATTENDING_GUESS: Final = 1.5  # times as long as the longest of those that were measured takes a tile, where time was short
 DEEP_LEAST: Final = 0.01  # of such a step is what the slot's cells cost at least; less is noise
 Clock = Callable[[], float]
+Times = Callable[[], ThreadTimes]
 
 
-def measure(model: StepModel, on_progress: OnProgress, clock: Clock) -> Curve:
-    """Measure `model`, all of whose slots are empty; blocks.
+def measure(model: StepModel, on_progress: OnProgress, clock: Clock, times: Times = own_times) -> Curve:
+    """Measure `model`, all of whose slots are empty, computing in this process, of which `times` tells; blocks.
 
     Raises: LoadAborted when `on_progress` says so · what the model's calls raise. The slots are empty then too, unless it died.
     """
-    return _Measurement(model, on_progress, clock).curve()
+    return _Measurement(model, on_progress, clock, times).curve()
 
 
 class _Measurement:
-    def __init__(self, model: StepModel, on_progress: OnProgress, clock: Clock) -> None:
+    def __init__(self, model: StepModel, on_progress: OnProgress, clock: Clock, times: Times) -> None:
         self._model = model
         self._on_progress = on_progress
         self._clock = clock
+        self._times = times
         self._batch = Batch(model.n_rows_max)
         self._began_at = clock()
         self._needed_s = 0.0  # of the time since, by the least that each step took
@@ -64,11 +70,12 @@ class _Measurement:
     def curve(self) -> Curve:
         try:
             self._step(1, 1)  # the first one finds everything cold, maybe its file still on the disk
-            self._began_at = self._clock()
+            self._began_at, before = self._clock(), self._times()
             self._measure_rows()
             outputs = self._measure_outputs()
             cell_s, row_cell_s, attended, save_cell_s, restore_cell_s = self._measure_cells()
             apart_gain_cell_s = self._measure_apart(WALKED * min(seconds / n for n, seconds in attended))
+            self._is_cut_short |= self._lacked_cores(before)
         finally:
             self._empty()
         return Curve(
@@ -82,6 +89,12 @@ class _Measurement:
             apart_gain_cell_s=apart_gain_cell_s,
             is_cut_short=self._is_cut_short,
         )
+
+    def _lacked_cores(self, before: ThreadTimes) -> bool:
+        """Whether others had the cores that the model would have computed on since `before`."""
+        seconds, now = self._clock() - self._began_at, self._times()
+        has_most = now.cpu_s - before.cpu_s > OWN_LEAST * n_cpus() * seconds  # of more threads than cores some always wait
+        return now.waiting_s - before.waiting_s > WAITED_MOST * seconds and not has_most
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 

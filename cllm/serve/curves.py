@@ -21,6 +21,7 @@ import structlog
 from cllm.backend import KvLayout, ModelSpec, StepModel
 from cllm.engine.curve import Curve
 from cllm.registry import list_backends
+from cllm.threadtimes import n_cpus
 
 log = structlog.get_logger("cllm.load")
 
@@ -45,7 +46,7 @@ def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
         "memory": [model.n_cells.bit_length(), model.n_slots, model.n_rows_max, model.capabilities.kv_layout.value],
         "backend": [backend, *versions, *_library_versions(), info.build],
         "settings": settings,
-        "machine": [platform.machine(), _cpu(), _n_cpus()],
+        "machine": [platform.machine(), _cpu(), n_cpus()],
     }
 
 
@@ -127,7 +128,3 @@ def _cpu() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
-def _n_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

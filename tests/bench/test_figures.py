@@ -26,7 +26,7 @@ def test_an_interval_is_students_on_the_logarithms_of_the_ratios() -> None:
 def test_few_pairs_that_differ_say_nothing_though_all_are_above_one() -> None:
     compared = compare([1.05, 1.3], [1.0, 1.0])
     assert compared is not None
-    assert compared.verdict(HIGHER) == "even"
+    assert compared.verdict(HIGHER) == "unclear"
 
 
 def test_an_interval_holds_the_ratio_and_narrows_with_more_pairs() -> None:
@@ -85,13 +85,13 @@ def test_better_is_higher_or_lower_and_even_where_the_interval_has_one_in_it() -
     faster, unsure = compare([2.0, 2.1, 2.05], [1.0] * 3), compare([0.9, 1.1], [1.0, 1.0])
     assert faster is not None
     assert unsure is not None
-    assert (faster.verdict(HIGHER), faster.verdict(LOWER), unsure.verdict(HIGHER)) == ("win", "loss", "even")
+    assert (faster.verdict(HIGHER), faster.verdict(LOWER), unsure.verdict(HIGHER)) == ("win", "loss", "unclear")
 
 
 def test_of_a_single_pair_nothing_is_said() -> None:
     compared = compare([2.0], [1.0])
     assert compared is not None
-    assert (compared.ratio, compared.low, compared.verdict(HIGHER)) == (2.0, None, "unsure")
+    assert (compared.ratio, compared.low, compared.verdict(HIGHER)) == (2.0, None, "unclear")
 
 
 def test_figures_have_names_of_their_own() -> None:

@@ -22,11 +22,11 @@ from benchmarks.stages import Bench, Cores, Ran, Work, layers_of, run_checked
 from benchmarks.workload import GREEDY, PLAIN, Ask
 from cllm.backend import Batch, ModelSpec
 from cllm.bench import process
-from cllm.bench.process import ThreadTimes
 from cllm.config import Settings
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.testing.fake import FakeBackend
+from cllm.threadtimes import ThreadTimes
 
 ENGINE, LOOP = ceiling.ENGINE, ceiling.LOOP
 NEEDED = {"step": 5, "request": 3, "token": 12}

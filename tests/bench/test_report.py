@@ -132,7 +132,7 @@ def test_what_ours_left_unanswered_keeps_no_promise() -> None:
     one = side("slow", 0.5)
     one.ours[0]["n_failed"] = 2
     run = {**run_of(peers.page([one])), "settings": {"workload": {"name": "seed-40x8"}}}
-    assert "unsure: 2 requests of ours were not answered" in report.page([run])
+    assert "unclear: 2 requests of ours were not answered" in report.page([run])
 
 
 def test_a_server_that_computes_while_the_other_is_measured_is_told_of() -> None:
@@ -180,10 +180,13 @@ def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its
     results.write("peers", "another", {"ours": ["--backend=other"]}, {**slow, "not_found": []}, folder)
     page = report.page(results.read_all(folder)).partition("## Beside other servers")[2]
     summary = page.partition("### ")[0]
-    assert "(as it comes: loss 3; with options, as another backend: win 3)" in summary
+    counts = (
+        "as it comes: loss 5; of all figures unclear 3, loss 15. With options, as another backend: win 5; of all figures win 15, unclear 3"
+    )
+    assert f"({counts})" in summary
     names = [line.split(" | ")[0].removeprefix("| ") for line in summary.splitlines() if line.startswith("| ")][2:]
-    assert names == ["seed-40x8"] * 3 + ["another"] * 3  # ours as it comes goes first
-    assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes, alone | 3 |" in summary
+    assert names == ["seed-40x8"] * 5 + ["another"] * 5  # ours as it comes goes first
+    assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes, alone | 3 of 3 |" in summary
 
 
 @pytest.mark.parametrize(("speed", "verdicts"), [(0.5, ["kept", "missed"]), (0.6, ["missed", "missed"])])
@@ -224,7 +227,7 @@ def test_what_was_promised_is_kept_by_the_mean_alone_where_the_interval_has_the_
 def test_of_a_single_pair_no_interval_is_told_and_nothing_is_said(tmp_path: Path) -> None:
     results.write("peers", "once", {}, {**peers.page([side("-no-kvu", 0.5, n_pairs=1)]), "not_found": []}, tmp_path)
     page = report.page(results.read_all(tmp_path))
-    assert "| once | tokens/s | 10 | 5 | 2.000 | unsure | llama-server -no-kvu, alone | 1 |" in page
+    assert "| once | tokens/s | 10 | 5 | 2.000 | unclear | llama-server -no-kvu, alone | 1 of 1 |" in page
 
 
 def test_settings_that_were_left_out_are_named_and_so_is_one_that_ended_early(tmp_path: Path) -> None:
@@ -261,7 +264,7 @@ def test_every_setting_says_what_was_won_and_lost_beside_it_and_in_how_many_pair
     page = report.page(results.read_all(folder))
     assert "| llama-server -b 64 | 3 | 22 / 11 loss |" in page
     assert "| llama-server as it comes | 3 | 5.5 / 11 win |" in page
-    assert "| llama-server -b 32 | 1 | 9 / 10 unsure |" in page
+    assert "| llama-server -b 32 | 1 | 9 / 10 unclear |" in page
 
 
 def test_a_peer_that_failed_is_neither_better_nor_worse() -> None:

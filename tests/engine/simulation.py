@@ -68,7 +68,9 @@ def step_s(plan: Plan) -> float:
 
 
 class Simulation:
-    """A scheduler's time. `refuse` is asked before each submission; `again` gives a closed loop's next request when one has ended."""
+    """A scheduler's time. `refuse` is asked before each submission; `again` gives a closed loop's next request when one has ended; `slower`
+    says how many times as long a step takes that begins at a time.
+    """
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class Simulation:
         *,
         refuse: Callable[[SequenceSpec, float], object] = lambda spec, now: None,
         again: Callable[[Asked, float], Asked | None] = lambda asked, now: None,
+        slower: Callable[[float], float] = lambda now: 1.0,
     ) -> None:
         self.scheduler = scheduler
         self.now = 0.0
@@ -83,6 +86,7 @@ class Simulation:
         self.steps_s: list[float] = []
         self._refuse = refuse
         self._again = again
+        self._slower = slower
         self._due: list[tuple[float, int, Asked]] = []
         self._asked: dict[int, Asked] = {}
         self._n_asked = 0
@@ -109,9 +113,10 @@ class Simulation:
                 continue
             self._take(plan.events)
             if plan.is_step:
-                self.now += step_s(plan)
-                self.steps_s.append(step_s(plan))
-                self._take(self.scheduler.apply(plan, StepOutput([97] * len(plan.outputs), [], None, model_s=step_s(plan)), self.now))
+                seconds = self._slower(self.now) * step_s(plan)
+                self.now += seconds
+                self.steps_s.append(seconds)
+                self._take(self.scheduler.apply(plan, StepOutput([97] * len(plan.outputs), [], None, model_s=seconds), self.now))
         return self.done
 
     def _arrive(self) -> None:

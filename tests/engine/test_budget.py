@@ -57,7 +57,7 @@ def test_between_answers_where_one_row_is_too_long_they_have_steps_for_as_long_a
     prompt_s = cost.step_s(n_rows, 0, 0, attended=((n_rows, depth),))
     answers_s = n_steps * cost.step_s(N_DECODING, N_DECODING, n_attended, attended=((1, n_attended),))
     assert n_rows > 1
-    assert 0.8 < answers_s / prompt_s < 1.0
+    assert 1.0 <= answers_s / prompt_s < 1.3
 
 
 def test_beside_a_single_answer_a_long_prompt_does_not_take_many_times_as_long_as_at_best() -> None:

@@ -110,17 +110,28 @@ def test_a_burst_is_served_to_the_last_request() -> None:
     assert max(request.itl_s for request in done) <= 0.25
 
 
-def test_a_deadline_that_the_queue_makes_impossible_ends_before_anything_is_computed_for_it() -> None:
+def test_beside_others_a_deadline_that_its_prompt_makes_impossible_ends_before_anything_is_computed_for_it() -> None:
     scheduler = make_scheduler(n_live_max=4)
     simulation = Simulation(scheduler)
-    simulation.ask(ask(0.0, 32, 50) for _ in range(4))
-    simulation.run()
+    simulation.ask(ask(0.0, 32, 200) for _ in range(3))
+    simulation.run(until_s=5.0)
     n_rows = scheduler.totals.n_prefill_rows
-    late = ask(simulation.now, 1900, 10, timeout_s=0.5)
+    late = ask(5.0, 1900, 10, timeout_s=0.5)
     simulation.ask([late])
     simulation.run()
     assert late.first_at is None
     assert scheduler.totals.n_prefill_rows == n_rows
+
+
+def test_what_a_few_slow_prompts_seemed_to_show_refuses_nobody_for_long() -> None:
+    """Or all prompts that are long against their deadlines would be refused, and nothing learned, by a server that has nothing to do."""
+    scheduler = make_scheduler(itl_max_s=None)
+    slow, simulation = 12.0, Simulation(scheduler, slower=lambda now: slow if now < 1000.0 else 1.0)
+    simulation.ask(ask(200.0 * i, 1500, 2) for i in range(4))
+    requests = [ask(1000.0 + 30.0 * i, 1500, 2, timeout_s=15.0) for i in range(20)]
+    simulation.ask(requests)
+    simulation.run()
+    assert [request.first_at is not None for request in requests] == [True] * 20
 
 
 def test_nobody_makes_room_for_a_deadline_that_is_hopeless_and_its_key_pays_nothing() -> None:

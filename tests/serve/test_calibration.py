@@ -19,11 +19,12 @@ from cllm.serve import curves
 from cllm.serve.calibration import APART_S_MAX, SECONDS_MAX, measure
 from cllm.serve.loading import cost_of, keep_layout, load
 from cllm.testing.fake import FakeBackend, FakeModel
+from cllm.threadtimes import ThreadTimes, n_cpus
 from tests.serve.timed import TimedModel, by_its_own_clock
 
 
 def measured(model: TimedModel) -> Curve:
-    return measure(model, lambda _share: True, model.clock)
+    return by_its_own_clock(model, lambda _share: True)
 
 
 def test_the_curve_says_what_rows_outputs_and_cells_take() -> None:
@@ -113,6 +114,20 @@ def test_one_that_something_held_up_while_there_is_time_to_spare_is_whole() -> N
     assert dict(curve.rows) == pytest.approx(dict(measured(TimedModel(first_s=0.002)).rows))
 
 
+def test_one_for_which_there_were_no_cores_all_the_time_says_that_it_is_cut_short_too() -> None:
+    """Then every step takes long, and nothing of it looks held up."""
+    model = held_up()
+    curve = measure(model, lambda _share: True, model.clock, lambda: ThreadTimes(cpu_s=0.3 * n_cpus() * model.now, waiting_s=model.now))
+    assert curve.is_cut_short
+
+
+@pytest.mark.parametrize(("share_of_cores", "waiting"), [(0.5, 0.2), (1.0, 3.0)], ids=["disturbed a little", "more threads than cores"])
+def test_one_that_had_the_cores_is_whole_although_its_threads_waited(share_of_cores: float, waiting: float) -> None:
+    model = held_up()
+    times = lambda: ThreadTimes(cpu_s=share_of_cores * n_cpus() * model.now, waiting_s=waiting * model.now)  # noqa: E731
+    assert not measure(model, lambda _share: True, model.clock, times).is_cut_short
+
+
 @pytest.mark.parametrize("small", [{"n_rows_max": 4}, {"n_cells": 20, "n_slots": 2}, {"n_slots": 1}, {"n_cells": 2, "n_slots": 1}])
 def test_a_small_model_is_measured_as_far_as_it_goes(small: dict[str, int]) -> None:
     assert measured(TimedModel(row_s=0.001, **small)).rows[0][0] == 1
@@ -158,7 +173,7 @@ def test_other_settings_have_another_curve(tmp_path: Path) -> None:
     assert curves.read(tmp_path, key(n_threads=2)) == CURVE
 
 
-@pytest.mark.parametrize(("what", "other"), [("_library_versions", ["llama-cpp-python 9.9"]), ("_cpu", "another one"), ("_n_cpus", 999)])
+@pytest.mark.parametrize(("what", "other"), [("_library_versions", ["llama-cpp-python 9.9"]), ("_cpu", "another one"), ("n_cpus", 999)])
 def test_another_build_or_machine_has_another_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, other: object) -> None:
     curves.write(tmp_path, key(), CURVE)
     monkeypatch.setattr(curves, what, lambda: other)

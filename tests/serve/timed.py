@@ -6,6 +6,7 @@ from cllm.backend import Batch, OnProgress
 from cllm.engine.curve import Curve
 from cllm.serve.calibration import Clock, measure
 from cllm.testing.fake import FakeModel
+from cllm.threadtimes import ThreadTimes
 
 
 class TimedModel(FakeModel):
@@ -49,6 +50,6 @@ class TimedModel(FakeModel):
         self.now += 0.01
 
 
-def by_its_own_clock(model: TimedModel, on_progress: OnProgress, _clock: Clock) -> Curve:
-    """`measure`, whatever clock it is given."""
-    return measure(model, on_progress, model.clock)
+def by_its_own_clock(model: TimedModel, on_progress: OnProgress, _clock: Clock | None = None) -> Curve:
+    """`measure`, whatever clock it is given, and as if nobody else had the cores."""
+    return measure(model, on_progress, model.clock, lambda: ThreadTimes(cpu_s=0.0, waiting_s=0.0))
