@@ -31,8 +31,8 @@ N_DEEP_MOST = 8
 # walk by cells costs a quarter of reading them.
 WALK = 4.0
 # What a prompt's step and one of answers may take together, in steps of these: two steps vary more than one. With 2.2 seven beside a prompt
-# of 4,096 tokens had gaps of 2.8 to 4.0 of their usual steps at most.
-PACE_TURNS = 2.0
+# of 4,096 tokens had gaps of 2.8 to 4.0 of their usual steps at most, with 2.0 of 2.3 to 3.1.
+PACE_TURNS = 1.85
 # Deep in a prompt rows cost less together: 16,000 cells deep one takes 0.37 s and 16 take 0.95. As many go as make one cost at most so many
 # times what it costs at best, even if that takes longer than `itl_max_s`. Row by row, 3,000 tokens beside twelve answers would take seven
 # times as long, and these would have half as many tokens/s and longer gaps: a machine on which one row alone is so slow has no short ones.
