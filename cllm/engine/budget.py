@@ -33,6 +33,8 @@ WALK = 4.0
 # What a prompt's step and one of answers may take together, in steps of these: two steps vary more than one. With 2.2 seven beside a prompt
 # of 4,096 tokens had gaps of 2.8 to 4.0 of their usual steps at most, with 2.0 of 2.3 to 3.1.
 PACE_TURNS = 1.85
+# However long answers take by themselves, `itl_max_s` leaves so much of a step for prompts, or these would go row by row for minutes.
+PACE_LEAST = 1.5
 # Deep in a prompt rows cost less together: 16,000 cells deep one takes 0.37 s and 16 take 0.95. As many go as make one cost at most so many
 # times what it costs at best, even if that takes longer than `itl_max_s`. Row by row, 3,000 tokens beside twelve answers would take seven
 # times as long, and these would have half as many tokens/s and longer gaps: a machine on which one row alone is so slow has no short ones.
@@ -227,11 +229,12 @@ class RowBudget:
         return self._cost.passes_s(some) < self._cost.passes_s(others)
 
     def _longest_s(self, now_s: float, depth: int) -> float:
-        """What a step may take by `itl_max_s`, that without a prompt takes `now_s`; deep in a prompt what its rows are worth, if more."""
-        if not depth or self._itl_max_s == math.inf:
-            return self._itl_max_s
+        """What a step may take by `itl_max_s`, that without a prompt takes `now_s`; more if that would leave prompts hardly any rows."""
+        if self._itl_max_s == math.inf:
+            return math.inf
         n_rows = self._cost.n_rows_efficient(PRICE_MOST, depth)
-        return max(self._itl_max_s, now_s + self._cost.step_s(n_rows, 0, 0, attended=((n_rows, depth),)))
+        worth_s = self._cost.step_s(n_rows, 0, 0, attended=((n_rows, depth),)) if depth else 0.0
+        return max(self._itl_max_s, PACE_LEAST * now_s, now_s + worth_s)
 
     def _n_rows_apart(
         self,
