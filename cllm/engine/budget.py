@@ -139,7 +139,8 @@ class RowBudget:
         cost = self._cost
         now_s = cost.step_s(n_waiting, n_waiting, n_attended, attended=((1, n_attended),))
         usual_s = min(PACE_TURNS * now_s, self._longest_s(now_s, depth))
-        most_s = PACE_TURNS / PACE_DEEP * self._deep_most_s(n_running, n_attended)
+        are_few = n_running < N_DEEP_MOST
+        most_s = PACE_TURNS / PACE_DEEP * self._deep_most_s(n_running, n_attended) if are_few else PACE_TURNS * now_s
         n_usual = cost.n_rows_within(usual_s - now_s, 0, n_cells, depth=depth)
         n_most = cost.n_rows_within(most_s - now_s, 0, n_cells, depth=depth)
         n_rows = max(n_usual, min(cost.n_rows_efficient(min(PRICE * n_waiting, PRICE_MOST), depth), n_most))

@@ -50,7 +50,7 @@ def test_between_answers_whose_steps_are_long_already_a_deep_prompt_does_not_go_
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_beside_answers_whose_steps_alone_take_all_the_time_that_is_borne_a_prompt_has_more_than_a_row(apart: bool) -> None:
-    cost, budget = budget_on(CURVE, apart=apart, itl_max_s=0.05)
+    _, budget = budget_on(CURVE, apart=apart, itl_max_s=0.05)
     n_attended = N_DECODING * N_CELLS_EACH
     singles = (N_DECODING + 1,) if apart else ()
     n_rows = budget.n_rows(N_DECODING, N_DECODING + 1, n_attended, n_owed=4000, n_attended=n_attended, singles=singles)
