@@ -77,11 +77,11 @@ def _median(values: Sequence[float | None]) -> float:
 
 
 def _latency_sides(run: Run) -> dict[str, dict[str, list[float]]]:
-    """The settings that are the best at some latency, and ours beside each, in the same minutes."""
+    """The settings that are the best at some latency, or all if none is compared by it, and ours beside each, in the same minutes."""
     best = {(row["peer"], row["setting"]) for row in run["data"]["best"] if row["figure"].endswith("ms")}
     found = {}
     for side in run["data"]["sides"]:
-        if (side["peer"], side["setting"]) in best:
+        if not best or (side["peer"], side["setting"]) in best:
             found[f"cLLM beside {side['setting']}"] = side["curves"]["ours"]
             found[f"{side['peer']} {side['setting']}"] = side["curves"]["theirs"]
     return found

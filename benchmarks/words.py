@@ -30,6 +30,10 @@ the machine's doing, or that of the cores which a stage's other processes take; 
 stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage, with what its
 layer spends time on and what was done about that; why llama.cpp's calls took longer is not told apart: threads, other processes' cores and
 the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
+
+One at a time, `sse` was behind `http` in each of the four turns of all stages. In six turns of these two alone, with two threads for the
+model as there, and with one, so that a core is free for the rest, it was not: it was the machine's doing, and four turns are too few to
+tell some percent.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
@@ -102,8 +106,8 @@ and nine of a prompt with 2,048 cells take 0.43 s in one step; by themselves the
 told what answers take without the prompt, that was believed to be half as much again, and steps were as much longer. Cells lie in one way
 throughout here: as the server comes, with 6,144 cells, they were laid apart while the first seven ran, and together again when the first
 long prompt came that had no room in a part, and everybody waited 1.2 and 1.45 s for that, once each; the two turns after it had 2.5 steps
-at most. What is missed here, if anything is, are single gaps among some 1,800 of a turn. The price is the prompt's, whose first text comes
-after 84 to 103 s.
+at most. A prompt's step and one of answers are to take 1.85 of the latter; with 2.2 the longest gaps were of 2.7 to 4.0 steps, with 2.0 of
+2.1 to 3.1, as the machine was. The price is the prompt's, whose first text comes after 74 to 109 s.
 
 Of two keys, each wait was traced: a quiet request waits for the rest of the step under way, and for the step of its own prompt. Of 60, the
 slowest had come while prompts were computed by themselves for 0.44 s, or were cut into 28 and 4 rows, which is a step more. Since then a
@@ -121,13 +125,13 @@ plan was worked out once, which took 7 % off in parts, and 18 % in a pool.
 """
 
 PEERS: Final = """\
-The same model file, threads, slots and cells for all, but for llama-cpp-python's server, which has one slot, and vLLM, whose cells are its
-own affair; ours and a peer take turns with the same requests, which are new in every pair, and who begins alternates. A ratio is ours over
-theirs, the geometric mean over the pairs, with its 95 % interval by Student's t (where a figure is 0 in some pass, by a bootstrap). Where
-that has 1 in it, it is unclear who is better, which does not say that both are alike: in how many of the pairs ours was stands beside it.
-It is wide where pairs are few, and of a single pair there is none. Each figure of ours stands against the setting beside which it does
-worst, of those that were measured in that run; the others are named below each table. Ours is that of the pairs with this setting, so that
-the figures of one column may be of different minutes. Texts are chunks as a client sees them.
+The same model file, threads, slots and cells for all, but for llama-cpp-python's server, which has one slot, so that requests wait for one
+another, and vLLM, whose cells are its own affair; ours and a peer take turns with the same requests, which are new in every pair, and who
+begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with its 95 % interval by Student's t (where a figure is
+0 in some pass, by a bootstrap). Where that has 1 in it, it is unclear who is better, which does not say that both are alike: in how many of
+the pairs ours was stands beside it. It is wide where pairs are few, and of a single pair there is none. Each figure of ours stands against
+the setting beside which it does worst, of those that were measured in that run; the others are named below each table. Ours is that of the
+pairs with this setting, so that the figures of one column may be of different minutes. Texts are chunks as a client sees them.
 
 Where settings name `n_pairs_start`, both servers are started anew after so many pairs, and where they say `warms_up`, a whole pass goes by
 first that does not count: a server's first pass is not like those that follow. If there were several starts, the interval is over them,
