@@ -77,10 +77,10 @@ class BatchFormer:
             ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
             if decoding:
                 n_deep = N_DEEPER + max([sequence.n_computed for sequence in decoding])
-                if takes_turns := self._takes_turns(len(decoding), ranked[0], n_deep, running):
+                if takes_turns := self._is_apart(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].share, running):
                     n_waiting, decoding, prompts = (len(decoding), [], prompts) if not self._n_turns else (0, decoding, [])
                 elif self._rows_by_slot:
-                    ranked = [sequence for sequence in ranked if not _is_deep(sequence, n_deep)] or ranked[:1]
+                    ranked = [sequence for sequence in ranked if not self._is_apart(sequence, len(decoding), n_deep)] or ranked[:1]
                     prompts = prompts if len(ranked) == len(prompts) else ranked
         self._n_turns = self._n_turns - 1 if takes_turns and self._n_turns else 0
         self._add_decoding(decoding)
@@ -165,11 +165,12 @@ class BatchFormer:
         """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`; `n_keys` asked of late."""
         return self._budget.n_rows(0, n_running, n_cells, n_owed=n_owed, n_keys=n_keys)
 
-    def _takes_turns(self, n_decoding: int, first: Sequence, n_deep: int, running: list[Sequence]) -> bool:
-        """Whether answers and a prompt are computed in a step each. That of a key with few places, however long it is, goes beside answers
-        all the same.
+    def _is_apart(self, prompt: Sequence, n_decoding: int, n_deep: int) -> bool:
+        """Whether a prompt is kept out of the steps of so many answers: it has `n_deep` cells or more, and owed more than a few rows when
+        it came. That of a key with few places goes beside answers all the same, when it is first.
         """
-        return _is_deep(first, n_deep) and self._budget.gains_by_turns(n_decoding, first.n_computed) and not _is_light(first.share, running)
+        is_deep = prompt.n_computed >= n_deep and len(prompt.tokens) - prompt.n_shared > N_TILE
+        return is_deep and self._budget.gains_by_turns(n_decoding, prompt.n_computed)
 
     def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> tuple[Seq[Sequence], Seq[int], int]:
         """Prompts one row of which goes in the pass of the decode rows, each slot having cells of its own: the first, or all.
@@ -318,11 +319,6 @@ def _is_light(share: Share, running: Seq[Sequence]) -> bool:
     """Whether a key has at most half of the places for its weight that another has, and was not served much more."""
     others = {sequence.share for sequence in running} - {share}
     return any(2.0 * share.load <= other.load and share.may_pass(other) for other in others)
-
-
-def _is_deep(prompt: Sequence, n_deep: int) -> bool:
-    """Whether a prompt has `n_deep` cells or more, and owed more than a few rows when it came."""
-    return prompt.n_computed >= n_deep and len(prompt.tokens) - prompt.n_shared > N_TILE
 
 
 def _slot(sequence: Sequence) -> int:
