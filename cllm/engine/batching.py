@@ -80,9 +80,9 @@ class BatchFormer:
                 if takes_turns := self._is_apart(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].share, running):
                     n_waiting, decoding, prompts = (len(decoding), [], prompts) if not self._n_turns else (0, decoding, [])
                 elif self._rows_by_slot:
-                    ranked = [sequence for sequence in ranked if not self._is_apart(sequence, len(decoding), n_deep)] or ranked[:1]
+                    ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_apart(sequence, len(decoding), n_deep)]
                     prompts = prompts if len(ranked) == len(prompts) else ranked
-        self._n_turns = self._n_turns - 1 if takes_turns and self._n_turns else 0
+        self._n_turns = max(self._n_turns - 1, 0) if decoding else 0  # whoever else is in a step of theirs
         self._add_decoding(decoding)
         attended = [(1, n_attended)] if not n_waiting else []
         prefilling: list[tuple[Sequence, int]] = []
@@ -95,7 +95,9 @@ class BatchFormer:
             riders, singles, n_fillers = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else NO_RIDERS
             n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in prompts])
             if n_waiting:
-                n_rows, self._n_turns = self._budget.n_rows_between(n_waiting, len(running), n_cells, n_attended, depth)
+                n_rows, self._n_turns = self._budget.n_rows_between(
+                    n_waiting, len(running), n_cells, n_owed=n_owed_all, n_attended=n_attended, depth=depth
+                )
             else:
                 n_rows = self._budget.n_rows(
                     len(decoding),

@@ -129,12 +129,12 @@ class RowBudget:
             return False
         return n_decoding * self._cost.read_s(depth) > WALK * self._cost.pass_s(1)
 
-    def n_rows_between(self, n_waiting: int, n_running: int, n_cells: int, n_attended: int, depth: int) -> tuple[int, int]:
+    def n_rows_between(self, n_waiting: int, n_running: int, n_cells: int, *, n_owed: int, n_attended: int, depth: int) -> tuple[int, int]:
         """Return how many rows a prompt that is `depth` cells deep gets in a step of its own, and in how many steps after it answers have
         theirs.
 
-        There are `n_running` sequences, of which `n_waiting` generate, with `n_attended` cells before them; `n_cells` are in use. What
-        answers wait for is a step of theirs and the prompt's together.
+        There are `n_running` sequences, of which `n_waiting` generate, with `n_attended` cells before them; `n_cells` are in use, and
+        prompts owe `n_owed` rows. What answers wait for is a step of theirs and the prompt's together.
         """
         cost = self._cost
         now_s = cost.step_s(n_waiting, n_waiting, n_attended, attended=((1, n_attended),))
@@ -146,9 +146,18 @@ class RowBudget:
         n_rows = max(n_usual, min(cost.n_rows_efficient(min(PRICE * n_waiting, PRICE_MOST), depth), n_most))
         if n_rows:
             return min(n_rows, self._n_rows_max), 1
-        n_rows = cost.n_rows_efficient(PRICE_MOST, depth)
+        n_rows = min(self._n_rows_worth(depth), n_owed)
         own_s = cost.step_s(n_rows, 0, n_cells, attended=((n_rows, depth),))
         return n_rows, math.ceil(own_s / ((PACE_TURNS - 1.0) * now_s))
+
+    def _n_rows_worth(self, depth: int) -> int:
+        """The rows of one sequence, `depth` cells deep, that are worth their price; a tile, if it takes less time than what does not fill
+        it.
+        """
+        n_rows = self._cost.n_rows_efficient(PRICE_MOST, depth)
+        if not n_rows < N_TILE <= self._n_rows_max:
+            return n_rows
+        return min(n_rows, N_TILE, key=lambda n: self._cost.step_s(n, 0, 0, attended=((n, depth),)))
 
     def n_rows_light(
         self,
@@ -233,7 +242,7 @@ class RowBudget:
         """What a step may take by `itl_max_s`, that without a prompt takes `now_s`; more if that would leave prompts hardly any rows."""
         if self._itl_max_s == math.inf:
             return math.inf
-        n_rows = self._cost.n_rows_efficient(PRICE_MOST, depth)
+        n_rows = self._n_rows_worth(depth)
         worth_s = self._cost.step_s(n_rows, 0, 0, attended=((n_rows, depth),)) if depth else 0.0
         return max(self._itl_max_s, PACE_LEAST * now_s, now_s + worth_s)
 

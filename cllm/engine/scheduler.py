@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
@@ -41,6 +42,7 @@ from cllm.text.detokenizer import TokenTexts
 from cllm.text.transcript import Transcript
 
 N_DEADLINES_SPARE = 64  # ended sequences whose deadlines are kept before they are cleared away
+KNOWN_S = 20.0  # after the last step, for which the machine is believed to be as slow as it was
 N_STEPS_OWED = 2  # room for prompts' rows that is spoken for: whoever comes then waits outside
 COMPANIONS_SHARE = 0.02  # of a step, for which others who come at the same moment may be waited for
 N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often in a row while it is alone in them is the culprit
@@ -157,6 +159,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, seq_id), ended sequences included until due
         self._trials = Trials()
         self._planned_at = self._now = 0.0
+        self._stepped_at = -math.inf
         self._n_arrived = 0
         self._newest: Sequence | None = None
 
@@ -315,6 +318,7 @@ class Scheduler:
         if self._choice is not None and plan.n_rows:
             self._note_cost_of_layout(self._choice, plan)
         if plan.n_rows and output.model_s > 0:
+            self._stepped_at = now
             n_outputs = plan.batch.n_outputs
             self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
         self.totals.n_fillers += len(plan.fillers)
@@ -616,10 +620,11 @@ class Scheduler:
     def _hopeless(self, sequence: Sequence, now: float) -> DeadlineExceeded | None:
         """Why it cannot be in time: what is to be computed of its prompt takes longer by itself, and would at twice the speed, too.
 
-        Asked before it is let in: nobody makes room for it, and its key pays nothing. None: it may be in time, as far as is known, or it
-        keeps nobody waiting: if none such were tried, nothing would show that the machine has become faster since.
+        Asked before it is let in: nobody makes room for it, and its key pays nothing. None: it may be in time, as far as is known, or what is
+        known is old: if none such were tried then, nothing would show that the machine has become faster.
         """
-        if sequence.first_token_at is not None or sequence.deadline is None or not self.cost.is_grounded or not self._running:
+        is_old = not self._running and now - self._stepped_at >= KNOWN_S
+        if sequence.first_token_at is not None or sequence.deadline is None or not self.cost.is_grounded or is_old:
             return None
         prompt_s = self.cost.prefill_s(len(sequence.tokens) - self.memory.n_known(sequence))
         left_s = sequence.deadline - now

@@ -30,9 +30,10 @@ APART_S_MAX: Final = 3.0  # that may take: without it the cells would never lie 
 N_ROUNDS_APART, N_REPEATS_APART = 2, 3  # in turns, and steps of each: in the time of a few steps a shared machine changes by more than this
 GAIN_LEAST: Final = 0.02  # of a step; less is noise
 HELD_UP: Final = 2.0  # times as long as it needs by its own numbers: whoever is short of time then has been disturbed
-# Who lacks cores for so much of the time, by all threads together, does so in every step, of which then the least is too long as well: with
-# a barrier after each of the model's operations two busy processes made 636 ms of a step of 0.2. Unless it has nearly all cores itself.
-WAITED_MOST, OWN_LEAST = 0.5, 0.8
+# Whose threads wait for cores so much of the time that they have some, and of all the time, do so in every step, of which then the least is
+# too long as well: with a barrier after each of the model's operations two busy processes made 636 ms of a step of 0.2. Unless they have
+# nearly all cores themselves: of more threads than cores some always wait.
+WAITED_MOST, WAITED_LEAST, OWN_LEAST = 0.3, 0.2, 0.8
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
 ATTENDING: Final = (N_ROWS_MANY, 1, N_TILE)  # rows of one sequence whose attention is measured, as long as there is time
 N_DEEP: Final = 3  # pairs of steps of so many rows, in a slot that has cells and in an empty one
@@ -93,8 +94,8 @@ class _Measurement:
     def _lacked_cores(self, before: ThreadTimes) -> bool:
         """Whether others had the cores that the model would have computed on since `before`."""
         seconds, now = self._clock() - self._began_at, self._times()
-        has_most = now.cpu_s - before.cpu_s > OWN_LEAST * n_cpus() * seconds  # of more threads than cores some always wait
-        return now.waiting_s - before.waiting_s > WAITED_MOST * seconds and not has_most
+        cpu_s, waiting_s = now.cpu_s - before.cpu_s, now.waiting_s - before.waiting_s
+        return waiting_s > max(WAITED_MOST * cpu_s, WAITED_LEAST * seconds) and cpu_s <= OWN_LEAST * n_cpus() * seconds
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ def test_beside_many_answers_a_step_deep_in_a_prompt_is_not_much_longer_than_the
 def test_between_answers_whose_steps_are_long_already_a_deep_prompt_does_not_go_row_by_row(n_waiting: int, depth: int) -> None:
     cost, budget = budget_on(CURVE, apart=True, itl_max_s=0.25)
     n_attended = n_waiting * N_CELLS_EACH
-    n_rows, n_steps = budget.n_rows_between(n_waiting, n_waiting + 1, n_attended + depth, n_attended, depth)
+    n_rows, n_steps = budget.n_rows_between(n_waiting, n_waiting + 1, n_attended + depth, n_owed=4000, n_attended=n_attended, depth=depth)
     usual_s = cost.step_s(n_waiting, n_waiting, n_attended, attended=((1, n_attended),))
     row_s, best_s = (cost.step_s(n, 0, 0, attended=((n, depth),)) / n for n in (n_rows, 64))
     assert row_s < 3 * best_s or (n_steps == 1 and n_rows * row_s > 0.5 * usual_s), "unless they would wait for many of their own steps"
@@ -57,14 +57,15 @@ def test_beside_answers_whose_steps_alone_take_all_the_time_that_is_borne_a_prom
     assert n_rows - N_DECODING >= 4
 
 
-@pytest.mark.parametrize("depth", [8000, 32_000])
+@pytest.mark.parametrize("depth", [8000, 11_000, 11_650, 32_000])
 def test_between_answers_where_one_row_is_too_long_they_have_steps_for_as_long_as_a_few_take(depth: int) -> None:
     cost, budget = budget_on(CURVE, apart=True)
     n_attended = N_DECODING * N_CELLS_EACH
-    n_rows, n_steps = budget.n_rows_between(N_DECODING, N_DECODING + 1, n_attended + depth, n_attended, depth)
+    n_rows, n_steps = budget.n_rows_between(N_DECODING, N_DECODING + 1, n_attended + depth, n_owed=4000, n_attended=n_attended, depth=depth)
     prompt_s = cost.step_s(n_rows, 0, 0, attended=((n_rows, depth),))
     answers_s = n_steps * cost.step_s(N_DECODING, N_DECODING, n_attended, attended=((1, n_attended),))
     assert n_rows > 1
+    assert prompt_s <= cost.step_s(64, 0, 0, attended=((64, depth),)), "a tile that is not full reads row by row"
     assert 1.0 <= answers_s / prompt_s < 1.3
 
 

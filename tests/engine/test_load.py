@@ -123,6 +123,18 @@ def test_beside_others_a_deadline_that_its_prompt_makes_impossible_ends_before_a
     assert scheduler.totals.n_prefill_rows == n_rows
 
 
+def test_one_that_is_hopeless_is_refused_while_what_is_known_is_fresh_though_nobody_runs() -> None:
+    """Or each of them would take the only place from those who come after it."""
+    scheduler = make_scheduler(n_live_max=1)
+    simulation = Simulation(scheduler)
+    short = [ask(2.0 * i, 32, 2) for i in range(20)]
+    hopeless = [ask(2.0 * i + 1.0, 1900, 2, timeout_s=0.5) for i in range(20)]
+    simulation.ask(short + hopeless)
+    simulation.run()
+    assert all(request.first_at is not None and request.first_at - request.at < 0.5 for request in short)
+    assert scheduler.totals.n_prefill_rows == 20 * 32
+
+
 def test_what_a_few_slow_prompts_seemed_to_show_refuses_nobody_for_long() -> None:
     """Or all prompts that are long against their deadlines would be refused, and nothing learned, by a server that has nothing to do."""
     scheduler = make_scheduler(itl_max_s=None)
