@@ -71,13 +71,12 @@ class BatchFormer:
         prompts: list[Sequence] = []
         ranked: list[Sequence] = []
         n_waiting = 0  # who generate in the next step, while this one is a prompt's
-        takes_turns = False
         if len(running) > len(decoding):
             prompts = [sequence for sequence in running if sequence.phase is PREFILL]
             ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
             if decoding:
                 n_deep = N_DEEPER + max([sequence.n_computed for sequence in decoding])
-                if takes_turns := self._is_apart(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].share, running):
+                if self._is_apart(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].share, running):
                     n_waiting, decoding, prompts = (len(decoding), [], prompts) if not self._n_turns else (0, decoding, [])
                 elif self._rows_by_slot:
                     ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_apart(sequence, len(decoding), n_deep)]

@@ -620,8 +620,8 @@ class Scheduler:
     def _hopeless(self, sequence: Sequence, now: float) -> DeadlineExceeded | None:
         """Why it cannot be in time: what is to be computed of its prompt takes longer by itself, and would at twice the speed, too.
 
-        Asked before it is let in: nobody makes room for it, and its key pays nothing. None: it may be in time, as far as is known, or what is
-        known is old: if none such were tried then, nothing would show that the machine has become faster.
+        Asked before it is let in: nobody makes room for it, and its key pays nothing. None: it may be in time, as far as is known, or what
+        is known is old: if none such were tried then, nothing would show that the machine has become faster.
         """
         is_old = not self._running and now - self._stepped_at >= KNOWN_S
         if sequence.first_token_at is not None or sequence.deadline is None or not self.cost.is_grounded or is_old:
