@@ -161,6 +161,7 @@ class Engine:
 
         Their `timeout_s` counts from when it was received. Raises: as `check_accepting` · ContextExceeded.
         """
+        received_at = trio.current_time() - since_s
         specs = [spec if spec.timeout_s is None else attrs.evolve(spec, timeout_s=spec.timeout_s - since_s) for spec in specs]
         first, loop = specs[0], self._ready_loop()
         if first.timeout_s is not None and first.timeout_s <= 0:
@@ -169,7 +170,6 @@ class Engine:
         stream = loop.open(specs, n_bytes_max=self._stream_n_bytes_max)
         if first.request_id:
             timelines = tuple(loop.scheduler.timeline(seq_id) for seq_id in stream.seq_ids)
-            received_at = trio.current_time() - since_s
             self.records.add(Record(first.request_id, first.key, created=int(time.time()), received_at=received_at, timelines=timelines))
         return stream
 

@@ -15,6 +15,7 @@ from cllm.config import Settings
 from cllm.engine.compute import compute, do_move
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason
 from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.plan import Save
 from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, SequenceSpec
@@ -288,7 +289,7 @@ class Machine(RuleBasedStateMachine):
     def slots_hold_what_the_scheduler_thinks(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        owed = {move.slot for move in self.scheduler.memory._moves}
+        owed = {move.slot for move in self.scheduler.memory._moves if not isinstance(move, Save)}  # that leaves its slot as it is
         tree = self.scheduler.memory.tree
         for sequence in self.scheduler._running:
             if sequence.slot not in owed:
