@@ -40,7 +40,8 @@ class Compared:
     low: float | None  # None with `high`: the pairs are too few to say
     high: float | None
     n_pairs: int
-    n_above: int  # pairs in which ours is the higher
+    n_above: int  # pairs in which ours is the higher,
+    n_below: int  # and the lower
 
     def verdict(self, figure: Figure, *, n_failed: int = 0) -> str:
         """Who is better; unclear where the interval has 1 in it, or there is none, as of a single pair.
@@ -52,8 +53,8 @@ class Compared:
         return "win" if (self.ratio > 1) == figure.is_higher_better else "loss"
 
     def n_better(self, figure: Figure) -> int:
-        """The pairs in which ours is better, or no worse."""
-        return self.n_above if figure.is_higher_better else self.n_pairs - self.n_above
+        """The pairs in which ours is better."""
+        return self.n_above if figure.is_higher_better else self.n_below
 
 
 def compare(
@@ -72,10 +73,10 @@ def compare(
     pairs = np.array([(a, b) for a, b, _ in found])
     if not pairs.any():
         return None
-    n_above = int((pairs[:, 0] > pairs[:, 1]).sum())
+    counts = len(pairs), int((pairs[:, 0] > pairs[:, 1]).sum()), int((pairs[:, 0] < pairs[:, 1]).sum())
     if pairs.all():
-        return Compared(*_students(pairs, [start for _, _, start in found]), len(pairs), n_above)
-    return Compared(float(_mean_ratio(pairs[None])[0]), *(_resampled(pairs, seed) or (None, None)), len(pairs), n_above)
+        return Compared(*_students(pairs, [start for _, _, start in found]), *counts)
+    return Compared(float(_mean_ratio(pairs[None])[0]), *(_resampled(pairs, seed) or (None, None)), *counts)
 
 
 def _students(pairs: npt.NDArray[np.float64], starts: Sequence[int]) -> tuple[float, float | None, float | None]:

@@ -31,13 +31,13 @@ N_DEEP_MOST = 8
 # walk by cells costs a quarter of reading them.
 WALK = 4.0
 # What a prompt's step and one of answers may take together, in steps of these: two steps vary more than one. With 2.2 seven beside a prompt
-# of 4,096 tokens had gaps of 2.7 to 4.0 of their usual steps at most, with 2.0 of 2.1 to 3.1, with 1.85 of 2.0 to 2.4.
+# of 4,096 tokens had gaps of 2.7 to 4.0 of their usual steps at most, with 2.0 of 2.1 to 3.1, with 1.85 of 2.1 to 2.3.
 PACE_TURNS = 1.85
 # However long answers take by themselves, `itl_max_s` leaves so much of a step for prompts, or these would go row by row for minutes.
 PACE_LEAST = 1.5
-# Deep in a prompt rows cost less together: 16,000 cells deep one takes 0.37 s and 16 take 0.95. As many go as make one cost at most so many
-# times what it costs at best, even if that takes longer than `itl_max_s`. Row by row, 3,000 tokens beside twelve answers would take seven
-# times as long, and these would have half as many tokens/s and longer gaps: a machine on which one row alone is so slow has no short ones.
+# Deep in a prompt rows cost less together: by a curve of two cores, 16,000 cells deep one takes 0.37 s and 16 take 0.95. As many go as make
+# one cost at most so many times what it costs at best, even if that takes longer than `itl_max_s`. Row by row, 3,000 tokens beside twelve
+# answers took seven times as long in simulated time, and these had 0.73 of the tokens/s, and gaps of 0.72 s at most where they had 0.42.
 # If by turns not even one row is done in the time that answers may wait, they wait longer, and have steps by themselves for as long.
 PRICE_MOST = 3.0
 # What a step may take so that a prompt of a key with few places ends in it, or in one of a few: a key that asks now and then does not wait

@@ -81,11 +81,17 @@ def test_where_a_figure_is_nought_in_some_pass_it_counts_and_the_sums_are_compar
     assert compare([0.0, 0.0], [0.0, 0.0]) is None
 
 
-def test_better_is_higher_or_lower_and_even_where_the_interval_has_one_in_it() -> None:
+def test_better_is_higher_or_lower_and_unclear_where_the_interval_has_one_in_it() -> None:
     faster, unsure = compare([2.0, 2.1, 2.05], [1.0] * 3), compare([0.9, 1.1], [1.0, 1.0])
     assert faster is not None
     assert unsure is not None
     assert (faster.verdict(HIGHER), faster.verdict(LOWER), unsure.verdict(HIGHER)) == ("win", "loss", "unclear")
+
+
+def test_the_pairs_in_which_ours_is_better_are_counted_and_those_in_which_both_are_alike_are_not() -> None:
+    compared = compare([2.0, 3.0, 1.0, 1.0], [1.0, 1.0, 1.0, 2.0])
+    assert compared is not None
+    assert (compared.n_better(HIGHER), compared.n_better(LOWER)) == (2, 1)
 
 
 def test_of_a_single_pair_nothing_is_said() -> None:
