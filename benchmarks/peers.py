@@ -7,14 +7,16 @@ theirs, one after the other, with the same fresh requests; which goes first alte
 anew, since passes of one start have much in common; the first pass of a start does not count, for no server is as it will be in service:
 ours finds out how its cells had better lie, others have nothing yet in their caches. What is compared is the ratio within a pair, so that
 the machine's own speed cancels out, and every figure of ours stands against the setting that is best at that figure. A run that is told
-to end (SIGTERM) ends after the pair that it is in, and keeps what it has.
+to end (SIGTERM) ends after the pair that it is in, and keeps what it has; one that is told to `--add` goes on from what an earlier one has
+kept, so that ten pairs of a long workload can be those of several evenings.
 
 `data` of a result:
 
     {"sides": [{"peer", "setting", "n_pairs", "starts", "figures": {NAME: {"ours": [...], "theirs": [...]}},
                 "passes": {"ours": [{...}], "theirs"}, "n_failed", "curves", "idle_cpu_share", "idle_cpu_share_ours"}],
      "best": [{"figure", "is_higher_better", "peer", "setting", "ours", "theirs", "ratio", "low", "high", "n_pairs", "verdict"}],
-     "not_found": [...], "broken": {...}, "versions": {PEER: what it says of itself}}
+     "not_found": [...], "broken": {...}, "versions": {PEER: what it says of itself},
+     "runs": [{"date", "revision", "seed", "n_pairs": {"PEER (SETTING)": how many of the pairs}}]}  the runs whose pairs these are
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -37,10 +39,11 @@ import attrs
 from benchmarks import results
 from benchmarks.arguments import model_path, positive, result_name, seconds
 from benchmarks.contenders import Contender, House, cllm_serve, find_contenders, versions
-from benchmarks.figures import FIGURES, Compared, Figure, compare
+from benchmarks.figures import FIGURES
 from benchmarks.generator import Generator, Order
 from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.server import Server
+from benchmarks.standings import Page, Run, best_rows, joined, key_of, promising, run_entry, runs_of, unlike
 from cllm.bench.metrics import CLIENT_SHARE_MAX, Goal
 from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
 
@@ -65,30 +68,19 @@ class Side:
     curves: dict[str, list[dict[str, list[float]]]] = attrs.field(factory=lambda: {"ours": [], "theirs": []})
     idle_cpu_shares: dict[str, list[float]] = attrs.field(factory=lambda: {"ours": [], "theirs": []})  # while the other was measured
     starts: list[int] = attrs.field(factory=list)  # of each pair, by which start of the two servers
+    kept: Page | None = None  # pairs of earlier runs
     fault: str = ""
 
     @property
-    def n_failed(self) -> int:
-        """Requests that the peer did not answer, over all pairs."""
-        return sum(summary["n_failed"] for summary in self.theirs)
+    def n_pairs(self) -> int:
+        """The pairs of this run and of those before it."""
+        return len(self.ours) + (self.kept["n_pairs"] if self.kept else 0)
 
-    @property
-    def n_inexact(self) -> int:
-        """Requests that the peer did not answer with as many tokens as were asked, to the whole prompt, or not at all."""
-        return sum(summary["n_inexact"] for summary in self.theirs)
-
-    @property
-    def n_failed_ours(self) -> int:
-        """Requests that we did not answer beside it, or not as asked."""
-        return sum(max(summary["n_failed"], summary["n_inexact"]) for summary in self.ours)
-
-    def values(self, figure: Figure) -> tuple[list[float | None], list[float | None]]:
-        """The figure in every pair, ours and theirs."""
-        return [figure.of(summary) for summary in self.ours], [figure.of(summary) for summary in self.theirs]
-
-    def compared(self, figure: Figure) -> Compared | None:
-        """The figure of ours over theirs."""
-        return compare(*self.values(figure), self.starts)
+    def page(self) -> Page | None:
+        """What is kept of it; None when nothing was measured."""
+        if not self.ours:
+            return self.kept
+        return joined(self.kept, _side_page(self)) if self.kept else _side_page(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -189,31 +181,37 @@ def _never() -> bool:
     return False
 
 
-def run_plan(plan: Plan, ours: Contender, contenders: Sequence[Contender], is_ended: Callable[[], bool] = _never) -> dict[str, Any]:
-    """Measure all contenders; return `data` of the result: all of it, or what there is after the pair in which `is_ended` became true."""
-    sides = [Side(contender=contender) for contender in contenders]
+def run_plan(
+    plan: Plan, ours: Contender, contenders: Sequence[Contender], is_ended: Callable[[], bool] = _never, kept: Sequence[Page] = ()
+) -> dict[str, Any]:
+    """Measure all contenders; return `data` of the result: all of it, or what there is after the pair in which `is_ended` became true.
+
+    What is `kept` of earlier runs counts: pairs are added to it.
+    """
+    pages = {key_of(side): side for side in kept}
+    sides = [Side(contender=contender, kept=pages.pop((contender.peer, contender.setting), None)) for contender in contenders]
     seeds = itertools.count(plan.seed, SEED_STEP)
     fault = ""
     with Generator() as generator:
         try:
             for side in sides:
                 _play(plan, generator, ours, side, seeds, n_to=min(plan.n_screen, plan.n_pairs), is_ended=is_ended)
-            for side in _promising(sides):
+            for side in _promising(sides, pages.values()):
                 _play(plan, generator, ours, side, seeds, n_to=plan.n_pairs, is_ended=is_ended)
         except OursFailed as error:
             fault = str(error)
             print(f"  ours: {fault}", flush=True)
-    done = page(sides)
+    done = page(sides, pages.values())
     return {**done, "broken": {**done["broken"], ours.title: fault}} if fault else done
 
 
 def _play(
     plan: Plan, generator: Generator, ours: Contender, side: Side, seeds: Iterator[int], *, n_to: int, is_ended: Callable[[], bool]
 ) -> None:
-    if side.fault or len(side.ours) >= n_to or is_ended():
+    if side.fault or side.n_pairs >= n_to or is_ended():
         return
     print(f"{plan.name}: ours and {side.contender.title}", flush=True)
-    while len(side.ours) < n_to and not side.fault and not is_ended():
+    while side.n_pairs < n_to and not side.fault and not is_ended():
         with ExitStack() as opened:
             try:
                 mine = opened.enter_context(ours.server())
@@ -223,7 +221,7 @@ def _play(
                 with side.contender.server() as theirs:
                     match = Match(plan, generator, mine, theirs, side, seeds)
                     match.warm_up()
-                    for number in range(len(side.ours), min(len(side.ours) + plan.n_pairs_start, n_to)):
+                    for number in range(side.n_pairs, min(side.n_pairs + plan.n_pairs_start, n_to)):
                         if not is_ended():
                             match.pair(number)
             except FAULTS as error:  # one peer that cannot be measured does not end the run
@@ -236,36 +234,20 @@ def _told(error: Exception) -> str:
     return re.sub(r"\S*/", "", " ".join(str(error).split()))[-300:]
 
 
-def _promising(sides: Sequence[Side]) -> list[Side]:
-    """The sides that are best at something."""
-    best = {id(side) for figure in FIGURES if (side := best_side(sides, figure)) is not None}
-    return [side for side in sides if id(side) in best]
+def _promising(sides: Sequence[Side], others: Iterable[Page] = ()) -> list[Side]:
+    """The sides that are best at something, of all that was measured."""
+    best = promising([*filter(None, (side.page() for side in sides)), *others])
+    return [side for side in sides if (side.contender.peer, side.contender.setting) in best]
 
 
-def best_side(sides: Sequence[Side], figure: Figure) -> Side | None:
-    """The side that makes the most of a figure, beside us. One that left requests unanswered, or said less than was asked, is compared only
-    by what counts those.
-    """
-    compared_sides = [side for side in sides if figure.counts_failures or not (side.n_failed or side.n_inexact)]
-    ratios = [(compared.ratio, side) for side in compared_sides if (compared := side.compared(figure)) is not None]
-    if not ratios:
-        return None
-    return (min if figure.is_higher_better else max)(ratios, key=lambda one: one[0])[1]
-
-
-def page(sides: Sequence[Side]) -> dict[str, Any]:
-    """What is kept of the sides, and the best of them for each figure."""
-    full = max((len(side.ours) for side in sides), default=0)
-    complete = [side for side in sides if len(side.ours) == full]
-    return {
-        "sides": [_side_page(side) for side in sides if side.ours],
-        "best": [row for figure in FIGURES if (row := _best_row(complete, figure)) is not None],
-        "broken": {side.contender.title: side.fault for side in sides if side.fault},
-    }
+def page(sides: Sequence[Side], others: Iterable[Page] = ()) -> dict[str, Any]:
+    """What is kept of the sides, and the best of them for each figure; `others` were measured in earlier runs alone."""
+    pages = [*filter(None, (side.page() for side in sides)), *others]
+    return {"sides": pages, "best": best_rows(pages), "broken": {side.contender.title: side.fault for side in sides if side.fault}}
 
 
 def _side_page(side: Side) -> dict[str, Any]:
-    figures = {figure.name: dict(zip(("ours", "theirs"), side.values(figure), strict=True)) for figure in FIGURES}
+    figures = {figure.name: {"ours": [*map(figure.of, side.ours)], "theirs": [*map(figure.of, side.theirs)]} for figure in FIGURES}
     return {
         "peer": side.contender.peer,
         "setting": side.contender.setting,
@@ -273,8 +255,8 @@ def _side_page(side: Side) -> dict[str, Any]:
         "starts": side.starts,
         "figures": figures,
         "passes": {name: [_kept(one) for one in passes] for name, passes in (("ours", side.ours), ("theirs", side.theirs))},
-        "n_failed": {"ours": sum(summary["n_failed"] for summary in side.ours), "theirs": side.n_failed},
-        "n_inexact": {"ours": sum(s["n_inexact"] for s in side.ours), "theirs": side.n_inexact},
+        "n_failed": {"ours": sum(s["n_failed"] for s in side.ours), "theirs": sum(s["n_failed"] for s in side.theirs)},
+        "n_inexact": {"ours": sum(s["n_inexact"] for s in side.ours), "theirs": sum(s["n_inexact"] for s in side.theirs)},
         "n_cached": {"ours": sum(s["n_cached"] for s in side.ours), "theirs": sum(s["n_cached"] for s in side.theirs)},
         "client_cpu_share_max": max(summary["client_cpu_share"] for summary in side.ours + side.theirs),
         "idle_cpu_share": statistics.median(side.idle_cpu_shares["theirs"]),
@@ -294,25 +276,6 @@ def _mean_curves(passes: Sequence[dict[str, list[float]]]) -> dict[str, list[flo
         curves = [one[key] for one in passes if one[key]]
         found[key] = [statistics.median(values) for values in zip(*curves, strict=True)] if curves else []
     return found
-
-
-def _best_row(sides: Sequence[Side], figure: Figure) -> dict[str, Any] | None:
-    side = best_side(sides, figure)
-    if side is None:
-        return None
-    ours, theirs = side.values(figure)
-    compared = side.compared(figure)
-    assert compared is not None
-    return {
-        "figure": figure.name,
-        "is_higher_better": figure.is_higher_better,
-        "peer": side.contender.peer,
-        "setting": side.contender.setting,
-        "ours": statistics.median(value for value in ours if value is not None),
-        "theirs": statistics.median(value for value in theirs if value is not None),
-        **attrs.asdict(compared),
-        "verdict": compared.verdict(figure, n_failed=side.n_failed_ours),
-    }
 
 
 # --- the command line --------------------------------------------------------------------------------------------------
@@ -349,6 +312,9 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="ours with other options as one more peer, as in --beside='--kv unified'; with '' to see how much equal servers differ",
+    )
+    parser.add_argument(
+        "--add", action="store_true", help="add to the pairs of the result of the same name, up to --pairs, instead of taking its place"
     )
     parser.add_argument("--label", type=result_name, help="goes into the names of the results")
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
@@ -405,19 +371,49 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
     if not contenders:
         raise SystemExit("there is no other server to measure: name one by its flag, as --llama-server PATH")
     ours = cllm_serve(house, ours_options(asked))
-    for one in _at_rates(plan, ours):
+    for one in _at_rates(asked, plan, ours, model):
         if asked.ends:
             return
-        data = run_plan(one, ours, contenders, lambda: bool(asked.ends))
-        if not data["sides"]:
-            asked.missing.append(one.name)
-            print(f"{one.name}: nothing was measured, and nothing is written", flush=True)
-            continue
-        concurrency = f"c{workload.concurrency}" if asked.concurrency else ""
-        name = "-".join(filter(None, (one.name, concurrency, asked.backend, _unusual_model(asked, model), asked.label)))
-        path = results.write("peers", name, _settings(asked, one, house), {**data, "not_found": not_found, "versions": told}, asked.results)
-        _print_best(data)
-        print(f"written: {path.name}", flush=True)
+        _run_one(asked, one, ours, contenders, house, {"not_found": not_found, "versions": told})
+
+
+def _run_one(
+    asked: argparse.Namespace, plan: Plan, ours: Contender, contenders: Sequence[Contender], house: House, facts: dict[str, Any]
+) -> None:
+    """A comparison at one rate, and its result."""
+    name = _name(asked, plan, house.model)
+    settings = _settings(asked, plan, house)
+    kept = results.read("peers", name, asked.results) if asked.add else None
+    if kept is not None:
+        _refuse_unlike(kept, {"settings": settings, "machine": results.machine(), "data": facts})
+    runs = runs_of(kept) if kept is not None else []
+    seed = _fresh_seed(plan.seed, [run["seed"] for run in runs])
+    before = kept["data"]["sides"] if kept is not None else []
+    data = run_plan(attrs.evolve(plan, seed=seed), ours, contenders, lambda: bool(asked.ends), before)
+    added = run_entry(results.today(), results.revision(), seed, data["sides"], before)
+    if not added["n_pairs"]:
+        asked.missing.append(plan.name)
+        print(f"{plan.name}: nothing was measured, and nothing is written", flush=True)
+        return
+    path = results.write("peers", name, {**settings, "seed": seed}, {**data, **facts, "runs": [*runs, added]}, asked.results)
+    _print_best(data)
+    print(f"written: {path.name}", flush=True)
+
+
+def _refuse_unlike(kept: Run, run: Run) -> None:
+    if names := unlike(kept, run):
+        raise SystemExit(f"--add: the pairs of {kept['kind']}-{kept['name']}.json were measured otherwise: {', '.join(names)}")
+
+
+def _fresh_seed(seed: int, used: Sequence[int]) -> int:
+    """A seed that no earlier run began with: all requests are to be new."""
+    return next(number for number in itertools.count(seed) if number not in used)
+
+
+def _name(asked: argparse.Namespace, plan: Plan, model: Path) -> str:
+    """What the result is called."""
+    concurrency = f"c{plan.workload.concurrency}" if asked.concurrency else ""
+    return "-".join(filter(None, (plan.name, concurrency, asked.backend, _unusual_model(asked, model), asked.label)))
 
 
 def _unusual_model(asked: argparse.Namespace, model: Path) -> str:
@@ -439,10 +435,19 @@ def house_for(asked: argparse.Namespace, model: Path, workload: Workload) -> Hou
     return House(model=model, n_slots=n_slots, n_cells=n_cells, n_threads=asked.threads)
 
 
-def _at_rates(plan: Plan, ours: Contender) -> list[Plan]:
+def _at_rates(asked: argparse.Namespace, plan: Plan, ours: Contender, model: Path) -> list[Plan]:
     """The plan, or for an open loop one for each part of our capacity: all servers get the same rates."""
     if not plan.workload.is_open:
         return [plan]
+    plans = {factor: attrs.evolve(plan, name=f"{plan.name}-{factor:g}x") for factor in OVERLOAD_FACTORS}
+    kept = {factor: results.read("peers", _name(asked, one, model), asked.results) for factor, one in plans.items() if asked.add}
+    rates = {factor: run["settings"]["rate"] for factor, run in kept.items() if run is not None}  # pairs stand together at one rate only
+    capacity = statistics.median(rate / factor for factor, rate in rates.items()) if rates else _capacity(plan, ours)
+    return [attrs.evolve(one, rate=rates.get(factor, factor * capacity)) for factor, one in plans.items()]
+
+
+def _capacity(plan: Plan, ours: Contender) -> float:
+    """Requests a second that ours answers when as many are always there as run at once."""
     with Generator() as generator, ours.server() as server:
         order = Order(
             port=server.port,
@@ -456,7 +461,7 @@ def _at_rates(plan: Plan, ours: Contender) -> list[Plan]:
             generator.run(attrs.evolve(order, seed=plan.seed + turn))["summary"]["requests_per_s"] for turn in range(3)
         )
     print(f"capacity: {capacity:.2f} requests/s", flush=True)
-    return [attrs.evolve(plan, name=f"{plan.name}-{factor:g}x", rate=factor * capacity) for factor in OVERLOAD_FACTORS]
+    return float(capacity)
 
 
 def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, Any]:

@@ -17,7 +17,8 @@ import attrs
 
 from benchmarks import results
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
-from benchmarks.figures import FIGURES, Compared, compare
+from benchmarks.figures import FIGURES, compare
+from benchmarks.standings import compared_by, n_wrong, runs_of, title_of
 from benchmarks.words import INTRODUCTION, KILLS, LADDER, MENDED, PASSES, PEERS, PROMISES, REASONS, STACK, VERIFY
 from cllm.bench.metrics import CLIENT_SHARE_MAX
 
@@ -470,8 +471,8 @@ def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
         yield from (_held(run, name, best, rows[name], bound) for name, bound in PROMISED.get(workload, {}).items() if name in rows)
     for side in sides:
         for figure, bound in own.items() if side["setting"] == THEIR_DEFAULT else ():
-            if compared := _compared(side, figure):
-                row = {**attrs.asdict(compared), "n_failed": _n_wrong(side, "ours")}
+            if compared := compared_by(side, figure):
+                row = {**attrs.asdict(compared), "n_failed": n_wrong(side, "ours")}
                 yield _held(run, figure, f"{side['peer']} {THEIR_DEFAULT}", row, bound)
 
 
@@ -516,18 +517,13 @@ def _best(run: Run) -> list[Run]:
     rows = []
     for row in run["data"]["best"]:
         side = sides[row["peer"], row["setting"]]
-        compared = _compared(side, row["figure"])
+        compared = compared_by(side, row["figure"])
         assert compared is not None
-        n_wrong = _n_wrong(side, "ours")
-        verdict = compared.verdict(FIGURES_BY_NAME[row["figure"]], n_failed=n_wrong)
+        n_failed = n_wrong(side, "ours")
+        verdict = compared.verdict(FIGURES_BY_NAME[row["figure"]], n_failed=n_failed)
         n_better = compared.n_better(FIGURES_BY_NAME[row["figure"]])
-        rows.append({**row, **attrs.asdict(compared), "verdict": verdict, "n_failed": n_wrong, "n_better": n_better})
+        rows.append({**row, **attrs.asdict(compared), "verdict": verdict, "n_failed": n_failed, "n_better": n_better})
     return rows
-
-
-def _compared(side: Run, figure: str) -> Compared | None:
-    values = side["figures"].get(figure, {"ours": [], "theirs": []})
-    return compare(values["ours"], values["theirs"], side.get("starts"))
 
 
 def _peers(run: Run) -> str:
@@ -541,8 +537,9 @@ def _peers(run: Run) -> str:
     parts.append(_sides(data["sides"]))
     parts += [_busy_client(side) for side in data["sides"] if side["client_cpu_share_max"] > CLIENT_SHARE_MAX]
     parts += [line for side in data["sides"] if (line := _busy_while_idle(side))]
-    parts += [_unanswered(side) for side in data["sides"] if _n_wrong(side, "theirs")]
-    measured = {f"{side['peer']} ({side['setting']})" for side in data["sides"]}
+    parts += [_unanswered(side) for side in data["sides"] if n_wrong(side, "theirs")]
+    parts += _runs(run)
+    measured = {title_of(side) for side in data["sides"]}
     for title, fault in data.get("broken", {}).items():
         parts.append(f"{'Ended early' if title in measured else 'Not measured'}: {title}: {fault}\n")
     if left_out := _left_out(data):
@@ -552,6 +549,17 @@ def _peers(run: Run) -> str:
     if data.get("not_found"):
         parts.append(f"Not found on this machine: {', '.join(data['not_found'])}.\n")
     return "\n".join(parts)
+
+
+def _runs(run: Run) -> list[str]:
+    """Whose pairs these are, where they are not those of one run."""
+    if "runs" not in run["data"] or len(runs_of(run)) == 1:
+        return []
+    told = [
+        f"- {one['date']}, revision {one['revision']}: {', '.join(f'{n} beside {title}' for title, n in one['n_pairs'].items())}"
+        for one in runs_of(run)
+    ]
+    return ["The pairs are those of several runs, each with seeds of its own:\n", "\n".join(told) + "\n"]
 
 
 def _left_out(data: Run) -> list[str]:
@@ -587,15 +595,10 @@ def _sides(sides: Sequence[Run]) -> str:
 
 def _side_cell(side: Run, name: str) -> str:
     """A figure of both; the verdict, unless requests of theirs were not answered as asked: fewer or shorter ones are answered faster."""
-    compared = _compared(side, name)
-    is_told = compared is not None and not _n_wrong(side, "theirs")
-    verdict = f" {compared.verdict(FIGURES_BY_NAME[name], n_failed=_n_wrong(side, 'ours'))}" if compared and is_told else ""
+    compared = compared_by(side, name)
+    is_told = compared is not None and not n_wrong(side, "theirs")
+    verdict = f" {compared.verdict(FIGURES_BY_NAME[name], n_failed=n_wrong(side, 'ours'))}" if compared and is_told else ""
     return f"{number(_median(side, name, 'theirs'))} / {number(_median(side, name, 'ours'))}{verdict}"
-
-
-def _n_wrong(side: Run, whose: str) -> int:
-    """Requests that were not answered, or not with as many tokens as were asked."""
-    return max(int(side["n_failed"][whose]), int(side["n_inexact"][whose]))
 
 
 def _busy_client(side: Run) -> str:
@@ -612,7 +615,7 @@ def _busy_while_idle(side: Run) -> str:
 
 def _unanswered(side: Run) -> str:
     n = side["n_failed"]["theirs"]
-    n_short = _n_wrong(side, "theirs") - n
+    n_short = n_wrong(side, "theirs") - n
     told = [f"left {n} requests unanswered"] if n else []
     told += [f"answered {n_short} requests with other than as many tokens as were asked"] if n_short else []
     return f"{side['peer']} {side['setting']} {' and '.join(told)}: only what counts those is compared.\n"

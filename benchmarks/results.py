@@ -49,13 +49,13 @@ def write(kind: str, name: str, settings: dict[str, Any], data: dict[str, Any], 
     run = {
         "kind": kind,
         "name": name,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": today(),
         "machine": machine(),
         "settings": settings,
         "data": data,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{kind}-{name}.json"
+    path = _path(kind, name, folder)
     path.write_text(_LIST.sub(lambda found: " ".join(found[0].split()), json.dumps(_rounded(run), indent=1)) + "\n", "utf-8")
     return path
 
@@ -63,6 +63,21 @@ def write(kind: str, name: str, settings: dict[str, Any], data: dict[str, Any], 
 def read_all(folder: Path = FOLDER) -> list[dict[str, Any]]:
     """All runs that are kept, by kind and name."""
     return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def read(kind: str, name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
+    """One run; None when there is none of that name."""
+    path = _path(kind, name, folder)
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
+def _path(kind: str, name: str, folder: Path) -> Path:
+    return folder / f"{kind}-{name}.json"
+
+
+def today() -> str:
+    """The date of a run."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def machine() -> dict[str, Any]:

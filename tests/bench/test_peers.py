@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks import peers
+from benchmarks import peers, results
 from benchmarks.contenders import Contender, House, cllm_serve
 from benchmarks.generator import Order
+from benchmarks.standings import Page
 from cllm.bench.metrics import Goal
 from cllm.bench.target import Dialect
 from cllm.bench.workloads import WORKLOADS
@@ -42,8 +45,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     pairs: list[str] = []
     monkeypatch.setattr(peers, "Match", Pairs(pairs))
     monkeypatch.setattr(peers, "Generator", nullcontext)
-    monkeypatch.setattr(peers, "_promising", lambda sides: sides[1:])
-    monkeypatch.setattr(peers, "page", lambda sides: {"n_pairs": [len(side.ours) for side in sides]})
+    monkeypatch.setattr(peers, "_promising", lambda sides, _others: sides[1:])
+    monkeypatch.setattr(peers, "page", lambda sides, _others: {"n_pairs": [side.n_pairs for side in sides]})
     monkeypatch.setattr(Contender, "server", lambda contender: Started(contender))
     return pairs
 
@@ -59,17 +62,23 @@ class Started(AbstractContextManager[str]):
     def __exit__(self, *_: object) -> None: ...
 
 
-def run(is_ended: Any = None, *, n_pairs_start: int = 2) -> dict[str, Any]:
+def run(is_ended: Any = None, *, n_pairs_start: int = 2, kept: Sequence[Page] = ()) -> dict[str, Any]:
     workload = WORKLOADS["seed-40x8"]
     sizes = {"n_pairs": 3, "n_screen": 1, "n_pairs_start": n_pairs_start}
     plan = peers.Plan(name="x", workload=workload, rate=None, seed=1, warms_up=True, sampling="usual", goal=Goal(), **sizes)
     contenders = [Contender(peer="other", setting=name, command=("other",)) for name in "ab"]
-    return peers.run_plan(plan, cllm_serve(HOUSE, ()), contenders, *([] if is_ended is None else [is_ended]))
+    return peers.run_plan(plan, cllm_serve(HOUSE, ()), contenders, is_ended or (lambda: False), kept)
 
 
 def test_every_setting_is_played_once_and_the_best_go_on(played: list[str]) -> None:
     assert run() == {"n_pairs": [1, 3]}
     assert played == ["a 0", "b 0", "b 1", "b 2"]
+
+
+def test_pairs_that_are_kept_of_earlier_runs_are_not_played_again(played: list[str]) -> None:
+    kept = [{"peer": "other", "setting": setting, "n_pairs": n} for setting, n in (("a", 1), ("b", 2), ("c", 3))]
+    assert run(kept=kept) == {"n_pairs": [1, 3]}
+    assert played == ["b 2"]
 
 
 def test_when_ours_does_not_start_any_more_what_was_measured_is_kept(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +89,7 @@ def test_when_ours_does_not_start_any_more_what_was_measured_is_kept(played: lis
         return started
 
     monkeypatch.setattr(Contender, "server", server)
-    monkeypatch.setattr(peers, "page", lambda sides: {"n_pairs": [len(side.ours) for side in sides], "broken": {}})
+    monkeypatch.setattr(peers, "page", lambda sides, _others: {"n_pairs": [side.n_pairs for side in sides], "broken": {}})
     done = run()
     assert done["n_pairs"] == [1, 1]
     ((title, fault),) = done["broken"].items()
@@ -162,3 +171,96 @@ def test_a_start_begins_with_what_does_not_count_and_pairs_have_the_same_new_req
     assert generator.orders[2:] == [(1, 40, 0.5, 101), (2, 40, 0.5, 101), (2, 40, 0.5, 102), (1, 40, 0.5, 102)]
     assert len(side.ours) == len(side.theirs) == 2
     assert side.starts == [0, 0, 1, 1]
+
+
+def side_page(n_pairs: int, speed: float = 2.0) -> Page:
+    """What is kept of a setting beside which ours has `speed` times the tokens/s."""
+    counts = {name: {"ours": 0, "theirs": 0} for name in ("n_failed", "n_inexact", "n_cached")}
+    shares = dict.fromkeys(("client_cpu_share_max", "idle_cpu_share", "idle_cpu_share_ours"), 0.0)
+    figures = {"tokens/s": {"ours": [speed * (10.0 + i) for i in range(n_pairs)], "theirs": [10.0 + i for i in range(n_pairs)]}}
+    passes = {"ours": n_pairs * [{}], "theirs": n_pairs * [{}]}
+    curves: dict[str, dict[str, list[float]]] = {"ours": {}, "theirs": {}}
+    places = {"peer": "llama-server", "setting": "-no-kvu", "n_pairs": n_pairs, "starts": list(range(n_pairs))}
+    return {**places, "figures": figures, "passes": passes, "curves": curves, **counts, **shares}
+
+
+@pytest.fixture
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command on servers that are not there: every run adds two pairs to what it finds. Gives the seeds that the runs began with."""
+    seeds: list[int] = []
+
+    def run_plan(plan: peers.Plan, _ours: object, _contenders: object, _is_ended: object, kept: Sequence[Page]) -> dict[str, Any]:
+        seeds.append(plan.seed)
+        side = peers.Side(contender=Contender(peer="llama-server", setting="-no-kvu", command=()), kept=kept[0] if kept else None)
+        monkeypatch.setattr(peers, "_side_page", lambda _side: side_page(2))
+        side.ours = [{}, {}]
+        return peers.page([side])
+
+    monkeypatch.setattr(peers, "run_plan", run_plan)
+    monkeypatch.setattr(
+        peers, "find_contenders", lambda _asked, _house: ([Contender(peer="llama-server", setting="-no-kvu", command=())], [])
+    )
+    monkeypatch.setattr(peers, "_capacity", lambda _plan, _ours: 3.0 if not seeds else 5.0)
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    path = tmp_path / "results"
+
+    def measure(*options: str) -> list[int]:
+        peers.main([f"--model={model}", f"--results={path}", *(options or ("--workloads=seed-40x8",))])
+        return seeds
+
+    return measure
+
+
+def kept_in(folder: Path, name: str) -> Any:
+    return json.loads((folder / "results" / f"peers-{name}.json").read_text("utf-8"))
+
+
+def test_a_run_that_adds_keeps_the_pairs_that_are_there_and_makes_new_requests(measure: Any, tmp_path: Path) -> None:
+    measure()
+    assert measure("--workloads=seed-40x8", "--add") == [1, 2]
+    run = kept_in(tmp_path, "seed-40x8-model")
+    (side,) = run["data"]["sides"]
+    assert (side["n_pairs"], side["starts"]) == (4, [0, 1, 2, 3])
+    assert [(one["seed"], one["n_pairs"]) for one in run["data"]["runs"]] == [
+        (1, {"llama-server (-no-kvu)": 2}),
+        (2, {"llama-server (-no-kvu)": 2}),
+    ]
+    (row,) = run["data"]["best"]
+    assert (row["figure"], row["n_pairs"], row["ratio"]) == ("tokens/s", 4, 2.0)
+
+
+def test_a_run_that_does_not_add_takes_the_place_of_what_is_there(measure: Any, tmp_path: Path) -> None:
+    measure()
+    assert measure() == [1, 1]
+    run = kept_in(tmp_path, "seed-40x8-model")
+    assert run["data"]["sides"][0]["n_pairs"] == 2
+    assert len(run["data"]["runs"]) == 1
+
+
+def test_to_add_where_nothing_is_kept_is_to_begin(measure: Any, tmp_path: Path) -> None:
+    measure("--workloads=seed-40x8", "--add")
+    assert kept_in(tmp_path, "seed-40x8-model")["data"]["sides"][0]["n_pairs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [(["--no-warm-up"], "warms_up"), (["--threads=77"], "n_threads"), (["--ours=--kv=unified"], "ours")]
+)
+def test_pairs_that_are_measured_otherwise_are_not_added_and_what_differs_is_named(measure: Any, options: list[str], name: str) -> None:
+    measure()
+    with pytest.raises(SystemExit, match=rf"--add: the pairs of peers-seed-40x8-model.json were measured otherwise: {name}$"):
+        measure("--workloads=seed-40x8", "--add", *options)
+
+
+def test_what_is_added_to_an_overload_comes_at_the_rates_that_are_kept(measure: Any, tmp_path: Path) -> None:
+    for options in ([], ["--add"]):
+        measure("--workloads=overload", *options)
+    runs = [kept_in(tmp_path, f"overload-{factor}x-model") for factor in ("0.5", "1", "2", "4")]
+    assert [run["settings"]["rate"] for run in runs] == [1.5, 3.0, 6.0, 12.0]
+    assert [run["data"]["sides"][0]["n_pairs"] for run in runs] == [4, 4, 4, 4]
+
+
+def test_one_result_is_read_by_its_name(tmp_path: Path) -> None:
+    assert results.read("peers", "x", tmp_path) is None
+    results.write("peers", "x", {"seed": 1}, {}, tmp_path)
+    assert (results.read("peers", "x", tmp_path) or {})["settings"] == {"seed": 1}

@@ -1,0 +1,153 @@
+"""The settings of peers as results keep them: which is the best at a figure, and the pairs of several runs as those of one.
+
+A page is one of `sides` in `data` of a result of `benchmarks.peers`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from benchmarks.figures import FIGURES, Compared, Figure, compare
+
+Page: TypeAlias = dict[str, Any]
+Run: TypeAlias = dict[str, Any]
+
+BOTH: Final = ("ours", "theirs")
+ALIKE_SETTINGS: Final = (  # of runs whose pairs may stand together; the others say how many pairs of whom were asked for
+    "model", "workload", "rate", "sampling", "n_pairs_start", "warms_up", "n_slots", "n_cells", "n_threads", "goal", "ours",
+)  # fmt: skip
+ALIKE_MACHINE: Final = ("processor", "n_cores")
+ALIKE_LIBRARY: Final = "llama-cpp-python"
+
+
+def key_of(side: Page) -> tuple[str, str]:
+    """Whose page it is."""
+    return side["peer"], side["setting"]
+
+
+def title_of(side: Page) -> str:
+    """Peer and setting as one text."""
+    return f"{side['peer']} ({side['setting']})"
+
+
+def compared_by(side: Page, figure: str) -> Compared | None:
+    """The figure of ours over theirs; None where no pair has it."""
+    values = side["figures"].get(figure)
+    return compare(values["ours"], values["theirs"], side.get("starts")) if values else None
+
+
+def n_wrong(side: Page, whose: str) -> int:
+    """Requests that were not answered, or not with as many tokens as were asked, over all pairs."""
+    return max(int(side["n_failed"][whose]), int(side["n_inexact"][whose]))
+
+
+def best_side(sides: Iterable[Page], figure: Figure) -> Page | None:
+    """The side that makes the most of a figure, beside us. One that left requests unanswered, or said less than was asked, is compared only
+    by what counts those.
+    """
+    judged = [side for side in sides if figure.counts_failures or not n_wrong(side, "theirs")]
+    ratios = [(found.ratio, side) for side in judged if (found := compared_by(side, figure.name)) is not None]
+    if not ratios:
+        return None
+    return (min if figure.is_higher_better else max)(ratios, key=lambda one: one[0])[1]
+
+
+def promising(sides: Sequence[Page]) -> set[tuple[str, str]]:
+    """Those that are best at something."""
+    return {key_of(side) for figure in FIGURES if (side := best_side(sides, figure)) is not None}
+
+
+def best_rows(sides: Sequence[Page]) -> list[dict[str, Any]]:
+    """Every figure of ours beside the setting that is best at it, of those that have all pairs."""
+    full = max((side["n_pairs"] for side in sides), default=0)
+    complete = [side for side in sides if side["n_pairs"] == full]
+    return [row for figure in FIGURES if (row := _best_row(complete, figure)) is not None]
+
+
+def _best_row(sides: Sequence[Page], figure: Figure) -> dict[str, Any] | None:
+    side = best_side(sides, figure)
+    found = compared_by(side, figure.name) if side is not None else None
+    if side is None or found is None:
+        return None
+    ours, theirs = (statistics.median(one for one in side["figures"][figure.name][name] if one is not None) for name in BOTH)
+    return {
+        "figure": figure.name,
+        "is_higher_better": figure.is_higher_better,
+        "peer": side["peer"],
+        "setting": side["setting"],
+        "ours": ours,
+        "theirs": theirs,
+        **attrs.asdict(found),
+        "verdict": found.verdict(figure, n_failed=n_wrong(side, "ours")),
+    }
+
+
+# --- pairs of several runs -----------------------------------------------------------------------------------------------
+
+
+def unlike(kept: Run, run: Run) -> list[str]:
+    """What two runs differ in so that their pairs cannot stand together: names of settings, of facts of the machine, of peers.
+
+    A revision of ours that is another does not hinder: what is kept says how many pairs were measured of which. A run without `data` is
+    one that is still to be made.
+    """
+    names = [name for name in ALIKE_SETTINGS if _plain(kept["settings"].get(name)) != _plain(run["settings"].get(name))]
+    names += [name for name in ALIKE_MACHINE if kept["machine"][name] != run["machine"][name]]
+    libraries = (one["machine"]["libraries"].get(ALIKE_LIBRARY) for one in (kept, run))
+    names += [ALIKE_LIBRARY] if len(set(libraries)) > 1 else []
+    versions = kept["data"].get("versions", {})
+    names += [peer for peer, version in run.get("data", {}).get("versions", {}).items() if versions.get(peer, version) != version]
+    names += [f"starts of {title_of(side)}" for side in kept["data"]["sides"] if not side.get("starts")]
+    return names
+
+
+def _plain(value: Any) -> Any:
+    """As it is when it was written and read: with lists for tuples, and numbers of as many digits."""
+    return json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.6g}"))
+
+
+def runs_of(run: Run) -> list[dict[str, Any]]:
+    """The runs that the pairs of a result are of: when, of which revision, with which seed, how many pairs with whom."""
+    if "runs" in run["data"]:
+        return list(run["data"]["runs"])
+    return [run_entry(run["date"], run["machine"]["revision"], run["settings"]["seed"], run["data"]["sides"])]
+
+
+def run_entry(date: str, revision: str, seed: int, sides: Iterable[Page], before: Iterable[Page] = ()) -> dict[str, Any]:
+    """One of `runs`: what a run has added to the pairs that were there."""
+    had = {key_of(side): side["n_pairs"] for side in before}
+    added = {title_of(side): n for side in sides if (n := side["n_pairs"] - had.get(key_of(side), 0))}
+    return {"date": date, "revision": revision, "seed": seed, "n_pairs": added}
+
+
+def joined(first: Page, then: Page) -> Page:
+    """The pairs of one setting from two runs. Curves, which are medians of each run's, become their mean, a pair counting as a pair; of the
+    shares of a core it is the larger.
+    """
+    n_first, n_then = first["n_pairs"], then["n_pairs"]
+    next_start = max(first["starts"], default=-1) + 1
+    names = [name for name in then["figures"] if name in first["figures"]]
+    return {
+        **then,
+        "n_pairs": n_first + n_then,
+        "starts": [*first["starts"], *(next_start + start for start in then["starts"])],
+        "figures": {name: {who: [*first["figures"][name][who], *then["figures"][name][who]] for who in BOTH} for name in names},
+        "passes": {who: [*first["passes"][who], *then["passes"][who]] for who in BOTH},
+        **{count: {who: first[count][who] + then[count][who] for who in BOTH} for count in ("n_failed", "n_inexact", "n_cached")},
+        **{share: max(first[share], then[share]) for share in ("client_cpu_share_max", "idle_cpu_share", "idle_cpu_share_ours")},
+        "curves": {
+            who: {name: _mean_curve(first["curves"][who][name], curve, n_first, n_then) for name, curve in curves.items()}
+            for who, curves in then["curves"].items()
+        },
+    }
+
+
+def _mean_curve(first: Sequence[float], then: Sequence[float], n_first: int, n_then: int) -> list[float]:
+    if not first or not then:
+        return list(first or then)
+    return [(n_first * a + n_then * b) / (n_first + n_then) for a, b in zip(first, then, strict=True)]
