@@ -325,12 +325,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each workload; write a result for each."""
     asked = parser().parse_args(arguments)
     asked.ends, asked.missing = [], []
-    workloads = _workloads(asked)
+    comparisons = [_comparison(asked, workload) for workload in _workloads(asked)]
     before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.ends.append(number))
     try:
-        for workload in workloads:
-            quantization = asked.quantization or QUANTIZATION_OF.get(workload.name, "Q4_K_M")
-            _run_workload(asked, asked.model or model_file("qwen3-0.6b", quantization), workload)
+        for comparison in comparisons:
+            _run_comparison(asked, comparison)
     finally:
         signal.signal(signal.SIGTERM, before)
     if asked.missing:
@@ -338,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _workloads(asked: argparse.Namespace) -> list[Workload]:
-    """What is to be measured, all of it known to be possible before the first takes its hours."""
+    """What is to be measured."""
     found = []
     for name in asked.workloads.split(","):
         if name not in WORKLOADS:
@@ -350,12 +349,23 @@ def _workloads(asked: argparse.Namespace) -> list[Workload]:
     return found
 
 
-def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) -> None:
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """A workload, and who is measured on it."""
+
+    plan: Plan
+    house: House
+    contenders: list[Contender]
+    facts: dict[str, Any]  # for `data`: what was not found, and the versions of what was
+
+
+def _comparison(asked: argparse.Namespace, workload: Workload) -> Comparison:
+    """All that can be known to be wrong with a comparison is, before the first takes its hours."""
+    model = asked.model or model_file("qwen3-0.6b", asked.quantization or QUANTIZATION_OF.get(workload.name, "Q4_K_M"))
     house = house_for(asked, model, workload)
     contenders, not_found = find_contenders(asked, house)
-    told = versions(contenders)
-    for line in not_found:
-        print(f"not found: {line}", flush=True)
+    if not contenders:
+        raise SystemExit("there is no other server to measure: name one by its flag, as --llama-server PATH")
     plan = Plan(
         name=workload.name,
         workload=workload,
@@ -368,41 +378,63 @@ def _run_workload(asked: argparse.Namespace, model: Path, workload: Workload) ->
         sampling=asked.sampling,
         goal=Goal(asked.goodput_ttft_s, asked.goodput_itl_s),
     )
-    if not contenders:
-        raise SystemExit("there is no other server to measure: name one by its flag, as --llama-server PATH")
-    ours = cllm_serve(house, ours_options(asked))
-    for one in _at_rates(asked, plan, ours, model):
+    facts = {"not_found": not_found, "versions": versions(contenders)}
+    for one in _loads(plan).values():
+        _refuse_unlike(asked, attrs.evolve(one, rate=_kept_rate(asked, one, model)), house, facts)
+    return Comparison(plan=plan, house=house, contenders=contenders, facts=facts)
+
+
+def _refuse_unlike(asked: argparse.Namespace, plan: Plan, house: House, facts: dict[str, Any]) -> None:
+    kept = _kept_run(asked, plan, house.model)
+    names = unlike(kept, {"settings": _settings(asked, plan, house), "machine": results.machine(), "data": facts}) if kept else []
+    if kept and names:
+        raise SystemExit(f"--add: the pairs of {kept['kind']}-{kept['name']}.json were measured otherwise: {', '.join(names)}")
+
+
+def _run_comparison(asked: argparse.Namespace, comparison: Comparison) -> None:
+    for line in comparison.facts["not_found"]:
+        print(f"not found: {line}", flush=True)
+    ours = cllm_serve(comparison.house, ours_options(asked))
+    for plan in _at_rates(asked, comparison.plan, ours, comparison.house.model):
         if asked.ends:
             return
-        _run_one(asked, one, ours, contenders, house, {"not_found": not_found, "versions": told})
+        _run_one(asked, attrs.evolve(comparison, plan=plan), ours)
 
 
-def _run_one(
-    asked: argparse.Namespace, plan: Plan, ours: Contender, contenders: Sequence[Contender], house: House, facts: dict[str, Any]
-) -> None:
+def _run_one(asked: argparse.Namespace, comparison: Comparison, ours: Contender) -> None:
     """A comparison at one rate, and its result."""
-    name = _name(asked, plan, house.model)
-    settings = _settings(asked, plan, house)
-    kept = results.read("peers", name, asked.results) if asked.add else None
-    if kept is not None:
-        _refuse_unlike(kept, {"settings": settings, "machine": results.machine(), "data": facts})
-    runs = runs_of(kept) if kept is not None else []
-    seed = _fresh_seed(plan.seed, [run["seed"] for run in runs])
-    before = kept["data"]["sides"] if kept is not None else []
-    data = run_plan(attrs.evolve(plan, seed=seed), ours, contenders, lambda: bool(asked.ends), before)
-    added = run_entry(results.today(), results.revision(), seed, data["sides"], before)
+    plan, house, facts = comparison.plan, comparison.house, comparison.facts
+    kept = _kept_run(asked, plan, house.model)
+    runs = runs_of(kept) if kept else []
+    before = kept["data"]["sides"] if kept else []
+    plan = attrs.evolve(plan, seed=_fresh_seed(plan.seed, [run["seed"] for run in runs]))
+    data = run_plan(plan, ours, comparison.contenders, lambda: bool(asked.ends), before)
+    added = run_entry(results.today(), results.revision(), plan.seed, data["sides"], before)
     if not added["n_pairs"]:
-        asked.missing.append(plan.name)
-        print(f"{plan.name}: nothing was measured, and nothing is written", flush=True)
+        is_complete = bool(before) and not data["broken"] and not asked.ends
+        asked.missing += [] if is_complete else [plan.name]
+        said = "all pairs are there already" if is_complete else "nothing was measured"
+        print(f"{plan.name}: {said}, and nothing is written", flush=True)
         return
-    path = results.write("peers", name, {**settings, "seed": seed}, {**data, **facts, "runs": [*runs, added]}, asked.results)
+    if kept:
+        was_broken = {title: fault for title, fault in kept["data"].get("broken", {}).items() if title not in added["n_pairs"]}
+        data["broken"] = {**was_broken, **data["broken"]}
+        facts = {**facts, "versions": {**kept["data"].get("versions", {}), **facts["versions"]}}
+    name = _name(asked, plan, house.model)
+    path = results.write("peers", name, _settings(asked, plan, house), {**data, **facts, "runs": [*runs, added]}, asked.results)
     _print_best(data)
     print(f"written: {path.name}", flush=True)
 
 
-def _refuse_unlike(kept: Run, run: Run) -> None:
-    if names := unlike(kept, run):
-        raise SystemExit(f"--add: the pairs of {kept['kind']}-{kept['name']}.json were measured otherwise: {', '.join(names)}")
+def _kept_run(asked: argparse.Namespace, plan: Plan, model: Path) -> Run | None:
+    """The result that is added to, if there is to be and is one."""
+    return results.read("peers", _name(asked, plan, model), asked.results) if asked.add else None
+
+
+def _kept_rate(asked: argparse.Namespace, plan: Plan, model: Path) -> float | None:
+    """The rate of the result that is added to: pairs stand together at one rate only."""
+    kept = _kept_run(asked, plan, model)
+    return kept["settings"]["rate"] if kept else None
 
 
 def _fresh_seed(seed: int, used: Sequence[int]) -> int:
@@ -435,15 +467,21 @@ def house_for(asked: argparse.Namespace, model: Path, workload: Workload) -> Hou
     return House(model=model, n_slots=n_slots, n_cells=n_cells, n_threads=asked.threads)
 
 
+def _loads(plan: Plan) -> dict[float, Plan]:
+    """The plan, or for an open loop one for each part of our capacity, by that part."""
+    if not plan.workload.is_open:
+        return {1.0: plan}
+    return {factor: attrs.evolve(plan, name=f"{plan.name}-{factor:g}x") for factor in OVERLOAD_FACTORS}
+
+
 def _at_rates(asked: argparse.Namespace, plan: Plan, ours: Contender, model: Path) -> list[Plan]:
-    """The plan, or for an open loop one for each part of our capacity: all servers get the same rates."""
+    """The plan at each load; all servers get the same rates."""
     if not plan.workload.is_open:
         return [plan]
-    plans = {factor: attrs.evolve(plan, name=f"{plan.name}-{factor:g}x") for factor in OVERLOAD_FACTORS}
-    kept = {factor: results.read("peers", _name(asked, one, model), asked.results) for factor, one in plans.items() if asked.add}
-    rates = {factor: run["settings"]["rate"] for factor, run in kept.items() if run is not None}  # pairs stand together at one rate only
-    capacity = statistics.median(rate / factor for factor, rate in rates.items()) if rates else _capacity(plan, ours)
-    return [attrs.evolve(one, rate=rates.get(factor, factor * capacity)) for factor, one in plans.items()]
+    loads = _loads(plan)
+    kept = {factor: rate for factor, one in loads.items() if (rate := _kept_rate(asked, one, model)) is not None}
+    capacity = statistics.median(rate / factor for factor, rate in kept.items()) if kept else _capacity(plan, ours)
+    return [attrs.evolve(one, rate=kept.get(factor, factor * capacity)) for factor, one in loads.items()]
 
 
 def _capacity(plan: Plan, ours: Contender) -> float:

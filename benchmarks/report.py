@@ -631,9 +631,14 @@ def _circumstances(run: Run) -> str:
     libraries = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())
     facts = ", ".join(f"{name} {_fact(value)}" for name, value in settings.items() if value not in (None, "", [], {}))
     return (
-        f"{run['date']}, revision {machine['revision']}, {machine['processor']}, {machine['n_cores']} cores, "
+        f"{run['date']}, revision {machine['revision']}, {_processor(machine)}, {machine['n_cores']} cores, "
         f"{machine['memory_gib']} GiB, {machine['kernel']}, Python {machine['python']}; {libraries}. Settings: {facts}.\n"
     )
+
+
+def _processor(machine: Run) -> str:
+    """What computed; of earlier runs the instructions are not kept."""
+    return f"{machine['processor']} ({machine['instructions']})" if machine.get("instructions") else str(machine["processor"])
 
 
 def _fact(value: Any) -> str:

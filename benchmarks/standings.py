@@ -21,7 +21,7 @@ BOTH: Final = ("ours", "theirs")
 ALIKE_SETTINGS: Final = (  # of runs whose pairs may stand together; the others say how many pairs of whom were asked for
     "model", "workload", "rate", "sampling", "n_pairs_start", "warms_up", "n_slots", "n_cells", "n_threads", "goal", "ours",
 )  # fmt: skip
-ALIKE_MACHINE: Final = ("processor", "n_cores")
+ALIKE_MACHINE: Final = ("processor", "instructions", "n_cores")
 ALIKE_LIBRARY: Final = "llama-cpp-python"
 
 
@@ -97,7 +97,7 @@ def unlike(kept: Run, run: Run) -> list[str]:
     one that is still to be made.
     """
     names = [name for name in ALIKE_SETTINGS if _plain(kept["settings"].get(name)) != _plain(run["settings"].get(name))]
-    names += [name for name in ALIKE_MACHINE if kept["machine"][name] != run["machine"][name]]
+    names += [name for name in ALIKE_MACHINE if kept["machine"].get(name) != run["machine"].get(name)]
     libraries = (one["machine"]["libraries"].get(ALIKE_LIBRARY) for one in (kept, run))
     names += [ALIKE_LIBRARY] if len(set(libraries)) > 1 else []
     versions = kept["data"].get("versions", {})

@@ -145,10 +145,10 @@ tokens/s.
 
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 24
-steps of their answers and three seconds, and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in
-the table, with intervals that are wide where starts or pairs are few. One at a time first texts come after 0.78 of the default's time, and
-tokens then at 0.92 of its pace: of a step of 16 ms, one is outside llama.cpp, by the ladder. On the instant fake a whole
-step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two steps.
+steps of their answers and three seconds, or ten where they have all places, and then generates for all of them in every step. What that
+comes to at 8, 16, 24 and 32 stands in the table, with intervals that are wide where starts or pairs are few. One at a time first texts come
+after 0.78 of the default's time, and tokens then at 0.92 of its pace: of a step of 16 ms, one is outside llama.cpp, by the ladder. On the
+instant fake a whole step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two steps.
 
 What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one configuration has 0.98 and
 1.01 of the fastest setting's tokens/s, and 0.72 and 0.70 of the smoothest one's gaps at p99, by the means. What it costs is that more of

@@ -170,6 +170,7 @@ class Scheduler:
         budget = RowBudget(
             cost,
             n_rows_max=limits.n_rows_max,
+            n_live_max=n_live_max,
             n_rows_fixed=limits.row_budget,
             itl_target_s=limits.itl_target_s,
             itl_max_s=limits.itl_max_s,

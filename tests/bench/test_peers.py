@@ -264,3 +264,18 @@ def test_one_result_is_read_by_its_name(tmp_path: Path) -> None:
     assert results.read("peers", "x", tmp_path) is None
     results.write("peers", "x", {"seed": 1}, {}, tmp_path)
     assert (results.read("peers", "x", tmp_path) or {})["settings"] == {"seed": 1}
+
+
+def test_nothing_is_measured_again_where_all_pairs_are_there(
+    measure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    measure()
+    before = kept_in(tmp_path, "seed-40x8-model")
+
+    def run_plan(_plan: object, _ours: object, _contenders: object, _is_ended: object, kept: Sequence[Page]) -> dict[str, Any]:
+        return {"sides": list(kept), "best": [], "broken": {}}
+
+    monkeypatch.setattr(peers, "run_plan", run_plan)
+    measure("--workloads=seed-40x8", "--add")
+    assert "seed-40x8: all pairs are there already, and nothing is written" in capsys.readouterr().out
+    assert kept_in(tmp_path, "seed-40x8-model") == before

@@ -74,6 +74,7 @@ def test_runs_of_the_same_thing_may_stand_together_whatever_revision_and_seed() 
         ({"settings": {"n_cells": 2}}, "n_cells"),
         ({"settings": {"rate": 0.5}}, "rate"),
         ({"machine": {"n_cores": 4}}, "n_cores"),
+        ({"machine": {"instructions": "avx2"}}, "instructions"),
         ({"machine": {"libraries": {"llama-cpp-python": "2", "trio": "1"}}}, "llama-cpp-python"),
         ({"data": {"versions": {"llama-server": "v2"}}}, "llama-server"),
     ],
