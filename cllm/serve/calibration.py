@@ -15,7 +15,11 @@ from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
 from cllm.errors import LoadAborted, LoadFailed
 from cllm.threadtimes import ThreadTimes, n_cpus, own_times
 
-SECONDS_MAX: Final = 4.0  # after the first step, after which no measurement begins, but for the two sizes that every curve needs
+# After the first step, after which no measurement begins, but for the two sizes that every curve needs. A slow model gets so many of its
+# steps of 16 rows, up to three times as long: two slow cores, 0.17 s for such a step, had their time spent before it was known what cells
+# cost and what they would gain apart, so that they never lay apart, and 16 at once had 0.95 of the tokens/s.
+SECONDS_MAX: Final = 4.0
+N_STEPS_SLOW, SLOW_MAX = 60, 3.0
 SHARE_ROWS, SHARE_OUTPUTS = 0.5, 0.75  # of that time, when each part is over
 ROWS: Final = (1, 16, 8, 64, 4, 2, 32, 12, 24, 128, 6, 3, 48, 256, 15, 512, 20, 40, 96)  # the most telling first
 OUTPUTS: Final = (1, 16, 8, 4, 64, 32, 2, 12, 24, 48, 128)
@@ -26,7 +30,7 @@ N_CELLS_FULL: Final = 4096  # in use when their cost is measured, if there are t
 N_COPIES_LEAST: Final = 4
 N_SLOTS_APART: Final = 8  # that generate when it is measured what it gains if their cells lie apart
 N_CELLS_PART: Final = 256  # llama.cpp rounds parts to so many
-APART_S_MAX: Final = 3.0  # that may take: without it the cells would never lie apart
+APART_S_MAX: Final = 3.0  # that may take, longer for a slow model likewise: without it the cells would never lie apart
 N_ROUNDS_APART, N_REPEATS_APART = 2, 3  # in turns, and steps of each: in the time of a few steps a shared machine changes by more than this
 GAIN_LEAST: Final = 0.02  # of a step; less is noise
 HELD_UP: Final = 2.0  # times as long as it needs by its own numbers: whoever is short of time then has been disturbed
@@ -66,7 +70,7 @@ class _Measurement:
         self._n_deep = 0  # cells of slot 0, where it is not empty
         is_able = isinstance(model, LaysOut) and model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS}
         self._can_lie_apart = is_able and model.capabilities.can_save
-        self._seconds_max = SECONDS_MAX + (APART_S_MAX if self._can_lie_apart else 0.0)
+        self._slow = 1.0  # times as long as usual all of it may take
 
     def curve(self) -> Curve:
         try:
@@ -104,6 +108,8 @@ class _Measurement:
         for i, n in enumerate(n for n in ROWS if n <= n_max):
             if i < N_ROWS_NEEDED or self._has_time(SHARE_ROWS, self._expected_s(n)):
                 self._rows_s[n] = self._least_s(n, 0)
+            if n == N_ROWS_MANY:
+                self._slow = min(max(N_STEPS_SLOW * self._rows_s[n] / SECONDS_MAX, 1.0), SLOW_MAX)
 
     def _measure_outputs(self) -> Points:
         """What outputs add: the same step with and without them, one after the other."""
@@ -131,7 +137,8 @@ class _Measurement:
         self._fill(0, n_cells)
         state, save_s = self._save()
         attended = self._measure_attended(n_cells)
-        restores_s = [self._restore(slot, state) for slot in range(1, n_copies) if self._has_time(1.0, 0.0)]
+        # A few take no time beside what was measured before, and what a copy costs is not guessed without one.
+        restores_s = [self._restore(slot, state) for slot in range(1, n_copies) if slot < N_COPIES_LEAST or self._has_time(1.0, 0.0)]
         n_full = self._n_deep + n_cells * len(restores_s)
         free = len(restores_s) + 1
         full_s = [self._least_s(n, 0, first_slot=free) for n in (1, N_ROWS_MANY)]
@@ -178,13 +185,14 @@ class _Measurement:
         if not isinstance(model, LaysOut) or not self._can_lie_apart:
             return None
         n_slots, n_cells = min(N_SLOTS_APART, model.n_cells // N_CELLS_PART), min(N_CELLS_SAVED, model.n_rows_max)
-        if n_slots < 2 or self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > APART_S_MAX:
+        most_s = self._slow * APART_S_MAX
+        if n_slots < 2 or self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > most_s:
             return None
         states: dict[KvLayout, bytes] = {}
         pooled_s, apart_s = math.inf, math.inf
         began_at = self._clock()
         for number in range(N_ROUNDS_APART):
-            if number and self._clock() - began_at > APART_S_MAX:  # all rounds would have gone into it: something has the machine
+            if number and self._clock() - began_at > most_s:  # all rounds would have gone into it: something has the machine
                 self._is_cut_short = True
                 break
             pooled_s = min(pooled_s, self._generating_s(n_slots, n_cells, states))
@@ -297,12 +305,13 @@ class _Measurement:
         return 2 * self._rows_s[nearest] * max(n_rows / nearest, 1.0)
 
     def _has_time(self, share: float, seconds: float) -> bool:
-        limit_s = share * SECONDS_MAX
+        limit_s = share * self._slow * SECONDS_MAX
         has_time = self._clock() - self._began_at + seconds <= limit_s
         if not has_time and HELD_UP * self._needed_s + seconds <= limit_s:
             self._is_cut_short = True
         return has_time
 
     def _tell(self) -> None:
-        if not self._on_progress(min((self._clock() - self._began_at) / self._seconds_max, 1.0)):
+        seconds_max = self._slow * (SECONDS_MAX + (APART_S_MAX if self._can_lie_apart else 0.0))
+        if not self._on_progress(min((self._clock() - self._began_at) / seconds_max, 1.0)):
             raise LoadAborted("the load was asked to stop")
