@@ -417,9 +417,16 @@ def _run_one(asked: argparse.Namespace, comparison: Comparison, ours: Contender)
         print(f"{plan.name}: {said}, and nothing is written", flush=True)
         return
     if kept:
-        was_broken = {title: fault for title, fault in kept["data"].get("broken", {}).items() if title not in added["n_pairs"]}
+        # Ours is there, or nothing would have been added, and so is who has pairs.
+        was_broken = {
+            title: fault for title, fault in kept["data"].get("broken", {}).items() if title not in (ours.title, *added["n_pairs"])
+        }
+        measured = tuple({side["peer"] for side in data["sides"]})
         data["broken"] = {**was_broken, **data["broken"]}
-        facts = {**facts, "versions": {**kept["data"].get("versions", {}), **facts["versions"]}}
+        facts = {
+            "versions": {**kept["data"].get("versions", {}), **facts["versions"]},
+            "not_found": [name for name in facts["not_found"] if not name.startswith(measured)],
+        }
     name = _name(asked, plan, house.model)
     path = results.write("peers", name, _settings(asked, plan, house), {**data, **facts, "runs": [*runs, added]}, asked.results)
     _print_best(data)
@@ -438,8 +445,8 @@ def _kept_rate(asked: argparse.Namespace, plan: Plan, model: Path) -> float | No
 
 
 def _fresh_seed(seed: int, used: Sequence[int]) -> int:
-    """A seed that no earlier run began with: all requests are to be new."""
-    return next(number for number in itertools.count(seed) if number not in used)
+    """A seed whose requests no earlier run has made, whose seeds are as many steps apart."""
+    return next(number for number in itertools.count(seed) if number % SEED_STEP not in {one % SEED_STEP for one in used})
 
 
 def _name(asked: argparse.Namespace, plan: Plan, model: Path) -> str:

@@ -18,7 +18,7 @@ import attrs
 from benchmarks import results
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES, compare
-from benchmarks.standings import compared_by, n_wrong, runs_of, title_of
+from benchmarks.standings import compared_by, n_wrong, title_of
 from benchmarks.words import INTRODUCTION, KILLS, LADDER, MENDED, PASSES, PEERS, PROMISES, REASONS, STACK, VERIFY
 from cllm.bench.metrics import CLIENT_SHARE_MAX
 
@@ -121,7 +121,8 @@ def _section(title: str, text: str, bodies: Iterable[str]) -> list[str]:
 def _all_ladders(runs: Sequence[Run]) -> list[str]:
     """Every stage's ratio to the first in one table, and whether what users meet is fast enough; then each ladder by itself."""
     rungs = [(_with_requests(run, rung), rung) for run in runs for rung in run["data"]["rungs"]]
-    names = dict.fromkeys(stage["name"] for _, rung in rungs for stage in rung["stages"])
+    stages = sorted((stage for _, rung in rungs for stage in rung["stages"]), key=lambda stage: int(stage["number"]))
+    names = dict.fromkeys(stage["name"] for stage in stages)
     ratios = [{stage["name"]: _ratios(stage.get("ratios")) for stage in rung["stages"]} for _, rung in rungs]
     rows = [(name, *(one.get(name, "") for one in ratios)) for name in names]
     served = [line for title, rung in rungs if rung.get("concurrency") == SERVED_AT and (line := _served_enough(title, rung))]
@@ -553,11 +554,12 @@ def _peers(run: Run) -> str:
 
 def _runs(run: Run) -> list[str]:
     """Whose pairs these are, where they are not those of one run."""
-    if "runs" not in run["data"] or len(runs_of(run)) == 1:
+    runs = run["data"].get("runs", ())  # of one run, which the circumstances tell, where older results do not say
+    if len(runs) < 2:
         return []
     told = [
         f"- {one['date']}, revision {one['revision']}: {', '.join(f'{n} beside {title}' for title, n in one['n_pairs'].items())}"
-        for one in runs_of(run)
+        for one in runs
     ]
     return ["The pairs are those of several runs, each with seeds of its own:\n", "\n".join(told) + "\n"]
 

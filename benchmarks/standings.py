@@ -22,7 +22,7 @@ ALIKE_SETTINGS: Final = (  # of runs whose pairs may stand together; the others 
     "model", "workload", "rate", "sampling", "n_pairs_start", "warms_up", "n_slots", "n_cells", "n_threads", "goal", "ours",
 )  # fmt: skip
 ALIKE_MACHINE: Final = ("processor", "instructions", "n_cores")
-ALIKE_LIBRARY: Final = "llama-cpp-python"
+ALIKE_LIBRARIES: Final = ("llama-cpp-python", "openvino", "openvino-genai")  # that compute
 
 
 def key_of(side: Page) -> tuple[str, str]:
@@ -71,9 +71,10 @@ def best_rows(sides: Sequence[Page]) -> list[dict[str, Any]]:
 
 def _best_row(sides: Sequence[Page], figure: Figure) -> dict[str, Any] | None:
     side = best_side(sides, figure)
-    found = compared_by(side, figure.name) if side is not None else None
-    if side is None or found is None:
+    if side is None:
         return None
+    found = compared_by(side, figure.name)
+    assert found is not None, "it was compared"
     ours, theirs = (statistics.median(one for one in side["figures"][figure.name][name] if one is not None) for name in BOTH)
     return {
         "figure": figure.name,
@@ -93,15 +94,14 @@ def _best_row(sides: Sequence[Page], figure: Figure) -> dict[str, Any] | None:
 def unlike(kept: Run, run: Run) -> list[str]:
     """What two runs differ in so that their pairs cannot stand together: names of settings, of facts of the machine, of peers.
 
-    A revision of ours that is another does not hinder: what is kept says how many pairs were measured of which. A run without `data` is
-    one that is still to be made.
+    A revision of ours that is another does not hinder: what is kept says how many pairs were measured of which.
     """
     names = [name for name in ALIKE_SETTINGS if _plain(kept["settings"].get(name)) != _plain(run["settings"].get(name))]
-    names += [name for name in ALIKE_MACHINE if kept["machine"].get(name) != run["machine"].get(name)]
-    libraries = (one["machine"]["libraries"].get(ALIKE_LIBRARY) for one in (kept, run))
-    names += [ALIKE_LIBRARY] if len(set(libraries)) > 1 else []
+    machines = kept["machine"], run["machine"]
+    names += [name for name in ALIKE_MACHINE if len({machine.get(name) for machine in machines}) > 1]
+    names += [name for name in ALIKE_LIBRARIES if len({machine["libraries"].get(name) for machine in machines}) > 1]
     versions = kept["data"].get("versions", {})
-    names += [peer for peer, version in run.get("data", {}).get("versions", {}).items() if versions.get(peer, version) != version]
+    names += [peer for peer, version in run["data"]["versions"].items() if versions.get(peer, version) != version]
     names += [f"starts of {title_of(side)}" for side in kept["data"]["sides"] if not side.get("starts")]
     return names
 

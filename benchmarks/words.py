@@ -32,8 +32,7 @@ layer spends time on and what was done about that; why llama.cpp's calls took lo
 the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 
 One at a time, `sse` was behind `http` in each of the four turns of all stages. In six turns of these two alone, with two threads for the
-model as there, and with one, so that a core is free for the rest, it was not: it was the machine's doing, and four turns are too few to
-tell some percent.
+model as there, and with one, so that a core is free for the rest, that was not seen again: four turns are too few to tell some percent.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
@@ -114,7 +113,7 @@ slowest had come while prompts were computed by themselves for 0.44 s, or were c
 step in which nobody generates takes a third of a second at most where several keys ask, and such a prompt may end in a step a quarter
 longer. Before, runs of 60 requests had 1.84 to 3.8 steps, as the machine was; what decides are the one or two longest of their waits, so
 that 150 are made now. The longest times between tokens of the flood are no steps: the longest step of a traced run took 0.44 s, and whoever
-gave up a place to the quiet key had 2.4 s between two tokens.
+gave up a place to the quiet key had 2.4 s between two tokens in that run.
 
 Of an overload a minute is counted: in 30 s the most overloaded pass had seven good answers, and two runs had 0.7 and 1.0 of the best. In
 the first, of a slow hour, answers had 0.24 and 0.25 s between two tokens in the mean at twice and at four times what could be served, where
@@ -145,14 +144,20 @@ tokens/s.
 
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 24
-steps of their answers and three seconds, or ten where they have all places, and then generates for all of them in every step. What that
-comes to at 8, 16, 24 and 32 stands in the table, with intervals that are wide where starts or pairs are few. One at a time first texts come
-after 0.78 of the default's time, and tokens then at 0.92 of its pace: of a step of 16 ms, one is outside llama.cpp, by the ladder. On the
-instant fake a whole step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two steps.
+steps of their answers and three seconds, or ten where they have all places (more than three were needed on the slowest of these machines
+only), and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in the table, with intervals that are
+wide where starts or pairs are few. The run at 16 is of the slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows. There the
+prompts took longer than three seconds and went in pieces, and nobody knew what cells gain apart, since the time in which that is measured
+was over before: two runs of two pairs each, which are not kept, had 0.94 of the tokens/s of `-no-kvu` and of `no prompt cache`, and gaps at
+p99 two and a half times as long. Both were mended before the run in the table. What is left there are steps of 16 rows that take 1.05 times
+as long, of which it is not known whether the threads that send are all. One at a time first texts come after 0.78 of the default's time,
+and tokens then at 0.93 of its pace, with gaps at p90 1.22 times as long: of a step of 21 ms, one is outside llama.cpp, by the ladder. On
+the instant fake a whole step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two steps.
 
-What scheduling adds is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one configuration has 0.98 and
-1.01 of the fastest setting's tokens/s, and 0.72 and 0.70 of the smoothest one's gaps at p99, by the means. What it costs is that more of
-the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few wait.
+What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one
+configuration has 0.98 and 1.01 of the fastest setting's tokens/s, and 0.72 and 0.70 of the smoothest one's gaps at p99, by the means. What
+it costs is that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few
+wait.
 
 Of mixed prompts at 8, hardly any order of the same rows gives more tokens/s than the fastest setting. By the single calls above, 117 rows
 of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
@@ -192,11 +197,11 @@ Of 32 conversations in 8 slots there are two pairs: 0.90 and 0.85 of its tokens/
 to the host. By a log of all steps of a pass before that, of the 369 s in which 9,600 tokens were generated 89 went to steps of answers
 alone, 265 to steps with pieces of prompts beside answers, and the rest to prompts alone; in all of them, 13 s moved conversations to the
 host and back, and 3 were not in llama.cpp's calls. A piece of 17 to 33 rows makes a step of 0.15 s one of 0.3; by the price of a row in a
-large step the same rows would take 80 s less, and that is what short gaps cost when somebody always waits. llama-server serves strictly in
-turn, so that everybody waits 45 s for a first text. Here the newest of one key go first once the oldest has waited longer than `--queue-
-patience-s`, and every twentieth time the oldest: half of the first texts come within 4.6 s, a tenth after 110 s and more. More answers are
-within the goodput's bounds, but not many on a machine so slow (0.23 and 0.09 of them, and 0.04 there). `--queue-patience-s 0` is strictly
-in turn here too.
+large step the same rows would take 80 s less. That is what it costs to let nobody wait for a whole prompt when somebody always comes, and
+with so many pieces gaps are longer than there, too, 1.65 times at p50. llama-server serves strictly in turn, so that everybody waits 45 s
+for a first text. Here the newest of one key go first once the oldest has waited longer than `--queue- patience-s`, and every twentieth time
+the oldest: half of the first texts come within 4.6 s, a tenth after 110 s and more. More answers are within the goodput's bounds, but not
+many on a machine so slow (0.23 and 0.09 of them, and 0.04 there). `--queue-patience-s 0` is strictly in turn here too.
 """
 
 VERIFY: Final = """\

@@ -51,9 +51,9 @@ PACE_LIGHT_END = 1.25
 # in any case, and where only one key asks, for short prompts until what comes last: no longer than so many steps in which all generate.
 ALONE_S, ALONE_ALL_S = 0.5, 1.0
 N_STEPS_ALONE, ALONE_SHORT_S = 24, 3.0
-# If they have all places, who comes meanwhile could not begin in any case. Sixteen at once on two slow cores, whose prompts take 4 to 5 s,
-# in four turns: 1.10 times the tokens/s, gaps at p99 0.44 times as long, whole answers 0.81, the last first text after 0.64 of the time,
-# the median one, which had been of the first few, after 1.8 times.
+# If they have all places, who comes meanwhile could begin only in the place of one of them. Sixteen at once on two slow cores, whose
+# prompts take 4 to 5 s, in four turns: 1.10 times the tokens/s, gaps at p99 0.44 times as long, whole answers 0.81, the last first text
+# after 0.64 of the time; the median one, which had been of the first few, after 1.8 times.
 ALONE_FULL_S = 10.0
 # Where several keys ask, one that asks now and then finds such a step under way, too, and waits for its end before its own begins: of 60
 # waits beside a key that floods, the longest was for one of 0.44 s.
@@ -70,7 +70,6 @@ class RowBudget:
         cost: CostModel,
         *,
         n_rows_max: int,
-        n_live_max: int,
         n_rows_fixed: int | None,
         itl_target_s: float | None,
         itl_max_s: float | None = None,
@@ -78,7 +77,6 @@ class RowBudget:
     ) -> None:
         self._cost = cost
         self._n_rows_max = n_rows_max
-        self._n_live_max = n_live_max  # so many can run
         self._n_rows_fixed = n_rows_fixed
         self._itl_target_s = itl_target_s
         self._itl_max_s = math.inf if itl_max_s is None else itl_max_s
@@ -98,19 +96,20 @@ class RowBudget:
         singles: Sequence[int] = (),
         n_fillers: int = 0,
         n_keys: int = 1,
+        is_full: bool = False,
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
         The latter have `n_attended` cells before them. Prompts owe `n_owed` rows in all, and the one that is next has `depth` cells, of
         which it found `n_shared` when it was admitted last, of `length` that it will have. At least one of the rows is a prompt's. `n_keys`
-        have asked of late.
+        have asked of late; `is_full` when no more could run.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot: decode rows, some of
         prompts, and `n_fillers`, which are none of the budget's rows.
         """
         if self._n_rows_fixed is not None:
             n_rows = self._n_rows_fixed
         elif not n_decoding:
-            n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth, n_keys)
+            n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth, n_keys, is_full)
         elif self._apart:
             n_beside = sum(singles) - n_fillers
             most = PACE_KEYS if n_keys > 1 else PACE_APART_MAX
@@ -208,12 +207,12 @@ class RowBudget:
         """Return how many rows of a prompt that is `other` cells deep may go instead of `n_rows` of one that is `depth` deep."""
         return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
 
-    def _n_rows_alone(self, n_running: int, n_cells: int, n_owed: int, depth: int, n_keys: int) -> int:
+    def _n_rows_alone(self, n_running: int, n_cells: int, n_owed: int, depth: int, n_keys: int, is_full: bool) -> int:
         """All rows that prompts owe, if that does not take long, or else as many as are computed fastest in less."""
         generating_s = self._cost.step_s(n_running, n_running, n_cells)
         most_s, fast_s = ALONE_KEYS_S, ALONE_KEYS_S
         if n_keys <= 1:
-            short_s = ALONE_SHORT_S if n_running < self._n_live_max else ALONE_FULL_S
+            short_s = ALONE_FULL_S if is_full else ALONE_SHORT_S
             most_s, fast_s = max(ALONE_ALL_S, min(N_STEPS_ALONE * generating_s, short_s)), ALONE_S
         if n_owed <= self._n_rows_max and self._cost.step_s(n_owed, n_running, n_cells, attended=((n_owed, depth),)) <= most_s:
             return n_owed

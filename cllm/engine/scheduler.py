@@ -170,7 +170,6 @@ class Scheduler:
         budget = RowBudget(
             cost,
             n_rows_max=limits.n_rows_max,
-            n_live_max=n_live_max,
             n_rows_fixed=limits.row_budget,
             itl_target_s=limits.itl_target_s,
             itl_max_s=limits.itl_max_s,
@@ -303,6 +302,7 @@ class Scheduler:
             self.totals.n_prefill_rows,
             self._shares.n_late,
             self._meetings(),
+            len(running) >= self._n_places(),
         )
         if plan.n_rows:
             plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
@@ -700,7 +700,8 @@ class Scheduler:
             return True
         # That was the room beside answers, which are no more.
         n_running, n_cells = min(len(self._running) + 1, self._n_live_max_usual), self.cells.n_total - self.cells.n_free
-        n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_owed(sequence), self._shares.n_late)
+        is_full = n_running >= self._n_places()
+        n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_owed(sequence), self._shares.n_late, is_full)
         return n_before > N_STEPS_OWED * n_room
 
     def _n_crowd(self, n_coming: int) -> int:

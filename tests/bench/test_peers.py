@@ -279,3 +279,22 @@ def test_nothing_is_measured_again_where_all_pairs_are_there(
     measure("--workloads=seed-40x8", "--add")
     assert "seed-40x8: all pairs are there already, and nothing is written" in capsys.readouterr().out
     assert kept_in(tmp_path, "seed-40x8-model") == before
+
+
+def test_requests_are_new_also_where_a_seed_is_some_steps_of_an_earlier_run_away(measure: Any) -> None:
+    measure()
+    assert measure("--workloads=seed-40x8", "--add", f"--seed={1 + 3 * peers.SEED_STEP}") == [1, 2 + 3 * peers.SEED_STEP]
+
+
+def test_what_was_broken_or_not_found_before_is_told_until_it_was_measured(measure: Any, tmp_path: Path) -> None:
+    measure()
+    path = tmp_path / "results" / "peers-seed-40x8-model.json"
+    run = kept_in(tmp_path, "seed-40x8-model")
+    ours = cllm_serve(HOUSE, ()).title
+    run["data"]["broken"] = {"vllm (as it comes)": "no memory", "llama-server (-no-kvu)": "slow", ours: "no port"}
+    run["data"]["versions"] = {"vllm": "version 1"}
+    path.write_text(json.dumps(run), "utf-8")
+    measure("--workloads=seed-40x8", "--add")
+    data = kept_in(tmp_path, "seed-40x8-model")["data"]
+    assert data["broken"] == {"vllm (as it comes)": "no memory"}
+    assert data["versions"] == {"vllm": "version 1"}

@@ -135,6 +135,17 @@ def test_what_ours_left_unanswered_keeps_no_promise() -> None:
     assert "unclear: 2 requests of ours were not answered" in report.page([run])
 
 
+def test_pairs_of_several_runs_are_told_to_be_and_those_of_one_are_not() -> None:
+    entries = [
+        {"date": "2001-02-03", "revision": name, "seed": 1, "n_pairs": {"llama-server (slow)": n}} for name, n in (("abc", 2), ("def", 1))
+    ]
+    data = peers.page([side("slow", 0.5)])
+    told = report.page([run_of({**data, "runs": entries})])
+    assert "- 2001-02-03, revision abc: 2 beside llama-server (slow)\n- 2001-02-03, revision def: 1 beside llama-server (slow)\n" in told
+    for one in ({**data, "runs": entries[:1]}, data):
+        assert "revision abc" not in report.page([run_of(one)])
+
+
 def test_a_server_that_computes_while_the_other_is_measured_is_told_of() -> None:
     assert "took" not in report.page([run_of(peers.page([side("calm", 1.0)]))]).partition("Beside other servers")[2].partition("while")[2]
     told = report.page([run_of(peers.page([side("busy", 1.0, idle_ours=0.05)]))])

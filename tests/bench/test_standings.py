@@ -76,6 +76,7 @@ def test_runs_of_the_same_thing_may_stand_together_whatever_revision_and_seed() 
         ({"machine": {"n_cores": 4}}, "n_cores"),
         ({"machine": {"instructions": "avx2"}}, "instructions"),
         ({"machine": {"libraries": {"llama-cpp-python": "2", "trio": "1"}}}, "llama-cpp-python"),
+        ({"machine": {"libraries": {"llama-cpp-python": "1", "openvino": "1"}}}, "openvino"),
         ({"data": {"versions": {"llama-server": "v2"}}}, "llama-server"),
     ],
 )

@@ -125,19 +125,19 @@ def test_where_rows_are_dear_in_small_passes_only_the_prompt_that_is_next_has_on
 
 @pytest.mark.parametrize("n_rows_max", [N_RUNNING, 40])
 def test_filled_passes_stay_within_what_a_step_may_have(n_rows_max: int) -> None:
-    budget = RowBudget(apart(TILED), n_rows_max=n_rows_max, n_live_max=64, n_rows_fixed=None, itl_target_s=None, apart=True)
+    budget = RowBudget(apart(TILED), n_rows_max=n_rows_max, n_rows_fixed=None, itl_target_s=None, apart=True)
     assert budget.n_rows(12, N_RUNNING, 2000, singles=(N_RUNNING,)) <= n_rows_max
 
 
 def test_the_fewer_generate_of_those_who_could_the_more_rows_of_prompts_follow_since_each_step_makes_their_tokens_dear() -> None:
-    budget = RowBudget(apart(TILED), n_rows_max=512, n_live_max=64, n_rows_fixed=None, itl_target_s=None, apart=True)
+    budget = RowBudget(apart(TILED), n_rows_max=512, n_rows_fixed=None, itl_target_s=None, apart=True)
     few, many = (budget.n_rows(n, N_RUNNING, 2000, singles=(n + 1,)) - (n + 1) for n in (7, 15))
     assert few > many
 
 
 def test_a_target_for_the_time_between_tokens_is_kept_apart_too() -> None:
     cost = apart(TILED)
-    budget = RowBudget(cost, n_rows_max=512, n_live_max=64, n_rows_fixed=None, itl_target_s=0.3, apart=True)
+    budget = RowBudget(cost, n_rows_max=512, n_rows_fixed=None, itl_target_s=0.3, apart=True)
     n_rows = budget.n_rows(12, N_RUNNING, 2000, singles=(N_RUNNING,))
     assert n_rows > N_RUNNING
     assert cost.step_s(n_rows, 12, 2000, (N_RUNNING, n_rows - N_RUNNING)) <= 0.3
@@ -148,7 +148,7 @@ def test_a_prompt_that_has_computed_little_behind_cells_that_it_found_gets_the_r
     """What makes all steps longer is a prompt that must be computed whole, not one that begins deep."""
     attended = [(16, 16e-6), (64, 25e-6)]
     curve = Curve(rows=[(n, ms / 1000) for n, ms in TILED.items()], outputs=[(1, 1e-6), (16, 2e-6)], attended=attended)
-    budget = RowBudget(CostModel(curve, n_rows_max=512), n_rows_max=512, n_live_max=64, n_rows_fixed=None, itl_target_s=None)
+    budget = RowBudget(CostModel(curve, n_rows_max=512), n_rows_max=512, n_rows_fixed=None, itl_target_s=None)
 
     def n_rows(depth: int, n_shared: int) -> int:
         return budget.n_rows(n_decoding, 8, 2000, n_attended=100 * n_decoding, depth=depth, n_shared=n_shared)

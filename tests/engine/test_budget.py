@@ -20,7 +20,7 @@ N_DECODING, N_CELLS_EACH = 7, 150
 
 def budget_on(curve: Curve, *, apart: bool, itl_max_s: float | None = None) -> tuple[CostModel, RowBudget]:
     cost = CostModel(curve, n_rows_max=512, apart=apart)
-    return cost, RowBudget(cost, n_rows_max=512, n_live_max=64, n_rows_fixed=None, itl_target_s=None, itl_max_s=itl_max_s, apart=apart)
+    return cost, RowBudget(cost, n_rows_max=512, n_rows_fixed=None, itl_target_s=None, itl_max_s=itl_max_s, apart=apart)
 
 
 @pytest.mark.parametrize("apart", [False, True])
