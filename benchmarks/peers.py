@@ -425,6 +425,7 @@ def _run_one(asked: argparse.Namespace, comparison: Comparison, ours: Contender)
         data["broken"] = {**was_broken, **data["broken"]}
         facts = {
             "versions": {**kept["data"].get("versions", {}), **facts["versions"]},
+            # As llama-cpp-python's server, which is named so.
             "not_found": [name for name in facts["not_found"] if not name.startswith(measured)],
         }
     name = _name(asked, plan, house.model)

@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -86,7 +87,13 @@ def _run_lanes(folder: Path) -> None:
         (subprocess.Popen([*command, f"--only={','.join(names)}", f"--results={folder / str(i)}"]), folder / str(i))
         for i, names in enumerate(LANES)
     ]
-    codes = [lane.wait() for lane, _ in lanes]  # a Ctrl-C reaches them as it does this process, and they stop their servers
+    try:
+        codes = [lane.wait() for lane, _ in lanes]
+    finally:
+        for lane, _ in lanes:
+            if lane.poll() is None:  # as after a Ctrl-C: they stop their servers before their folder goes
+                lane.send_signal(signal.SIGINT)
+                lane.wait()
     assert not any(codes), codes
     for _, written in lanes:
         for path in written.glob("*.json"):

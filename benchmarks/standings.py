@@ -22,7 +22,8 @@ ALIKE_SETTINGS: Final = (  # of runs whose pairs may stand together; the others 
     "model", "workload", "rate", "sampling", "n_pairs_start", "warms_up", "n_slots", "n_cells", "n_threads", "goal", "ours",
 )  # fmt: skip
 ALIKE_MACHINE: Final = ("processor", "instructions", "n_cores")
-ALIKE_LIBRARIES: Final = ("llama-cpp-python", "openvino", "openvino-genai")  # that compute
+ALIKE_LIBRARIES: Final = ("llama-cpp-python",)  # that compute
+ALIKE_LIBRARIES_OPENVINO: Final = ("openvino", "openvino-genai")  # where ours does with these
 
 
 def key_of(side: Page) -> tuple[str, str]:
@@ -99,7 +100,9 @@ def unlike(kept: Run, run: Run) -> list[str]:
     names = [name for name in ALIKE_SETTINGS if _plain(kept["settings"].get(name)) != _plain(run["settings"].get(name))]
     machines = kept["machine"], run["machine"]
     names += [name for name in ALIKE_MACHINE if len({machine.get(name) for machine in machines}) > 1]
-    names += [name for name in ALIKE_LIBRARIES if len({machine["libraries"].get(name) for machine in machines}) > 1]
+    is_openvino = "openvino" in json.dumps(run["settings"].get("ours"))
+    libraries = (*ALIKE_LIBRARIES, *(ALIKE_LIBRARIES_OPENVINO if is_openvino else ()))
+    names += [name for name in libraries if len({machine["libraries"].get(name) for machine in machines}) > 1]
     versions = kept["data"].get("versions", {})
     names += [peer for peer, version in run["data"]["versions"].items() if versions.get(peer, version) != version]
     names += [f"starts of {title_of(side)}" for side in kept["data"]["sides"] if not side.get("starts")]

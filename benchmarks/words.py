@@ -199,7 +199,7 @@ alone, 265 to steps with pieces of prompts beside answers, and the rest to promp
 host and back, and 3 were not in llama.cpp's calls. A piece of 17 to 33 rows makes a step of 0.15 s one of 0.3; by the price of a row in a
 large step the same rows would take 80 s less. That is what it costs to let nobody wait for a whole prompt when somebody always comes, and
 with so many pieces gaps are longer than there, too, 1.65 times at p50. llama-server serves strictly in turn, so that everybody waits 45 s
-for a first text. Here the newest of one key go first once the oldest has waited longer than `--queue- patience-s`, and every twentieth time
+for a first text. Here the newest of one key go first once the oldest has waited longer than `--queue-patience-s`, and every twentieth time
 the oldest: half of the first texts come within 4.6 s, a tenth after 110 s and more. More answers are within the goodput's bounds, but not
 many on a machine so slow (0.23 and 0.09 of them, and 0.04 there). `--queue-patience-s 0` is strictly in turn here too.
 """

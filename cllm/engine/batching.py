@@ -59,13 +59,13 @@ class BatchFormer:
         n_prefilled: int = 0,
         n_keys: int = 1,
         meetings: Mapping[Sequence, int] = NO_MEETINGS,
-        is_full: bool = False,
+        places_taken: bool = False,
     ) -> Plan:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use.
 
         Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. Prompts in `meetings` stop after so many
         tokens, where others go on with them: when nobody generates, since who began to before would leave these the room of a step beside
-        answers, and always where slots cannot be cut. `is_full` when no more could run than do.
+        answers, and always where slots cannot be cut. `places_taken` when nobody generates and no more could run.
         """
         decoding = [sequence for sequence in running if sequence.phase is DECODE]
         n_attended = sum([sequence.n_computed for sequence in decoding])
@@ -111,7 +111,7 @@ class BatchFormer:
                     singles=singles,
                     n_fillers=n_fillers,
                     n_keys=n_keys,
-                    is_full=is_full,
+                    places_taken=places_taken,
                 )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
             if decoding and _is_light(first.share, running):
@@ -164,9 +164,9 @@ class BatchFormer:
             passes=sizes,
         )
 
-    def n_room_alone(self, n_running: int, n_cells: int, n_owed: int, n_keys: int, is_full: bool) -> int:
+    def n_room_alone(self, n_running: int, n_cells: int, n_owed: int, n_keys: int, places_taken: bool) -> int:
         """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`; `n_keys` asked of late."""
-        return self._budget.n_rows(0, n_running, n_cells, n_owed=n_owed, n_keys=n_keys, is_full=is_full)
+        return self._budget.n_rows(0, n_running, n_cells, n_owed=n_owed, n_keys=n_keys, places_taken=places_taken)
 
     def _is_apart(self, prompt: Sequence, n_decoding: int, n_deep: int) -> bool:
         """Whether a prompt is kept out of the steps of so many answers: it has `n_deep` cells or more, and owed more than a few rows when

@@ -96,20 +96,20 @@ class RowBudget:
         singles: Sequence[int] = (),
         n_fillers: int = 0,
         n_keys: int = 1,
-        is_full: bool = False,
+        places_taken: bool = False,
     ) -> int:
         """Return the budget of a step of `n_running` sequences, `n_decoding` of which generate, with `n_cells` cells in use.
 
         The latter have `n_attended` cells before them. Prompts owe `n_owed` rows in all, and the one that is next has `depth` cells, of
         which it found `n_shared` when it was admitted last, of `length` that it will have. At least one of the rows is a prompt's. `n_keys`
-        have asked of late; `is_full` when no more could run.
+        have asked of late; `places_taken` when none generates and no more could run.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot: decode rows, some of
         prompts, and `n_fillers`, which are none of the budget's rows.
         """
         if self._n_rows_fixed is not None:
             n_rows = self._n_rows_fixed
         elif not n_decoding:
-            n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth, n_keys, is_full)
+            n_rows = self._n_rows_alone(n_running, n_cells, n_owed, depth, n_keys, places_taken)
         elif self._apart:
             n_beside = sum(singles) - n_fillers
             most = PACE_KEYS if n_keys > 1 else PACE_APART_MAX
@@ -207,12 +207,12 @@ class RowBudget:
         """Return how many rows of a prompt that is `other` cells deep may go instead of `n_rows` of one that is `depth` deep."""
         return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
 
-    def _n_rows_alone(self, n_running: int, n_cells: int, n_owed: int, depth: int, n_keys: int, is_full: bool) -> int:
+    def _n_rows_alone(self, n_running: int, n_cells: int, n_owed: int, depth: int, n_keys: int, places_taken: bool) -> int:
         """All rows that prompts owe, if that does not take long, or else as many as are computed fastest in less."""
         generating_s = self._cost.step_s(n_running, n_running, n_cells)
         most_s, fast_s = ALONE_KEYS_S, ALONE_KEYS_S
         if n_keys <= 1:
-            short_s = ALONE_FULL_S if is_full else ALONE_SHORT_S
+            short_s = ALONE_FULL_S if places_taken else ALONE_SHORT_S
             most_s, fast_s = max(ALONE_ALL_S, min(N_STEPS_ALONE * generating_s, short_s)), ALONE_S
         if n_owed <= self._n_rows_max and self._cost.step_s(n_owed, n_running, n_cells, attended=((n_owed, depth),)) <= most_s:
             return n_owed

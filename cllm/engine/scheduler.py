@@ -293,6 +293,8 @@ class Scheduler:
         running = self._trials.members_of(self._running) if self._trials else self._running
         if self.memory.n_restoring:
             running = [sequence for sequence in running if not sequence.is_restoring]
+        # Whoever comes back from the host would wait for the others' step, too, and is not among them.
+        places_taken = not any(sequence.phase is DECODE for sequence in running) and len(running) >= self._n_places()
         n_cells = self.cells.n_total - self.cells.n_free
         plan = self._former.form(
             running,
@@ -302,7 +304,7 @@ class Scheduler:
             self.totals.n_prefill_rows,
             self._shares.n_late,
             self._meetings(),
-            len(running) >= self._n_places(),
+            places_taken,
         )
         if plan.n_rows:
             plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
@@ -700,8 +702,8 @@ class Scheduler:
             return True
         # That was the room beside answers, which are no more.
         n_running, n_cells = min(len(self._running) + 1, self._n_live_max_usual), self.cells.n_total - self.cells.n_free
-        is_full = n_running >= self._n_places()
-        n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_owed(sequence), self._shares.n_late, is_full)
+        places_taken = n_running >= self._n_places()
+        n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_owed(sequence), self._shares.n_late, places_taken)
         return n_before > N_STEPS_OWED * n_room
 
     def _n_crowd(self, n_coming: int) -> int:

@@ -16,8 +16,8 @@ from cllm.errors import LoadAborted, LoadFailed
 from cllm.threadtimes import ThreadTimes, n_cpus, own_times
 
 # After the first step, after which no measurement begins, but for the two sizes that every curve needs. A slow model gets so many of its
-# steps of 16 rows, up to three times as long: two slow cores, 0.17 s for such a step, had their time spent before it was known what cells
-# cost and what they would gain apart, so that they never lay apart, and 16 at once had 0.95 of the tokens/s.
+# steps of 16 rows, up to three times as long: two slow cores, 0.17 s for such a step without outputs, had their time spent before it was
+# known what cells cost and what they would gain apart, so that they never lay apart, and 16 at once had 0.94 of llama-server's tokens/s.
 SECONDS_MAX: Final = 4.0
 N_STEPS_SLOW, SLOW_MAX = 60, 3.0
 SHARE_ROWS, SHARE_OUTPUTS = 0.5, 0.75  # of that time, when each part is over
@@ -71,6 +71,7 @@ class _Measurement:
         is_able = isinstance(model, LaysOut) and model.layouts >= {KvLayout.UNIFIED, KvLayout.STREAMS}
         self._can_lie_apart = is_able and model.capabilities.can_save
         self._slow = 1.0  # times as long as usual all of it may take
+        self._told = 0.0
 
     def curve(self) -> Curve:
         try:
@@ -148,8 +149,7 @@ class _Measurement:
         cell_s = max((full_s[0] - bare_s[0]) / n_full - row_cell_s, 0.0)
         if not cell_s + row_cell_s:  # lost in the noise
             cell_s, row_cell_s, _ = self._guessed_cells_s()
-        restore_cell_s = median(restores_s) / n_cells if restores_s else None
-        return cell_s, row_cell_s, attended, save_s / n_cells, restore_cell_s
+        return cell_s, row_cell_s, attended, save_s / n_cells, median(restores_s) / n_cells
 
     def _measure_attended(self, n_cells: int) -> Points:
         """What rows of one sequence take together for each cell before them: steps in slot 0, of `n_cells` cells, beside an empty one's."""
@@ -313,5 +313,6 @@ class _Measurement:
 
     def _tell(self) -> None:
         seconds_max = self._slow * (SECONDS_MAX + (APART_S_MAX if self._can_lie_apart else 0.0))
-        if not self._on_progress(min((self._clock() - self._began_at) / seconds_max, 1.0)):
+        self._told = max(self._told, min((self._clock() - self._began_at) / seconds_max, 1.0))  # it may turn out to be slow
+        if not self._on_progress(self._told):
             raise LoadAborted("the load was asked to stop")

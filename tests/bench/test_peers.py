@@ -198,7 +198,9 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(peers, "run_plan", run_plan)
     monkeypatch.setattr(
-        peers, "find_contenders", lambda _asked, _house: ([Contender(peer="llama-server", setting="-no-kvu", command=())], [])
+        peers,
+        "find_contenders",
+        lambda _asked, _house: ([Contender(peer="llama-server", setting="-no-kvu", command=())], ["vllm", "llama-server"]),
     )
     monkeypatch.setattr(peers, "_capacity", lambda _plan, _ours: 3.0 if not seeds else 5.0)
     model = tmp_path / "model.gguf"
@@ -298,3 +300,4 @@ def test_what_was_broken_or_not_found_before_is_told_until_it_was_measured(measu
     data = kept_in(tmp_path, "seed-40x8-model")["data"]
     assert data["broken"] == {"vllm (as it comes)": "no memory"}
     assert data["versions"] == {"vllm": "version 1"}
+    assert data["not_found"] == ["vllm"]

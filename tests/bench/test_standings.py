@@ -76,12 +76,18 @@ def test_runs_of_the_same_thing_may_stand_together_whatever_revision_and_seed() 
         ({"machine": {"n_cores": 4}}, "n_cores"),
         ({"machine": {"instructions": "avx2"}}, "instructions"),
         ({"machine": {"libraries": {"llama-cpp-python": "2", "trio": "1"}}}, "llama-cpp-python"),
-        ({"machine": {"libraries": {"llama-cpp-python": "1", "openvino": "1"}}}, "openvino"),
         ({"data": {"versions": {"llama-server": "v2"}}}, "llama-server"),
     ],
 )
 def test_what_runs_differ_in_is_named(changes: dict[str, Any], name: str) -> None:
     assert unlike(run([side([1.0])]), run([], **changes)) == [name]
+
+
+def test_another_openvino_matters_to_who_computes_with_it_alone() -> None:
+    other = {"libraries": {"llama-cpp-python": "1", "openvino": "1"}}
+    assert unlike(run([side([1.0])]), run([], machine=other)) == []
+    ours = {"ours": ["--backend=openvino"]}
+    assert unlike(run([side([1.0])], settings=ours), run([], settings=ours, machine=other)) == ["openvino"]
 
 
 def test_pairs_of_which_no_starts_are_known_do_not_stand_with_others() -> None:
