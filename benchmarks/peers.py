@@ -43,7 +43,7 @@ from benchmarks.figures import FIGURES
 from benchmarks.generator import Generator, Order
 from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.server import Server
-from benchmarks.standings import Page, Run, best_rows, joined, key_of, promising, run_entry, runs_of, unlike
+from benchmarks.standings import Page, Run, best_rows, joined, key_of, promising, run_entry, unlike
 from cllm.bench.metrics import CLIENT_SHARE_MAX, Goal
 from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
 
@@ -405,7 +405,7 @@ def _run_one(asked: argparse.Namespace, comparison: Comparison, ours: Contender)
     """A comparison at one rate, and its result."""
     plan, house, facts = comparison.plan, comparison.house, comparison.facts
     kept = _kept_run(asked, plan, house.model)
-    runs = runs_of(kept) if kept else []
+    runs = kept["data"]["runs"] if kept else []
     before = kept["data"]["sides"] if kept else []
     plan = attrs.evolve(plan, seed=_fresh_seed(plan.seed, [run["seed"] for run in runs]))
     data = run_plan(plan, ours, comparison.contenders, lambda: bool(asked.ends), before)

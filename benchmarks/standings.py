@@ -105,20 +105,12 @@ def unlike(kept: Run, run: Run) -> list[str]:
     names += [name for name in libraries if len({machine["libraries"].get(name) for machine in machines}) > 1]
     versions = kept["data"].get("versions", {})
     names += [peer for peer, version in run["data"]["versions"].items() if versions.get(peer, version) != version]
-    names += [f"starts of {title_of(side)}" for side in kept["data"]["sides"] if not side.get("starts")]
     return names
 
 
 def _plain(value: Any) -> Any:
     """As it is when it was written and read: with lists for tuples, and numbers of as many digits."""
     return json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.6g}"))
-
-
-def runs_of(run: Run) -> list[dict[str, Any]]:
-    """The runs that the pairs of a result are of: when, of which revision, with which seed, how many pairs with whom."""
-    if "runs" in run["data"]:
-        return list(run["data"]["runs"])
-    return [run_entry(run["date"], run["machine"]["revision"], run["settings"]["seed"], run["data"]["sides"])]
 
 
 def run_entry(date: str, revision: str, seed: int, sides: Iterable[Page], before: Iterable[Page] = ()) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import standings
 from benchmarks.figures import FIGURES, compare
-from benchmarks.standings import Page, best_side, compared_by, joined, key_of, promising, run_entry, runs_of, unlike
+from benchmarks.standings import Page, best_side, compared_by, joined, key_of, promising, run_entry, unlike
 
 SPEED = next(figure for figure in FIGURES if figure.name == "tokens/s")
 GOOD = next(figure for figure in FIGURES if figure.name == "good requests/s")
@@ -90,19 +90,9 @@ def test_another_openvino_matters_to_who_computes_with_it_alone() -> None:
     assert unlike(run([side([1.0])], settings=ours), run([], settings=ours, machine=other)) == ["openvino"]
 
 
-def test_pairs_of_which_no_starts_are_known_do_not_stand_with_others() -> None:
-    assert unlike(run([side([1.0], [])]), run([])) == ["starts of llama-server (-no-kvu)"]
-
-
 def test_tuples_and_long_numbers_are_what_is_read_of_them() -> None:
     kept = run([side([1.0])], settings={"workload": {"n_prompt": [8, 32]}, "rate": 0.123457})
     assert unlike(kept, run([], settings={"workload": {"n_prompt": (8, 32)}, "rate": 0.12345678})) == []
-
-
-def test_a_result_of_one_run_is_told_as_one() -> None:
-    told = {"date": "2001-02-03", "revision": "abc", "seed": 3, "n_pairs": {"llama-server (-no-kvu)": 2}}
-    assert runs_of(run([side([1.0, 1.0])])) == [told]
-    assert runs_of(run([], data={"runs": [told, told]})) == [told, told]
 
 
 def test_a_run_is_told_by_what_it_added() -> None:
