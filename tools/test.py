@@ -19,6 +19,7 @@ RUNNER = ROOT / ".tox" / "runner"
 TOX = "tox>=4.25,<5"
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 AT_ONCE = 2  # environments: most of a test's time is waiting, or one thread's
+ALSO = ("plugin-openvino", "plugin-upstream", "clients", "plugin-echo")
 
 
 def bin_of(environment: Path, program: str) -> Path:
@@ -63,15 +64,13 @@ def main(arguments: list[str]) -> int:
     links = find_links()
     names = [f"py{major}{minor}" for major, minor in PYTHONS]
     here = f"py{sys.version_info.major}{sys.version_info.minor}"
-    others = [name for name in names if name != here]
+    whole = [here] if here in names else []
     # Other Pythons differ in the language, not in timing or arithmetic: they leave out what takes long, and whole servers.
-    few = ["-m", "not slow", "--ignore=tests/endtoend", *arguments]
-    codes = [tox([*others, "lint", "types"], few, links, at_once=AT_ONCE)]  # the longest first, so that two end together
-    if here in names:
-        codes.append(tox([here], arguments, links))
-    if not arguments:
-        codes.append(tox(["plugin-openvino", "plugin-upstream", "clients", "plugin-echo"], [], links, at_once=AT_ONCE))
-        codes.append(tox(["bench-smoke"], [], links))
+    others = [f"{name}-few" for name in names if name != here] + ["lint", "types"]
+    if arguments:  # who asks for some wants to see them run
+        codes = [tox(others, arguments, links, at_once=AT_ONCE), *(tox([name], arguments, links) for name in whole)]
+    else:  # the longest first, so that those that run at once end together
+        codes = [tox([*whole, *others, *ALSO], [], links, at_once=AT_ONCE), tox(["bench-smoke"], [], links)]
     return max(codes)
 
 
