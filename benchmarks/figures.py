@@ -99,7 +99,8 @@ def _resampled(pairs: npt.NDArray[np.float64], seed: int) -> tuple[float, float]
         return None
     drawn = pairs[np.random.default_rng(seed).integers(0, len(pairs), (N_RESAMPLES, len(pairs)))]
     ratios = _mean_ratio(drawn)
-    low, high = np.quantile(ratios[~np.isnan(ratios)], [(1 - SHARE) / 2, (1 + SHARE) / 2])
+    ratios[np.isnan(ratios)] = 1.0  # who has nothing is like who has nothing: left out, two pairs of six would be a sure win
+    low, high = np.quantile(ratios, [(1 - SHARE) / 2, (1 + SHARE) / 2])
     return float(low), float(high)
 
 

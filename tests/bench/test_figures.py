@@ -81,6 +81,12 @@ def test_where_a_figure_is_nought_in_some_pass_it_counts_and_the_sums_are_compar
     assert compare([0.0, 0.0], [0.0, 0.0]) is None
 
 
+def test_two_pairs_of_six_in_which_the_other_has_nothing_are_no_sure_win() -> None:
+    compared = compare([0.4, 0.4, 0.0, 0.0, 0.0, 0.0], [0.0] * 6)
+    assert compared is not None
+    assert (compared.ratio, compared.low, compared.high) == (RATIO_MAX, 1.0, RATIO_MAX)
+
+
 def test_better_is_higher_or_lower_and_unclear_where_the_interval_has_one_in_it() -> None:
     faster, unsure = compare([2.0, 2.1, 2.05], [1.0] * 3), compare([0.9, 1.1], [1.0, 1.0])
     assert faster is not None
