@@ -152,11 +152,11 @@ pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt cache` an
 long; and what cells gain apart was not known, since the time in which that is measured was over before: without pieces, two more pairs
 still had 0.94 of `-no-kvu`. At 32, where it was ten seconds and 24 steps, ten pairs, which are not kept either, had 0.99 (0.95 to 1.03) of
 `-no-kvu`, whole answers at p90 after 1.19 times the time, and four 0.94 of `no prompt cache`, which was not measured again. All this was
-mended before the runs in the table. At 16 steps of as many rows take 1.05 times as long as there; why is not known. A start of either
-server is faster than another, for as long as it runs: of five at 32, one had 0.95 of the tokens/s and one 1.19. One at a time first texts
-come after 0.78 of the default's time, and tokens then at 0.93 of its pace, with gaps at p90 1.22 times as long: of a step of 21 ms, one is
-outside llama.cpp, by the ladder. On the instant fake a whole step takes 0.14 ms: perhaps since nothing there drives Python's code and data
-out of the caches between two steps.
+mended before the runs in the table. Starts of the servers differ by more than the passes of one: of five at 32, one had 0.95 of the
+tokens/s and one 1.19. So it is not known either whether steps of 16 rows do take longer than there, as the median gap of that run would
+have it. One at a time first texts come after 0.78 of the default's time, and tokens then at 0.93 of its pace, with gaps at p90 1.22 times
+as long: of a step of 21 ms, one is outside llama.cpp, by the ladder. On the instant fake a whole step takes 0.14 ms: perhaps since nothing
+there drives Python's code and data out of the caches between two steps.
 
 What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one
 configuration has 0.98 and 1.01 of the fastest setting's tokens/s, and 0.72 and 0.70 of the smoothest one's gaps at p99, by the means. What

@@ -19,7 +19,7 @@ RUNNER = ROOT / ".tox" / "runner"
 TOX = "tox>=4.25,<5"
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 AT_ONCE = 2  # environments: most of a test's time is waiting, or one thread's
-ALSO = ("plugin-openvino", "plugin-upstream", "clients", "plugin-echo")
+ALSO = ("plugin-openvino", "plugin-upstream", "clients", "plugin-echo")  # in environments of their own, beside the tree's tests
 
 
 def bin_of(environment: Path, program: str) -> Path:

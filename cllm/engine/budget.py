@@ -50,12 +50,13 @@ PACE_LIGHT_END = 1.25
 # on, where half of them would let the others wait in small steps: eight that came at once had 1.06 times the tokens/s. It may take so long
 # in any case, and where only one key asks, for short prompts until what comes last: no longer than so many steps in which all generate.
 # Prompts of 32 tokens take as long as 12 to 26 of those, by seven curves of one machine: with a limit of 24 it was chance whether they went
-# in pieces. Who comes meanwhile would be computed after them in any case; another key, or a higher priority, waits for the step's end.
+# in pieces. Who comes meanwhile waits for the step's end: a prompt no shorter than these would be computed after them in any case, while a
+# shorter one, another key's and one of a higher priority would not have waited for all of them.
 ALONE_S, ALONE_ALL_S = 0.5, 1.0
 N_STEPS_ALONE, ALONE_SHORT_S = 48, 6.0
 # If they have all places, who comes meanwhile could begin only in the place of one of them. Sixteen at once on two slow cores, whose
 # prompts take 4 to 5 s, in four turns: 1.10 times the tokens/s, gaps at p99 0.44 times as long, whole answers 0.81, the last first text
-# after 0.64 of the time; the median one, which had been of the first few, after 1.8 times. Thirty-two take 9 to 12 s: where ten
+# after 0.64 of the time; the median one, which had been of the first few, after 1.8 times. Thirty-two take 6 to 11 s: where ten
 # were borne, and they went in pieces, whole answers took 1.19 times as long at p90 as llama-server's.
 ALONE_FULL_S = 30.0
 # Where several keys ask, one that asks now and then finds such a step under way, too, and waits for its end before its own begins: of 60
