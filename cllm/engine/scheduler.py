@@ -694,7 +694,7 @@ class Scheduler:
         if self.limits.itl_max_s is None or self._trials or not self._former.n_room:
             return False
         rank = sequence.order[0], sequence.share.load
-        before = (one for one in self._running if one.phase is PREFILL and (one.order[0], one.share.load) <= rank)
+        before = [one for one in self._running if one.phase is PREFILL and (one.order[0], one.share.load) <= rank]
         n_before = sum(map(n_owed, before))
         if n_before <= N_STEPS_OWED * self._former.n_room:
             return False
@@ -702,8 +702,10 @@ class Scheduler:
             return True
         # That was the room beside answers, which are no more.
         n_running, n_cells = min(len(self._running) + 1, self._n_live_max_usual), self.cells.n_total - self.cells.n_free
-        places_taken = n_running >= self._n_places()
-        n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_owed(sequence), self._shares.n_late, places_taken)
+        places_taken = len(self._running) + self.n_waiting >= self._n_places()  # when all have come
+        n_own = len(sequence.tokens) - self.memory.n_known(sequence)
+        lengths = [*(len(one.tokens) - one.n_shared for one in before), n_own]
+        n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_own, self._shares.n_late, places_taken, lengths)
         return n_before > N_STEPS_OWED * n_room
 
     def _n_crowd(self, n_coming: int) -> int:
