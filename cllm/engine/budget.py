@@ -111,7 +111,8 @@ class RowBudget:
 
         The latter have `n_attended` cells before them. Prompts owe `n_owed` rows in all, and the one that is next has `depth` cells, of
         which it found `n_shared` when it was admitted last, of `length` that it will have. At least one of the rows is a prompt's. `n_keys`
-        have asked of late; `places_taken` when none generates and no more could run; `are_alike` when no prompt is much shorter than others.
+        have asked of late; `places_taken` when none generates and no more could run; `are_alike` when no prompt is much shorter than the
+        others.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot: decode rows, some of
         prompts, and `n_fillers`, which are none of the budget's rows.
         """
@@ -216,9 +217,7 @@ class RowBudget:
         """Return how many rows of a prompt that is `other` cells deep may go instead of `n_rows` of one that is `depth` deep."""
         return n_rows if self._n_rows_fixed is not None else self._cost.deeper(n_rows, depth, other)
 
-    def _n_rows_alone(
-        self, n_running: int, n_cells: int, n_owed: int, depth: int, n_keys: int, places_taken: bool, are_alike: bool
-    ) -> int:
+    def _n_rows_alone(self, n_running: int, n_cells: int, n_owed: int, depth: int, n_keys: int, places_taken: bool, are_alike: bool) -> int:
         """All rows that prompts owe, if that does not take long, or else as many as are computed fastest in less."""
         generating_s = self._cost.step_s(n_running, n_running, n_cells)
         most_s, fast_s = ALONE_KEYS_S, ALONE_KEYS_S
