@@ -291,9 +291,8 @@ class Scheduler:
         self._admit(now, events)
         self._reserve_decode_cells()
         running = self._trials.members_of(self._running) if self._trials else self._running
-        if self.memory.n_restoring:
-            running = [sequence for sequence in running if not sequence.is_restoring]
-        # Whoever comes back from the host would wait for the others' step, too, and is not among them.
+        if self.memory.n_restoring:  # moves come before rows in any case: by themselves, they let who comes back take part in the next step
+            running = []
         places_taken = not any(sequence.phase is DECODE for sequence in running) and len(running) >= self._n_places()
         n_cells = self.cells.n_total - self.cells.n_free
         plan = self._former.form(
