@@ -23,7 +23,7 @@ from cllm.engine.sequence import DECODE, PREFILL, Sequence
 
 LATE = 32  # times as many rows of prompts as one owes: if so many were computed since it was admitted, it goes before those of other keys
 N_LATE_LEAST = 64  # rows that it counts as owing at least, since what is short goes first in any case
-ALIKE = 2.0  # times the shortest prompt is their mean, at most, where none is much shorter than others
+ALIKE = 2.0  # times what another owes is the most that a prompt owes where they are alike
 REST = 0.4  # of the room for prompts' rows, which is too little for a pass of its own
 # Where a prompt has so many cells more than any answer, these are computed in steps of their own. Of slots with cells of their own a pass
 # of llama.cpp walks as many cells of each as the deepest has: seven rows and nine of a prompt with 2,048 cells took 0.43 s in one step, and
@@ -114,7 +114,7 @@ class BatchFormer:
                     n_fillers=n_fillers,
                     n_keys=n_keys,
                     places_taken=places_taken,
-                    are_alike=places_taken and are_alike([len(sequence.tokens) - sequence.n_shared for sequence in prompts]),
+                    are_alike=places_taken and _are_alike(prompts),
                 )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
             if decoding and _is_light(first.share, running):
@@ -167,13 +167,10 @@ class BatchFormer:
             passes=sizes,
         )
 
-    def n_room_alone(self, n_running: int, n_cells: int, n_owed: int, n_keys: int, places_taken: bool, lengths: Seq[int]) -> int:
-        """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `n_owed`; `n_keys` asked of late.
-
-        Of prompts, so many tokens as `lengths` were not there when they came.
-        """
+    def n_room_alone(self, n_running: int, n_cells: int, owed: Seq[int], n_keys: int, places_taken: bool) -> int:
+        """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `owed`; `n_keys` asked of late."""
         return self._budget.n_rows(
-            0, n_running, n_cells, n_owed=n_owed, n_keys=n_keys, places_taken=places_taken, are_alike=are_alike(lengths)
+            0, n_running, n_cells, n_owed=sum(owed), n_keys=n_keys, places_taken=places_taken, are_alike=owe_alike(owed)
         )
 
     def _is_apart(self, prompt: Sequence, n_decoding: int, n_deep: int) -> bool:
@@ -348,9 +345,14 @@ def _prefill_rank(n_prefilled: int, sequence: Sequence) -> tuple[int, bool, floa
     return sequence.order[0], is_in_time, sequence.share.load, sequence.prefill_from + n_left
 
 
-def are_alike(lengths: Seq[int]) -> bool:
-    """Whether none of some prompts is much shorter than the others, by what each had to compute when it came."""
-    return sum(lengths) <= ALIKE * len(lengths) * min(lengths)
+def _are_alike(prompts: Seq[Sequence]) -> bool:
+    """Whether none of the prompts, if it went first, would begin much earlier than with the others."""
+    return len({sequence.order[0] for sequence in prompts}) == 1 and owe_alike([n_owed(sequence) for sequence in prompts])
+
+
+def owe_alike(owed: Seq[int]) -> bool:
+    """Whether no prompt owes much less than another."""
+    return max(owed) <= ALIKE * min(owed)
 
 
 def n_owed(sequence: Sequence) -> int:

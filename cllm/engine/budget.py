@@ -58,10 +58,10 @@ N_STEPS_ALONE, ALONE_SHORT_S = 48, 6.0
 # prompts take 4 to 5 s, in four turns: 1.10 times the tokens/s, gaps at p99 0.44 times as long, whole answers 0.81, the last first text
 # after 0.64 of the time; the median one, which had been of the first few, after 1.8 times. Thirty-two take 6 to 11 s: where ten
 # were borne, and they went in pieces, whole answers took 1.19 times as long at p90 as llama-server's.
-# However many steps that is of those in which all generate, if none of the prompts is much shorter than the others: there it would go first
-# and begin at once. Of alike ones in pieces, the first few gain no more than the others lose, and all end later: eight next turns of
-# conversations, 114 rows each, ended after 2.2 to 19.3 s in pieces, 9.8 in the mean, and after 8.8 s in the turn before, in which they
-# went at once. That was by the same rule: they take as long as 40 to 50 of those steps.
+# However many steps that is of those in which all generate, if none of the prompts owes much less than another: it would go first and begin
+# at once. Of alike ones in pieces, the first few gain no more than the others lose, and all end later: eight next turns of conversations,
+# 114 rows each, ended after 2.2 to 19.3 s in pieces, 9.8 in the mean, and after 8.8 s in the turn before, in which they went at once. That
+# was by the same rule: they take as long as 40 to 50 of those steps.
 ALONE_FULL_S = 30.0
 # Where several keys ask, one that asks now and then finds such a step under way, too, and waits for its end before its own begins: of 60
 # waits beside a key that floods, the longest was for one of 0.44 s.
@@ -111,8 +111,8 @@ class RowBudget:
 
         The latter have `n_attended` cells before them. Prompts owe `n_owed` rows in all, and the one that is next has `depth` cells, of
         which it found `n_shared` when it was admitted last, of `length` that it will have. At least one of the rows is a prompt's. `n_keys`
-        have asked of late; `places_taken` when none generates and no more could run; `are_alike` when no prompt is much shorter than the
-        others.
+        have asked of late; `places_taken` when none generates and no more could run; `are_alike` when no prompt would begin much earlier by
+        itself.
         Where each slot has cells of its own, `singles` are the passes of the rows that come alone from a slot: decode rows, some of
         prompts, and `n_fillers`, which are none of the budget's rows.
         """

@@ -445,15 +445,18 @@ class Memory:
             self._moves.append(Drop(slot))  # it was to be dropped after that
         return True
 
-    def lost(self) -> None:
-        """Everything that the model held is gone, and nobody runs. What is on the host stays, and nothing is owed."""
+    def lost(self, plan: Plan | None = None) -> None:
+        """Everything that the model held is gone, and nobody runs. What is on the host stays, and nothing is owed.
+
+        If the model died in the step of `plan`, what that was to restore may be why, and goes, too.
+        """
         assert not self._live
         self.evict_all()
         self._moves.clear()
         self._to_save.clear()
         self._wanted.clear()
         if self.offload is not None:
-            self.offload.lost()
+            self.offload.lost(plan)
 
     def laid_out(self, limits: MemoryLimits, offload: Offload | None, *, carries_states: bool) -> None:
         """The cells lie as `limits` say since now, after `lost`; what is on the host is of use if the model `carries_states`."""

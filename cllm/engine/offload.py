@@ -6,12 +6,15 @@ import attrs
 
 from cllm.engine.hostpool import HostPool, Piece
 from cllm.engine.pieces import Chain
-from cllm.engine.plan import Plan, Save
+from cllm.engine.plan import Plan, Restore, Save
 from cllm.engine.prefix import Key
 from cllm.engine.prices import Prices
 from cllm.engine.statesize import StateSize
 
-SAVE_S_MAX = 0.1  # of saving within one step, for which all who generate wait; one branch may take longer, others then go without a copy
+# Of saving within one step, for which all who generate wait; one branch may take longer, others then go without a copy. Where nobody does,
+# those who come would wait longer for computing it again: of 32 conversations in 8 slots, eight ended and eight came at once, of whom two
+# were saved, so that the others computed a turn more the next time, 228 rows for 114.
+SAVE_S_MAX, SAVE_ALONE_S_MAX = 0.1, 2.0
 
 
 @attrs.define(eq=False)
@@ -32,6 +35,7 @@ class Offload:
         self._n_cells_slot = n_cells_slot
         self._saving: dict[int, _Saving] = {}  # by slot
         self._saving_s = 0.0
+        self.is_generating = True  # whether somebody generates, who waits for what is saved; told by the scheduler
         self._size = StateSize(cell_n_bytes)
         self._carried_s = 0.0  # what a cell that was cached from the start on has cost
         self._carried_s_at: dict[int, float] = {}  # when each slot's branch began to rest
@@ -57,7 +61,8 @@ class Offload:
         if saving is not None and saving.start <= start and end <= saving.end and self.pool.can_cut:
             return None
         seconds = self.prices.save_s(end - start)
-        if not self._is_worth(end - start, is_awaited=is_awaited) or (self._saving_s and self._saving_s + seconds > SAVE_S_MAX):
+        most_s = SAVE_S_MAX if self.is_generating else SAVE_ALONE_S_MAX
+        if not self._is_worth(end - start, is_awaited=is_awaited) or (self._saving_s and self._saving_s + seconds > most_s):
             return None
         if self.pool.covers(key, tokens, start, in_one=whole):
             return None
@@ -107,8 +112,19 @@ class Offload:
         self.prices.succeed(other.prices)
         self._size = other._size
 
-    def lost(self) -> None:
-        """What was to be saved is gone, and nothing is carried."""
+    def lost(self, plan: Plan | None = None) -> None:
+        """What was to be saved is gone, and nothing is carried.
+
+        If the model died in the step of `plan`, what that was to restore may be why, and goes: it would be restored again at once, and no
+        sequence is to blame for it.
+        """
+        if plan is not None:
+            came = [outcome.move for outcome in plan.restored]
+            for move in plan.moves:
+                if isinstance(move, Restore) and move not in came:
+                    self.pool.totals.n_failures += 1
+                    for piece in move.chain.pieces:
+                        self.pool.discard(piece)
         self._saving.clear()
         self._saving_s = 0.0
         self._carried_s_at.clear()

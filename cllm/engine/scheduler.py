@@ -16,7 +16,7 @@ import attrs
 
 from cllm.backend import KvLayout, Vocabulary
 from cllm.engine.batching import NO_MEETINGS, BatchFormer, n_owed
-from cllm.engine.budget import RowBudget
+from cllm.engine.budget import ALONE_FULL_S, RowBudget
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
@@ -137,6 +137,7 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._texts: dict[frozenset[int], TokenTexts] = {}  # by the control tokens that they show
         self._n_live_max, self._places, self._former = self._dealer()
+        self._restores_alone = False  # whether the last step had nothing but moves, since some of these bring cells back
         self._n_live_max_usual = self._n_live_max
         self._choice = _layout_choice(limits, self.cost)
         self._cost_other: CostModel | None = None  # of the layout that is not in force
@@ -287,13 +288,14 @@ class Scheduler:
             self._sweep(now, events)
         if self._trials:
             self._trials.advance()
+        if self.memory.offload is not None:
+            self.memory.offload.is_generating = any(sequence.phase is DECODE for sequence in self._running)
         self.memory.retire_idle()
         self._admit(now, events)
         self._reserve_decode_cells()
-        running = self._trials.members_of(self._running) if self._trials else self._running
-        if self.memory.n_restoring:  # moves come before rows in any case: by themselves, they let who comes back take part in the next step
-            running = []
-        places_taken = not any(sequence.phase is DECODE for sequence in running) and len(running) >= self._n_places()
+        running = self._who_computes()
+        is_decoding = any(sequence.phase is DECODE for sequence in running)
+        places_taken = not is_decoding and len(running) >= self._n_places() and not self._is_hurried(running, now)
         n_cells = self.cells.n_total - self.cells.n_free
         plan = self._former.form(
             running,
@@ -308,6 +310,20 @@ class Scheduler:
         if plan.n_rows:
             plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
         return plan if plan.is_step or events else None
+
+    def _who_computes(self) -> list[Sequence]:
+        """Those who have rows in the next step: not those whose cells come back from the host in it, who would wait for the others' rows.
+
+        These moves come before rows in any case. So where nobody generates they go by themselves, and who comes back is among the others in
+        the step after that. Answers do not wait for it, nor does anybody twice in a row.
+        """
+        running = self._trials.members_of(self._running) if self._trials else self._running
+        restored_alone, self._restores_alone = self._restores_alone, False
+        if not self.memory.n_restoring:
+            return running
+        running = [sequence for sequence in running if not sequence.is_restoring]
+        self._restores_alone = not restored_alone and all(sequence.phase is PREFILL for sequence in running)
+        return [] if self._restores_alone else running
 
     def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
         """Settle a step that went well: every row has its cell, every output its token."""
@@ -400,7 +416,7 @@ class Scheduler:
         members = [] if plan is None else [sequence for sequence in plan.members() if sequence.phase is not FINISHED]
         for sequence in list(self._running):
             self._preempt(sequence, keep=False)
-        self.memory.lost()
+        self.memory.lost(plan)
         suspects = self._trials.note_death(members)
         if len(members) == 1:
             self._accuse(members, error, events)
@@ -680,6 +696,10 @@ class Scheduler:
         n_spare = len(self._running) + 1 if self._running else 0
         return len(self._running) < self._n_places() and not self._is_crowded(sequence) and self.memory.fits(sequence, n_spare)
 
+    def _is_hurried(self, running: Seq[Sequence], now: float) -> bool:
+        """Whether somebody's time may be over before the longest step of prompts is."""
+        return any(sequence.deadline is not None and sequence.deadline < now + ALONE_FULL_S for sequence in running)
+
     def _n_places(self) -> int:
         cells = self.cells
         n_own = cells.n_held / max(len(self._running), 1)
@@ -694,7 +714,8 @@ class Scheduler:
             return False
         rank = sequence.order[0], sequence.share.load
         before = [one for one in self._running if one.phase is PREFILL and (one.order[0], one.share.load) <= rank]
-        n_before = sum(map(n_owed, before))
+        owed = [len(one.tokens) - self.memory.n_coming(one) for one in before]
+        n_before = sum(owed)
         if n_before <= N_STEPS_OWED * self._former.n_room:
             return False
         if any(one.phase is DECODE for one in self._running):
@@ -702,9 +723,8 @@ class Scheduler:
         # That was the room beside answers, which are no more.
         n_running, n_cells = min(len(self._running) + 1, self._n_live_max_usual), self.cells.n_total - self.cells.n_free
         places_taken = len(self._running) + self.n_waiting >= self._n_places()  # when all have come
-        n_own = len(sequence.tokens) - self.memory.n_known(sequence)
-        lengths = [*(len(one.tokens) - one.n_shared for one in before), n_own]
-        n_room = self._former.n_room_alone(n_running, n_cells, n_before + n_own, self._shares.n_late, places_taken, lengths)
+        owed.append(len(sequence.tokens) - self.memory.n_known(sequence))
+        n_room = self._former.n_room_alone(n_running, n_cells, owed, self._shares.n_late, places_taken)
         return n_before > N_STEPS_OWED * n_room
 
     def _n_crowd(self, n_coming: int) -> int:

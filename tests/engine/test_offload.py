@@ -91,6 +91,25 @@ def test_a_branch_goes_to_the_host_when_carrying_it_has_cost_a_fifth_of_moving_i
     assert offload.pool.totals.n_restores == 1
 
 
+@pytest.mark.parametrize(("is_generating", "n_saved"), [(True, 1), (False, 3)])
+def test_who_generates_waits_for_one_slow_save_in_a_step_and_where_nobody_does_all_that_go_are_saved(
+    is_generating: bool, n_saved: int
+) -> None:
+    _, _, offload = make(Costs(prefill=1.0, save=0.01))
+    offload.is_generating = is_generating
+    saves = [offload.save_of(slot, KEY, [slot] * 9, 9) for slot in range(3)]  # 0.09 s each
+    assert len([save for save in saves if save is not None]) == n_saved
+
+
+def test_the_scheduler_says_whether_somebody_generates() -> None:
+    model, scheduler, offload = make(Costs())
+    scheduler.submit(make_spec(tuple(b"abc"), 0, 3, 0.0), 0.0)
+    run_step(model, scheduler, 0.0)
+    assert not offload.is_generating
+    run_step(model, scheduler, 0.0)
+    assert offload.is_generating
+
+
 def test_cells_that_cost_nothing_to_carry_stay() -> None:
     model, scheduler, offload = make(Costs(carry=0.0), n_cells=1000)
     answer(model, scheduler, "a" * 200)
