@@ -145,24 +145,25 @@ tokens/s.
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 48
 steps of their answers and six seconds, or thirty where they have all places (more than six were needed on the slowest of these machines
-only), and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in the table, with intervals that are
-wide where starts or pairs are few. The runs at 16, 24 and 32, and the conversations at 8, are of the slowest machine, which has AVX2 alone
-and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what was borne at first, and went in pieces. At 16, where that was three seconds, two
-pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as
-long; and what cells gain apart was not known, since the time in which that is measured was over before: without pieces, two more pairs
-still had 0.94 of `-no-kvu`. At 32, where it was ten seconds and 24 steps, ten pairs, which are not kept either, had 0.99 (0.95 to 1.03) of
-`-no-kvu`, whole answers at p90 after 1.19 times the time, and four 0.94 of `no prompt cache`, which was not measured again. All this was
-mended before the runs in the table. Starts of the servers differ by more than the passes of one: of five at 32, one had 0.95 of the
-tokens/s and one 1.19. So it is not known either whether steps of 16 rows do take longer than there, as the median gap of that run would
-have it. One at a time first texts come after 0.78 of the default's time, and tokens then at 0.93 of its pace, with gaps at p90 1.22 times
-as long: of a step of 21 ms, one is outside llama.cpp, by the ladder. On the instant fake a whole step takes 0.14 ms: perhaps since nothing
-there drives Python's code and data out of the caches between two steps.
+only), and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in the table, with intervals that
+are wide where starts or pairs are few. The runs at 16, 24 and 32, and the conversations at 8, are of the slowest machine, which has AVX2
+alone and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what was borne at first, and went in pieces. At 16,
+where that was three seconds, two pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt cache` and 0.99 of `-no-kvu`, and
+gaps at p99 two and a half times as long; and what cells gain apart was not known, since the time in which that is measured was over
+before: without pieces, two more pairs still had 0.94 of `-no-kvu`. At 32, where it was ten seconds and 24 steps, ten pairs, which are not
+kept either, had 0.99 (0.95 to 1.03) of `-no-kvu`, whole answers at p90 after 1.19 times the time, and four 0.94 of `no prompt cache`,
+which was not measured again. All this was mended before the runs in the table. Starts of the servers differ by more than the passes of
+one: of five at 32, one had 0.95 of the tokens/s and one 1.19. So it is not known either whether steps of 16 rows do take longer than
+there, as the median gap of that run would have it. One at a time first texts come after 0.78 of the default's time, and tokens then at
+0.93 of its pace, with gaps at p90 1.22 times as long: of a step of 21 ms, one is outside llama.cpp, by the ladder. On the instant fake a
+whole step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two steps.
 
 What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one
 configuration has 0.98 and 1.01 of the fastest setting's tokens/s, and 0.72 and 0.70 of the smoothest one's gaps at p99, by the means. What
 it costs is that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few
-wait. On the slowest machine, where a prompt's row costs nearly as much beside others as an answer's, that is more: two pairs at 8, which are
-not kept, had 0.95 of `-no-kvu`'s tokens/s, first texts at p50 after 2.4 times the time, gaps 1.43 times as long at p50 and 0.23 at p99.
+wait. On the slowest machine, where a prompt's row costs nearly as much beside others as an answer's, that is more: two pairs at 8, which
+are not kept, had 0.95 of `-no-kvu`'s tokens/s, first texts at p50 after 2.4 times the time, gaps 1.43 times as long at p50 and 0.23 at
+p99.
 
 Of mixed prompts at 8, hardly any order of the same rows gives more tokens/s than the fastest setting. By the single calls above, 117 rows
 of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
