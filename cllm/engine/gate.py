@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,7 +12,7 @@ from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Share, Shares
 from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 
 RETRY_AFTER_S: Final = (1.0, 120.0)  # what a refused client is told at least and at most
-HALF_LIFE_S: Final = 20.0  # of the rate's memory, in seconds of work
+MEMORY_S: Final = 20.0  # of work, after which the rate remembers a third of what was
 RATE_AFTER_S: Final = 2.0  # of work; before, no rate is known and nobody is refused for it
 N_GENERATED_GUESS: Final = 128  # of an answer, before any has ended
 PROMPT_ROWS_GUESS: Final = 1.0  # for each generated token
@@ -51,7 +52,7 @@ class Service:
 
     def step(self, n_prefill_rows: int, n_decode_rows: int, seconds: float, *, is_full: bool = True) -> None:
         """Count a step; in one that is not full nobody else waited, so that it does not say how fast work could be done."""
-        kept = max(1.0 - seconds / HALF_LIFE_S, 0.0)
+        kept = math.exp(-seconds / MEMORY_S)  # prompts that go at once may take longer than that, and are not all there is to know
         work = PROMPT_TOKEN * n_prefill_rows + GENERATED_TOKEN * n_decode_rows
         for rate in (self._recent, self._full) if is_full else (self._recent,):
             rate.add(work, seconds, kept)

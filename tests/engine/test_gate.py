@@ -213,6 +213,12 @@ def test_a_long_step_that_came_to_nothing_says_nothing_of_how_fast_work_is_done(
     assert caught.value.retry_after_s == 1
 
 
+def test_after_one_long_step_the_rate_is_not_that_of_this_step_alone() -> None:
+    service = working_at(100)
+    service.step(300, 0, 30.0)
+    assert 20 < (service.rate or 0.0) < 90
+
+
 def test_after_hours_of_prompts_alone_the_rows_for_each_generated_token_are_many_and_not_infinite() -> None:
     service = Service()
     service.step(0, 1, 0.1)
