@@ -161,9 +161,8 @@ whole step takes 0.14 ms: perhaps since nothing there drives Python's code and d
 What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one
 configuration has 0.98 and 1.01 of the fastest setting's tokens/s, and 0.72 and 0.70 of the smoothest one's gaps at p99, by the means. What
 it costs is that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few
-wait. On the slowest machine, where a prompt's row costs nearly as much beside others as an answer's, that is more: two pairs at 8, which
-are not kept, had 0.95 of `-no-kvu`'s tokens/s, first texts at p50 after 2.4 times the time, gaps 1.43 times as long at p50 and 0.23 at
-p99.
+wait. On the slowest machine that is more: two pairs at 8, which are not kept, had 0.95 of `-no-kvu`'s tokens/s, first texts at p50 after
+2.4 times the time, gaps 1.43 times as long at p50 and 0.23 at p99.
 
 Of mixed prompts at 8, hardly any order of the same rows gives more tokens/s than the fastest setting. By the single calls above, 117 rows
 of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
@@ -195,12 +194,13 @@ wait is 0.5 s, where they wait 44 s for the whole prompt there. Once they have e
 says a longer `--itl-target-ms`.
 
 Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the change, in
-which everybody's cells go to the host and back. Eight end a turn together and begin the next one together, whose prompts take 7 to 10 s on
-the slowest machine, as long as 40 to 50 steps of their answers, of which 48 were borne at first: they went at once in some starts, and in
-pieces beside the first answers in others. Two pairs of such a start, which are not kept, had 0.87 of the tokens/s of `-no-kvu`, first texts
-at p50 after 0.46 of the time, gaps at p50 1.66 times as long and whole answers at p50 after 1.12 times the time. Since prompts that owe
-about as much go at once however many of those steps that is, all five starts do so, and what the table says of first texts and gaps is
-nearer to 1.
+which everybody's cells go to the host and back. Eight end a turn together and begin the next one together, whose prompts take 6 to 10 s on
+the slowest machine, by logs of two passes as long as 33 to 44 steps of their answers. 48 were borne at first, counted without the cells
+that answers read, which was an edge: in one logged pass five turns went at once or nearly so, and the last in pieces beside the first
+answers. Two pairs of another start, which are not kept, had 0.87 of the tokens/s of `-no-kvu`, first texts at p50 after 0.46 of the time,
+gaps at p50 1.66 times as long and whole answers at p50 after 1.12 times the time, as if all had gone in pieces. Since prompts that owe
+about as much go at once however many of those steps that is, which a log of one more pass shows, the table has first texts and gaps nearer
+to 1.
 
 Of 32 conversations in 8 slots there are two pairs: 0.90 and 0.85 of its tokens/s, where one pair had 0.83 before what is awaited was taken
 to the host. By a log of all steps of a pass before that, of the 369 s in which 9,600 tokens were generated 89 went to steps of answers
@@ -215,9 +215,10 @@ many on a machine so slow (0.23 and 0.09 of them, and 0.04 there). `--queue-pati
 These two pairs are of before prompts that owe about as much went at once, and say nothing of it. By a log of a pass since then, on the
 slowest machine, the eight places are filled and emptied together: no step has both answers and prompts, and it is strictly in turn, since
 of those who wait at that moment nobody is fresh. All 192 requests of that pass were answered; half of the first texts came after 78 s, and
-a tenth after 115 s and more. A pass on the way there, in which six of eight that ended together were not saved on the host and computed a
-turn more the next time, stood in one pair with `llama-server` as it comes: it had 0.72 of its tokens/s, and one request failed. That pair
-was broken off and is not kept, nor is the reason of the failure.
+a tenth after 115 s and more. A revision on the way there stood in one pair with `llama-server` as it comes: it had 0.72 of its tokens/s,
+and one request failed. That pair was broken off and is not kept, nor is the reason of the failure. By a log of another pass, six of eight
+that ended together were not saved on the host at that time, and computed a turn more the next time; since then, in 400 s of a pass, all
+eight were saved each time.
 """
 
 VERIFY: Final = """\

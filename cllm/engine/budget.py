@@ -60,8 +60,9 @@ N_STEPS_ALONE, ALONE_SHORT_S = 48, 6.0
 # were borne, and they went in pieces, whole answers took 1.19 times as long at p90 as llama-server's.
 # However many steps that is of those in which all generate, if none of the prompts owes much less than another: it would go first and begin
 # at once. Of alike ones in pieces, the first few gain no more than the others lose, and all end later: eight next turns of conversations,
-# 114 rows each, ended after 2.2 to 19.3 s in pieces, 9.8 in the mean, and after 8.8 s in the turn before, in which they went at once. That
-# was by the same rule: they take as long as 40 to 50 of those steps.
+# 114 rows each, ended after 2.2 to 19.3 s in pieces, 9.8 in the mean, and after 8.8 s in the turn before, in which they went at once. Both
+# were by the limit of 48: such turns took as long as 33 to 44 steps of their answers, and more of those that it counts, which leave out
+# the cells that each answer reads.
 ALONE_FULL_S = 30.0
 # Where several keys ask, one that asks now and then finds such a step under way, too, and waits for its end before its own begins: of 60
 # waits beside a key that floods, the longest was for one of 0.44 s.
