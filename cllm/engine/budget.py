@@ -18,10 +18,12 @@ PACE_KEYS = 2.0
 # wait for them meanwhile have gaps of three of their usual steps at most, also where a step takes a third longer than it should.
 PACE_DEEP, N_DEEP = 2.2, 256
 # Where prompts are computed in passes of their own, a row costs the same beside answers as by itself: a pass is as small as makes it hardly
-# dearer than in the best one. What a step may take at least for that, and at most: with 4.0 sixteen at once with mixed prompts had 1.02
-# times the tokens/s and gaps at p99 1.4 times as long.
+# dearer than in the best one. What a step may take at least for that, and at most. With 2.25 and 2.5 a pass of 32 just fitted on one
+# machine and just not on another, where prompts went 16 rows at a time, waited for each other, and so fewer generated: in simulated time
+# eight with mixed prompts have 1.06 times the tokens/s with what is here, first texts after 0.58 of the time and gaps at p99 1.19 times as
+# long, and sixteen on the first machine 1.03, 0.64 and 1.22 times. More brings little but longer gaps.
 PRICE_APART = 1.15
-PACE_APART, PACE_APART_MAX = 2.25, 2.5
+PACE_APART, PACE_APART_MAX = 2.75, 3.0
 N_DEEP_APART = 1024  # tokens of a prompt, which makes many steps longer; up to twice as many, either comes down to `PACE_DEEP`
 PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
 # Deep in a prompt that is no longer than what `PACE_DEEP` gives where so many run, and the longer the fewer they are: the price alone gave

@@ -15,6 +15,11 @@ CURVE = Curve(
     outputs=[(1, 0.003), (8, 0.01)],
     attended=[(1, 3.5e-5), (16, 1.7e-4), (64, 2.1e-4)],
 )
+SLOWER = Curve(  # where 32 rows take as long as one and a half steps of eight that generate
+    rows=[(1, 0.022), (2, 0.04), (4, 0.062), (8, 0.131), (16, 0.179), (24, 0.281), (32, 0.316), (64, 0.58), (128, 1.03), (512, 4.69)],
+    outputs=[(1, 0.011), (8, 0.05)],
+    attended=[(1, 3.5e-5), (16, 1.7e-4), (64, 2.5e-4)],
+)
 N_DECODING, N_CELLS_EACH = 7, 150
 
 
@@ -35,6 +40,17 @@ def test_beside_many_answers_a_step_deep_in_a_prompt_is_not_much_longer_than_the
         prompt = (n_rows - N_DECODING, depth)
         step_s = cost.step_s(n_rows, N_DECODING + 1, n_cells, attended=((1, n_attended), prompt))
         assert step_s < 3 * usual_s, prompt
+
+
+@pytest.mark.parametrize("n_cells_each", [30, N_CELLS_EACH])
+@pytest.mark.parametrize("n", [5, 6, 7])
+def test_where_a_pass_of_32_takes_as_long_as_one_and_a_half_steps_of_answers_prompts_go_so_all_the_same(n: int, n_cells_each: int) -> None:
+    cost, budget = budget_on(SLOWER, apart=True)
+    n_attended = n * n_cells_each
+    attended = ((1, n_attended),)
+    n_rows = budget.n_rows(n, 8, n_attended, n_owed=300, n_attended=n_attended, length=150, singles=(8,)) - 8
+    assert n_rows >= 32
+    assert cost.step_s(8 + n_rows, n, n_attended, (8, n_rows), attended=attended) <= 3 * cost.step_s(8, 8, n_attended, attended=attended)
 
 
 @pytest.mark.parametrize("n_waiting", [2, 4, 7, 12])
