@@ -2,13 +2,16 @@
 
     python -m benchmarks simulate
 
-The machine has the measured curve of two CPU cores and a model of 0.6 billion parameters (Q4_K_M). Clients and shell take no time. With a
-budget of 2048 rows a prompt is computed whole, as llama-server does as it comes.
+The machine has the measured curve of two CPU cores, with AVX-512 or with AVX2 alone, and a model of 0.6 billion parameters (Q4_K_M). A rule
+that looks well by one curve may stand at an edge by the other. Clients and shell take no time. With a budget of 2048 rows a prompt is
+computed whole, as llama-server does as it comes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import math
 import random
@@ -40,11 +43,27 @@ TWO_CORES = Curve(
     cell_s=6e-7,
     row_cell_s=2e-8,
 )
+SLOW_ROWS_MS = {
+    1: 22, 2: 40, 3: 54, 4: 62, 6: 90, 8: 131, 12: 178, 16: 179, 24: 281, 32: 316, 48: 406, 64: 580, 96: 782, 128: 1030, 256: 2270,
+    512: 4687,
+}  # fmt: skip
+SLOW_OUTPUTS_MS = {1: 11, 2: 16, 4: 22, 8: 50, 16: 84, 32: 111}
+MACHINES = {
+    "AVX-512": TWO_CORES,
+    "AVX2": Curve(
+        rows=[(n, ms / 1000) for n, ms in SLOW_ROWS_MS.items()],
+        outputs=[(n, ms / 1000) for n, ms in SLOW_OUTPUTS_MS.items()],
+        cell_s=1e-6,
+        row_cell_s=2.2e-7,
+    ),
+}
 WORKED = (
     ("seed-40x8", 8, False),
     ("mixed-small", 8, False),
+    ("mixed-small", 8, True),
     ("mixed-small", 16, False),
     ("mixed-small", 16, True),
+    ("mixed", 8, True),
     ("long-among-short", 7, False),
     ("shared-prefix", 8, False),
 )
@@ -57,6 +76,7 @@ N_TOKENS = 200_000
 class Figures:
     """What one pass came to."""
 
+    machine: str
     workload: str
     rule: str
     tokens_per_s: float
@@ -93,6 +113,7 @@ class Simulation:
         work: Work,
         concurrency: int,
         *,
+        curve: Curve,
         row_budget: int | None,
         itl_target_s: float | None,
         apart: bool,
@@ -104,8 +125,8 @@ class Simulation:
             itl_target_s=itl_target_s, n_live_max=concurrency if apart else 64, n_waiting_max=1000, rows_by_slot=apart,
             keeps_prefixes=n_cells_kept is not None, can_share=True, can_trim=True,
         )  # fmt: skip
-        self._machine = CostModel(TWO_CORES, n_rows_max=2048, apart=apart)  # the truth, which never learns
-        self._scheduler = Scheduler(limits, FakeVocabulary(N_TOKENS), CostModel(TWO_CORES, n_rows_max=2048, apart=apart))
+        self._machine = CostModel(curve, n_rows_max=2048, apart=apart)  # the truth, which never learns
+        self._scheduler = Scheduler(limits, FakeVocabulary(N_TOKENS), CostModel(curve, n_rows_max=2048, apart=apart))
         self._rng = random.Random(seed)
         self._asks = iter(ask for chain in work.chains for ask in chain)
         self._late = work.late
@@ -149,17 +170,19 @@ def simulate(
     concurrency: int,
     rule: str,
     *,
+    machine: str,
     row_budget: int | None,
     itl_target_s: float | None = None,
     apart: bool = False,
     seed: int = 1,
 ) -> Figures:
-    """Return what a workload would come to under a rule; with `apart`, each slot has cells of its own."""
+    """Return what a workload would come to on a machine under a rule; with `apart`, each slot has cells of its own."""
     workload = with_load(WORKLOADS[name], concurrency=concurrency)
     n_cells_kept = workload.cells() if name in SHARED else None
     simulation = Simulation(
         workload.make(N_TOKENS, seed),
         concurrency,
+        curve=MACHINES[machine],
         row_budget=row_budget,
         itl_target_s=itl_target_s,
         apart=apart,
@@ -170,6 +193,7 @@ def simulate(
     ttft_s = [value for client in clients for value in client.ttft_s]
     gaps_s = [value for client in clients for value in client.gaps_s]
     return Figures(
+        machine=machine,
         workload=f"{name} x{concurrency}{' apart' if apart else ''}",
         rule=rule,
         tokens_per_s=(len(ttft_s) + len(gaps_s)) / simulation.now,
@@ -192,19 +216,21 @@ def main(asked: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[16, 32, 64, 128, 512, 2048], help="fixed budgets to stand beside")
     arguments = parser.parse_args(asked)
     rows = []
-    print(f"{'workload':24} {'rule':12} {'tok/s':>6} {'TTFT p50':>9} {'p90':>6} {'gap p50':>8} {'p99':>6} {'max':>6}")
-    for name, concurrency, apart in WORKED:
-        rows += [_show(simulate(name, concurrency, "auto", row_budget=None, apart=apart))] if not arguments.pace else []
+    print(f"{'machine':8} {'workload':24} {'rule':12} {'tok/s':>6} {'TTFT p50':>9} {'p90':>6} {'gap p50':>8} {'p99':>6} {'max':>6}")
+    for machine, (name, concurrency, apart) in itertools.product(MACHINES, WORKED):
+        show = functools.partial(_show, machine, name, concurrency, apart)
+        rows += [show("auto", None)] if not arguments.pace else []
         for pace in arguments.pace:
             budget.PACE = pace
-            rows.append(_show(simulate(name, concurrency, f"auto {pace:g}", row_budget=None, apart=apart)))
-        rows += [_show(simulate(name, concurrency, f"{n} rows", row_budget=n, apart=apart)) for n in arguments.rows]
+            rows.append(show(f"auto {pace:g}", None))
+        rows += [show(f"{n} rows", n) for n in arguments.rows]
     print(json.dumps({"benchmark": "simulate", "rows": [attrs.asdict(row) for row in rows]}))
 
 
-def _show(f: Figures) -> Figures:
+def _show(machine: str, name: str, concurrency: int, apart: bool, rule: str, row_budget: int | None) -> Figures:
+    f = simulate(name, concurrency, rule, machine=machine, row_budget=row_budget, apart=apart)
     print(
-        f"{f.workload:24} {f.rule:12} {f.tokens_per_s:6.1f} {f.ttft_p50_s:9.2f} {f.ttft_p90_s:6.2f} "
+        f"{f.machine:8} {f.workload:24} {f.rule:12} {f.tokens_per_s:6.1f} {f.ttft_p50_s:9.2f} {f.ttft_p90_s:6.2f} "
         f"{f.gap_p50_s:8.3f} {f.gap_p99_s:6.3f} {f.gap_max_s:6.3f}"
     )
     return f

@@ -18,12 +18,13 @@ PACE_KEYS = 2.0
 # wait for them meanwhile have gaps of three of their usual steps at most, also where a step takes a third longer than it should.
 PACE_DEEP, N_DEEP = 2.2, 256
 # Where prompts are computed in passes of their own, a row costs the same beside answers as by itself: a pass is as small as makes it hardly
-# dearer than in the best one. What a step may take at least for that, and at most. With 2.25 and 2.5 a pass of 32 just fitted on one
-# machine and just not on another, where prompts went 16 rows at a time, waited for each other, and so fewer generated: in simulated time
-# eight with mixed prompts have 1.06 times the tokens/s with what is here, first texts after 0.58 of the time and gaps at p99 1.19 times as
-# long, and sixteen on the first machine 1.03, 0.64 and 1.22 times. More brings little but longer gaps.
+# dearer than in the best one. What a step may take at least for that, and at most. The smaller the pieces, the longer prompts wait for each
+# other, and the fewer generate meanwhile. With 2.25 and 2.5 a pass of 32 just fitted on one machine, and just not on another, where prompts
+# went 16 rows at a time. With 2.75 and 3.0 ten pairs there had 0.93 of the tokens/s of llama-server, which computes them whole, first texts
+# at p50 after 1.76 times the time and gaps at p99 0.30 times as long; in simulated time it is 0.93, 1.86 and 0.32, and with these 0.97,
+# 1.71 and 0.34; with 5.0 0.97, 1.36 and 0.49. On the other machine tokens/s go from 0.94 to 0.97, and gaps at p99 from 0.31 to 0.43.
 PRICE_APART = 1.15
-PACE_APART, PACE_APART_MAX = 2.75, 3.0
+PACE_APART, PACE_APART_MAX = 3.75, 4.0
 N_DEEP_APART = 1024  # tokens of a prompt, which makes many steps longer; up to twice as many, either comes down to `PACE_DEEP`
 PRICE = 1.5  # in any case as long as the smallest step in which a row costs at most so many times what it costs in the best one
 # Deep in a prompt that is no longer than what `PACE_DEEP` gives where so many run, and the longer the fewer they are: the price alone gave
@@ -62,9 +63,9 @@ N_STEPS_ALONE, ALONE_SHORT_S = 48, 6.0
 # were borne, and they went in pieces, whole answers took 1.19 times as long at p90 as llama-server's.
 # However many steps that is of those in which all generate, if none of the prompts owes much less than another: it would go first and begin
 # at once. Of alike ones in pieces, the first few gain no more than the others lose, and all end later: eight next turns of conversations,
-# 114 rows each, ended after 2.2 to 19.3 s in pieces, 9.8 in the mean, and after 8.8 s in the turn before, in which they went at once. Both
-# were by the limit of 48: such turns took as long as 33 to 44 steps of their answers, and more of those that it counts, which leave out
-# the cells that each answer reads.
+# 114 rows each, ended after 2.2 to 19.3 s in pieces, 9.8 in the mean, and after 8.8 s in the turn before, in which they went at once. Such
+# turns took as long as 33 to 44 steps of their answers, and more of those that the limit counts. These leave out the cells that answers
+# will read: with them, the longer a prompt that is alone, the longer would who comes wait for its step, up to six seconds.
 ALONE_FULL_S = 30.0
 # Where several keys ask, one that asks now and then finds such a step under way, too, and waits for its end before its own begins: of 60
 # waits beside a key that floods, the longest was for one of 0.44 s.
