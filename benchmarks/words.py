@@ -158,11 +158,15 @@ there, as the median gap of that run would have it. One at a time first texts co
 0.93 of its pace, with gaps at p90 1.22 times as long: of a step of 21 ms, one is outside llama.cpp, by the ladder. On the instant fake a
 whole step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two steps.
 
-What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers, so that of mixed prompts one
-configuration has 0.98 and 1.01 of the fastest setting's tokens/s, and 0.72 and 0.70 of the smoothest one's gaps at p99, by the means. What
-it costs is that more of the gaps have a piece of a prompt in them, so that the median gap is longer, and that prompts end later where few
-wait. On the slowest machine that is more: two pairs at 8, which are not kept, had 0.95 of `-no-kvu`'s tokens/s, first texts at p50 after
-2.4 times the time, gaps 1.43 times as long at p50 and 0.23 at p99.
+What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers. What it costs is that more of the
+gaps have a piece of a prompt in them, and that prompts end later where few wait; the smaller the pieces, the longer prompts wait for each
+other, and the fewer generate meanwhile. The runs of mixed prompts at 16 and of those to 512 tokens are of pieces that made a step beside
+answers two and a half times as long as one without, on the faster machine. So were four pairs at 8, which are not kept any more: 0.98 of
+the tokens/s of `-no-kvu`, and 0.72 of the gaps of `-b 32` at p99. On the slowest machine such a piece was of 16 rows, and ten pairs with
+three times as long a step, which are not kept either, had 0.93 (0.87 to 0.99) of the tokens/s of `-no-kvu`, first texts at p50 after 1.76
+times the time, and gaps 1.19 times as long at p50, 1.76 at p90 and 0.30 at p99. The run at 8 in the table is of the same machine, ten more
+pairs with steps of up to four times: 1.04 (0.91 to 1.19) of the tokens/s, first texts at p50 after 1.32 times the time, gaps 0.97 times as
+long at p50, 2.37 at p90 and 0.46 at p99.
 
 Of mixed prompts at 8, hardly any order of the same rows gives more tokens/s than the fastest setting. By the single calls above, 117 rows
 of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
@@ -171,7 +175,7 @@ of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.
 on either side of it, in llama-server as it was in cLLM, which closes them now with rows that it takes back.
 
 Of prompts to 512 tokens at 8, two pairs with a setting have 0.90 of `-no-kvu`'s tokens/s and 1.11 times `-b 32`'s, and gaps at p99 a fifth
-as long as the one's and 0.63 times the other's. A step with a piece of a prompt takes a little over twice what one without takes, as it is
+as long as the one's and 0.63 times the other's. A step with a piece of a prompt takes a little over twice what one without takes, as it was
 meant to, so that such a prompt is four steps or more; those who wait behind it generate the later, and first texts at p50 come after twice
 the time. A tenth of the throughput is what a wait of a fifth costs there.
 
@@ -179,7 +183,7 @@ In an overload, by the means of two pairs, which says little, goodput is theirs 
 below theirs beyond it. First texts come by a third later at p90 up to there, for the same reason, and by half later at twice as much; gaps
 at p99 are a quarter of theirs from the whole on. These are bursts of few requests, whose end counts as much as their middle.
 
-Of mixed prompts at 16, a step beside answers takes two and a half times as long as one without prompts, and has some 30 rows of them: ten
+Of mixed prompts at 16, a step beside answers took two and a half times as long as one without prompts, and had some 30 rows of them: ten
 that generate take nearly nine tenths of what sixteen do, so that more of them at once bring little, and four times as long brought 1.02
 times the tokens/s and gaps 1.4 times as long at p99. `-no-kvu` computes all prompts first, which makes gaps of a second and more.
 
@@ -202,23 +206,15 @@ gaps at p50 1.66 times as long and whole answers at p50 after 1.12 times the tim
 about as much go at once however many of those steps that is, which a log of one more pass shows, the table has first texts and gaps nearer
 to 1.
 
-Of 32 conversations in 8 slots there are two pairs: 0.90 and 0.85 of its tokens/s, where one pair had 0.83 before what is awaited was taken
-to the host. By a log of all steps of a pass before that, of the 369 s in which 9,600 tokens were generated 89 went to steps of answers
-alone, 265 to steps with pieces of prompts beside answers, and the rest to prompts alone; in all of them, 13 s moved conversations to the
-host and back, and 3 were not in llama.cpp's calls. A piece of 17 to 33 rows makes a step of 0.15 s one of 0.3; by the price of a row in a
-large step the same rows would take 80 s less. That is what it costs to let nobody wait for a whole prompt when somebody always comes, and
-with so many pieces gaps are longer than there, too, 1.65 times at p50. llama-server serves strictly in turn, so that everybody waits 45 s
-for a first text. Here the newest of one key go first once the oldest has waited longer than `--queue-patience-s`, and every twentieth time
-the oldest: half of the first texts come within 4.6 s, a tenth after 110 s and more. More answers are within the goodput's bounds, but not
-many on a machine so slow (0.23 and 0.09 of them, and 0.04 there). `--queue-patience-s 0` is strictly in turn here too.
-
-These two pairs are of before prompts that owe about as much went at once, and say nothing of it. By a log of a pass since then, on the
-slowest machine, the eight places are filled and emptied together: no step has both answers and prompts, and it is strictly in turn, since
-of those who wait at that moment nobody is fresh. All 192 requests of that pass were answered; half of the first texts came after 78 s, and
-a tenth after 115 s and more. A revision on the way there stood in one pair with `llama-server` as it comes: it had 0.72 of its tokens/s,
-and one request failed. That pair was broken off and is not kept, nor is the reason of the failure. By a log of another pass, six of eight
-that ended together were not saved on the host at that time, and computed a turn more the next time; since then, in 400 s of a pass, all
-eight were saved each time.
+Of 32 conversations in 8 slots there is one pair, of the slowest machine, which says little: 1.03 of the tokens/s of `llama-server` as it
+comes, first texts at p50 after 0.92 of the time, and all 192 requests of either answered. The eight places are filled and emptied together,
+so that no step has both answers and prompts, and it is strictly in turn here as it is there: half of the first texts come after 70 s, a
+tenth after 98 s and more. Before prompts that owe about as much went at once, two pairs on the faster machine, which are not kept any more,
+had 0.90 and 0.85 of its tokens/s. By a log of all steps, of the 369 s in which 9,600 tokens were generated 265 went to steps with pieces of
+prompts beside answers then, and by the price of a row in a large step the same rows would have taken 80 s less; but half of the first texts
+came within 4.6 s there, where the newest of one key went first once the oldest had waited longer than `--queue-patience-s`, and every
+twentieth time the oldest. One pair of a revision between had 0.72 of the tokens/s and one failed request, the reason of which was not kept;
+six of eight that ended together were not saved on the host at that time, and computed a turn more the next time.
 """
 
 VERIFY: Final = """\
