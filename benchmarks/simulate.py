@@ -221,7 +221,7 @@ def main(asked: list[str] | None = None) -> None:
         show = functools.partial(_show, machine, name, concurrency, apart)
         rows += [show("auto", None)] if not arguments.pace else []
         for pace in arguments.pace:
-            budget.PACE = pace
+            budget.PACE = budget.PACE_APART = budget.PACE_APART_MAX = pace
             rows.append(show(f"auto {pace:g}", None))
         rows += [show(f"{n} rows", n) for n in arguments.rows]
     print(json.dumps({"benchmark": "simulate", "rows": [attrs.asdict(row) for row in rows]}))

@@ -21,8 +21,8 @@ PACE_DEEP, N_DEEP = 2.2, 256
 # dearer than in the best one. What a step may take at least for that, and at most. The smaller the pieces, the longer prompts wait for each
 # other, and the fewer generate meanwhile. With 2.25 and 2.5 a pass of 32 just fitted on one machine, and just not on another, where prompts
 # went 16 rows at a time. With 2.75 and 3.0 ten pairs there had 0.93 of the tokens/s of llama-server, which computes them whole, first texts
-# at p50 after 1.76 times the time and gaps at p99 0.30 times as long; in simulated time it is 0.93, 1.86 and 0.32, and with these 0.97,
-# 1.71 and 0.34; with 5.0 0.97, 1.36 and 0.49. On the other machine tokens/s go from 0.94 to 0.97, and gaps at p99 from 0.31 to 0.43.
+# at p50 after 1.76 times the time and gaps at p99 0.30 times as long; in simulated time, by four seeds, 0.93, 1.86 and 0.32, and with these
+# 0.97, 1.71 and 0.34; with 5.0 0.97, 1.36 and 0.49. On the other machine tokens/s go from 0.94 to 0.97, and gaps at p99 from 0.31 to 0.43.
 PRICE_APART = 1.15
 PACE_APART, PACE_APART_MAX = 3.75, 4.0
 N_DEEP_APART = 1024  # tokens of a prompt, which makes many steps longer; up to twice as many, either comes down to `PACE_DEEP`

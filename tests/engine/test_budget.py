@@ -15,7 +15,7 @@ CURVE = Curve(
     outputs=[(1, 0.003), (8, 0.01)],
     attended=[(1, 3.5e-5), (16, 1.7e-4), (64, 2.1e-4)],
 )
-SLOWER = Curve(  # where 32 rows take as long as one and a half steps of eight that generate
+SLOWER = Curve(  # where 32 rows take 1.4 to 1.7 steps of eight that generate, by their cells
     rows=[(1, 0.022), (2, 0.04), (4, 0.062), (8, 0.131), (16, 0.179), (24, 0.281), (32, 0.316), (64, 0.58), (128, 1.03), (512, 4.69)],
     outputs=[(1, 0.011), (8, 0.05)],
     attended=[(1, 3.5e-5), (16, 1.7e-4), (64, 2.5e-4)],
