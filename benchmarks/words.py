@@ -209,12 +209,13 @@ to 1.
 Of 32 conversations in 8 slots there is one pair, of the slowest machine, which says little: 1.03 of the tokens/s of `llama-server` as it
 comes, first texts at p50 after 0.92 of the time, and all 192 requests of either answered; half of the first texts come after 70 s, a tenth
 after 98 s and more. By a log of another pass the eight places are filled and emptied together, so that no step has both answers and
-prompts, and it is strictly in turn here as it is there. Before prompts that owe about as much went at once, two pairs on the faster machine, which are not kept any more,
-had 0.90 and 0.85 of its tokens/s. By a log of all steps, of the 369 s in which 9,600 tokens were generated 265 went to steps with pieces of
-prompts beside answers then, and by the price of a row in a large step the same rows would have taken 80 s less; but half of the first texts
-came within 4.6 s there, where the newest of one key went first once the oldest had waited longer than `--queue-patience-s`, and every
-twentieth time the oldest. One pair of a revision between had 0.72 of the tokens/s and one failed request, the reason of which was not kept;
-six of eight that ended together were not saved on the host at that time, and computed a turn more the next time.
+prompts, and it is strictly in turn here as it is there. Before prompts that owe about as much went at once, two pairs on the faster
+machine, which are not kept any more, had 0.90 and 0.85 of its tokens/s. By a log of all steps, of the 369 s in which 9,600 tokens were
+generated 265 went to steps with pieces of prompts beside answers then, and by the price of a row in a large step the same rows would have
+taken 80 s less; but half of the first texts came within 4.6 s there, where the newest of one key went first once the oldest had waited
+longer than `--queue-patience-s`, and every twentieth time the oldest. One pair of a revision between had 0.72 of the tokens/s and one
+failed request, the reason of which was not kept; six of eight that ended together were not saved on the host at that time, and computed a
+turn more the next time.
 """
 
 VERIFY: Final = """\
