@@ -41,10 +41,8 @@ class TokenCounts:
     @classmethod
     def of(cls, tokens: Iterable[int]) -> TokenCounts:
         """Return the counts of `tokens`."""
-        counts = cls()
-        for token in tokens:
-            counts.add(token)
-        return counts
+        ids, counts = np.unique(np.fromiter(tokens, np.int64), return_counts=True)
+        return cls(len(ids), ids, counts.astype(np.float32), {token: place for place, token in enumerate(ids.tolist())})
 
     @property
     def ids(self) -> Int64s:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from cllm.backend import Draw, Logits, Vocabulary
-from cllm.engine.dry import Dry, dry_breaker_tokens
+from cllm.engine.dry import dry_breaker_tokens
+from cllm.engine.history import Breakers, History, heeds_history
 from cllm.engine.noise import row_key, sequence_key
 from cllm.engine.params import SamplingParams, SamplingProfile, StopParams
-from cllm.engine.penalties import TokenCounts, presence_and_frequency, repeat
 from cllm.text.grammar import GrammarState, Words
 
 TEMPERATURE_MIN = 1e-6  # what is below is as good as greedy, and would overflow
@@ -48,9 +49,9 @@ class Sampler:
     mask: Words | None  # bit i % 32 of word i // 32: whether token i is allowed; None: all are
     grammar_waits: bool  # the grammar holds what comes later, and knows nothing of what comes now
     _forced: deque[int]
-    _generated: TokenCounts | None
-    _recent: TokenCounts | None
-    _dry: Dry | None
+    _heeds_history: bool
+    _breakers: Breakers
+    _history: History | None  # None: not read yet
     _biased: npt.NDArray[np.int64]
     _biases: npt.NDArray[np.float32]
     _never: npt.NDArray[np.int64]
@@ -70,7 +71,7 @@ class Sampler:
         min_tokens: int = 0,
         ignore_eos: bool = False,
         barred_until_min: frozenset[int] = frozenset(),
-        dry_breakers: frozenset[int] = frozenset(),
+        dry_breakers: Breakers = frozenset,
         grammar: GrammarState | None = None,
     ) -> None:
         self.params = params
@@ -95,12 +96,10 @@ class Sampler:
         self._biases = np.array([bias for token, bias in params.logit_bias if token >= 0], np.float32)
         self._never = _id_array(end_tokens if ignore_eos else frozenset())
         self._not_yet = _id_array(end_tokens | barred_until_min)
-        self._generated = TokenCounts.of(tokens[n_prompt:]) if params.presence_penalty or params.frequency_penalty else None
-        repeats = params.repeat_penalty != 1 and params.n_repeats > 0
-        self._recent = TokenCounts.of(tokens[-params.n_repeats :]) if repeats else None
-        dries = params.dry_multiplier and params.dry_base >= 1 and params.dry_penalty_last_n != 0
-        self._dry = Dry.of(tokens, dry_breakers, params.dry_penalty_last_n) if dries else None
-        self._adjusts_always = bool(self._generated or self._recent or self._dry or params.logit_bias)
+        self._heeds_history = heeds_history(params)
+        self._breakers = dry_breakers
+        self._history = None
+        self._adjusts_always = self._heeds_history or bool(params.logit_bias)
         needs_logits = self._adjusts_always or grammar is not None or n_logprobs is not None or len(self._never) or params.top_n_sigma > 0
         self._draw = self._draw_of(params) if self.is_plain and not needs_logits else None
 
@@ -113,14 +112,8 @@ class Sampler:
         """Take note of `token`, which was just appended to `tokens`."""
         if self._forced:
             self._forced.popleft()
-        if self._generated is not None:
-            self._generated.add(token)
-        if self._recent is not None:
-            self._recent.add(token)
-            if len(self.tokens) > self.params.n_repeats:
-                self._recent.remove(self.tokens[-self.params.n_repeats - 1])
-        if self._dry is not None:
-            self._dry.observe(token)
+        if self._history is not None:
+            self._history.observe(self.tokens)
         if self.grammar is not None and not self.grammar_waits:
             self.grammar.accept(token)
 
@@ -192,13 +185,11 @@ class Sampler:
             logits[barred[barred < len(logits)]] += np.float32(-np.inf)
 
     def _penalise(self, logits: Logits) -> None:
-        params = self.params
-        if self._recent is not None:
-            repeat(logits, self._recent.ids, params.repeat_penalty)
-        if self._generated is not None:
-            presence_and_frequency(logits, self._generated, params.presence_penalty, params.frequency_penalty)
-        if self._dry is not None:
-            self._dry.penalise(logits, params.dry_multiplier, params.dry_base, params.dry_allowed_length)
+        if not self._heeds_history:
+            return
+        if self._history is None:
+            self._history = History.of(self.params, self.tokens, self.n_prompt, self._breakers)
+        self._history.penalise(logits)
 
 
 def make_sampler(
@@ -223,7 +214,7 @@ def make_sampler(
         min_tokens=stopping.min_tokens,
         ignore_eos=stopping.ignore_eos,
         barred_until_min=stopping.stop_token_ids,
-        dry_breakers=dry_breaker_tokens(vocabulary, params.dry_sequence_breakers) if params.dry_multiplier else frozenset(),
+        dry_breakers=partial(dry_breaker_tokens, vocabulary, params.dry_sequence_breakers),
         grammar=grammar,
     )
 

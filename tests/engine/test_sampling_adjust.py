@@ -50,6 +50,17 @@ def test_counts_of_a_sliding_window_are_the_counts_of_its_tokens(tokens: list[in
     assert kept == Counter(tokens[-n_window:])
 
 
+@given(tokens_lists)
+def test_counts_taken_at_once_are_those_taken_one_by_one(tokens: list[int]) -> None:
+    counts = TokenCounts.of(tokens)
+    for token in tokens[:3]:
+        counts.add(token)
+        counts.remove(token)
+    counts.add(N_VOCAB)
+    kept = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+    assert kept == Counter([*tokens, N_VOCAB])
+
+
 adjusting_params = st.builds(
     SamplingParams,
     repeat_penalty=st.sampled_from([1.0, 1.3]),
@@ -63,14 +74,33 @@ adjusting_params = st.builds(
 )
 
 
-@given(adjusting_params, tokens_lists, tokens_lists)
-def test_a_sampler_that_observed_is_the_same_as_one_built_afresh(params: SamplingParams, prompt: list[int], generated: list[int]) -> None:
-    breakers = frozenset({2})
-    grown = Sampler(params, seed=1, tokens=list(prompt), n_prompt=len(prompt), dry_breakers=breakers)
-    grow(grown, generated)
-    fresh = Sampler(params, seed=1, tokens=prompt + generated, n_prompt=len(prompt), dry_breakers=breakers)
+@given(adjusting_params, tokens_lists, tokens_lists, tokens_lists)
+def test_a_sampler_that_observed_is_the_same_as_one_built_afresh(
+    params: SamplingParams, prompt: list[int], before: list[int], after: list[int]
+) -> None:
+    grown = Sampler(params, seed=1, tokens=list(prompt), n_prompt=len(prompt), dry_breakers=lambda: frozenset({2}))
+    grow(grown, before)
+    adjusted(grown)  # what was there is read now, and what comes is observed
+    grow(grown, after)
+    fresh = Sampler(params, seed=1, tokens=prompt + before + after, n_prompt=len(prompt), dry_breakers=lambda: frozenset({2}))
     assert adjusted(grown).tolist() == adjusted(fresh).tolist()
     assert grown.key == fresh.key
+
+
+def test_tokens_are_read_once_and_when_they_first_count_so_that_a_request_that_comes_costs_nothing() -> None:
+    n_reads = 0
+
+    def breakers() -> frozenset[int]:
+        nonlocal n_reads
+        n_reads += 1
+        return frozenset()
+
+    sampler = Sampler(SamplingParams(dry_multiplier=1.0), seed=1, tokens=[1, 2, 1], n_prompt=3, dry_breakers=breakers)
+    grow(sampler, [2])
+    assert (sampler.adjusts, n_reads) == (True, 0)
+    first = adjusted(sampler)
+    assert first.tolist() == adjusted(sampler).tolist()
+    assert n_reads == 1
 
 
 @given(adjusting_params, tokens_lists, tokens_lists)
@@ -175,7 +205,8 @@ def test_breakers_are_the_tokens_whose_text_contains_them_and_are_found_once() -
     words = Words()
     assert dry_breaker_tokens(words, ("\n", '"')) == {1, 2, 3}
     assert dry_breaker_tokens(words, ("\n", '"')) == {1, 2, 3}
-    assert words.n_reads == 5
+    assert dry_breaker_tokens(words, (":", "\xff")) == {2}
+    assert words.n_reads == 5, "it was read once"
     assert dry_breaker_tokens(words, ("",)) == frozenset()
     assert dry_breaker_tokens(Words(), ("a",)) == {0}
 
