@@ -134,11 +134,13 @@ class Housekeeper:
                 tenant = self._wanted[0]
                 if tenant.state is State.UNLOADING:
                     await self.unload(tenant)
-                if tenant.state is not State.LOADED:
+                is_loaded = tenant.state is State.LOADED
+                if not is_loaded:
                     await self._make_room(tenant)
                     await self._load(tenant)
+                self._wanted.remove(tenant)  # it may be unloaded while others make room, and who wants it then is to be heard
+                if not is_loaded:
                     await self._make_room(tenant)  # for its cells, too
-                self._wanted.remove(tenant)
             self._work = trio.Event()
             await self._work.wait()
 

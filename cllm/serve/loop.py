@@ -168,9 +168,10 @@ class StepLoop:
         self._work.set()
 
     def end_all(self, error: RequestError) -> None:
-        """End every sequence with `error`."""
+        """End every sequence with `error`; an idle loop that has been told to stop is woken to do so."""
         self._owed += self.scheduler.end_all(error)
         self._deliver_owed()
+        self._work.set()
 
     async def wait_idle(self) -> None:
         """Wait until no sequence is under way."""

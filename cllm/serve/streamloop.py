@@ -53,6 +53,8 @@ class StreamLoop(StepLoop):
         self._owed += turn.events
         self._tell(turn)
         self._deliver_owed()
+        if self._stopping and not self._streaming.n_sequences:  # the last one left in this turn, and nobody will say anything more
+            return
         deadline = self._streaming.next_deadline
         with trio.move_on_at(math.inf if deadline is None else deadline):
             await self._work.wait()

@@ -102,7 +102,7 @@ class WorkerModel:
         stepped = self.life.ask(self._crossing.step_of(plan, self._n_steps))
         assert isinstance(stepped, frames.Stepped)
         output = self._crossing.take(plan, stepped)
-        self.life.n_lives = 0
+        self.life.went_well()
         return output
 
     def abort(self) -> None:

@@ -39,7 +39,7 @@ class WorkerEmbedder:
         """See `Embedder.step`."""
         self._n_steps += 1
         data = self._call(frames.Rows(self._n_steps, columns_of(batch)))
-        self.life.n_lives = 0
+        self.life.went_well()
         return np.frombuffer(data, np.float32).reshape(batch.n_rows, self.n_embd)
 
     def drop(self, slot: int) -> None:

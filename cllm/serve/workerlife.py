@@ -32,7 +32,8 @@ class WorkerLife:
 
     def __init__(self, factory: str, spec: ModelSpec, hang_s: float, *, embeds: bool = False) -> None:
         self.hang_s = hang_s
-        self.n_lives = 0  # since something went well, which whoever asks the worker knows
+        self.n_lives = 0  # since something went well, but for those that a text may have ended
+        self._n_deaths = 0  # those, too
         self.on_death: Callable[[], None] = lambda: None  # called from a thread of the worker's, whenever one has ended
         self.on_start: Callable[[WorkerProcess], None] = lambda process: None  # called before anybody else may use a new one
         self.process: WorkerProcess | None = None  # None: there is none just now
@@ -55,6 +56,10 @@ class WorkerLife:
         """The worker's process id; None while there is none."""
         return None if self.process is None else self.process.pid
 
+    def went_well(self) -> None:
+        """To be told by whoever asks the worker: it did what it is there for."""
+        self.n_lives = self._n_deaths = 0
+
     def of_vectors(self, spec: ModelSpec) -> WorkerLife:
         """Return another one, not begun yet, that gives vectors of the same file; of `spec` only its sizes and pooling count."""
         return WorkerLife(self._factory, attrs.evolve(spec, path=self._spec.path, loras=()), self.hang_s, embeds=True)
@@ -68,14 +73,21 @@ class WorkerLife:
         return loaded
 
     def revive(self) -> None:
-        """Start another worker with the same model; blocks. Raises: ModelDied when it cannot be, or was too often without success."""
+        """Start another worker with the same model; blocks. Raises: ModelDied when it cannot be, or was too often without success.
+
+        A life that ended between two calls, over a text, is no reason to give up: whoever asked to tokenise that does so by himself.
+        """
+        process = self.process
+        is_a_texts = process is not None and any(process.texts_under_way.values())
         why = self.bury()
         while not self.is_closed:
-            self.n_lives += 1
+            self._n_deaths += 1
+            self.n_lives += not is_a_texts
+            is_a_texts = False
             if self.n_lives > N_LIVES_MAX:
                 break
-            if self.n_lives > 1:
-                time.sleep(min(PAUSE_S * 2 ** (self.n_lives - 2), PAUSE_MAX_S))
+            if self._n_deaths > 1:
+                time.sleep(min(PAUSE_S * 2 ** min(self._n_deaths - 2, N_LIVES_MAX), PAUSE_MAX_S))
             try:
                 loaded = self._start(lambda share: not self.is_closed, wants_vocabulary=False)
             except BackendError as error:
@@ -124,7 +136,10 @@ class WorkerLife:
             self._alive.notify_all()
 
     def _start(self, on_progress: OnProgress, *, wants_vocabulary: bool) -> frames.AnyLoaded:
-        process = WorkerProcess(lambda: self.on_death())
+        try:
+            process = WorkerProcess(lambda: self.on_death())
+        except OSError as error:  # the system has no process or no socket left, which may pass
+            raise LoadFailed(f"{self._spec.path}: no process could be started for it: {error}") from error
         process.limit(max(LOAD_SILENCE_S, self.hang_s))
         load = frames.Load(self._factory, self._spec, logging.getLogger().getEffectiveLevel(), wants_vocabulary, self._embeds)
         try:

@@ -39,8 +39,7 @@ class WorkerProcess:
     """
 
     def __init__(self, on_end: OnEnd) -> None:
-        pairs = [socket.socketpair() for _ in range(4)]
-        ours, theirs = [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
+        ours, theirs = _pairs(4)
         engine, control, short, long = ours
         numbers = [end.fileno() for end in theirs]
         try:
@@ -52,9 +51,11 @@ class WorkerProcess:
                 pass_fds=numbers,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
+        except BaseException:
+            _close(ours)
+            raise
         finally:
-            for end in theirs:
-                end.close()
+            _close(theirs)
         self._ends = ours
         control.setblocking(False)
         self.channel: Channel[frames.FromWorker] = Channel(engine, frames.FromWorker)
@@ -135,3 +136,23 @@ def _how(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def _pairs(n: int) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Connected sockets, our ends and theirs; all or none."""
+    ours: list[socket.socket] = []
+    theirs: list[socket.socket] = []
+    try:
+        for _ in range(n):
+            one, other = socket.socketpair()
+            ours.append(one)
+            theirs.append(other)
+    except OSError:
+        _close([*ours, *theirs])
+        raise
+    return ours, theirs
+
+
+def _close(ends: list[socket.socket]) -> None:
+    for end in ends:
+        end.close()

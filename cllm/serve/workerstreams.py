@@ -102,7 +102,7 @@ class WorkerStreams:
             with self._lock:
                 self._live.discard(event.seq_id)
         else:
-            self.life.n_lives = 0
+            self.life.went_well()
         self._tell(event)
 
 

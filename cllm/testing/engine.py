@@ -29,6 +29,7 @@ class RunningEngine:
     engine: Engine
     loop: StepLoop
     scheduler: Scheduler
+    ended: trio.Event  # the loop has returned: it was told to stop, and nothing was left
 
 
 @asynccontextmanager
@@ -59,12 +60,18 @@ async def running_engine(
         loaded = OFF if embedder is None else loaded_embedder(embedder, settings.embedding_alias or ("fake-embedder",))
         embeddings = embeddings_of(loaded, loop, metrics, settings)
         engine.ready(served, loop, embeddings)
+        ended = trio.Event()
+
+        async def run() -> None:
+            await loop.run()
+            ended.set()
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(loop.run)
+            nursery.start_soon(run)
             if isinstance(embeddings, Embeddings):
                 nursery.start_soon(embeddings.loop.run)
             try:
-                yield RunningEngine(engine, loop, scheduler)
+                yield RunningEngine(engine, loop, scheduler, ended)
             finally:
                 nursery.cancel_scope.cancel()
     scheduler.check()

@@ -189,6 +189,19 @@ async def test_what_takes_more_than_its_file_said_does_not_stay_at_the_start(kee
         assert kept.states() == "unloaded loaded"
 
 
+async def test_a_model_that_is_unloaded_while_others_make_room_for_it_is_loaded_again_for_who_asks(keep: Keep) -> None:
+    async with keep("a", "b", models_memory_mb=150, n_file_bytes=0) as kept, trio.open_nursery() as nursery:
+        user = await kept.house.hold(kept.tenant("a"))
+        kept.tenant("b").n_bytes = 0  # it will take more than is known of it, so that `a` is to go as soon as nobody uses it
+        await kept.ask("b")
+        assert kept.states() == "unloading loaded"
+        await kept.keeper.unload(kept.tenant("b"))
+        nursery.start_soon(kept.ask, "b")
+        await until(lambda: bool(kept.tenant("b").waiting))
+        user.release()
+    assert kept.backend.names == ["a", "b", "b", "b"]
+
+
 async def test_a_model_that_makes_room_answers_first_what_it_was_asked(keep: Keep) -> None:
     go_on, computing = threading.Event(), threading.Event()
 

@@ -14,7 +14,7 @@ from cllm.config import Settings
 from cllm.engine.events import Delta, FinishReason
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sequence import Phase
-from cllm.errors import DeadlineExceeded, GenerationFailed, ModelDied, NotHeeded, NotSupported
+from cllm.errors import DeadlineExceeded, GenerationFailed, ModelDied, NotHeeded, NotSupported, Unavailable
 from cllm.serve.loading import load
 from cllm.serve.stepless import StreamsOnly
 from cllm.testing.engine import RunningEngine, running_engine
@@ -248,7 +248,29 @@ async def test_it_drains() -> None:
         running.loop.stop()
         (answer,) = await read_all(stream)
         await running.loop.wait_idle()
+        await running.ended.wait()
     assert answer.text == text_alone(PROMPT, 8)
+
+
+async def test_it_ends_when_it_is_told_to_stop_in_the_moment_in_which_the_last_one_leaves() -> None:
+    async with streaming(FakeStreamModel(by_itself=False)) as running:
+        stream = running.engine.open([make_spec()])
+        await settled()
+        stream.cancel()
+        running.loop.stop()
+        await running.ended.wait()
+
+
+async def test_it_ends_when_those_who_are_left_are_ended_though_the_model_is_silent() -> None:
+    async with streaming(FakeStreamModel(by_itself=False)) as running:
+        stream = running.engine.open([make_spec()])
+        await settled()
+        running.loop.stop()
+        await settled()
+        running.loop.end_all(Unavailable("the server drains", retry_after_s=1.0))
+        await running.ended.wait()
+        (answer,) = await read_all(stream)
+    assert isinstance(answer.error, Unavailable)
 
 
 def test_a_backend_may_give_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -263,6 +263,17 @@ async def test_a_text_that_kills_the_worker_again_and_again_is_refused_and_costs
     assert given[0].text == text_alone("the sea", 3000)
 
 
+async def test_texts_that_kill_an_idle_worker_are_refused_and_do_not_end_the_server(
+    model: WorkerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workerlife, "N_LIVES_MAX", 2)  # one such text costs more
+    async with serving(model) as running:
+        with pytest.raises(TokenizeFailed):
+            await running.engine.tokenize(mortal.DEADLY_TEXT, add_special=False, parse_special=False)
+        (answer,) = await answers(running, make_spec("the sea", 8))
+    assert answer.text == text_alone("the sea", 8)
+
+
 async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
     model = load(n_cells=256)
     try:
@@ -309,6 +320,32 @@ def test_one_that_cannot_come_back_is_given_up(model: WorkerModel, monkeypatch: 
     kill(model)
     with pytest.raises(ModelDied, match="2 times in a row"):
         model.life.revive()
+
+
+def test_a_system_that_has_no_process_left_for_a_moment_does_not_end_it(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
+    start, shortages = workerlife.WorkerProcess, [BlockingIOError("no process left")] * 3
+
+    def start_late(on_end: Callable[[], None]) -> workerlife.WorkerProcess:
+        if shortages:
+            raise shortages.pop()
+        return start(on_end)
+
+    monkeypatch.setattr(workerlife, "WorkerProcess", start_late)
+    kill(model)
+    model.life.revive()
+    assert model.vocabulary.tokenize("ab", add_special=False, parse_special=False) == [97, 98]
+
+
+def test_a_process_that_cannot_be_started_is_told_in_one_line_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise BlockingIOError("no process left")
+
+    n_before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(LoadFailed, match=r"^fake: no process could be started for it: no process left$"):
+        load("fake")
+    assert len(os.listdir("/proc/self/fd")) <= n_before
 
 
 def test_nothing_of_it_is_left_when_it_is_closed(model: WorkerModel, tmp_path: Path) -> None:

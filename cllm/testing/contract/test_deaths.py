@@ -137,7 +137,7 @@ def apart(worker_backend: WorkerBackend, shared: Shared, spec: ModelSpec) -> Ite
 
 def revive(model: Worker) -> None:
     model.life.revive()
-    model.life.n_lives = 0  # it counts those that did no step of the engine's
+    model.life.went_well()  # it counts those that did no step of the engine's
 
 
 def kill(model: Worker) -> None:
