@@ -7,11 +7,12 @@ from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from cllm.api import admin, guards, infill, native, openapi, requests, rerank, status, tokens
+from cllm.api import admin, guards, native, openapi, requests, rerank, status, tokens
 from cllm.api.anthropic import messages
 from cllm.api.connection import Connection
 from cllm.api.context import Context, route_path
 from cllm.api.errors import ErrorShape, InternalError, anthropic_shape, from_http, ollama_shape, openai_shape, response_of
+from cllm.api.llama_server import completion, infill
 from cllm.api.metrics import HttpMetrics
 from cllm.api.ollama import embed as ollama_embed
 from cllm.api.ollama import generate as ollama
@@ -27,7 +28,7 @@ from cllm.serve.house import House
 log = structlog.get_logger("cllm.api")
 
 SURFACES = (
-    *(chat, completions, responses, infill, embeddings, rerank, models, messages, ollama, ollama_embed, ollama_models),
+    *(chat, completions, responses, completion, infill, embeddings, rerank, models, messages, ollama, ollama_embed, ollama_models),
     *(native, tokens, status, requests, admin, openapi),
 )
 OPERATIONS: tuple[Operation, ...] = tuple(one for surface in SURFACES for one in surface.OPERATIONS)

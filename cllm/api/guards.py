@@ -105,6 +105,6 @@ def _open_to_pages(response: Response, settings: Settings) -> None:
     headers["Access-Control-Allow-Origin"] = "*" if "*" in origins else origin
     headers["Access-Control-Expose-Headers"] = _CORS_EXPOSED
     if _is_preflight():
-        headers["Access-Control-Allow-Methods"] = "GET, POST, OPTIONS"
+        headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE, OPTIONS"
         headers["Access-Control-Allow-Headers"] = _CORS_HEADERS
         headers["Access-Control-Max-Age"] = str(_CORS_MAX_AGE_S)

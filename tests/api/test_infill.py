@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cllm.api.infill import SNIPPET
+from cllm.api.llama_server.infill import SNIPPET
 from cllm.testing.fake import FakeModel, FakeVocabulary
 
 

@@ -25,6 +25,7 @@ OPENAI = ("error", "code"), "model_not_found"
 ASKING: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
+    "/completion": {"prompt": "x", "n_predict": 2},
     "/v1/responses": {"input": "x", "max_output_tokens": 2},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": MESSAGES},

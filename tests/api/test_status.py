@@ -32,6 +32,7 @@ async def test_while_loading_every_endpoint_that_needs_the_model_is_503_with_ret
     bodies = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
         "/v1/completions": {"prompt": "x"},
+        "/completion": {"prompt": "x"},
         "/tokenize": {"content": "x"},
         "/detokenize": {"tokens": [1]},
         "/apply-template": {"messages": [{"role": "user", "content": "x"}]},

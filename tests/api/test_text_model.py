@@ -104,6 +104,22 @@ def test_a_prompt_goes_to_it_as_it_came(model: Told, url: str, prompt: Any, fiel
     assert model.started[0].n_tokens_max == 16
 
 
+@pytest.mark.parametrize("prompt", ["once", ["once"], [["on", "ce"]]])
+def test_so_does_one_by_llama_servers_names(model: Told, url: str, prompt: Any) -> None:
+    status, body, _ = post(url + "/completion", {"prompt": prompt})
+    assert (status, json.loads(body)["content"], json.loads(body)["tokens_predicted"]) == (200, "a b c d", 4)
+    assert (model.started[0].prompt, model.started[0].text) == ((), "once")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), [({"prompt": ["once", 5]}, "prompt"), ({"n_probs": 4}, "n_probs"), ({"n_predict": 0}, "n_predict")]
+)
+def test_what_it_cannot_do_is_refused_by_those_names(model: Told, url: str, fields: dict[str, Any], param: str) -> None:
+    status, body, _ = post(url + "/completion", {"prompt": "once", **fields})
+    assert (status, json.loads(body)["error"]["param"]) == (400, param)
+    assert not model.started
+
+
 def test_a_stop_string_ends_the_answer_whatever_the_model_makes_of_it(model: Told, url: str) -> None:
     for is_stream in (False, True):
         _, body, _ = post(url + CHAT, hello(stop="b c", stream=is_stream))

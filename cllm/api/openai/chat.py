@@ -14,7 +14,7 @@ from cllm.api.context import Context
 from cllm.api.conversation import Answer, AnswerShape, open_chat
 from cllm.api.errors import openai_shape
 from cllm.api.openai.messages import Message, template_messages
-from cllm.api.openai.shapes import Account, OpenAiStream, TokenNames, envelope, finite, json_response
+from cllm.api.openai.shapes import Account, OpenAiStream, TokenNames, envelope, json_response, token_logprobs
 from cllm.api.openai.tools import ToolFields, ToolingFields, thinking_of, toolbox_of, tools_of
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sse import data
@@ -142,16 +142,7 @@ def _answered(answer: Answer) -> dict[str, Any]:
 
 
 def _logprobs(logprobs: list[TokenLogprob], names: TokenNames) -> dict[str, Any]:
-    content = []
-    for one in names.shown(logprobs):
-        top = [_token(token, logprob, names) for token, logprob in one.top]
-        content.append({**_token(one.token, one.logprob, names), "top_logprobs": top})
-    return {"content": content, "refusal": None}
-
-
-def _token(token: int, logprob: float, names: TokenNames) -> dict[str, Any]:
-    raw = names.raw(token)
-    return {"token": raw.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(raw)}
+    return {"content": token_logprobs(logprobs, names), "refusal": None}
 
 
 class ChatStream(OpenAiStream, AnswerShape):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -152,6 +153,21 @@ class TokenNames:
 def finite(logprob: float) -> float:
     """`logprob` as JSON can carry it."""
     return max(logprob, LOGPROB_MIN)
+
+
+def token_logprobs(logprobs: Iterable[TokenLogprob], names: TokenNames, *, with_ids: bool = False) -> list[dict[str, Any]]:
+    """The tokens of the text, each with the likeliest ones at its place; with their ids, as llama-server has them."""
+    token = functools.partial(_token, names, with_ids)
+    return [
+        {**token(one.token, one.logprob), "top_logprobs": [token(likely, logprob) for likely, logprob in one.top]}
+        for one in names.shown(logprobs)
+    ]
+
+
+def _token(names: TokenNames, with_id: bool, token: int, logprob: float) -> dict[str, Any]:
+    raw = names.raw(token)
+    shown = {"token": raw.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(raw)}
+    return {"id": token, **shown} if with_id else shown
 
 
 # --- answers -----------------------------------------------------------------------------------------------------------

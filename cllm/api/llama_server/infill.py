@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -13,11 +13,11 @@ from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import check_room, open_generation
+from cllm.api.llama_server.answers import AnswerStream, NPredict, ended
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import SamplingFields
-from cllm.api.sse import SseBody, TextFrame, data, sse_response
-from cllm.engine.events import Delta, Finished
+from cllm.api.sse import SseBody, sse_response
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
 
@@ -41,7 +41,7 @@ class InfillRequest(SamplingFields, kw_only=True):
     input_extra: Annotated[list[Extra], Meta(max_length=1024)] | None = None
     prompt: str | None = None
     model: str | None = None
-    n_predict: Annotated[int, Meta(ge=-1, le=1 << 53)] | None = None
+    n_predict: NPredict | None = None
     stream: bool | None = None
 
 
@@ -83,10 +83,10 @@ async def answer(context: Context, body: InfillRequest) -> Response:
     specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
     generation = await open_generation(context, specs, ENDPOINT)
     if body.stream:
-        return sse_response(SseBody(generation, await generation.first_events(), InfillStream(model.name), openai_shape))
+        return sse_response(SseBody(generation, await generation.first_events(), AnswerStream(model.name), openai_shape))
     (completion,) = await generation.complete()
     account = Account([completion.finished])
-    return json_response(_end(model.name, completion.text, completion.finished), account.headers())
+    return json_response(ended(0, model.name, completion.text, completion.finished), account.headers())
 
 
 async def _tokens(context: Context, model: ServedModel, body: InfillRequest) -> Sequence[int]:
@@ -105,45 +105,3 @@ async def _extra(context: Context, model: ServedModel, pieces: Sequence[Extra], 
         return []
     text = "".join([SNIPPET + piece.text for piece in pieces])[-n_max * prompts.N_TOKEN_BYTES_MAX :]
     return (await prompts.plain_tokens(context, text, "input_extra"))[-n_max:]
-
-
-class InfillStream:
-    """See `cllm.api.sse.Shape`."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._frame = TextFrame({"index": 0, "content": TextFrame.MARK, "stop": False})
-
-    def first(self) -> bytes:
-        """Nothing."""
-        return b""
-
-    def delta(self, index: int, event: Delta) -> bytes:
-        """New text, if there is any."""
-        return self._frame(event.text) if event.text else b""
-
-    def finished(self, index: int, event: Finished) -> bytes:
-        """The rest of the text, then the end."""
-        return (self._frame(event.text) if event.text else b"") + data(_end(self._model, "", event))
-
-    def last(self) -> bytes:
-        """Nothing: the end said it all."""
-        return b""
-
-
-def _end(model: str, content: str, finished: Finished) -> dict[str, Any]:
-    usage, word = finished.usage, finished.stop_reason
-    by_word = isinstance(word, str) and word != "timeout"
-    return {
-        "index": 0,
-        "content": content,
-        "stop": True,
-        "model": model,
-        "tokens_predicted": usage.n_generated,
-        "tokens_evaluated": usage.n_prompt,
-        "tokens_cached": usage.n_cached,
-        "truncated": False,
-        "stop_type": "word" if by_word else "limit" if finished.reason.value == "length" else "eos",
-        "stopping_word": word if by_word else "",
-        "timings": Account([finished]).timings(),
-    }

@@ -1,0 +1,1 @@
+"""llama-server's own surface, where it is not OpenAI's."""
