@@ -15,7 +15,7 @@ import trio
 from hypercorn.typing import ASGIFramework
 
 from cllm.api.app import create_app as create_api
-from cllm.config import Settings, SettingsError
+from cllm.config import Settings, SettingsError, strange_variables
 from cllm.errors import CllmError, LoadAborted
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http.asgi import wrap_asgi
@@ -31,6 +31,9 @@ def create_app(settings: Settings | None = None) -> ASGIFramework:
     """Return the application. A mistake in the settings found in the environment ends the process with one line and code 2."""
     chosen = _settings_of_the_environment() if settings is None else settings
     configure_logging(chosen)
+    if settings is None:
+        for line in strange_variables():
+            log.warning(line)
     keeper = Housekeeper(chosen, make_progress)
     app = create_api(keeper.house, chosen)
     ended = trio.Event()

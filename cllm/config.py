@@ -197,7 +197,7 @@ class Settings:
         None, "cells (tokens) of KV cache, shared by all sequences (default: what memory allows)", _at_least(1)
     )
     parallel: Annotated[int | None, MEMORY, _short("-np")] = _setting(
-        None, "sequences that run at once (default: as many as fit, at most 64)", _between(1, N_SLOTS_MAX)
+        None, "sequences that run at once (default: as many as the model takes; of slots for steps at most 64)", _between(1, N_SLOTS_MAX)
     )
     kv: Annotated[KvLayout, MEMORY] = _setting(
         "auto",
@@ -283,7 +283,9 @@ class Settings:
     stream_buffer_kb: Annotated[int, REQUESTS] = _setting(
         1024, "unread KiB after which a stream is ended, so that no other waits", _at_least(1)
     )
-    sse_ping_s: Annotated[float, REQUESTS] = _setting(15.0, "silence after which a stream carries a comment; 0: never", _not_negative)
+    sse_ping_s: Annotated[float, REQUESTS] = _setting(
+        15.0, "silence after which a stream of events carries a sign of life; 0: never", _not_negative
+    )
     responses_kept: Annotated[int, REQUESTS] = _setting(
         1024, "responses of POST /v1/responses that are kept to go on from; 0: none", _between(0, 1_000_000)
     )
@@ -460,8 +462,12 @@ def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> lis
     lines = []
     if not is_loopback(settings.host) and not settings.api_key and settings.api_key_file is None:
         lines.append(f"listening on {settings.host} without --api-key: whoever reaches this machine can use the model")
-    lines += [f"{name} is not a setting{did_you_mean(name, _variables())}" for name in sorted(_unknown_variables(environ))]
-    return lines
+    return lines + strange_variables(environ)
+
+
+def strange_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a line for each variable that looks like a setting and is none."""
+    return [f"{name} is not a setting{did_you_mean(name, _variables())}" for name in sorted(_unknown_variables(environ))]
 
 
 def variable(field: str) -> str:

@@ -24,8 +24,8 @@ Each setting is a flag of `cllm serve` and `cllm generate`, an environment varia
 
 - Flags that are repeatable collect their values; a variable holds several with commas between, a TOML file as a list.
 - A switch is `--mmap` or `--no-mmap`, `CLLM_MMAP=off` (or `false`, `no`, `0`), `mmap = false`.
-- An empty variable counts as not set. A variable that begins with `CLLM_` and is no setting is warned of; an unknown key in the file is
-  an error, as an unknown flag is.
+- An empty variable counts as not set. A variable that begins with `CLLM_` and is no setting is warned of by servers; an unknown key in the
+  file is an error, as an unknown flag is.
 - A key in a flag can be seen in the list of processes; `--api-key-file` and `CLLM_API_KEY` keep it out of there.
 - Relative paths start from the working directory, those in the file, too.
 
@@ -36,7 +36,8 @@ ctx_size = 32768
 api_key_file = "keys.txt"
 cors_origin = ["https://chat.example.org"]
 
-# Further models; what their tables do not say is shared with the first. Only settings of the first three sections below may stand here.
+# Further models. What their tables do not say is shared with the first, but for alias, lora, embedding_model and embedding_alias. Only
+# settings of the first three sections below may stand here, and neither models, models_memory_mb nor lora_dir.
 [[models]]
 model = "models/code.gguf"
 alias = ["code"]

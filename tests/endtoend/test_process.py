@@ -387,13 +387,14 @@ def assert_one_complaint(output: str, named: str) -> None:
 
 
 def test_hypercorn_serves_the_application_with_settings_from_the_environment() -> None:
-    process = hypercorn(CLLM_CTX_SIZE="2048", CLLM_THREADS="1", CLLM_ALIAS="mine")
+    process = hypercorn(CLLM_CTX_SIZE="2048", CLLM_THREADS="1", CLLM_ALIAS="mine", CLLM_PARALEL="2")
     process.wait_ready()
     assert process.get("/v1/models")[1]["data"][0]["id"] == "mine"
     answer = process.post("/v1/chat/completions", chat("What is cLLM?", model="mine"))
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert process.end(signal.SIGTERM) == 0
     assert "Traceback" not in process.output
+    assert "CLLM_PARALEL is not a setting; did you mean CLLM_PARALLEL?" in process.output
 
 
 def hypercorn(**environment: str) -> Process:
