@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -50,8 +51,8 @@ class Contender:
         """Peer and setting."""
         return f"{self.peer} ({self.setting})"
 
-    def server(self) -> Server:
-        """The server, not started yet."""
+    def server(self) -> AbstractContextManager[Server]:
+        """The server, which runs while one is within."""
         server = _Prepared(self.command, ready_path=self.ready_path, environment=self.environment)
         server.prepare = self.prepare
         return server

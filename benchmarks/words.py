@@ -145,18 +145,18 @@ tokens/s.
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 48
 steps of their answers and six seconds, or thirty where they have all places (more than six were needed on the slowest of these machines
-only), and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in the table, with intervals that
-are wide where starts or pairs are few. The runs at 16, 24 and 32, and the conversations at 8, are of the slowest machine, which has AVX2
-alone and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what was borne at first, and went in pieces. At 16,
-where that was three seconds, two pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt cache` and 0.99 of `-no-kvu`, and
-gaps at p99 two and a half times as long; and what cells gain apart was not known, since the time in which that is measured was over
-before: without pieces, two more pairs still had 0.94 of `-no-kvu`. At 32, where it was ten seconds and 24 steps, ten pairs, which are not
-kept either, had 0.99 (0.95 to 1.03) of `-no-kvu`, whole answers at p90 after 1.19 times the time, and four 0.94 of `no prompt cache`,
-which was not measured again. All this was mended before the runs in the table. Starts of the servers differ by more than the passes of
-one: of five at 32, one had 0.95 of the tokens/s and one 1.19. So it is not known either whether steps of 16 rows do take longer than
-there, as the median gap of that run would have it. One at a time first texts come after 0.78 of the default's time, and tokens then at
-0.93 of its pace, with gaps at p90 1.22 times as long: of a step of 21 ms, one is outside llama.cpp, by the ladder. On the instant fake a
-whole step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two steps.
+only), and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in the table, with intervals that are
+wide where starts differ or pairs are few. The runs at 16, 24 and 32, the conversations, and the long prompt among short ones are of the
+slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what was borne at
+first, and went in pieces. At 16, where that was three seconds, two pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt
+cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as long; and what cells gain apart was not known, since the time in which
+that is measured was over before: without pieces, two more pairs still had 0.94 of `-no-kvu`. At 32, where it was ten seconds and 24 steps,
+ten pairs, which are not kept either, had 0.99 (0.95 to 1.03) of `-no-kvu`, whole answers at p90 after 1.19 times the time, and four 0.94 of
+`no prompt cache`, which was not measured again. All this was mended before the runs in the table. Starts of the servers differ by more than
+the passes of one: of five at 32, one had 0.95 of the tokens/s and one 1.19. So it is not known either whether steps of 16 rows do take
+longer than there, as the median gap of that run would have it. One at a time first texts come after 0.78 of the default's time, and tokens
+then at 0.93 of its pace, with gaps at p90 1.22 times as long: of a step of 21 ms, one is outside llama.cpp, by the ladder. On the instant
+fake a whole step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two steps.
 
 What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers. What it costs is that more of the
 gaps have a piece of a prompt in them, and that prompts end later where few wait; the smaller the pieces, the longer prompts wait for each
@@ -193,9 +193,11 @@ texts at p90 after 0.26 of the time.
 
 A long prompt among short ones is where small steps cost most. Rows of a sequence that do not fill a tile of 64 read what is before them one
 by one: two thousand tokens deep, sixteen take 0.36 s for that and sixty-four 0.42. In steps of which the others take little notice only few
-go, so that the prompt takes nearly three times as long as at once, and a third to half of the tokens/s is lost. In turn the others' longest
-wait is 0.5 s, where they wait 44 s for the whole prompt there. Once they have ended, it goes in full tiles. Who would rather have it sooner
-says a longer `--itl-target-ms`.
+go: by ten pairs the prompt takes twice as long as at once, and a fifth of the tokens/s is lost. In turn the others' longest wait is 0.6 s,
+where they wait 58 s for the whole prompt there, and their answers end after 0.63 of the time at p50. Once they have ended, it goes in full
+tiles. Who would rather have it sooner says a longer `--itl-target-ms`. With the cells that the workload needs, 6,144, `-no-kvu` refuses the
+prompt, which then has to fit an eighth of them: all have 33,280 here. Two pairs of an older revision on the faster machine, beside
+`llama-server` as it comes, which are not kept any more, had 0.56 of the tokens/s.
 
 Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the change, in
 which everybody's cells go to the host and back. Eight end a turn together and begin the next one together, whose prompts take 6 to 10 s on
