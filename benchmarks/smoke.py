@@ -314,8 +314,8 @@ def _images(text: str) -> list[str]:
 
 
 LANES: Final[tuple[tuple[str, ...], ...]] = (  # that take as long as each other
-    ("bench", "peers", "overload", "verify"),
-    ("ladder", "against_native", "passes", "simulation", "stack", "kills", "promises"),
+    ("bench", "peers", "overload", "verify", "against_native", "passes", "kills"),
+    ("ladder", "simulation", "stack", "promises"),
 )
 PARTS: Final = {
     part.__name__.removeprefix("run_"): part
