@@ -44,7 +44,7 @@ def check_fails(run: subprocess.CompletedProcess[str], seen_by: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("can_trim", [1, 0])
+@pytest.mark.parametrize("can_trim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str, can_trim: int) -> None:
     check(run_contract("--backend", FAKE, "--kv", layout, "--backend-option", f"can_trim={can_trim}", folder=tmp_path))
 
@@ -139,7 +139,9 @@ def test_a_model_that_cannot_be_aborted_as_it_says_fails_the_suite(tmp_path: Pat
     check_fails(run, seen_by)
 
 
-@pytest.mark.parametrize("make", ["make_backend", "make_text_backend", "make_heeding_backend"])
+@pytest.mark.parametrize(
+    "make", ["make_backend", *(pytest.param(name, marks=pytest.mark.slow) for name in ("make_text_backend", "make_heeding_backend"))]
+)
 def test_the_fake_model_that_schedules_itself_keeps_the_contract(tmp_path: Path, make: str) -> None:
     check(run_contract("--backend", f"cllm.testing.fake_streams:{make}", folder=tmp_path))
 
