@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
-
-from msgspec import Meta
+from typing import Any
 
 from cllm.api.openai.shapes import Account, TokenNames, token_logprobs
 from cllm.api.sse import TextFrame, data
 from cllm.engine.events import Delta, Finished, FinishReason, TokenLogprob
-
-NPredict: TypeAlias = Annotated[int, Meta(ge=-1, le=1 << 53)]  # -1: no limit, 0: only the prompt is computed
 
 
 class AnswerStream:

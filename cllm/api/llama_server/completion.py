@@ -14,7 +14,8 @@ from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import Completion, Generation, check_room, open_generation
-from cllm.api.llama_server.answers import AnswerStream, NPredict, ended, probabilities
+from cllm.api.llama_server.answers import AnswerStream, ended, probabilities
+from cllm.api.llama_server.fields import NPredict, wanted_once
 from cllm.api.openai.shapes import Account, TokenNames, json_response
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sse import SseBody, sse_response
@@ -62,11 +63,7 @@ def blueprint(context: Context) -> Blueprint:
 async def answer(context: Context, body: TextRequest) -> Response:
     """Complete one or several prompts. Raises: RequestError."""
     model = await context.served(body.model)
-    if body.n_predict == -1:
-        body.n_predict = None
-    asked = context.wanted(body, model, max_tokens=None)
-    if asked.n != 1:
-        raise InvalidRequest("n: this endpoint gives one answer to each prompt; /v1/completions gives several", param="n")
+    asked = wanted_once(context, body, model)
     if body.n_probs and body.post_sampling_probs:
         raise NotHeeded("post_sampling_probs: logprobs are told as they are before sampling", param="post_sampling_probs")
     given = _prompts(body.prompt, model)

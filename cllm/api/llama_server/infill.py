@@ -13,12 +13,12 @@ from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import check_room, open_generation
-from cllm.api.llama_server.answers import AnswerStream, NPredict, ended
+from cllm.api.llama_server.answers import AnswerStream, ended
+from cllm.api.llama_server.fields import NPredict, wanted_once
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import SamplingFields
 from cllm.api.sse import SseBody, sse_response
-from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
 
 ENDPOINT = "/infill"
@@ -73,11 +73,7 @@ async def answer(context: Context, body: InfillRequest) -> Response:
     """Fill in. Raises: RequestError."""
     model = await context.served(body.model)
     prompts.check_infills(model, "input_suffix")
-    if body.n_predict == -1:
-        body.n_predict = None
-    asked = context.wanted(body, model, max_tokens=None)
-    if asked.n != 1:
-        raise InvalidRequest("n: this endpoint gives one answer; /v1/completions gives several", param="n")
+    asked = wanted_once(context, body, model)
     check_room(context, asked, "n")
     tokens = await _tokens(context, model, body)
     specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
