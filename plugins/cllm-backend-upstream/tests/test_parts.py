@@ -16,6 +16,7 @@ from cllm.errors import LoadFailed
 from cllm_backend_upstream.answers import DONE, Answer
 from cllm_backend_upstream.asking import body_of, path_of
 from cllm_backend_upstream.failures import Broken, Busy, Garbled, Unreachable
+from cllm_backend_upstream.health import check
 from cllm_backend_upstream.kinds import KINDS
 from cllm_backend_upstream.lines import N_LINE_MAX, EventLines
 from cllm_backend_upstream.options import KEY_VARIABLE, options_of
@@ -184,6 +185,24 @@ def test_one_without_connection_is_not_asked_and_one_that_rests_is_not_either() 
     refusal = pool.why_not(5.0, None, health_s=2.0)
     assert (refusal.status, refusal.retry_after_s) == (429, 5.0)  # type: ignore[attr-defined]
     assert pool.choose(10.0) is second
+
+
+@pytest.mark.parametrize("why", ["", "gone"])
+async def test_a_check_says_nothing_of_one_that_a_request_finds_down_meanwhile(why: str, caplog: pytest.LogCaptureFixture) -> None:
+    upstream = Pool(["a"]).upstreams[0]
+    meanwhile = [lambda: upstream.failed(Unreachable("no"), now=0.0), lambda: None]
+
+    class Scripted:
+        async def get(self, url: str) -> bytes:
+            meanwhile.pop(0)()
+            if why:
+                raise Unreachable(why)
+            return b""
+
+    await check(upstream, Scripted())  # type: ignore[arg-type]
+    assert (upstream.is_well, caplog.messages) == (False, [])
+    await check(upstream, Scripted())  # type: ignore[arg-type]
+    assert (upstream.is_well, caplog.messages) == ((False, []) if why else (True, ["upstream a is up again"]))
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------

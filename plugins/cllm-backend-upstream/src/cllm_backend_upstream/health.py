@@ -31,6 +31,8 @@ async def check(upstream: Upstream, exchange: Exchange) -> None:
         await _ask(upstream.url, exchange)
     except Exception as error:  # whatever it is: the other upstreams are none the worse for it
         why = str(error) or type(error).__name__
+    if was_well and not upstream.is_well:
+        return  # a request found it down, and said so; what this saw may be older: the next check tells
     upstream.is_well = not why
     if was_well and why:
         log.warning("upstream %s is down: %s", upstream.url, why)
