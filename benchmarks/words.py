@@ -146,9 +146,9 @@ What bounds tokens/s beside llama-server is that both spend a step in the same k
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 48
 steps of their answers and six seconds, or thirty where they have all places (more than six were needed on the slowest of these machines
 only), and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in the table, with intervals that are
-wide where starts differ or pairs are few. The runs at 16, 24 and 32, the conversations, and the long prompt among short ones are of the
-slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what was borne at
-first, and went in pieces. At 16, where that was three seconds, two pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt
+wide where starts differ or pairs are few. The runs at 16, 24 and 32, the conversations, the shared prefix, and the long prompt among short
+ones are of the slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what
+was borne at first, and went in pieces. At 16, where that was three seconds, two pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt
 cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as long; and what cells gain apart was not known, since the time in which
 that is measured was over before: without pieces, two more pairs still had 0.94 of `-no-kvu`. At 32, where it was ten seconds and 24 steps,
 ten pairs, which are not kept either, had 0.99 (0.95 to 1.03) of `-no-kvu`, whole answers at p90 after 1.19 times the time, and four 0.94 of
@@ -187,9 +187,9 @@ Of mixed prompts at 16, a step beside answers took two and a half times as long 
 that generate take nearly nine tenths of what sixteen do, so that more of them at once bring little, and four times as long brought 1.02
 times the tokens/s and gaps 1.4 times as long at p99. `-no-kvu` computes all prompts first, which makes gaps of a second and more.
 
-Of a shared prefix, the first eight of each pass wait until one of them has computed it, and compute what is their own together then; before
-that one began to answer first, and the others' prompts had the room of steps beside it, three pairs had 2.05 of the tokens/s and first
-texts at p90 after 0.26 of the time.
+Of a shared prefix, the first eight of each pass wait until one of them has computed it, and compute what is their own together then: half
+of the first texts come a little earlier than there, and nine of ten after a quarter of the time, since there each slot computes the prefix
+once. Four pairs on the faster machine beside two settings, which are not kept any more, had 2.25 of the tokens/s.
 
 A long prompt among short ones is where small steps cost most. Rows of a sequence that do not fill a tile of 64 read what is before them one
 by one: two thousand tokens deep, sixteen take 0.36 s for that and sixty-four 0.42. In steps of which the others take little notice only few
