@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from cllm.bench import process
+from cllm.testing.ports import free_port
 
 START_S: Final = 300.0
 END_S: Final = 60.0
@@ -27,7 +27,7 @@ class Server:
     """Any server: `command` is given `{port}` to fill in, and `ready_path` answers 200 when it is ready."""
 
     def __init__(self, command: Sequence[str], *, ready_path: str = "/v1/models", environment: Mapping[str, str] | None = None) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self._command = [word.replace("{port}", str(self.port)) for word in command]
         self._environment = {**os.environ, **{name: text.replace("{port}", str(self.port)) for name, text in (environment or {}).items()}}
         self._ready_path = ready_path
@@ -111,9 +111,3 @@ class ServerProcess(Server):
     def __init__(self, model: str, options: list[str]) -> None:
         command = [sys.executable, "-m", "cllm", "serve", model, *options, "--log-level", "warning", "--port", "{port}"]
         super().__init__(command, ready_path="/ready")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

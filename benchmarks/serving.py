@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any, Final
 import attrs
 
 from benchmarks.layers import Counts, Seconds
+from cllm.testing.ports import free_port
 
 INSTANT, PROFILE = "BENCHMARK_INSTANT", "BENCHMARK_PROFILE"  # what the child is told by its environment
 START_S: Final = 120.0
@@ -97,10 +97,3 @@ class CountedServer:
                 return bool(response.status == 200)
         except OSError:
             return False
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -153,9 +153,11 @@ def test_a_model_that_schedules_itself_keeps_the_contract_in_a_process_of_its_ow
 def test_a_model_that_tells_of_those_that_were_given_up_fails_the_suite(tmp_path: Path) -> None:
     """One that takes no notice of a cancel has no place for the next."""
     (tmp_path / "deaf.py").write_text(
+        "import time\n"
         "from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel\n"
         "FakeStreamModel.cancel = lambda self, seq_id: None\n"
-        "FakeStreamModel.__init__.__kwdefaults__['n_ctx'] = 100_000\n"
+        "go = FakeStreamModel.go\n"
+        "FakeStreamModel.go = lambda self: (time.sleep(0.01), go(self))\n"  # so that none ends by itself before there should be room
         "def make_backend(): return FakeStreamBackend()\n"
     )
     run = run_contract("--backend", "deaf:make_backend", "-k", "given_up", folder=tmp_path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+
+from cllm.testing.ports import free_port
 
 END_S: Final = 600.0  # ends what hangs; a machine that is busy with something else takes its time
 
@@ -99,7 +100,7 @@ class Environment:
     @contextmanager
     def served(self, *arguments: str) -> Iterator[str]:
         """Run `cllm serve` with arguments, ready to answer; give its URL. When told to stop it must end with exit code 0."""
-        port = _free_port()
+        port = free_port()
         command = [self.python, "-m", "cllm", "serve", *arguments, "--port", str(port)]
         process = subprocess.Popen(command, env=_environ(), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         url = f"http://127.0.0.1:{port}"
@@ -157,12 +158,6 @@ def _environ() -> dict[str, str]:
 
 def _name_of(project: Path) -> str:
     return str(tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]["name"])
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _wait_ready(process: subprocess.Popen[str], url: str) -> None:

@@ -210,7 +210,7 @@ Serve: TypeAlias = Callable[..., AbstractAsyncContextManager[Api]]
 
 @asynccontextmanager
 async def serving(model: FakeModel | None = None, embedder: FakeEmbedder | None = None, **settings: Any) -> AsyncIterator[Api]:
-    chosen = Settings(**settings)
+    chosen = Settings(**{"grammar_timeout_s": TEST_S, **settings})  # a busy machine may take its time for one
     with trio.fail_after(TEST_S):
         async with running_engine(model or FakeModel(), chosen, embedder=embedder) as running:
             yield Api(create_app(running.engine, chosen), running)

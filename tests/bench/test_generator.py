@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from benchmarks.generator import Generator, GeneratorFailed
-from benchmarks.server import _free_port
 
 
 @pytest.fixture(autouse=True)
@@ -15,11 +15,12 @@ def checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_generator_that_died_is_there_again_for_the_next_order() -> None:
-    with Generator() as generator:
+    with Generator() as generator, socket.socket() as silent:
         generator._process.kill()
         generator._process.wait()
+        silent.bind(("127.0.0.1", 0))  # nobody listens there, which it can tell, nor can anybody else
         with pytest.raises(GeneratorFailed) as failed:
-            generator.dialect(_free_port())  # nobody listens there, which it can tell
+            generator.dialect(silent.getsockname()[1])
     assert "died" not in str(failed.value)
 
 

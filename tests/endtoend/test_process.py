@@ -22,13 +22,13 @@ import attrs
 import pytest
 
 from cllm.bench.process import children
+from cllm.testing.ports import free_port
 
 START_S = END_S = 120.0  # end a test that hangs; a machine that is busy with something else takes its time
 FOREVER_S = "3600"  # of a time limit that must not be what ends the server
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for what is no character, as where the last one was cut
 FEW_CELLS = ("--ctx-size", "4096", "--threads", "1")
 STARTED: list[Process] = []
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("CLLM_")}
 
 
 @attrs.define(eq=False)
@@ -81,12 +81,6 @@ def until(condition: Callable[[], bool], within_s: float = END_S) -> None:
         time.sleep(0.01)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def start(*command: str, port: int = 0, **environment: str) -> Process:
     popen = subprocess.Popen(
         [sys.executable, "-m", *command],
@@ -94,7 +88,7 @@ def start(*command: str, port: int = 0, **environment: str) -> Process:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**ENVIRONMENT, **environment},
+        env={**{name: value for name, value in os.environ.items() if not name.startswith("CLLM_")}, **environment},
     )
     STARTED.append(Process(popen, port))
     return STARTED[-1]
@@ -436,10 +430,10 @@ def test_backends_lists_both_built_in_ones() -> None:
 
 
 def test_a_server_finds_again_what_the_one_before_it_computed(tmp_path: Path) -> None:
-    question = chat("What is continuous batching? " * 12, max_tokens=20)
+    question = chat("What is continuous batching? " * 40, max_tokens=20)
     answers = []
-    for _ in range(2):
-        server = serve("--cache-dir", str(tmp_path / "cache"))
+    for _ in range(2):  # by costs of a larger model: what the disk has is waited for as long as it would take to compute, here a second
+        server = serve("--cache-dir", str(tmp_path / "cache"), "--calibrate", "off")
         server.wait_ready()
         answers.append(server.post("/v1/chat/completions", question))
         n_read = metric(server, "cllm_disk_cache_reads_total()")[0][1]

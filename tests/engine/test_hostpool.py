@@ -224,7 +224,7 @@ def test_evicted_pieces_are_given_to_who_asks_for_them_once() -> None:
 # --- against a plain definition ---------------------------------------------------------------------------------------
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
-pieces = st.lists(st.tuples(texts, st.integers(0, 7)).filter(lambda pair: pair[1] < len(pair[0])), max_size=12)
+pieces = st.lists(st.tuples(texts, st.integers(0, 7)).map(lambda pair: (pair[0], pair[1] % len(pair[0]))), max_size=12)
 
 
 def furthest(known: list[Piece], tokens: list[int], n_have: int, *, can_cut: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -63,7 +64,7 @@ def test_words_are_single_tokens_and_other_text_is_bytes(vocabulary):
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=200)
 @given(text=st.text(st.characters(), max_size=40), add_special=st.booleans())
 def test_the_bytes_of_a_texts_tokens_are_the_text(vocabulary, text, add_special):
-    expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    expected = re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)  # each half of a pair by itself
 
     ids = tokens(vocabulary, text, add_special=add_special)
 

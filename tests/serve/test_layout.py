@@ -17,6 +17,7 @@ from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Failed, Finished
 from cllm.engine.params import StopParams
+from cllm.engine.prices import PREFILL_ROW_S
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import ContextExceeded, LoadFailed, ModelDied, Unavailable
 from cllm.serve.disktier import DiskTier
@@ -29,9 +30,23 @@ SETTINGS = Settings(parallel=16)  # parts of 256 cells
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def cost(model: FakeModel) -> CostModel:
+class DearToCompute(CostModel):
+    """Costs by which a restore is always worth it, however fast this machine is, and though it paused during one."""
+
+    def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
+        """See `CostModel.prefill_s`."""
+        return max(super().prefill_s(n_rows, n_cells), n_rows * PREFILL_ROW_S)
+
+    def beside(self, *, n_rows_max: int, apart: bool) -> CostModel:
+        """See `CostModel.beside`."""
+        other = super().beside(n_rows_max=n_rows_max, apart=apart)
+        other.__class__ = DearToCompute
+        return other
+
+
+def cost(model: FakeModel, *, is_dear: bool = False) -> CostModel:
     """Costs by which a few steps in the pool are as expensive as to leave it."""
-    return CostModel(attrs.evolve(DEFAULT_CURVE, apart_gain_cell_s=1.0), n_rows_max=model.n_rows_max)
+    return (DearToCompute if is_dear else CostModel)(attrs.evolve(DEFAULT_CURVE, apart_gain_cell_s=1.0), n_rows_max=model.n_rows_max)
 
 
 def tiled(model: FakeModel) -> CostModel:
@@ -114,7 +129,7 @@ async def test_what_was_computed_is_carried_into_the_new_layout_where_states_fit
     """There by what it costs, and back because somebody needs more than a part."""
     model = FakeModel(lays_out=True, carries_states=carries_states)
     prompts = words(24, seed=31)
-    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+    async with running_engine(model, SETTINGS, cost=cost(model, is_dear=carries_states)) as running:
         await ask_and_compare(running, prompts, n_tokens=100)
         (long,) = words(1, seed=32, n_letters=300)
         await ask_and_compare(running, [*words(5, seed=33), long, *words(5, seed=34)])
@@ -218,7 +233,7 @@ async def test_who_cannot_begin_apart_serves_from_the_pool() -> None:
 async def test_conversations_come_to_lie_apart_and_compute_their_new_text_alone_there() -> None:
     """What an ended turn left is shared with nobody who runs, and the next one goes on in its slot."""
     model = FakeModel(lays_out=True)
-    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+    async with running_engine(model, SETTINGS, cost=cost(model, is_dear=True)) as running:
         chats = words(12, seed=21, n_letters=20)
         for turn in range(10):
             n_rows = running.scheduler.totals.n_prefill_rows

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from cllm_backend_upstream import pool
+
 WAIT_S = 120.0  # ends a test that hangs
 
 
@@ -160,7 +162,7 @@ def test_a_stream_that_breaks_ends_with_an_error_and_is_tried_nowhere_else(make_
 def test_one_that_falls_silent_is_given_up(faulty: Any, make_front: Any, n_told: int) -> None:
     faulty.behave = after(n_told, faulty.wait_left)
     # A pause of the machine's own between two tokens must not be taken for silence.
-    front = make_front(faulty.url, first_token_s="60" if n_told else "0.2", token_s="1")
+    front = make_front(faulty.url, first_token_s="60" if n_told else "1", token_s="3")
     reply = front.chat(stream=True)
     if n_told:
         assert (reply.status, reply.streamed) == (200, "w0 w1 ")
@@ -178,7 +180,7 @@ def test_one_that_tells_nothing_but_that_it_lives_is_given_up(faulty: Any, make_
             time.sleep(0.01)
 
     faulty.behave = behave
-    assert make_front(faulty.url, first_token_s="0.3").chat().status == 504
+    assert make_front(faulty.url, first_token_s="1").chat().status == 504
     assert faulty.left.wait(WAIT_S)
 
 
@@ -332,7 +334,8 @@ def test_one_that_says_that_it_is_not_well_is_not_asked(make_faulty: Any, make_f
     assert (len(ill.asked), len(good.asked)) == (0, 4)
 
 
-def test_the_metrics_tell_of_each_upstream(make_faulty: Any, make_front: Any) -> None:
+def test_the_metrics_tell_of_each_upstream(make_faulty: Any, make_front: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "SUSPECT_S", pool.SUSPECT_S_MAX)  # it is not asked again however long the three requests take
     good, bad, busy = make_faulty(), make_faulty(), make_faulty()
     bad.behave, busy.behave = status(500), status(429, None, "Retry-After: 30")
     front = make_front(good.url, bad.url, busy.url, health_s="60")

@@ -63,6 +63,12 @@ def test_unknown_servers_get_what_openais_reference_has_and_nothing_else(faulty:
 
 
 def test_logprobs_that_it_does_not_tell_are_not_left_out_in_silence(faulty: Any, make_front: Any) -> None:
+    def behave(asked: Any) -> None:
+        asked.begin()
+        asked.token("w0 ")
+        faulty.wait_left(asked)
+
+    faulty.behave = behave
     reply = make_front(faulty.url).chat(logprobs=True, stream=True)
     assert (reply.status, reply.error["type"], reply.error["param"]) == (400, "not_supported_error", "logprobs")
     assert faulty.left.wait(120)
