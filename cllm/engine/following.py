@@ -51,7 +51,8 @@ class Followers:
             return None
         best: _Lead | None = None
         for leader in running:
-            if leader.phase is Phase.PREFILL and _could_share(leader, sequence):
+            is_ahead = leader.n_computed < sequence.n_shareable  # or it has all that can be had of it, as many answers to one prompt have
+            if leader.phase is Phase.PREFILL and is_ahead and _could_share(leader, sequence):
                 n = n_common(leader.tokens, sequence.tokens, 0, sequence.n_shareable)
                 least = n_known + (N_COMMON_LEAST if n_least or n < sequence.n_shareable else N_SAME_LEAST)
                 if n >= max(least, n_least, leader.n_computed + 1) and (best is None or n > best.n_common):

@@ -244,6 +244,8 @@ class Memory:
 
     def decoded(self, sequence: Sequence) -> None:
         """Note that a sequence's last token has its cell. It is for others to share when the sequence has ended."""
+        if not self.limits.can_trim and sequence.slot in self.tree and sequence.n_computed == self.tree.n_tokens(sequence.slot):
+            self.tree.version += 1  # what was found as a copy of all that the slot has is that no more
         sequence.n_computed += 1
 
     def prefilled(self, sequence: Sequence, n_rows: int) -> None:

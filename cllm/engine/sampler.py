@@ -109,12 +109,13 @@ class Sampler:
         return Draw(self.temperature, self.truncation_temperature, max(params.top_k, 0), min(params.top_p, 1.0), params.min_p)
 
     def observe(self, token: int) -> None:
-        """Take note of `token`, which was just appended to `tokens`."""
-        if self._forced:
+        """Take note of `token`, which was just appended to `tokens`. What was forced is no part of what the grammar holds."""
+        is_forced = bool(self._forced)
+        if is_forced:
             self._forced.popleft()
         if self._history is not None:
             self._history.observe(self.tokens)
-        if self.grammar is not None and not self.grammar_waits:
+        if self.grammar is not None and not self.grammar_waits and not is_forced:
             self.grammar.accept(token)
 
     @property

@@ -138,7 +138,8 @@ def mirostat_1(logits: Numbers, mu: float, temperature: float) -> None:
     epsilon = s - 1
     surprise = 2.0 ** min(mu, 64.0)
     x = surprise * epsilon / (1 - len(logits) ** -epsilon) if abs(epsilon) > 1e-9 else surprise / math.log(len(logits))
-    log_n = math.log(x) / max(s, 1e-9)  # a flat distribution has s = 0: all or one, as the limit says
+    # A flat distribution has s = 0: all or one, as the limit says. Where `mu` has become so low that x is 0, it is one.
+    log_n = math.log(x) / max(s, 1e-9) if x > 0 else -math.inf
     top_k(logits, max(1, int(math.exp(min(log_n, math.log(len(logits)) + 1e-9)))))
 
 

@@ -17,7 +17,7 @@ from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.layout import N_FEW
 from cllm.engine.scheduler import Limits
-from cllm.errors import CllmError, LoadFailed
+from cllm.errors import CllmError, LoadAborted, LoadFailed
 from cllm.registry import choose_backend, factory_of
 from cllm.serve import curves
 from cllm.serve.calibration import measure
@@ -73,16 +73,19 @@ def load(settings: Settings, on_progress: OnProgress) -> Loaded:
 def measured(loaded: Loaded, settings: Settings, on_progress: OnProgress) -> Loaded:
     """Return `loaded` with what is known of the cost of its steps; blocks, and is the model's only caller.
 
-    Raises: LoadAborted · what the model's calls raise. The model is closed then.
+    Raises: LoadAborted · LoadFailed, whatever the model's calls raise. The model is closed then.
     """
     try:
         _, on_measuring = _in_turn(on_progress, settings)
         cost = cost_of(loaded.step_model, loaded.curve_key, settings, on_measuring)
         limits = attrs.evolve(loaded.limits, begins_apart=_begins_apart(loaded.curve_key, settings))
         return attrs.evolve(loaded, cost=cost, limits=limits)
-    except BaseException:
+    except BaseException as error:
         loaded.close()
-        raise
+        if not isinstance(error, Exception) or isinstance(error, LoadAborted | LoadFailed):
+            raise
+        log.debug("load.failed", exc_info=error)
+        raise LoadFailed(f"{loaded.served.name}: its steps could not be measured: {_in_a_line(error)}") from error
 
 
 def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
@@ -104,21 +107,21 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
     vectors = embedder_spec(settings, other or spec.path)
     with _blaming(name):
         model = load_main(backend, spec, vectors, on_loading)
-    try:
-        limits = limits_of(model, settings)
-        served = served_model(model, limits, settings, backend=name, name=_name_of(model, settings.model, name, backend))
-        embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_loading)
-        return Loaded(
-            step_model=model,
-            served=served,
-            limits=limits,
-            curve_key=curves.key_of(model, spec, name),
-            cost=_guess(model),
-            embedder=embedder,
-        )
-    except BaseException:
-        model.close()
-        raise
+        try:
+            limits = limits_of(model, settings)
+            served = served_model(model, limits, settings, backend=name, name=_name_of(model, settings.model, name, backend))
+            embedder = load_embedder(backend, model, served.aliases, vectors, settings, on_loading)
+            return Loaded(
+                step_model=model,
+                served=served,
+                limits=limits,
+                curve_key=curves.key_of(model, spec, name),
+                cost=_guess(model),
+                embedder=embedder,
+            )
+        except BaseException:
+            model.close()
+            raise
 
 
 @contextmanager
@@ -130,8 +133,11 @@ def _blaming(backend_name: str) -> Iterator[None]:
         raise
     except Exception as error:
         log.debug("load.failed", exc_info=error)
-        complaint = " ".join(f"{type(error).__name__}: {error}".split())
-        raise LoadFailed(f"backend {backend_name} failed to load the model: {complaint}") from error
+        raise LoadFailed(f"backend {backend_name} failed to load the model: {_in_a_line(error)}") from error
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _guess(model: StepModel) -> CostModel:
@@ -239,7 +245,8 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         keeps_prefixes=settings.prefix_cache,
         can_share=can.can_share,
         can_trim=can.can_trim,
-        copies_slots=can.can_copy and not can.can_share,
+        # In one pool a copy of a slot that could be cut may need more cells than there are, its own source's among them.
+        copies_slots=can.can_copy and not can.can_share and (layout is KvLayout.STREAMS or not can.can_trim),
         can_save=can.can_save,
         can_save_part=can.can_save_part,
         host_pool_n_bytes=settings.host_cache_mb << 20,

@@ -10,6 +10,7 @@ from cllm.engine.sequence import SequenceSpec
 from cllm.testing.fake import FakeVocabulary
 from cllm.text.answers import AnswerFormat
 from cllm.text.call_formats import HERMES
+from cllm.text.grammar import Grammar, Grammars, GrammarSource, Kind
 from cllm.text.parts import written
 from cllm.text.reasoning import TAGS
 from cllm.text.tools import Tool
@@ -18,10 +19,10 @@ LIMITS = Limits(n_cells=1000, n_slots=8, n_ctx=500, n_rows_max=64, row_budget=64
 CALL = '<tool_call>{"name": "add"}</tool_call>'
 
 
-def answer(form: AnswerFormat, drawn: str, *stop: str) -> list[Event]:
+def answer(form: AnswerFormat, drawn: str, *stop: str, grammar: Grammar | None = None) -> list[Event]:
     """The events of a sequence that draws the bytes of `drawn`, save where its sampler is forced; then it ends its turn."""
     scheduler = Scheduler(LIMITS, FakeVocabulary())
-    scheduler.submit(SequenceSpec(prompt=[1], answer=form, stopping=StopParams(stop=stop)), 0.0)
+    scheduler.submit(SequenceSpec(prompt=[1], answer=form, stopping=StopParams(stop=stop), grammar=grammar), 0.0)
     tokens = [*drawn.encode(), 257]
     events: list[Event] = []
     while (plan := scheduler.plan(0.0)) is not None:
@@ -50,6 +51,14 @@ def test_reasoning_that_has_had_its_tokens_is_closed() -> None:
     assert told(events) == "0123456789"
     assert [e.text for e in events if isinstance(e, Delta) and e.text] == list("56789")
     assert end(events).usage.n_reasoning == len("01234\n</think>")
+
+
+def test_what_closes_reasoning_is_no_part_of_what_a_grammar_holds() -> None:
+    form = AnswerFormat(tags=TAGS[0], opened=True, n_reasoning_max=5, closing=tuple(b"\n</think>\n\n"))
+    grammar = Grammars(FakeVocabulary()).compile(GrammarSource(Kind.REGEX, "ab"))
+    events = answer(form, "01234ab", grammar=grammar)
+    assert told(events) == "01234ab"
+    assert end(events).reason is FinishReason.STOP
 
 
 def test_reasoning_that_ends_in_time_is_left_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import attrs
 from hypothesis import HealthCheck, settings
@@ -26,9 +27,20 @@ from tests.clock import tick
 
 N_CTX, N_SLOTS = 100, 5
 BEGINNINGS = tuple(tuple(range(first, first + 60)) for first in (40, 60))
+
+
+class Copying(FakeModel):
+    """Slots of one pool that can be copied and cut, and share nothing."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.capabilities = attrs.evolve(self.capabilities, can_share=False)
+
+
 KINDS: dict[str, tuple[Callable[..., FakeModel], dict[str, int]]] = {  # of memory: what the model can do, and its cells
     "shares": (FakeModel, {"n_cells": 160}),
     "no cache": (FakeModel, {"n_cells": 160}),
+    "copies that could be cut, in one pool": (Copying, {"n_cells": 160}),
     "parts of its own for each slot": (partial(FakeModel, kv_layout=KvLayout.STREAMS), {"n_cells": N_SLOTS * N_CTX}),
     "only whole slots": (partial(FakeModel, can_trim=False), {"n_cells": 160}),
     "whole slots that stay where they are": (partial(FakeModel, can_trim=False, can_save=False), {"n_cells": 160}),

@@ -121,6 +121,11 @@ def test_dry_is_llama_cpps(last_n: int | None) -> None:
         assert ours[left["id"]].tolist() == pytest.approx(left["logit"].tolist(), rel=1e-5)
 
 
+def test_mirostat_keeps_the_likeliest_token_however_much_too_surprising_the_last_ones_were() -> None:
+    for logits in rows():
+        assert left_by(lambda x: truncation.mirostat_1(x, -2000.0, 1.0), logits) == {int(logits.argmax())}
+
+
 @pytest.mark.parametrize("mu", [1.0, 3.0, 6.0])
 def test_mirostat_keeps_what_llama_cpps_keeps(mu: float) -> None:
     for logits in rows():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from cllm import demo
@@ -120,3 +121,18 @@ def test_a_backend_that_raises_anything_else_than_it_may_is_told_by_name_in_one_
     monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("broken", Broken()))
     with pytest.raises(LoadFailed, match=r"^backend broken failed to load the model: ValueError: tensor 7 is upside down$"):
         load(Settings(calibrate="off"), lambda _share: True)
+
+
+@pytest.mark.parametrize(
+    ("can", "layout", "copies"),
+    [
+        ({"can_share": True}, KvLayout.UNIFIED, False),  # nobody needs to
+        ({"can_share": False}, KvLayout.UNIFIED, False),  # there may be no room for the whole of a slot
+        ({"can_share": False}, KvLayout.STREAMS, True),
+        ({"can_share": False, "can_trim": False}, KvLayout.UNIFIED, True),
+    ],
+)
+def test_slots_are_copied_where_a_copy_has_room(can: dict[str, bool], layout: KvLayout, copies: bool) -> None:
+    model = FakeModel(kv_layout=layout)
+    model.capabilities = attrs.evolve(model.capabilities, can_copy=True, **can)
+    assert limits_of(model, Settings()).copies_slots is copies

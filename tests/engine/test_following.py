@@ -1,0 +1,59 @@
+"""Who follows whom, beside the scenarios: how much is looked at for that, and what is found while a step runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from cllm.config import Settings
+from cllm.engine import following
+from cllm.engine.compute import compute
+from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.scheduler import Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.serve.loading import limits_of
+from cllm.testing.fake import FakeModel
+from tests.clock import tick
+
+
+def spec(prompt: list[int]) -> SequenceSpec:
+    return SequenceSpec(prompt=prompt, sampling=SamplingParams(temperature=0), stopping=StopParams(max_tokens=20, ignore_eos=True))
+
+
+def run_step(scheduler: Scheduler, model: FakeModel) -> None:
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    scheduler.apply(plan, compute(model, plan, tick), 0.0)
+
+
+def test_of_many_answers_to_one_prompt_none_is_compared_with_those_that_were_let_in_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, n_compared = FakeModel(), 0
+    n_common = following.n_common
+
+    def count(*given: object) -> int:
+        nonlocal n_compared
+        n_compared += 1
+        return n_common(*given)  # type: ignore[arg-type]
+
+    scheduler = Scheduler(limits_of(model, Settings(parallel=32)), model.vocabulary)
+    for _ in range(32):
+        scheduler.submit(spec(list(range(40, 140))), 0.0)
+    monkeypatch.setattr(following, "n_common", count)
+    for _ in range(3):
+        run_step(scheduler, model)
+    assert scheduler.totals.n_generated > 32
+    assert n_compared < 4 * 32
+
+
+def test_who_comes_while_a_slot_that_cannot_be_cut_generates_does_not_have_what_it_was_copied() -> None:
+    """It could be copied before that step, and has a token more after it."""
+    model = FakeModel(can_trim=False, can_save=False)
+    scheduler = Scheduler(limits_of(model, Settings(parallel=4)), model.vocabulary)
+    scheduler.submit(spec(list(range(40, 100))), 0.0)
+    run_step(scheduler, model)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    second = scheduler.submit(spec([*range(40, 100), 200, 201, 202, 203]), 0.0)
+    scheduler.apply(plan, compute(model, plan, tick), 0.0)
+    run_step(scheduler, model)
+    assert scheduler._sequences[second].may_keep
+    scheduler.check()
