@@ -113,10 +113,11 @@ class EmbedLoop:
             while not (self._stopping and not self._waiters):
                 if self._life is not None and self._life.is_dead:
                     await self._replace(self._life, None, ModelDied("the worker died between two steps"))
+                    continue  # the next one may have died while nobody looked
                 plan = self.scheduler.plan(self._n_rows())
                 if plan is not None:
                     await self._step(plan)
-                elif self._waiters or not self._stopping:  # it may have been told to stop while its worker was replaced
+                else:
                     self._work = trio.Event()
                     await self._work.wait()
         finally:

@@ -371,7 +371,7 @@ class Channel(Generic[T]):
         """Wait so long for something to come; return whether it did. Raises: Ended."""
         with self._waiting:
             try:
-                return self._has_more or bool(select.select([self._socket], [], [], seconds)[0])
+                return self._has_more or self._comes_within(seconds)
             except (OSError, ValueError) as error:
                 raise Ended(str(error)) from error
 
@@ -382,6 +382,11 @@ class Channel(Generic[T]):
         """
         with self._waiting:
             self._socket.close()
+
+    def _comes_within(self, seconds: float) -> bool:
+        poller = select.poll()  # `select.select` takes no socket with a number above 1,023
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
 
     @property
     def _has_more(self) -> bool:

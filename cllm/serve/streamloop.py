@@ -66,9 +66,10 @@ class StreamLoop(StepLoop):
     def _hear(self, event: StreamEvent) -> None:
         """From any thread."""
         self._heard.append(event)
-        if self._token is not None:
+        token = self._token  # which the end of `run` takes away at any moment
+        if token is not None:
             with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._work_set, idempotent=True)
+                token.run_sync_soon(self._work_set, idempotent=True)
 
     def _work_set(self) -> None:
         self._work.set()

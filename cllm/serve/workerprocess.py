@@ -21,6 +21,7 @@ from cllm.serve.frames import Channel, Ended
 
 N_LINES_KEPT: Final = 4  # of what it said last, to explain its death
 END_S: Final = 5.0  # for a process that was killed to be gone
+LAST_WORDS_S: Final = 1.0  # for what it said before to be read; a process that it began may keep its output open for ever
 OnEnd = Callable[[], None]
 
 
@@ -63,6 +64,7 @@ class WorkerProcess:
         self.long: Channel[frames.FromTokenizer] = Channel(long, frames.FromTokenizer)
         self._control: Channel[None] = Channel(control, None)
         self._last_lines: deque[str] = deque(maxlen=N_LINES_KEPT)
+        self._is_heard = threading.Event()  # all that it said
         self._on_end = on_end
         self._n_aborted = 0  # the last step that was to end
         self.is_lost = False  # it has ended, or is about to
@@ -105,6 +107,7 @@ class WorkerProcess:
             code = self._popen.wait(END_S)
         except subprocess.TimeoutExpired:  # much memory is given back, or a driver hangs: `_listen` waits for it
             return f"killed, and not gone after {END_S:g} s"
+        self._is_heard.wait(LAST_WORDS_S)
         last = f": {self._last_lines[-1]}" if self._last_lines else ""
         return _how(code) + last
 
@@ -113,6 +116,7 @@ class WorkerProcess:
         with self._popen.stdout as lines:
             for line in lines:
                 self._log(line)
+        self._is_heard.set()
         self._popen.wait()
         self.is_lost = True
         self._on_end()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import queue
 import threading
+import time
 from collections.abc import Callable
 
 from cllm.backend import FileVocabulary, StreamEnd, StreamEvent, StreamRequest, Vocabulary
@@ -18,7 +19,8 @@ from cllm.serve.workervocabulary import WorkerVocabulary
 class WorkerStreams:
     """See `cllm.backend.StreamModel`. After a death nothing more is told of what was under way: who hears it must start it again.
 
-    A thread for each life hears what the worker tells. While sequences are under way, a worker that tells nothing for too long is ended.
+    Two threads for each life say what is asked of the worker and hear what it tells. While sequences are under way, a worker that tells
+    nothing for too long is ended.
     """
 
     def __init__(self, life: WorkerLife, loaded: frames.LoadedStreams) -> None:
@@ -30,6 +32,9 @@ class WorkerStreams:
         self.heeds = loaded.heeds
         self.n_logprobs_max = loaded.n_logprobs_max
         self._live: set[int] = set()
+        self._silent_since = 0.0  # while sequences are under way: as if it had been in one piece
+        self._silent_s = 0.0  # while none is: how long it has been before, with those that have left
+        self._to_say: queue.SimpleQueue[frames.ToWorker | None] = queue.SimpleQueue()  # of one life; None is its end
         self._hearing: threading.Thread | None = None
         self._lock = threading.Lock()
         self._tell: Callable[[StreamEvent], None] = lambda _event: None
@@ -54,13 +59,15 @@ class WorkerStreams:
     def start(self, seq_id: int, request: StreamRequest) -> None:
         """See `StreamModel.start`. What could not be begun is told as an end with an error."""
         with self._lock:
+            if not self._live:
+                self._silent_since = time.monotonic() - self._silent_s
             self._live.add(seq_id)
         self._say(frames.Begin(seq_id, request))
 
     def cancel(self, seq_id: int) -> None:
         """See `StreamModel.cancel`."""
         with self._lock:
-            self._live.discard(seq_id)
+            self._leave(seq_id)
         self._say(frames.GiveUp(seq_id))
 
     def close(self) -> None:
@@ -68,21 +75,35 @@ class WorkerStreams:
         self._tell = lambda _event: None
         self.life.close()
 
+    def _leave(self, seq_id: int) -> None:
+        if seq_id in self._live:
+            self._live.remove(seq_id)
+            if not self._live:
+                self._silent_s = time.monotonic() - self._silent_since
+
     def _say(self, message: frames.ToWorker) -> None:
-        process = self.life.process
-        if process is not None:
-            with contextlib.suppress(Ended):  # whoever waits for its death learns of it
+        """Never waits, as a socket would that is full while a worker computes."""
+        self._to_say.put(message)
+
+    def _speak(self, process: WorkerProcess, to_say: queue.SimpleQueue[frames.ToWorker | None]) -> None:
+        try:
+            while (message := to_say.get()) is not None:
                 process.channel.send(message)
+        except Ended:  # or it stopped in the middle of a message
+            process.slay()
 
     def _listen(self, process: WorkerProcess) -> None:
         if self._hearing is not None:
             self._hearing.join()  # it may be about to tell what came of the life before, of sequences that are begun again in this one
         with self._lock:
             self._live.clear()
-        self._hearing = threading.Thread(target=self._hear, args=(process,), name="worker streams", daemon=True)
+            self._silent_s = 0.0
+        self._to_say = queue.SimpleQueue()
+        threading.Thread(target=self._speak, args=(process, self._to_say), name="worker requests", daemon=True).start()
+        self._hearing = threading.Thread(target=self._hear, args=(process, self._to_say), name="worker streams", daemon=True)
         self._hearing.start()
 
-    def _hear(self, process: WorkerProcess) -> None:
+    def _hear(self, process: WorkerProcess, to_say: queue.SimpleQueue[frames.ToWorker | None]) -> None:
         try:
             while True:
                 self._wait(process)
@@ -90,18 +111,26 @@ class WorkerStreams:
                 self._take(event_of(told))
         except Ended:
             process.slay()
+            to_say.put(None)
+            self.life.on_death()  # a process that it began may keep its output open, by whose end it would be noticed
 
     def _wait(self, process: WorkerProcess) -> None:
         """Wait until something is told. Raises: Ended after too long a silence."""
-        while not process.channel.wait(self.life.hang_s):
-            if self._live:
+        while not process.channel.wait(self._patience_s()):
+            if not self._patience_s():
                 raise Ended("it is silent")
 
+    def _patience_s(self) -> float:
+        with self._lock:
+            silent_s = time.monotonic() - self._silent_since if self._live else 0.0
+        return max(0.0, self.life.hang_s - silent_s)
+
     def _take(self, event: StreamEvent) -> None:
-        if isinstance(event, StreamEnd):
-            with self._lock:
-                self._live.discard(event.seq_id)
-        else:
+        with self._lock:
+            self._silent_since, self._silent_s = time.monotonic(), 0.0
+            if isinstance(event, StreamEnd):
+                self._leave(event.seq_id)
+        if not isinstance(event, StreamEnd):
             self.life.went_well()
         self._tell(event)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,9 @@ from cllm.testing.fake import FakeModel
 HEEDS = frozenset({"temperature", "cache_salt", "cache_prompt"})  # no request finds anything of another
 HEEDS_MORE = HEEDS | {"n_tokens_min", "n_logprobs", "seed", "top_k", "top_p", "min_p", "repeat_penalty"}
 UNWANTED, DEADLY = "\x05", "\x06"  # prompts of which `FakeStreamBackend`'s models refuse one, and end their process on the other
+
+
+CHILD_S = 100  # of a process that a model may begin
 
 
 @attrs.define(eq=False)
@@ -249,7 +253,7 @@ def make_isolated() -> object:
 
 
 class FakeStreamBackend:
-    """A backend that gives `FakeStreamModel`s, or what `make` makes."""
+    """A backend that gives `FakeStreamModel`s, or what `make` makes. With a path of `bears` it also starts a process."""
 
     contract_version = CONTRACT_VERSION
     knows_models = True
@@ -265,6 +269,8 @@ class FakeStreamBackend:
         """Give a `FakeStreamModel`. See `Backend.load`."""
         if not on_progress(1.0):
             raise LoadAborted("the load was asked to stop")
+        if spec.path == "bears":
+            subprocess.Popen(["sleep", str(CHILD_S)])
         model = self._make(**{name: int(value) for name, value in spec.options.items()})  # type: ignore[arg-type]
         model.fails = _touchy
         return model

@@ -42,7 +42,8 @@ class MortalVocabulary(FakeVocabulary):
 class MortalBackend:
     """`FakeBackend` with such models.
 
-    A path of `dies` ends the process while it loads, one of `garbled` tells what is no bool, one of `talks` logs, and writes to stderr.
+    A path of `dies` ends the process while it loads, `dies loudly` writes to stderr before, `garbled` tells what is no bool, and `talks`
+    logs, and writes to stderr.
     """
 
     contract_version = CONTRACT_VERSION
@@ -54,11 +55,12 @@ class MortalBackend:
 
     def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
         """See `Backend.load`."""
-        if spec.path == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
         if spec.path == "talks":
             logging.getLogger("mortal").warning("a warning that\nhas %d lines", 2)
+        if spec.path in ("talks", "dies loudly"):
             os.write(sys.stderr.fileno(), b"what native code writes\n")
+        if spec.path in ("dies", "dies loudly"):
+            os.kill(os.getpid(), signal.SIGKILL)
         model = FakeBackend().load(attrs.evolve(spec), on_progress)
         assert isinstance(model, FakeModel)
         model.before_step = _die

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from functools import cache
@@ -35,7 +36,7 @@ from tests.clock import tick
 
 T = TypeVar("T")
 TEST_S = 120.0  # ends a test that hangs; a machine that is busy with something else takes its time
-HANG_S = 1.0  # for workers that are made to hang; one that a busy machine keeps from answering is replaced, and nobody is the worse for it
+HANG_S = 2.0  # for workers that are made to hang; one that a busy machine keeps from answering is replaced, and nobody is the worse for it
 
 
 def make_spec(prompt: str = "once upon a time", n_tokens: int | None = 8, **fields: Any) -> SequenceSpec:
@@ -146,6 +147,28 @@ def kill(worker: Worker, number: signal.Signals = signal.SIGKILL) -> int:
 async def until_replaced(worker: Worker, pid: int) -> None:
     """Wait until another process has taken the place of `pid`."""
     await until(lambda: worker.pid not in (pid, None))
+
+
+async def kill_twice(worker: Worker) -> None:
+    """Kill the worker, and the next one before anybody can have seen that it is there. The loop must have begun."""
+    life, n_noticed = worker.life, 0
+    notice, revive = life.on_death, life.revive
+
+    def on_death() -> None:
+        nonlocal n_noticed
+        notice()
+        n_noticed += 1
+
+    def revive_and_kill() -> None:
+        life.revive = revive  # type: ignore[method-assign]
+        revive()
+        kill(worker)
+        while n_noticed < 2:
+            time.sleep(0.001)
+
+    life.on_death, life.revive = on_death, revive_and_kill  # type: ignore[method-assign]
+    kill(worker)
+    await until(lambda: n_noticed == 2)
 
 
 async def kill_again_and_again(running: RunningEngine, worker: Worker, *counts: int, within_s: float = 0.0) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from cllm.engine.prices import Prices
 from cllm.errors import GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
 from cllm.serve import workerlife
 from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.serve.workerprocess import WorkerProcess
 from cllm.testing import mortal
 from cllm.testing.engine import RunningEngine
 from cllm.testing.fake import FakeModel, make_backend
@@ -31,6 +33,7 @@ from tests.serve.conftest import (
     answers,
     kill,
     kill_again_and_again,
+    kill_twice,
     make_spec,
     serving,
     text_alone,
@@ -164,8 +167,12 @@ def test_a_process_that_takes_long_to_go_is_not_waited_for(model: WorkerModel, m
     process = model.life.process
     assert process is not None
 
+    really_wait = process._popen.wait
+
     def wait(seconds: float | None = None) -> int:
-        raise subprocess.TimeoutExpired("worker", seconds or 0.0)
+        if seconds is None:  # whoever has all the time there is
+            return really_wait()
+        raise subprocess.TimeoutExpired("worker", seconds)
 
     with monkeypatch.context() as some:
         some.setattr(process._popen, "wait", wait)
@@ -242,6 +249,15 @@ async def test_a_stopped_worker_is_replaced_too() -> None:
         model.close()
 
 
+async def test_a_worker_that_dies_as_soon_as_it_is_there_is_replaced_though_nobody_asks(model: WorkerModel) -> None:
+    async with serving(model) as running:
+        await answers(running, make_spec("a", 2))
+        await kill_twice(model)
+        await until(lambda: not model.life.is_dead)
+        (answer,) = await answers(running, make_spec("the sea", 8))
+    assert answer.text == text_alone("the sea", 8)
+
+
 async def test_tokenising_waits_for_the_next_worker(model: WorkerModel) -> None:
     async with serving(model) as running:
         kill(model)
@@ -300,6 +316,18 @@ async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
 def test_a_worker_that_dies_while_it_loads_is_told_in_one_line() -> None:
     with pytest.raises(LoadFailed, match=r"^dies: the worker died while it loaded this: killed by SIGKILL$"):
         load("dies")
+
+
+def test_what_it_said_last_is_told_with_its_death_however_late_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = WorkerProcess._log
+
+    def log_late(process: WorkerProcess, data: bytes) -> None:
+        time.sleep(0.2)
+        log(process, data)
+
+    monkeypatch.setattr(WorkerProcess, "_log", log_late)
+    with pytest.raises(LoadFailed, match=r": killed by SIGKILL: what native code writes$"):
+        load("dies loudly")
 
 
 def test_a_model_that_says_of_itself_what_cannot_be_is_told_in_one_line() -> None:

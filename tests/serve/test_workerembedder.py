@@ -18,7 +18,7 @@ from cllm.testing import fake_streams, mortal
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
 from cllm.testing.fake_embedder import FakeEmbedder
-from tests.serve.conftest import HANG_S, TEST_S, kill, make_spec, read_all, text_alone, until, until_replaced
+from tests.serve.conftest import HANG_S, TEST_S, kill, kill_twice, make_spec, read_all, text_alone, until, until_replaced
 
 INPUTS = [list(range(32 + i, 32 + i + n)) for i, n in enumerate((3, 40, 1, 12))]
 LONG = [97 + i % 20 for i in range(400)]
@@ -91,6 +91,14 @@ async def test_a_death_while_nobody_asks_is_mended_before_anybody_does(embedder:
             await vectors(running, INPUTS)
             await until_replaced(embedder, kill(embedder))
             assert np.array_equal(await vectors(running, INPUTS), await expected(INPUTS))
+
+
+async def test_a_worker_that_dies_as_soon_as_it_is_there_is_replaced_though_nobody_asks(embedder: WorkerEmbedder) -> None:
+    with trio.fail_after(TEST_S):
+        async with running_engine(FakeModel(), embedder=embedder) as running:
+            await vectors(running, INPUTS)
+            await kill_twice(embedder)
+            await until(lambda: not embedder.life.is_dead)
 
 
 @pytest.mark.parametrize("poison", [mortal.KILL, mortal.ABORT])

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import trio
+import trio.testing
 
-from cllm.backend import ModelSpec, StreamEnd
+from cllm.backend import ModelSpec, StreamEnd, StreamRequest, StreamToken
 from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, RateLimited, RequestError, Unavailable
-from cllm.serve import frames
+from cllm.serve import frames, workerstreams
 from cllm.serve.crossing import event_of, told_of
+from cllm.serve.frames import Ended
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.worker import WorkerBackend
 from cllm.serve.workerstreams import WorkerStreams
 from cllm.testing import fake_streams
-from tests.serve.conftest import HANG_S, TEST_S, answers, kill, kill_again_and_again, make_spec, serving, text_alone, until_replaced
+from tests.serve.conftest import (
+    HANG_S,
+    TEST_S,
+    Answer,
+    answers,
+    kill,
+    kill_again_and_again,
+    make_spec,
+    serving,
+    text_alone,
+    until,
+    until_replaced,
+)
 
 PROMPTS = ("once upon a time", "the sea", "a", "seven long winters and seven short summers")
 
 
-def load(*, hang_s: float = TEST_S, **options: str) -> WorkerStreams:
+def load(path: str = "", *, hang_s: float = TEST_S, **options: str) -> WorkerStreams:
     backend = WorkerBackend(fake_streams.make_backend(), "cllm.testing.fake_streams:make_backend", hang_s)
-    model = backend.load(ModelSpec(path="", options={"n_live_max": "8", **options}), lambda share: True)
+    model = backend.load(ModelSpec(path=path, options={"n_live_max": "8", **options}), lambda share: True)
     assert isinstance(model, WorkerStreams)
     return model
 
@@ -79,6 +96,79 @@ async def test_one_that_tells_nothing_for_too_long_is_replaced() -> None:
             kill(model, signal.SIGSTOP)
             (answer,) = await answers(running, make_spec("the sea", 8))
         assert answer.text == text_alone("the sea", 8)
+    finally:
+        model.close()
+
+
+def test_who_begins_after_a_long_silence_has_all_the_time_from_then_on(model: WorkerStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as nobody waits for anything, silence says nothing."""
+    now, waited = 1000.0, []
+    begun = StreamRequest(prompt=(1,), n_tokens_max=1)
+
+    class Idle:
+        def wait(self, seconds: float) -> bool:
+            nonlocal now
+            waited.append(seconds)
+            now += seconds
+            if len(waited) == 2:  # at the end of another one
+                model.start(1, begun)
+            return False
+
+    monkeypatch.setattr(workerstreams, "time", SimpleNamespace(monotonic=lambda: now))
+    process: Any = SimpleNamespace(channel=Idle())
+    with pytest.raises(Ended, match="silent"):
+        model._wait(process)
+    assert waited == [TEST_S] * 3
+
+
+def test_silence_counts_on_from_who_gives_up_to_who_comes_next(model: WorkerStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who hangs is found out, though nobody waits for him as long as that."""
+    now = 1000.0
+    monkeypatch.setattr(workerstreams, "time", SimpleNamespace(monotonic=lambda: now))
+    for number in range(1, 4):
+        model.start(number, StreamRequest(prompt=(1,), n_tokens_max=1))
+        now += 0.3 * TEST_S
+        model.cancel(number)
+        now += 10 * TEST_S  # nobody waits
+        assert model._patience_s() == TEST_S
+    model.start(4, StreamRequest(prompt=(1,), n_tokens_max=1))
+    assert model._patience_s() == pytest.approx(0.1 * TEST_S)
+    model._take(StreamToken(4, 7))
+    assert model._patience_s() == TEST_S
+
+
+async def test_who_asks_much_of_one_that_does_not_listen_holds_nobody_up() -> None:
+    model = load(hang_s=HANG_S, n_live_max="1", n_ctx="600000")
+    try:
+        async with serving(StreamsOnly(model)) as running:
+            kill(model, signal.SIGSTOP)
+            began_at = time.monotonic()
+            stream = running.engine.open([make_spec("x" * 500_000, 4)])  # more than a socket takes
+            await trio.testing.wait_all_tasks_blocked()
+            assert time.monotonic() - began_at < HANG_S
+            stream.cancel()
+            (answer,) = await answers(running, make_spec("the sea", 8))
+        assert answer.text == text_alone("the sea", 8)
+    finally:
+        model.close()
+
+
+async def test_one_whose_own_child_keeps_its_output_open_is_replaced_all_the_same() -> None:
+    model = load("bears")
+    try:
+        async with serving(StreamsOnly(model)) as running, trio.open_nursery() as nursery:
+            given: list[Answer] = []
+
+            async def ask() -> None:
+                given.extend(await answers(running, make_spec("the sea", 60)))
+
+            nursery.start_soon(ask)
+            await until(lambda: running.scheduler.totals.n_generated >= 5)
+            kill(model, signal.SIGSTOP)
+            await trio.testing.wait_all_tasks_blocked(0.1)  # nothing is told any more that would wake anybody
+            with trio.fail_after(0.6 * fake_streams.CHILD_S):
+                await until_replaced(model, kill(model))
+        assert given[0].text == text_alone("the sea", 60)
     finally:
         model.close()
 
