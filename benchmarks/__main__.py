@@ -12,7 +12,7 @@ COMMANDS: Final = {
     "ladder": ("benchmarks.ladder", "what each layer costs over the one below, on a real model"),
     "against-native": ("benchmarks.against_native", "all layers together, over HTTP, beside a bare loop of llama_decode"),
     "passes": ("benchmarks.passes", "what single calls of llama_decode take, by what is in them"),
-    "stack": ("benchmarks.ceiling", "what the layers above a model could carry, on an instant fake"),
+    "stack": ("benchmarks.ceiling", "what the layers above a model could carry, on fake ones"),
     "peers": ("benchmarks.peers", "other servers beside ours, on the same work"),
     "verify": ("benchmarks.verify", "how far another backend's next tokens are from llama.cpp's, at each precision"),
     "kills": ("benchmarks.kills", "what clients see when the model's own process is killed, again and again"),

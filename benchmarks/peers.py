@@ -286,7 +286,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of the model that is made (default: Q4_K_M; Q8_0 for seed-160x5)")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names with commas between (default: all)")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"of {', '.join(WORKLOADS)} (default: all)")
     parser.add_argument("--pairs", type=positive, default=10)
     parser.add_argument("--screen", type=positive, default=N_SCREEN, help="pairs after which only the best settings go on")
     parser.add_argument("--pairs-a-start", type=positive, default=N_PAIRS_START, help="after which both servers are started anew")

@@ -30,7 +30,7 @@ USAGE: Final = 2  # asked for something that cannot be
 INTERRUPTED: Final = 130  # as a shell reports a death by SIGINT
 
 EPILOGUE = """
-Every option can also come from the environment (`--ctx-size` is `CLLM_CTX_SIZE`; several values with commas between) or from a TOML file
+Every setting can also come from the environment (`--ctx-size` is `CLLM_CTX_SIZE`; several values with commas between) or from a TOML file
 (`ctx_size`) named by `--config`. A flag wins over the environment, that over the file.
 """
 

@@ -18,8 +18,8 @@ INTRODUCTION = """\
 
 <!-- Written by tools/settings_table.py from cllm/config.py. -->
 
-Each setting is a flag of `cllm serve` and `cllm generate`, an environment variable, and a key of a TOML file that `--config` or
-`CLLM_CONFIG` names. A flag wins over the variable, the variable over the file, the file over the default. The arguments of
+Each setting is a flag of `cllm serve`, `generate`, `calibrate` and `verify`, an environment variable, and a key of a TOML file that
+`--config` or `CLLM_CONFIG` names. A flag wins over the variable, the variable over the file, the file over the default. The arguments of
 `cllm serve` are the model and further ones, too.
 
 - Flags that are repeatable collect their values; a variable holds several with commas between, a TOML file as a list.

@@ -90,6 +90,9 @@ class Context:
 
     async def held(self, tenant: Tenant) -> Engine:
         """The engine of a model that is not unloaded before the current exchange has ended. Raises: Unavailable."""
+        held: Engine | None = g.get("engine")
+        if held is not None and held is tenant.engine:  # who asked for it once more while it is to be unloaded would wait for himself
+            return held
         hold = await self.house.hold(tenant)
         cleanup().callback(hold.release)
         g.engine = tenant.engine

@@ -202,7 +202,7 @@ async def open_generation(context: Context, specs: list[SequenceSpec], endpoint:
             log.info("prompt", request_id=g.request_id, text=_prompt_text(context.engine.model.vocabulary, spec.prompt))
     await context.engine.recall(specs)
     g.gives_up_room()
-    stream = context.engine.open(specs, since_s=time.perf_counter() - g.started_at)
+    stream = context.engine.open(specs, since_s=time.perf_counter() - g.started_at, is_expected=True)
     generation = Generation(context, stream, len(specs), endpoint, g.started_at)
     cleanup().callback(generation.close)
     return generation

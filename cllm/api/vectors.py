@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -100,7 +101,8 @@ def _check_room(context: Context, embeddings: Embeddings) -> None:
 
 async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[Sequence[int]]) -> Embedded:
     timeout_s = context.settings.timeout_s
-    with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+    left_s = math.inf if timeout_s is None else timeout_s - (time.perf_counter() - g.started_at)
+    with trio.move_on_after(max(left_s, 0.0)):
         vectors = await embeddings.loop.vectors(tokens, g.key)
         return Embedded(embeddings.model, vectors, sum(map(len, tokens)))
     raise DeadlineExceeded("the server's time limit passed before all inputs were computed")

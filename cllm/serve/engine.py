@@ -17,7 +17,7 @@ from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
 from cllm.config import Settings
 from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import DeadlineExceeded, NotSupported, Unavailable
+from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, Unavailable
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.grammars import GrammarDesk
 from cllm.serve.loop import StepLoop
@@ -156,17 +156,19 @@ class Engine:
         """Bring what the disk has of the sequences' beginnings into memory before they are queued. Raises: Unavailable."""
         await self._ready_loop().recall(specs)
 
-    def open(self, specs: Seq[SequenceSpec], *, since_s: float = 0.0) -> EventStream:
+    def open(self, specs: Seq[SequenceSpec], *, since_s: float = 0.0, is_expected: bool = False) -> EventStream:
         """Submit the sequences of one request, which was received `since_s` ago, all or none; return the stream of their events.
 
-        Their `timeout_s` counts from when it was received. Raises: as `check_accepting` · ContextExceeded.
+        Their `timeout_s` counts from when it was received. One that `expect` has let pass `is_expected`, and is not weighed again: what it
+        had no room for then has come since. Raises: as `check_accepting` · ContextExceeded.
         """
         received_at = trio.current_time() - since_s
         specs = [spec if spec.timeout_s is None else attrs.evolve(spec, timeout_s=spec.timeout_s - since_s) for spec in specs]
         first, loop = specs[0], self._ready_loop()
         if first.timeout_s is not None and first.timeout_s <= 0:
             raise DeadlineExceeded("timeout_s passed before the prompt was read", param="timeout_s")
-        self.check_accepting(len(specs), key=first.key, priority=first.priority, timeout_s=first.timeout_s)
+        if not is_expected:
+            self.check_accepting(len(specs), key=first.key, priority=first.priority, timeout_s=first.timeout_s)
         stream = loop.open(specs, n_bytes_max=self._stream_n_bytes_max)
         if first.request_id:
             timelines = tuple(loop.scheduler.timeline(seq_id) for seq_id in stream.seq_ids)
@@ -183,10 +185,13 @@ class Engine:
         return await self.tokenized(partial(prompt_tokens, self.model.vocabulary, text, is_conversation=is_conversation), len(text))
 
     async def tokenized(self, tokenize: Callable[[], T], n_chars: int) -> T:
-        """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long."""
+        """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long. Raises: Unavailable · TokenizeFailed."""
         if n_chars <= getattr(self.model.vocabulary, "n_chars_inline", N_CHARS_INLINE):  # another process may keep one waiting
             return tokenize()
-        return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True, limiter=self._tokenizing)
+        try:
+            return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True, limiter=self._tokenizing)
+        except ModelDied:  # and the next one takes long to load, or there will be none
+            raise Unavailable("the model is being started anew", retry_after_s=5.0, code="loading") from None
 
     async def grammar(self, model: ServedModel, source: GrammarSource, *, timeout_s: float) -> Grammar:
         """The compiled grammar of `source`. Raises: GrammarInvalid, also after `timeout_s` · Unavailable · NotSupported."""

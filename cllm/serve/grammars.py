@@ -54,6 +54,9 @@ class GrammarDesk:
                 if started_at < math.inf:
                     self._metrics.grammar_s.observe(time.perf_counter() - started_at)
             return grammar
+        known = grammars.known(source)
+        if known is not None:  # it was compiled in time, and Trio came too late to see that: the whole process stood still
+            return known
         if started_at < math.inf:
             raise GrammarInvalid(f"it takes longer than {timeout_s:g} s to compile")
         raise Unavailable("other grammars are being compiled", retry_after_s=timeout_s, code="grammars_busy")

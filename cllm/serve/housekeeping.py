@@ -13,6 +13,7 @@ from cllm import hub
 from cllm.config import Settings, settings_of_models
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed
 from cllm.serve.engine import new_engine
+from cllm.serve.garbage import find_what_has_ended
 from cllm.serve.house import House, State, Tenant
 from cllm.serve.http.requests import leaves
 from cllm.serve.lifecycle import EngineLife
@@ -40,6 +41,7 @@ class Housekeeper:
         self._progress: Progress | None = None
         self._lives: dict[Tenant, EngineLife] = {}
         self._wanted: list[Tenant] = []
+        self._has_unloaded = False  # since the last load began
         self._work = trio.Event()
         self._loading = trio.CancelScope()
         self._thread: ModelThread
@@ -137,7 +139,10 @@ class Housekeeper:
                 is_loaded = tenant.state is State.LOADED
                 if not is_loaded:
                     await self._make_room(tenant)
-                    await self._load(tenant)
+                    if tenant in self.house.tenants:
+                        await self._load(tenant)
+                    else:
+                        tenant.settle()  # it was forgotten meanwhile, and nobody could unload it
                 self._wanted.remove(tenant)  # it may be unloaded while others make room, and who wants it then is to be heard
                 if not is_loaded:
                     await self._make_room(tenant)  # for its cells, too
@@ -146,6 +151,9 @@ class Housekeeper:
 
     async def _load(self, tenant: Tenant) -> None:
         tenant.become(State.LOADING)
+        if self._has_unloaded:
+            self._has_unloaded = False
+            find_what_has_ended()  # here, since every stream stands still meanwhile, and a load takes long in any case
         self._progress = self._make_progress(tenant.settings.model or "the default model")
         life = self._lives[tenant] = EngineLife(
             tenant.settings, self._progress, tenant.engine, lambda n_bytes: self._moved_in(tenant, n_bytes)
@@ -166,6 +174,7 @@ class Housekeeper:
             is_failed = True
         finally:
             del self._lives[tenant]
+            self._has_unloaded = True
         self._moved_out(tenant, is_failed=is_failed)
 
     def _moved_in(self, tenant: Tenant, n_bytes: int) -> None:

@@ -128,12 +128,15 @@ class EngineLife:
         self._progress.done(loaded.served)
         self.ready.set()
         self._on_ready(loaded.n_bytes)
-        if disk is None:
-            await self._run(loop, embeddings)
-        else:
-            await disk.beside(partial(self._run, loop, embeddings))
-            with trio.move_on_after(KEEP_S):
-                await loop.keep_prefixes()
+        try:
+            if disk is None:
+                await self._run(loop, embeddings)
+            else:
+                await disk.beside(partial(self._run, loop, embeddings))
+                with trio.move_on_after(KEEP_S):
+                    await loop.keep_prefixes()
+        finally:
+            loop.forget_host()  # what is left of the loop may lie about for long
 
     async def _run(self, loop: StepLoop, embeddings: Embeddings | str) -> None:
         if isinstance(embeddings, str):

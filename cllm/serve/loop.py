@@ -73,13 +73,16 @@ class StepLoop:
         self._n_companions = 0  # that came soon after
         self._n_companions_before = 0  # and after the idle time before
         self._stopping = False
+        self._has_ended = False
         self._plan: Plan | None = None  # of the step that runs
         self._progress_at = 0.0  # when a step last began or ended
 
     # --- from the API's side ------------------------------------------------------------------------------------------
 
     def open(self, specs: Seq[SequenceSpec], *, n_bytes_max: int) -> EventStream:
-        """Submit sequences, all or none; return the stream of their events. Raises: ContextExceeded."""
+        """Submit sequences, all or none; return the stream of their events. Raises: ContextExceeded · Unavailable after its end."""
+        if self._has_ended:
+            raise _stopped()
         now = trio.current_time()
         if not self.scheduler.n_sequences:
             self._progress_at = now
@@ -129,14 +132,18 @@ class StepLoop:
                     raise self._failure
                 await self._turn()
         finally:
-            self.end_all(Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped"))
+            self._has_ended = True
+            self.end_all(_stopped())
 
     async def _turn(self) -> None:
+        """Do what is next. Whatever was awaited ends the turn: what happened meanwhile is looked at before anybody sleeps in `_idle`."""
         if self._life is not None and self._life.is_dead:
             await self._replace(self._life, None, ModelDied("the worker died between two steps"))
+            return
         layout = self.scheduler.layout_due()
         if layout is not None:
             await self._lay_out(layout)
+            return
         plan = self.scheduler.plan(trio.current_time())
         if plan is None:
             self._deliver_owed()
@@ -154,6 +161,12 @@ class StepLoop:
         while (plan := self.scheduler.plan_retirement()) is not None:
             await self._step(plan)
         await self.disk.keep(offload.pool.pieces())
+
+    def forget_host(self) -> None:
+        """After `run` and `keep_prefixes`, give back the memory of what was saved on the host."""
+        offload = self.scheduler.memory.offload
+        if offload is not None:
+            offload.pool.clear()
 
     async def recall(self, specs: Seq[SequenceSpec]) -> None:
         """Before sequences are submitted, bring what the disk has of their beginnings into memory; returns at once if it has nothing."""
@@ -365,3 +378,7 @@ def life_of(model: StepModel) -> WorkerLife | None:
     """Return what may die apart from this process, if there is such a thing."""
     inner = model.stream_model if isinstance(model, StreamsOnly) else model
     return inner.life if isinstance(inner, WorkerModel | WorkerStreams) else None
+
+
+def _stopped() -> Unavailable:
+    return Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
+import math
 import os
 import signal
 import sys
@@ -17,6 +17,8 @@ import cllm
 from cllm.api.app import create_app
 from cllm.config import Settings, warnings
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, OperatorError
+from cllm.serve.garbage import spare_what_stays
+from cllm.serve.house import State
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http import HttpConfig, Traffic, serve_http
 from cllm.serve.http.requests import leaves
@@ -45,6 +47,7 @@ class Server:
         self._settings = settings
         self._keeper = Housekeeper(settings, make_progress)
         self._shutdown = trio.Event()  # HTTP accepts nothing more
+        self._abort = trio.Event()  # and cuts what it has
         self._http_scope = trio.CancelScope()
         self._code = EXIT_DRAINED
         self._url = ""
@@ -75,7 +78,7 @@ class Server:
             port=settings.port,
             ssl_certfile=settings.ssl_certfile,
             ssl_keyfile=settings.ssl_keyfile,
-            grace_s=settings.grace_s + FLUSH_S,
+            grace_s=math.inf,  # until `_abort`: a clock of its own could be over before streams have got their last events
             write_timeout_s=settings.write_timeout_s,
             header_timeout_s=settings.header_timeout_s,
             body_timeout_s=settings.body_timeout_s,
@@ -86,7 +89,8 @@ class Server:
         self._keeper.house.registry.register(traffic)
         with self._http_scope:
             async with trio.open_nursery() as nursery:
-                (self._url, *_) = await nursery.start(partial(serve_http, app, config=config, shutdown=self._shutdown, traffic=traffic))
+                serve = partial(serve_http, app, config=config, shutdown=self._shutdown, abort=self._abort, traffic=traffic)
+                (self._url, *_) = await nursery.start(serve)
                 log.info("listen", url=self._url)
                 self._listening.set()
 
@@ -115,7 +119,8 @@ class Server:
         await self._listening.wait()
         spare_what_stays()
         house = self._keeper.house
-        example = _curl(self._url, self._settings, generates=house.first.engine.model.generates)
+        first = house.first  # which may have been unloaded while others were loaded
+        example = _curl(self._url, self._settings, generates=first.state is not State.LOADED or first.engine.model.generates)
         names = ", ".join([tenant.name for tenant in house.tenants])
         _tell(f"cLLM {cllm.__version__} serves {names} at {self._url}\n\nTry:  {example}\n")
 
@@ -132,7 +137,14 @@ class Server:
                 n_sequences = len(self._keeper.house.sequences())
                 log.info("drain", signal=signal.Signals(number).name, n_sequences=n_sequences, grace_s=self._settings.grace_s)
                 self._shutdown.set()
-                nursery.start_soon(self._keeper.finish, self._settings.grace_s)
+                nursery.start_soon(self._finish)
+
+    async def _finish(self) -> None:
+        """Drain; what is left after the grace is told so, and HTTP has a moment after that, however late it was."""
+        grace_over_at = trio.current_time() + self._settings.grace_s
+        await self._keeper.finish(self._settings.grace_s)
+        await trio.sleep_until(max(grace_over_at, trio.current_time()) + FLUSH_S)
+        self._abort.set()
 
     def _complain(self, error: BaseException) -> None:
         self._code = EXIT_NOT_STARTED
@@ -143,16 +155,6 @@ class Server:
         timer = threading.Timer(seconds, os._exit, [self._code])
         timer.daemon = True
         timer.start()
-
-
-def spare_what_stays() -> None:
-    """Have the garbage collector pass by all that is there now, for good: modules, the app, the model's tables.
-
-    Some 100,000 objects, which a full collection looks through in 66 to 81 ms, while every stream stands still; without them it takes
-    as long as there are requests to look through.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _tell(text: str) -> None:

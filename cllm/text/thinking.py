@@ -18,7 +18,7 @@ EFFORTS: Final[Mapping[str, int | None]] = {
 }
 """Tokens of reasoning, for models whose template has no word for effort; None: as many as the model likes."""
 
-_SWITCHES: Final = ("enable_thinking", "thinking")  # what templates call it
+SWITCHES: Final = ("enable_thinking", "thinking")  # what templates call it
 _EFFORT: Final = "reasoning_effort"
 
 
@@ -43,8 +43,8 @@ class Thinking:
         """The variables of a template that knows `known`, over which those `given` by the request prevail."""
         chosen: dict[str, Any] = {}
         if self.wanted is not None:
-            chosen |= {name: self.wanted for name in _SWITCHES if name in known}
-        if self.effort is not None and self.wanted and _EFFORT in known:
+            chosen |= {name: self.wanted for name in SWITCHES if name in known}
+        if self.effort not in (None, "none") and self.wanted and _EFFORT in known:
             chosen[_EFFORT] = self.effort
         return {**chosen, **given}
 
@@ -54,4 +54,4 @@ class Thinking:
             return 0
         if self.n_tokens_max is not None:
             return self.n_tokens_max
-        return None if self.effort is None or _EFFORT in known else EFFORTS[self.effort]
+        return None if self.effort in (None, "none") or _EFFORT in known else EFFORTS[self.effort]

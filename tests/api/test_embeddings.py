@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import trio
 from cllm.backend import Batch, Pooling
 from cllm.errors import StepFailed
 from cllm.serve.embedders import EmbeddingsOnly
-from cllm.testing.fake import FakeModel
+from cllm.testing.fake import FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import N_EMBD, FakeEmbedder
 
 
@@ -199,6 +200,19 @@ async def test_an_input_that_the_model_fails_on_is_500_and_others_are_served(ser
 async def test_a_request_has_the_servers_time_and_no_more(serve: Any) -> None:
     async with serve(embedder=FakeEmbedder(step_s=lambda _: 0.02), timeout_s=0.05, embedding_slice_ms=1) as api:
         answer = await embed(api, [[97] * 400] * 50)
+    assert (answer.status, answer.error["type"]) == (504, "timeout_error")
+
+
+async def test_the_servers_time_begins_when_the_request_comes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenize = FakeVocabulary.tokenize
+
+    def take_long(*given: Any, **named: Any) -> list[int]:
+        time.sleep(0.3)
+        return tokenize(*given, **named)
+
+    monkeypatch.setattr(FakeVocabulary, "tokenize", take_long)
+    async with serve(embedder=FakeEmbedder(), timeout_s=0.3) as api:
+        answer = await embed(api, "a text")
     assert (answer.status, answer.error["type"]) == (504, "timeout_error")
 
 

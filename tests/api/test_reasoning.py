@@ -72,6 +72,15 @@ async def test_a_template_that_opens_the_tag_whatever_it_is_told_is_closed_again
     assert (reasoning_of(answer), answer.text()) == ("", "It is 5.")
 
 
+async def test_what_a_request_tells_the_template_prevails_over_the_effort(serve: Any) -> None:
+    off, on = ({"chat_template_kwargs": {"enable_thinking": enabled}} for enabled in (False, True))
+    async with serve(says("<think>\n\n</think>\n\nIt is 5.", OPENED)) as api:
+        answer = await api.chat(max_tokens=200, reasoning_effort="high", **off)
+        assert (reasoning_of(answer), answer.text()) == ("", "It is 5.")
+    async with serve(says(THOUGHT, OPENED)) as api:
+        assert reasoning_of(await api.chat(max_tokens=200, reasoning_effort="none", **on)) == "hm, so"
+
+
 @pytest.mark.parametrize("fields", [{"reasoning_effort": "low"}, {"chat_template_kwargs": {"enable_thinking": True}}])
 async def test_an_effort_switches_reasoning_on(serve: Any, fields: dict[str, Any]) -> None:
     async with serve(says(THOUGHT, SWITCHED)) as api:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cllm.api.app import create_app
 from cllm.backend import ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
+from cllm.serve.house import Hold, House, State, Tenant
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.progress import LogProgress
 from cllm.testing.fake import FakeBackend, FakeModel
@@ -139,6 +140,27 @@ async def test_models_are_loaded_and_unloaded_where_the_operator_allows_it(serve
         loaded = await api.post("/models/load", {"model": "b"})
         assert (loaded.status, loaded.json["status"]) == (200, {"value": "loaded"})
         assert (await api.post("/models/load", {"model": "c"})).status == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/api/embed"])
+async def test_who_is_about_to_be_answered_does_not_wait_for_himself_when_his_model_has_to_make_room(
+    serve_several: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    hold, n_holds = House.hold, 0
+
+    async def hold_and_unload(house: House, tenant: Tenant) -> Hold:
+        nonlocal n_holds
+        held = await hold(house, tenant)
+        n_holds += 1
+        if n_holds == 1:
+            nursery.start_soon(house.unload, tenant)
+            await tenant.until(lambda: tenant.state is State.UNLOADING)
+        return held
+
+    monkeypatch.setattr(House, "hold", hold_and_unload)
+    async with serve_several("a", "b", load_wait_s=TEST_S) as api, trio.open_nursery() as nursery:
+        answer = await api.post(path, {"model": "b", **ASKING[path]})
+        assert answer.status == 200
 
 
 async def test_nobody_unloads_a_model_otherwise(serve_several: Any) -> None:

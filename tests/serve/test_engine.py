@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -12,7 +13,7 @@ import trio.testing
 from cllm.backend import Vocabulary
 from cllm.config import Settings
 from cllm.engine.sequence import Phase
-from cllm.errors import Unavailable
+from cllm.errors import ModelDied, Unavailable
 from cllm.serve.engine import N_CHARS_INLINE, N_TOKENIZING_MAX, Engine, EnginePhase
 from cllm.serve.metrics import Metrics
 from cllm.testing.engine import running_engine
@@ -87,6 +88,24 @@ async def test_a_full_queue_refuses_early_with_a_time_to_come_back_and_takes_aga
         running.engine.check_accepting(2)
 
 
+async def test_who_was_let_pass_keeps_the_room_that_another_key_has_the_right_to_meanwhile(steps: Steps) -> None:
+    steps.hold()
+    async with serving(FakeModel(), Settings(parallel=1, queue_size=2)) as running:
+        engine = running.engine
+        streams = [engine.open([make_spec(key="a")])]
+        await until(lambda: steps.n_begun > 0)
+        streams.append(engine.open([make_spec(key="a")]))
+        give_up_room = engine.expect(key="a")  # its prompt is read now
+        streams.append(engine.open([make_spec(key="b")]))
+        give_up_room()
+        with pytest.raises(Unavailable):
+            engine.open([make_spec(key="a")])
+        streams.append(engine.open([make_spec(key="a")], is_expected=True))
+        steps.go_on()
+        for stream in streams:
+            assert (await read_all(stream))[0].finished
+
+
 async def test_sequences_are_told_running_ones_first_in_order_of_service(steps: Steps) -> None:
     async with serving(FakeModel(), Settings(parallel=1)) as running:
         steps.hold()
@@ -128,6 +147,22 @@ async def test_long_texts_are_tokenised_in_a_thread_and_short_ones_at_once(n_cha
         tokens = await running.engine.tokenize("x" * n_chars, add_special=True, parse_special=False)
     assert tokens == [vocabulary.bos] + [ord("x")] * n_chars
     assert (vocabulary.threads == [threading.current_thread()]) is inline
+
+
+async def test_where_the_next_process_of_a_model_takes_too_long_to_come_one_may_come_back() -> None:
+    class Waiting(FakeVocabulary):
+        n_chars_inline = -1  # as that of a model in a process of its own
+
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            raise ModelDied("the model's process has ended")
+
+    model = FakeModel()
+    async with serving(model) as running:
+        model.vocabulary = Waiting()
+        running.engine._model = attrs.evolve(running.engine.model, vocabulary=model.vocabulary)
+        with pytest.raises(Unavailable) as caught:
+            await running.engine.tokenize("x", add_special=True, parse_special=False)
+    assert (caught.value.code, caught.value.retry_after_s > 0) == ("loading", True)
 
 
 async def test_however_many_long_texts_come_there_are_threads_for_everything_else() -> None:

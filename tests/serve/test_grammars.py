@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, cast
 
 import pytest
@@ -58,6 +59,29 @@ async def test_what_does_not_compile_is_refused_and_counted(metrics: Metrics) ->
     with pytest.raises(GrammarInvalid):
         await GrammarDesk(metrics).compiled(Grammars(FakeVocabulary()), BAD, timeout_s=MORE_THAN_ENOUGH_S)
     assert counted(metrics.registry) == {"refused": 1}
+
+
+async def test_what_was_compiled_in_time_is_given_though_trio_looks_too_late(metrics: Metrics, slow_clock: trio.testing.MockClock) -> None:
+    desk, grammars, begun = GrammarDesk(metrics), Grammars(FakeVocabulary()), threading.Event()
+    compile_ = grammars.compile
+
+    def compile_and_tell(source: GrammarSource) -> Grammar:
+        begun.set()
+        return compile_(source)
+
+    grammars.compile = compile_and_tell  # type: ignore[method-assign]
+
+    async def stand_still() -> None:
+        while not begun.is_set():
+            await trio.lowlevel.checkpoint()
+        while grammars.known(ANY_OBJECT) is None:
+            time.sleep(0.001)  # noqa: ASYNC251 - that is the point
+        slow_clock.jump(MORE_THAN_ENOUGH_S)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stand_still)
+        assert await desk.compiled(grammars, ANY_OBJECT, timeout_s=MORE_THAN_ENOUGH_S) is grammars.known(ANY_OBJECT)
+    assert counted(metrics.registry) == {"compiled": 1}
 
 
 async def test_what_takes_too_long_is_refused_at_the_deadline_while_everything_else_runs(

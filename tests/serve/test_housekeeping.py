@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
@@ -13,7 +15,9 @@ import trio
 
 from cllm.backend import Batch, ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
-from cllm.errors import LoadAborted, LoadFailed, ModelDied, NotFound, Unavailable
+from cllm.engine.hostpool import Piece
+from cllm.errors import LoadAborted, LoadFailed, ModelDied, NotFound, StepFailed, Unavailable
+from cllm.serve.garbage import spare_what_stays
 from cllm.serve.house import Hold, House, State, Tenant
 from cllm.serve.housekeeping import Housekeeper
 from cllm.testing.fake import FakeBackend, FakeModel
@@ -112,12 +116,17 @@ def keep(monkeypatch: pytest.MonkeyPatch) -> Keep:
 
     @asynccontextmanager
     async def keep(
-        *names: str, backend: Backend | None = None, drains: bool = True, n_file_bytes: int = SIZE, **settings: Any
+        *names: str,
+        backend: Backend | None = None,
+        drains: bool = True,
+        n_file_bytes: int = SIZE,
+        calibrate: str = "off",
+        **settings: Any,
     ) -> AsyncIterator[Kept]:
         backend = backend or Backend()
         monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", backend))
         monkeypatch.setattr("cllm.hub.size_of", lambda _model: n_file_bytes)
-        kept = Kept(Housekeeper(Settings(names[0], names[1:], calibrate="off", **settings), lambda _name: Quiet()), backend, [])
+        kept = Kept(Housekeeper(Settings(names[0], names[1:], calibrate=calibrate, **settings), lambda _name: Quiet()), backend, [])
 
         async def run() -> None:
             try:
@@ -270,6 +279,22 @@ async def test_a_load_on_demand_that_fails_is_the_requests_misfortune_and_not_tr
         assert await kept.ask("b") == text_alone("once upon a time", 8)
 
 
+async def test_a_load_on_demand_whose_steps_fail_while_they_are_measured_is_no_more_than_that(keep: Keep) -> None:
+    def fail(name: str, _batch: Batch) -> None:
+        if name == "b":
+            raise StepFailed("no memory")
+
+    backend = Backend()
+    backend.before_step = fail
+    async with keep("a", "b", models_memory_mb=100, backend=backend, calibrate="again") as kept:
+        with pytest.raises(Unavailable) as caught:
+            await kept.ask("b")
+        assert caught.value.code == "load_failed"
+        assert await kept.ask("a") == text_alone("once upon a time", 8)
+    assert kept.ends == [None]
+    assert [model.n_closed for name, model in backend.loaded if name == "b"] == [1]
+
+
 async def test_a_load_that_fails_at_the_start_ends_the_process(keep: Keep) -> None:
     backend = Backend()
     backend.failing.add("b")
@@ -303,6 +328,57 @@ async def test_a_model_may_be_unloaded_and_is_loaded_again_when_asked(keep: Keep
         await kept.keeper.unload(kept.tenant("a"))
         kept.house.check_ready()  # a request would have it loaded
     assert kept.backend.names == ["a", "b", "b"]
+
+
+async def test_what_an_unloaded_model_had_on_the_host_is_given_back_and_its_engine_too(keep: Keep) -> None:
+    async with keep("a", "b") as kept:
+        await kept.ask("b")
+        engine = kept.tenant("b").engine
+        assert engine._loop is not None
+        offload = engine._loop.scheduler.memory.offload
+        assert offload is not None
+        offload.pool.put(Piece(("", ""), list(range(100)), 0, b"x" * 1000))
+        gone, pool = weakref.ref(engine), offload.pool
+        del engine, offload
+        spare_what_stays()
+        try:
+            await kept.keeper.unload(kept.tenant("b"))
+            assert pool.n_bytes == 0
+            del pool
+            await kept.ask("b")  # the next load finds what has ended
+            assert gone() is None
+        finally:
+            gc.unfreeze()
+
+
+async def test_a_model_that_is_forgotten_while_its_load_waits_for_its_turn_is_not_loaded(keep: Keep) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    backend = Backend()
+
+    def wait(name: str) -> None:
+        if name == "b":
+            begun.set()
+            wait_for(go_on)
+
+    async with keep("a", "b", "c", models_memory_mb=100, backend=backend) as kept, trio.open_nursery() as nursery:
+        backend.during_load = wait
+        nursery.start_soon(kept.ask, "b")
+        await until(begun.is_set)
+        refused: list[Unavailable] = []
+
+        async def ask_forgotten() -> None:
+            try:
+                await kept.ask("c")
+            except Unavailable as error:
+                refused.append(error)
+
+        forgotten = kept.tenant("c")
+        nursery.start_soon(ask_forgotten)
+        await until(lambda: bool(forgotten.waiting))
+        kept.house.forget(forgotten)
+        go_on.set()
+        await until(lambda: bool(refused))
+    assert backend.names == ["a", "b"]
 
 
 async def test_a_hold_that_is_given_up_while_it_waits_leaves_nothing(keep: Keep) -> None:

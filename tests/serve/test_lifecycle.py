@@ -267,6 +267,26 @@ async def test_a_model_that_dies_ends_every_stream_with_an_error_and_the_life_wi
         lived.life.engine.open([make_spec()])
 
 
+async def test_who_comes_between_its_death_and_its_end_is_refused(live: Live, steps: Steps) -> None:
+    def die(batch: Batch) -> None:
+        raise ModelDied("the device is gone")
+
+    async with live(before_step=die) as lived:
+        await lived.life.ready.wait()
+        engine = lived.life.engine
+        stream, refused = engine.open([make_spec()]), []
+
+        def close() -> None:  # which may take long
+            assert engine.phase is EnginePhase.READY
+            with pytest.raises(Unavailable, match="stopped"):
+                engine.open([make_spec()])
+            refused.append(True)
+
+        lived.model.close = close  # type: ignore[method-assign]
+        await read_all(stream)
+    assert refused == [True]
+
+
 async def test_a_life_that_is_cancelled_closes_the_model_and_ends_the_streams(live: Live, steps: Steps) -> None:
     with trio.CancelScope() as scope:
         async with live() as lived:

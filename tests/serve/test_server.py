@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cllm.serve.server import spare_what_stays
+from cllm.serve.garbage import spare_what_stays
 
 
 class Node:

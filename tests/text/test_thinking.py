@@ -30,6 +30,12 @@ def test_what_the_request_sets_itself_prevails() -> None:
     assert Thinking(effort="high").variables(QWEN, {"enable_thinking": False, "x": 1}) == {"enable_thinking": False, "x": 1}
 
 
+def test_an_effort_of_none_with_reasoning_all_the_same_is_no_effort_at_all() -> None:
+    thinking = Thinking(enabled=True, effort="none")
+    assert thinking.variables(QWEN | GPT, {}) == {"enable_thinking": True}
+    assert thinking.budget(QWEN) is None
+
+
 def test_an_effort_goes_to_a_template_that_knows_it_and_is_a_budget_elsewhere() -> None:
     assert Thinking(effort="low").variables(GPT, {}) == {"reasoning_effort": "low"}
     assert Thinking(effort="low").budget(GPT) is None

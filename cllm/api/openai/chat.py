@@ -103,7 +103,7 @@ def conversation_of(body: Conversation | ChatRequest) -> conversation.Conversati
         messages=template_messages(body.messages),
         toolbox=toolbox_of(body) if isinstance(body, ChatRequest) else Toolbox(tools=tools_of(body.tools)),
         tool_fields=TOOL_FIELDS,
-        thinking=thinking_of(body) if isinstance(body, ChatRequest) else Thinking(),
+        thinking=thinking_of(body, body.chat_template_kwargs or {}) if isinstance(body, ChatRequest) else Thinking(),
         form=form_of(body) if isinstance(body, ChatRequest) else None,
         variables=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt is not False,

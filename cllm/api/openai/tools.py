@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -12,7 +13,7 @@ from cllm.api.sampling_fields import INT32_MAX
 from cllm.api.tool_checks import N_TOOLS_MAX, parameters_of
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest
-from cllm.text.thinking import Thinking
+from cllm.text.thinking import SWITCHES, Thinking
 from cllm.text.tools import Tool, Toolbox, ToolUse
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -67,10 +68,13 @@ class ToolingFields(CommonFields, kw_only=True):
     reasoning_budget: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None  # -1: no limit, as in llama-server
 
 
-def thinking_of(fields: ToolingFields) -> Thinking:
-    """What the fields want of reasoning."""
+def thinking_of(fields: ToolingFields, variables: Mapping[str, Any]) -> Thinking:
+    """What the fields want of reasoning; a switch among the template's variables prevails over an effort."""
     n_tokens_max = None if fields.reasoning_budget == -1 else fields.reasoning_budget
-    return Thinking(effort=fields.reasoning_effort, n_tokens_max=n_tokens_max)
+    enabled = None
+    if fields.reasoning_effort is not None:
+        enabled = next((variables[name] for name in SWITCHES if isinstance(variables.get(name), bool)), None)
+    return Thinking(enabled=enabled, effort=fields.reasoning_effort, n_tokens_max=n_tokens_max)
 
 
 def toolbox_of(fields: ToolingFields) -> Toolbox:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 import structlog
 import trio
@@ -44,12 +45,15 @@ class App:
 
     def __init__(self) -> None:
         self.begun = trio.Event()
+        self.may_go_on = trio.Event()
+        self.may_go_on.set()
 
     async def __call__(self, scope, receive, send):
         assert scope["type"] == "http"
         headers = [(b"content-length", str(len(BODY)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self.begun.set()
+        await self.may_go_on.wait()
         await send({"type": "http.response.body", "body": BODY, "more_body": False})
 
 
@@ -92,6 +96,36 @@ async def test_after_a_drain_a_client_that_reads_slowly_gets_all_of_its_answer(s
             received = b"".join([data async for data in client])
             await client.aclose()
     assert received.endswith(b"\r\n\r\n" + BODY)
+    assert codes == [0]
+
+
+async def test_whoever_is_told_late_that_the_grace_is_over_has_a_moment_to_pass_it_on(served, monkeypatch, until):
+    server, app = served
+    server._settings = attrs.evolve(server._settings, grace_s=0.0)
+    app.may_go_on = trio.Event()
+    finish = server._keeper.finish
+    codes, answers = [], []
+
+    async def finish_late(grace_s: float) -> None:
+        await finish(grace_s)
+        await until(lambda: server._keeper.house.first.engine.phase is EnginePhase.STOPPED)
+        await trio.testing.wait_all_tasks_blocked(0.01)  # by any clock that began with the signal, all is over
+        monkeypatch.setattr(server_module, "FLUSH_S", LONG_S)
+        app.may_go_on.set()
+
+    monkeypatch.setattr(server._keeper, "finish", finish_late)
+
+    async def run() -> None:
+        codes.append(await server.run())
+
+    with trio.fail_after(LONG_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            client = await ask(server, app)
+            os.kill(os.getpid(), signal.SIGTERM)
+            answers = [data async for data in client]
+            await client.aclose()
+    assert b"".join(answers).endswith(b"\r\n\r\n" + BODY)
     assert codes == [0]
 
 
