@@ -324,6 +324,11 @@ FromTokenizer = Answer | Failed
 T = TypeVar("T")
 
 
+def encoded(message: msgspec.Struct) -> bytes:
+    """Return a message as it goes over a channel. Raises: what msgspec does, as for integers beyond 64 bits."""
+    return msgspec.msgpack.encode(message)
+
+
 class Channel(Generic[T]):
     """One end of a socket pair, on which messages of the type `T` come. Each direction has one user at a time.
 
@@ -340,7 +345,10 @@ class Channel(Generic[T]):
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message; blocks. Raises: Ended."""
-        data = self._encoder.encode(message)
+        self.send_encoded(self._encoder.encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Send a message that `encoded` has written down; blocks. Raises: Ended."""
         length = _LENGTH.pack(len(data))
         try:
             if len(data) < N_BYTES_AHEAD:

@@ -137,17 +137,20 @@ class Housekeeper:
                 if tenant.state is State.UNLOADING:
                     await self.unload(tenant)
                 is_loaded = tenant.state is State.LOADED
-                if not is_loaded:
+                if not is_loaded and self._is_known(tenant):
                     await self._make_room(tenant)
-                    if tenant in self.house.tenants:
-                        await self._load(tenant)
-                    else:
-                        tenant.settle()  # it was forgotten meanwhile, and nobody could unload it
+                if not is_loaded and self._is_known(tenant):
+                    await self._load(tenant)
                 self._wanted.remove(tenant)  # it may be unloaded while others make room, and who wants it then is to be heard
-                if not is_loaded:
+                if not self._is_known(tenant):
+                    tenant.settle()  # it was forgotten meanwhile: loaded, it could be named and unloaded by nobody
+                elif not is_loaded:
                     await self._make_room(tenant)  # for its cells, too
             self._work = trio.Event()
             await self._work.wait()
+
+    def _is_known(self, tenant: Tenant) -> bool:
+        return tenant in self.house.tenants
 
     async def _load(self, tenant: Tenant) -> None:
         tenant.become(State.LOADING)

@@ -126,7 +126,7 @@ class WorkerLife:
         """Make sure that the worker is gone; return in words how it ended."""
         with self._alive:
             process, self.process = self.process, None
-        return "" if process is None else process.kill()
+        return "" if process is None else process.kill(asks_why=not self.is_closed)
 
     def close(self) -> None:
         """End it for good."""

@@ -95,8 +95,8 @@ class WorkerProcess:
         self.is_lost = True
         self._popen.kill()
 
-    def kill(self) -> str:
-        """End the process if it has not ended; close everything; return in words how it ended."""
+    def kill(self, *, asks_why: bool = True) -> str:
+        """End the process if it has not ended; close everything; return in words how it ended, with its last ones if one `asks_why`."""
         self.slay()
         for end in self._ends:  # who waits at one is woken, should the process take long to go
             with contextlib.suppress(OSError):
@@ -107,7 +107,8 @@ class WorkerProcess:
             code = self._popen.wait(END_S)
         except subprocess.TimeoutExpired:  # much memory is given back, or a driver hangs: `_listen` waits for it
             return f"killed, and not gone after {END_S:g} s"
-        self._is_heard.wait(LAST_WORDS_S)
+        if asks_why:
+            self._is_heard.wait(LAST_WORDS_S)
         last = f": {self._last_lines[-1]}" if self._last_lines else ""
         return _how(code) + last
 

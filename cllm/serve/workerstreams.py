@@ -34,7 +34,7 @@ class WorkerStreams:
         self._live: set[int] = set()
         self._silent_since = 0.0  # while sequences are under way: as if it had been in one piece
         self._silent_s = 0.0  # while none is: how long it has been before, with those that have left
-        self._to_say: queue.SimpleQueue[frames.ToWorker | None] = queue.SimpleQueue()  # of one life; None is its end
+        self._to_say: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # messages to one life; None is its end
         self._hearing: threading.Thread | None = None
         self._lock = threading.Lock()
         self._tell: Callable[[StreamEvent], None] = lambda _event: None
@@ -58,17 +58,18 @@ class WorkerStreams:
 
     def start(self, seq_id: int, request: StreamRequest) -> None:
         """See `StreamModel.start`. What could not be begun is told as an end with an error."""
+        message = frames.encoded(frames.Begin(seq_id, request))  # what cannot be written down is this request's fault alone
         with self._lock:
             if not self._live:
                 self._silent_since = time.monotonic() - self._silent_s
             self._live.add(seq_id)
-        self._say(frames.Begin(seq_id, request))
+        self._say(message)
 
     def cancel(self, seq_id: int) -> None:
         """See `StreamModel.cancel`."""
         with self._lock:
             self._leave(seq_id)
-        self._say(frames.GiveUp(seq_id))
+        self._say(frames.encoded(frames.GiveUp(seq_id)))
 
     def close(self) -> None:
         """See `StreamModel.close`."""
@@ -81,14 +82,14 @@ class WorkerStreams:
             if not self._live:
                 self._silent_s = time.monotonic() - self._silent_since
 
-    def _say(self, message: frames.ToWorker) -> None:
+    def _say(self, message: bytes) -> None:
         """Never waits, as a socket would that is full while a worker computes."""
         self._to_say.put(message)
 
-    def _speak(self, process: WorkerProcess, to_say: queue.SimpleQueue[frames.ToWorker | None]) -> None:
+    def _speak(self, process: WorkerProcess, to_say: queue.SimpleQueue[bytes | None]) -> None:
         try:
             while (message := to_say.get()) is not None:
-                process.channel.send(message)
+                process.channel.send_encoded(message)
         except Ended:  # or it stopped in the middle of a message
             process.slay()
 
@@ -103,7 +104,7 @@ class WorkerStreams:
         self._hearing = threading.Thread(target=self._hear, args=(process, self._to_say), name="worker streams", daemon=True)
         self._hearing.start()
 
-    def _hear(self, process: WorkerProcess, to_say: queue.SimpleQueue[frames.ToWorker | None]) -> None:
+    def _hear(self, process: WorkerProcess, to_say: queue.SimpleQueue[bytes | None]) -> None:
         try:
             while True:
                 self._wait(process)

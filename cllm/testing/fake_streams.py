@@ -37,7 +37,7 @@ HEEDS_MORE = HEEDS | {"n_tokens_min", "n_logprobs", "seed", "top_k", "top_p", "m
 UNWANTED, DEADLY = "\x05", "\x06"  # prompts of which `FakeStreamBackend`'s models refuse one, and end their process on the other
 
 
-CHILD_S = 100  # of a process that a model may begin
+CHILD_S = 30  # of a process that a model may begin
 
 
 @attrs.define(eq=False)

@@ -378,6 +378,7 @@ async def test_a_model_that_is_forgotten_while_its_load_waits_for_its_turn_is_no
         kept.house.forget(forgotten)
         go_on.set()
         await until(lambda: bool(refused))
+        assert kept.states() == "unloaded loaded", "nobody had to make room for it"
     assert backend.names == ["a", "b"]
 
 
