@@ -80,12 +80,16 @@ def measured(loaded: Loaded, settings: Settings, on_progress: OnProgress) -> Loa
         cost = cost_of(loaded.step_model, loaded.curve_key, settings, on_measuring)
         limits = attrs.evolve(loaded.limits, begins_apart=_begins_apart(loaded.curve_key, settings))
         return attrs.evolve(loaded, cost=cost, limits=limits)
-    except BaseException as error:
+    except (LoadAborted, LoadFailed):
         loaded.close()
-        if not isinstance(error, Exception) or isinstance(error, LoadAborted | LoadFailed):
-            raise
+        raise
+    except Exception as error:
+        loaded.close()
         log.debug("load.failed", exc_info=error)
         raise LoadFailed(f"{loaded.served.name}: its steps could not be measured: {_in_a_line(error)}") from error
+    except BaseException:
+        loaded.close()
+        raise
 
 
 def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:

@@ -72,8 +72,7 @@ async def test_what_was_compiled_in_time_is_given_though_trio_looks_too_late(met
     grammars.compile = compile_and_tell  # type: ignore[method-assign]
 
     async def stand_still() -> None:
-        while not begun.is_set():
-            await trio.lowlevel.checkpoint()
+        await trio.to_thread.run_sync(begun.wait)
         while grammars.known(ANY_OBJECT) is None:
             time.sleep(0.001)  # noqa: ASYNC251 - that is the point
         slow_clock.jump(MORE_THAN_ENOUGH_S)
