@@ -296,12 +296,18 @@ async def _grammar(context: Context, model: ServedModel, conversation: Conversat
     if form is not None and form.tags is not None:
         opening = "" if form.opened or form.n_reasoning_max == 0 else form.tags.opening
     _, parameters = conversation.tool_fields
-    return await grammar_of(context, model, conversation.toolbox, conversation.form, parameters=parameters, opening=opening)
+    return await grammar_of(context, model, _toolbox(model, conversation), conversation.form, parameters=parameters, opening=opening)
+
+
+def _toolbox(model: ServedModel, conversation: Conversation) -> Toolbox:
+    """What the answer may call: one thing at a time where the template would refuse several when the conversation goes on."""
+    features, toolbox = model.template.features, conversation.toolbox
+    return toolbox if features.takes_several_calls else attrs.evolve(toolbox, parallel=False)
 
 
 def _form(model: ServedModel, conversation: Conversation, text: str) -> AnswerFormat | None:
     """How the answer to the prompt `text` is to be read; None where it can hold nothing but content."""
-    dialect, toolbox = model.dialect, conversation.toolbox
+    dialect, toolbox = model.dialect, _toolbox(model, conversation)
     if dialect.tags is None and not toolbox.is_open:
         return None
     return AnswerFormat(

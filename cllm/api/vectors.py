@@ -55,7 +55,7 @@ async def embed(
         inputs = [one[: n_max * N_TOKEN_BYTES_MAX] for one in inputs]
     tokens = await _tokens(context, embeddings.model, inputs, param)
     if truncates:
-        tokens = [one[:n_max] for one in tokens]
+        tokens = [_cut(embeddings.model, one) for one in tokens]
     return await _computed(context, embeddings, tokens)
 
 
@@ -74,6 +74,15 @@ async def judge(context: Context, name: str | None, query: str, documents: Seque
     tokens = await _tokenized(context, pairs, sum(n_chars), "documents")
     judged = await _computed(context, embeddings, tokens)
     return judged, judged.vectors[:, 0].tolist()
+
+
+def _cut(model: ServedEmbedder, tokens: Sequence[int]) -> Sequence[int]:
+    """As many tokens as the model takes. One that closes a text, which some models' vectors are of, stays its last."""
+    n_max = model.n_tokens_max
+    if len(tokens) <= n_max:
+        return tokens
+    closes = not model.vocabulary.token_bytes(tokens[-1])
+    return [*tokens[: n_max - 1], tokens[-1]] if closes else tokens[:n_max]
 
 
 def normalised(vectors: Vectors, n_dimensions: int | None = None) -> Vectors:

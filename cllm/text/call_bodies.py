@@ -246,6 +246,44 @@ class NamedBody:
         return len(text) if end < 0 else end
 
 
+# --- types -------------------------------------------------------------------------------------------------------------
+
+_LITERALS: Final = {"True": True, "False": False, "None": None}
+
+
+def _types_of(schema: Any) -> frozenset[str] | None:
+    """The types that a schema names for a value; None where it does not say."""
+    if not isinstance(schema, Mapping):
+        return None
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset((named,))
+    if isinstance(named, list):
+        return frozenset(name for name in named if isinstance(name, str))
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            each = [_types_of(one) for one in schema[word]]
+            known = [types for types in each if types is not None]
+            return frozenset().union(*known) if known and len(known) == len(each) else None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return frozenset().union(*map(_type_names, values)) if isinstance(values, list) and values else None
+
+
+def _type_names(value: Any) -> frozenset[str]:
+    """What JSON Schema calls the type of a value."""
+    if isinstance(value, bool):
+        return frozenset(("boolean",))
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return frozenset(("integer", "number"))
+    if isinstance(value, float):
+        return frozenset(("number",))
+    if isinstance(value, str):
+        return frozenset(("string",))
+    if value is None:
+        return frozenset(("null",))
+    return frozenset(("array",)) if isinstance(value, list) else frozenset(("object",))
+
+
 # --- tags --------------------------------------------------------------------------------------------------------------
 
 
@@ -311,13 +349,15 @@ class TaggedBody:
         self._n_values += 1
 
     def _typed(self, text: str) -> str:
-        """The value as JSON: a string where the schema says so, else JSON where it is some."""
+        """The value as JSON: of a type that the schema names where it is one, else a string where it may be, else JSON where it is some."""
         tool = self._tools.get(self.name or "")
         properties = tool.parameters.get("properties") if tool is not None else None
-        schema = properties.get(self._key) if isinstance(properties, Mapping) else None
-        if not (isinstance(schema, Mapping) and schema.get("type") == "string"):
-            try:
-                return json.dumps(read_json(text), ensure_ascii=False)
-            except ValueError:
-                pass
-        return json.dumps(text, ensure_ascii=False)
+        types = _types_of(properties.get(self._key)) if isinstance(properties, Mapping) else None
+        try:
+            value = read_json(text)
+        except ValueError:
+            # Templates write earlier values as Python does, and models copy that.
+            value = text if types is None or "string" in types else _LITERALS.get(text, text)
+        if types is not None and "string" in types and (isinstance(value, str) or not _type_names(value) & types):
+            value = text
+        return json.dumps(value, ensure_ascii=False)

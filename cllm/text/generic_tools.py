@@ -26,10 +26,12 @@ def told(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[d
     was_result = False
     for message in messages:
         is_result = message.get("role") == "tool"
-        if is_result and was_result:  # several are one message, as many templates want the roles to alternate
+        if is_result and was_result:  # several are one message, with what the user says then, as many templates want the roles to alternate
             plain[-1]["content"] += "\n" + _result(message)
         elif is_result:
             plain.append({"role": "user", "content": _result(message)})
+        elif was_result and message.get("role") == "user" and isinstance(message.get("content"), str):
+            plain[-1]["content"] += "\n" + message["content"]
         elif message.get("tool_calls"):
             plain.append(_as_text(message))
         else:

@@ -45,6 +45,7 @@ class TemplateFeatures:
     wants_object_arguments: bool  # a tool call's arguments must be an object, not the JSON text that the OpenAI API has
     empty_content: str | None  # the content of a message that only calls tools: None or ""
     wants_short_ids: bool  # the ids of tool calls must be nine letters or digits
+    takes_several_calls: bool  # in one message, or it shows none at all
 
 
 class ChatTemplate:
@@ -315,12 +316,18 @@ class _Prober:
     def said(self, role: str, text: str) -> Message:
         return {"role": role, "content": [{"type": "text", "text": text}] if self.wants_parts else text}
 
-    def calls(self, content: str | None, arguments: Any, answered: bool, call_id: str = "abcdefgh1") -> str:
+    def calls(self, content: str | None, arguments: Any, answered: bool, call_id: str = "abcdefgh1", n: int = 1) -> str:
         # Mistral's templates take only identifiers of nine letters or digits.
         call = {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": arguments}}
-        messages = [self.said("user", "hello"), {"role": "assistant", "content": content, "tool_calls": [call]}]
-        result = self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call_id}
-        return self.shows([*messages, result] if answered else messages)
+        calls = [call, *({**call, "id": f"abcdefgh{i}"} for i in range(2, n + 1))]
+        messages = [self.said("user", "hello"), {"role": "assistant", "content": content, "tool_calls": calls}]
+        results = [self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]} for call in calls]
+        return self.shows([*messages, *results] if answered else messages)
+
+    def takes_several_calls(self, content: str | None, *, as_object: bool) -> bool:
+        arguments = {_NEEDLE: "x"} if as_object else f'{{"{_NEEDLE}": "x"}}'
+        ns = [[self.calls(content, arguments, answered, n=n).count(_NEEDLE) for n in (1, 2)] for answered in (True, False)]
+        return all(two > one or not one for one, two in ns)
 
     def wants_short_ids(self, content: str | None, *, as_object: bool) -> bool:
         arguments = {_NEEDLE: "x"} if as_object else f'{{"{_NEEDLE}": "x"}}'
@@ -360,4 +367,5 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         wants_object_arguments=wants_object_arguments,
         empty_content=empty_content,
         wants_short_ids=prober.wants_short_ids(empty_content, as_object=wants_object_arguments),
+        takes_several_calls=prober.takes_several_calls(empty_content, as_object=wants_object_arguments),
     )

@@ -107,6 +107,20 @@ async def test_system_and_blocks_are_what_the_template_sees(serve: Any) -> None:
     assert prompt == "<turn>system\nBe brief.\nAnd kind.<end><turn>user\none\ntwo<end><turn>assistant\n"
 
 
+async def test_a_line_that_is_new_in_each_request_keeps_nothing_from_being_cached(serve: Any) -> None:
+    said = [{"role": "user", "content": "one cch=abcde; two"}]
+    async with serve() as api:
+        prompts = [
+            await prompt_of(api, system=f"x-anthropic-billing-header: cc_version=2.1; cch={mark};\nBe brief.", messages=said)
+            for mark in ("a5145", "b0b77")
+        ]
+        other = await prompt_of(api, system="Say cch=a5145; please.", messages=said)
+    assert prompts[0] == prompts[1]
+    assert "cc_version=2.1; cch=00000;\nBe brief." in prompts[0]
+    assert "cch=abcde; two" in prompts[0]
+    assert "cch=a5145;" in other
+
+
 async def test_neighbours_of_one_role_are_one_turn(serve: Any) -> None:
     said = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
     async with serve() as api:

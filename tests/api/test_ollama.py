@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from cllm.testing.fake import FakeModel, FakeVocabulary
+from cllm.api.ollama.requests import _with_ids
+from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
-from cllm.testing.scripted import ScriptedModel
+from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
 from tests.api.conftest import failing
 
 
@@ -172,6 +173,48 @@ async def test_inputs_that_are_too_long_are_cut_unless_that_is_not_wanted(serve:
         whole = await api.post("/api/embed", {"input": "x" * 5_000, "truncate": False})
     assert (cut.status, cut.json["prompt_eval_count"]) == (200, 8)
     assert (whole.status, set(whole.json)) == (400, {"error"})
+
+
+async def test_a_text_that_is_cut_keeps_the_token_that_closes_it(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenize, closing = FakeVocabulary.tokenize, END_OF_TURN
+
+    def closed(self: Any, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        tokens = tokenize(self, text, add_special=add_special, parse_special=parse_special)
+        return [*tokens, closing] if add_special else tokens
+
+    monkeypatch.setattr(FakeVocabulary, "tokenize", closed)
+    given: list[list[int]] = []
+    async with serve(
+        embedder=FakeEmbedder(n_tokens_max=8, before_step=lambda batch: given.append(batch.tokens[: batch.n_rows].tolist()))
+    ) as api:
+        assert (await api.post("/api/embed", {"input": "x" * 5_000})).status == 200
+        assert (await api.post("/api/embed", {"input": "x"})).status == 200
+    assert [(len(one), one[-1]) for one in given] == [(8, closing), (len(given[1]), closing)]
+
+
+def test_results_without_an_id_have_that_of_their_call() -> None:
+    def called(*names: str) -> dict[str, Any]:
+        return {"role": "assistant", "tool_calls": [{"id": f"call_{i}", "function": {"name": name}} for i, name in enumerate(names)]}
+
+    def result(**fields: str) -> dict[str, Any]:
+        return {"role": "tool", "content": "x", **fields}
+
+    turns = [called("a", "b", "a"), result(name="b"), result(name="a"), result(), result(name="c")]
+    assert [turn.get("tool_call_id") for turn in _with_ids(turns)] == [None, "call_1", "call_0", "call_2", None]
+    turns = [called("a", "b"), result(tool_call_id="call_0"), result(), called("b"), result()]
+    assert [turn.get("tool_call_id") for turn in _with_ids(turns)] == [None, "call_0", "call_1", None, "call_0"]
+    assert "tool_call_id" not in _with_ids([result()])[0]
+
+
+async def test_a_tool_loop_goes_on_with_a_template_that_wants_ids(serve: Any) -> None:
+    wants = "{% for m in messages if m.role == 'tool' and not m.tool_call_id %}{{ raise_exception('no id') }}{% endfor %}"
+    turns = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
+        {"role": "tool", "content": "found", "tool_name": "look"},
+    ]
+    async with serve(ScriptedModel("fine", template=wants + TOOL_TEMPLATE)) as api:
+        assert (await api.post("/api/chat", {"messages": turns, "stream": False})).status == 200
 
 
 async def test_a_stream_that_fails_ends_with_a_line_that_says_so(serve: Any) -> None:

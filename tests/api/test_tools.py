@@ -103,6 +103,22 @@ async def test_what_is_no_call_is_content(serve: Any, text: str, stream: bool) -
     assert answer.finish() == ("stop", None)
 
 
+async def test_where_the_template_takes_one_call_at_a_time_there_is_one_and_the_conversation_goes_on(serve: Any) -> None:
+    refuses = "{% for m in messages if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one at a time') }}{% endfor %}"
+    for fields in ({}, {"tool_choice": "required", "seed": 4}):
+        async with serve(says(TWO, refuses + TOOL_TEMPLATE)) as api:
+            answer = await api.chat(tools=TOOLS, max_tokens=500, **fields)
+            (made,) = calls_of(answer)
+            turns = [
+                {"role": "user", "content": "hello"},
+                answer.json["choices"][0]["message"],
+                {"role": "tool", "content": "fine", "tool_call_id": made["id"]},
+            ]
+            assert (await api.chat(messages=turns, tools=TOOLS, max_tokens=5)).status == 200
+    async with serve(says(TWO)) as api:
+        assert len(calls_of(await api.chat(tools=TOOLS, max_tokens=500))) == 2
+
+
 async def test_without_parallel_calls_the_answer_is_over_with_the_first(serve: Any) -> None:
     for stream in (False, True):
         async with serve(says(TWO)) as api:

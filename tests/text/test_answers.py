@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -211,6 +212,34 @@ def test_values_in_tags_have_the_type_that_the_schema_says() -> None:
     (_, arguments) = read(of(QWEN_CODER), text)
     assert isinstance(arguments, Arguments)
     assert json.loads(arguments.fragment) == {"a": 5, "text": "5", "new": [1]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": ["string", "null"]}, "1.10", "1.10"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "None", "None"),
+        ({"type": ["string", "integer"]}, "5", 5),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '{"a": 1}', '{"a": 1}'),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"quoted"', '"quoted"'),
+        ({"oneOf": [{"type": "number"}, {"type": "string"}]}, "0.5", 0.5),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"const": 1}, "1", 1),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["boolean", "null"]}, "None", None),
+        ({"type": "boolean"}, "perhaps", "perhaps"),
+        ({"$ref": "#/$defs/x"}, "5", 5),
+        ({}, "True", "True"),
+        ({"type": "integer"}, "many", "many"),
+    ],
+)
+def test_values_in_tags_have_one_of_the_types_that_the_schema_names(schema: Any, text: str, value: Any) -> None:
+    tools = (Tool("add", "adds", {"type": "object", "properties": {"a": schema}}),)
+    written = f"<tool_call><function=add><parameter=a>\n{text}\n</parameter></function></tool_call>"
+    (_, arguments) = read(AnswerFormat(calls=QWEN_CODER, tools=tools), written)
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.fragment) == {"a": value}
 
 
 def test_a_single_call_ends_the_answer() -> None:

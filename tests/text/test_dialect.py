@@ -9,6 +9,7 @@ import pytest
 from cllm.testing.fake import END_OF_TURN, SPECIAL, TURN, FakeVocabulary
 from cllm.text.builtin_templates import CHATML
 from cllm.text.dialect import Dialect, dialect_of
+from cllm.text.generic_tools import told
 from cllm.text.reasoning import TAGS
 from cllm.text.template import ChatTemplate
 
@@ -52,3 +53,10 @@ def test_markers_that_are_control_tokens_are_shown_and_those_that_end_a_turn_are
     dialect = found(CHATML)
     assert dialect.control == {"<tool_call>": TURN}
     assert dialect.shown == {TURN}
+
+
+def test_what_is_said_behind_results_is_one_message_with_them() -> None:
+    result, said = {"role": "tool", "content": "5"}, {"role": "user", "content": "go on"}
+    turns = told([{"role": "user", "content": "add"}, {"role": "assistant", "content": "so"}, result, result, said, said], ())
+    shown = "<tool_response>\n5\n</tool_response>"
+    assert [turn["content"] for turn in turns] == ["add", "so", f"{shown}\n{shown}\ngo on", "go on"]

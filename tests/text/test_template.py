@@ -196,6 +196,11 @@ def test_features_are_found_by_rendering(name: str, features: set[str]) -> None:
     assert "range" not in found.variables
 
 
+@pytest.mark.parametrize(("name", "several"), [("qwen", True), ("mistral", True), ("llama3", False), ("gemma", True)])
+def test_a_template_that_refuses_several_calls_in_one_message_is_found_out(name: str, several: bool) -> None:
+    assert made(STYLE[name]).features.takes_several_calls is several
+
+
 def test_text_parts_are_joined_for_templates_that_want_a_string() -> None:
     joined = [said("user", "a\nb"), said("assistant", "c")]
     for name in ("qwen", "phi", "deepseek"):

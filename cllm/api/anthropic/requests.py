@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -169,8 +170,14 @@ def conversation_of(body: CountRequest | MessagesRequest) -> Conversation:
     )
 
 
+_BILLING: Final = "x-anthropic-billing-header:"  # what Claude Code begins its system message with
+_BILLED: Final = re.compile(r"(\bcch=)\w{1,16}(?=;)")
+
+
 def _system(system: str | list[Text] | None) -> Iterator[dict[str, Any]]:
     text = system if isinstance(system, str) else "\n".join([block.text for block in system or []])
+    if text.startswith(_BILLING):  # a line that is another one with each request would keep all behind it from being cached
+        text = _BILLED.sub(r"\g<1>00000", text, count=1)
     if text:
         yield {"role": "system", "content": text}
 

@@ -138,7 +138,7 @@ def generate_conversation(body: GenerateRequest) -> Conversation:
 
 def chat_conversation(body: ChatRequest) -> Conversation:
     """What is to be answered. Raises: InvalidRequest."""
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages or [])]
+    messages = _with_ids([_message(message, f"messages[{i}]") for i, message in enumerate(body.messages or [])])
     return Conversation(
         messages=messages,
         toolbox=Toolbox(tools=tuple(_tool(tool) for tool in body.tools or [])),
@@ -188,6 +188,23 @@ def _message(message: Message, place: str) -> dict[str, Any]:
     if message.tool_calls:
         turn["tool_calls"] = [_call(call, i) for i, call in enumerate(message.tool_calls)]
     return turn
+
+
+def _with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, with each result that has no id, as Ollama's have none, as that of the first open call, by its name if it has one."""
+    open_calls: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            open_calls = list(message["tool_calls"])
+        elif message["role"] == "tool":
+            given, name = message.get("tool_call_id"), message.get("name")
+            key, wanted = ("id", given) if given else ("name", name)
+            meant = [call for call in open_calls if (call["id"] if key == "id" else call["function"]["name"]) == wanted]
+            if not given and (found := next(iter(meant or ([] if name else open_calls)), None)) is not None:
+                message["tool_call_id"] = found["id"]
+                meant = [found]
+            open_calls = [call for call in open_calls if call not in meant[:1]]
+    return messages
 
 
 def _call(call: Call, place: int) -> dict[str, Any]:
