@@ -477,7 +477,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Do the parts that are asked for, and tell what is kept of what was promised."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks promises", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape in Q4_K_M, made on demand)")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)")
+    known = ", ".join(PARTS)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"names with commas between, of {known} (default: all)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--label", type=result_name, help="goes into the names of the results")

@@ -212,7 +212,7 @@ def _quantile(values: list[float], share: float) -> float:
 def main(asked: list[str] | None = None) -> None:
     """Print a table, end with one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pace", type=float, nargs="*", default=[], help="times that a step with prompts may take as long")
+    parser.add_argument("--pace", type=float, nargs="*", default=[], help="times as long as one without that a step with prompts may take")
     parser.add_argument("--rows", type=int, nargs="*", default=[16, 32, 64, 128, 512, 2048], help="fixed budgets to stand beside")
     arguments = parser.parse_args(asked)
     rows = []

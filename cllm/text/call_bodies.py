@@ -353,6 +353,8 @@ class TaggedBody:
         tool = self._tools.get(self.name or "")
         properties = tool.parameters.get("properties") if tool is not None else None
         types = _types_of(properties.get(self._key)) if isinstance(properties, Mapping) else None
+        if types == frozenset(("string",)):  # whatever it looks like; whole files are written this way
+            return json.dumps(text, ensure_ascii=False)
         try:
             value = read_json(text)
         except ValueError:
