@@ -15,17 +15,17 @@ from cllm.text.tools import Toolbox, ToolUse
 
 
 async def grammar_of(
-    context: Context, model: ServedModel, toolbox: Toolbox, form: Form | None, *, parameters: str, opening: str | None
+    context: Context, model: ServedModel, toolbox: Toolbox, form: Form | None, *, parameters: str, opening: str | None, header: str
 ) -> Grammar | None:
     """The grammar, if there is anything to hold. `parameters` is what the surface calls a tool's schema; `opening` is a tag of
-    reasoning that may come first, None where there is no reasoning. Raises: InvalidRequest · Unavailable.
+    reasoning that may come first, None where there is no reasoning; `header` stands before content. Raises: InvalidRequest · Unavailable.
     """
     held_calls = is_held(model.dialect.calls, toolbox)
     if model.heeds is not None:
         _check_no_calls(toolbox, form, held_calls=held_calls)
         return await compiled(context, model, form)
     if not held_calls and not (toolbox.is_open and form is not None):
-        return await _of_content(context, model, form, opening)
+        return await _of_content(context, model, form, opening, header)
     try:
         return await _compiled(context, model, _source(model, toolbox, form, opening or ""))
     except GrammarInvalid as error:
@@ -42,11 +42,12 @@ def _check_no_calls(toolbox: Toolbox, form: Form | None, *, held_calls: bool) ->
         raise NotHeeded(f"{form.field}: this model's backend cannot do it beside tools", param=form.field)
 
 
-async def _of_content(context: Context, model: ServedModel, form: Form | None, opening: str | None) -> Grammar | None:
+async def _of_content(context: Context, model: ServedModel, form: Form | None, opening: str | None, header: str) -> Grammar | None:
     """The grammar of an answer that calls nothing."""
     if form is not None and form.source.kind is Kind.JSON_SCHEMA and opening is not None:
         with suppress(GrammarInvalid):  # the schema alone says better what is wrong with it
-            return await _compiled(context, model, content_grammar(form.source.text, model.dialect.control, opening=opening))
+            source = content_grammar(form.source.text, model.dialect.control, opening=opening, header=header)
+            return await _compiled(context, model, source)
     return await compiled(context, model, form)
 
 

@@ -34,8 +34,9 @@ from cllm.serve.engine import ServedModel
 from cllm.text import generic_tools
 from cllm.text.answers import AnswerFormat
 from cllm.text.call_grammar import is_held
+from cllm.text.channels import is_in_content
 from cllm.text.dialect import Dialect
-from cllm.text.grammar import Grammar
+from cllm.text.grammar import Grammar, Kind
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.template import n_chars
 from cllm.text.thinking import Thinking
@@ -266,13 +267,31 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
         continue_final_message=conversation.continue_final_message,
         variables=thinking.variables(known, conversation.variables),
     )
-    return _with_tags(dialect, text, conversation, thinking.budget(known))
+    return _begun(model, text, conversation, thinking.budget(known))
+
+
+def _begun(model: ServedModel, text: str, conversation: Conversation, budget: int | None) -> str:
+    """The prompt with the beginning of an answer that is to have reasoning, or none, or a form, as far as the template leaves that out."""
+    if model.dialect.tags is None or conversation.continue_final_message or not conversation.add_generation_prompt:
+        return text
+    if model.dialect.calls.channels:
+        return _with_header(model, text, conversation, budget)
+    return _with_tags(model.dialect, text, conversation, budget)
+
+
+def _with_header(model: ServedModel, text: str, conversation: Conversation, budget: int | None) -> str:
+    """Forms that know nothing of headers begin behind one."""
+    form = conversation.form
+    is_known = form is None or (form.source.kind is Kind.JSON_SCHEMA and model.heeds is None)
+    if not is_known or (budget == 0 and not conversation.toolbox.is_open):
+        return text + model.dialect.calls.frame.before_content
+    tags = model.dialect.tags
+    return f"{text}{tags.opening}" if tags is not None and form is not None and conversation.thinking.wanted else text
 
 
 def _with_tags(dialect: Dialect, text: str, conversation: Conversation, budget: int | None) -> str:
     """The prompt with the tags of reasoning that a template has left out, or written whatever it was told."""
-    if dialect.tags is None or conversation.continue_final_message or not conversation.add_generation_prompt:
-        return text
+    assert dialect.tags is not None
     if budget == 0 and _is_opened(dialect, text):
         return f"{text.rstrip()}\n\n{dialect.tags.closing}\n\n"
     # An answer that is held to a form begins with it, unless reasoning has begun.
@@ -294,9 +313,11 @@ async def _grammar(context: Context, model: ServedModel, conversation: Conversat
     """What holds the answer, whose reasoning stays free."""
     opening: str | None = None
     if form is not None and form.tags is not None:
-        opening = "" if form.opened or form.n_reasoning_max == 0 else form.tags.opening
+        opening = "" if form.opened or form.begun or form.n_reasoning_max == 0 else form.tags.opening
+    header = "" if form is None or form.begun else model.dialect.calls.frame.before_content
     _, parameters = conversation.tool_fields
-    return await grammar_of(context, model, _toolbox(model, conversation), conversation.form, parameters=parameters, opening=opening)
+    toolbox = _toolbox(model, conversation)
+    return await grammar_of(context, model, toolbox, conversation.form, parameters=parameters, opening=opening, header=header)
 
 
 def _toolbox(model: ServedModel, conversation: Conversation) -> Toolbox:
@@ -315,7 +336,8 @@ def _form(model: ServedModel, conversation: Conversation, text: str) -> AnswerFo
         opened=_is_opened(dialect, text),
         n_reasoning_max=conversation.thinking.budget(model.template.features.variables) if dialect.closing else None,
         closing=dialect.closing,
-        calls=dialect.calls if toolbox.is_open else None,
+        begun=dialect.calls.channels and is_in_content(text),
+        calls=dialect.calls if toolbox.is_open or dialect.calls.channels else None,
         tools=toolbox.callable,
         assured=is_held(dialect.calls, toolbox) or (toolbox.is_open and conversation.form is not None),
         single=not toolbox.parallel,

@@ -14,7 +14,7 @@ from cllm.engine.hostpool import Piece, Text
 from cllm.engine.offload import Offload
 from cllm.engine.pieces import Chain
 from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, Trim
-from cllm.engine.prefix import Key, Match, PrefixTree
+from cllm.engine.prefix import Key, Leaving, Match, PrefixTree
 from cllm.engine.sequence import Miss, Sequence
 
 N_EVICT_LEAST = 64  # cells that a trim frees, if there are so many: a move for each token of a step would cost more than the tokens
@@ -184,6 +184,20 @@ class Memory:
             n_wanted -= reuse.n_tokens
             n_usable -= reuse.match.n_cached
         return n_wanted - n_usable
+
+    def freeing(self, newcomer: Sequence) -> Callable[[Sequence], int]:
+        """Return what says of sequences that run, of one after the other, how many cells `newcomer` could have for it.
+
+        What others have as well is free only when the last of them goes, and what the newcomer would share is not wanted of anybody.
+        """
+        reuse = self._find(newcomer).reuse
+        leaving = Leaving(self.tree, None if reuse is None or reuse.way is Way.COPY else reuse.match)
+
+        def n_freed(sequence: Sequence) -> int:
+            slot = sequence.slot
+            return sequence.n_held if slot not in self.tree else sequence.n_held - self.tree.n_tokens(slot) + leaving.leave(slot)
+
+        return n_freed
 
     def arrived(self, sequence: Sequence) -> None:
         """Note that a new sequence's tokens are asked for; it may wait long before it comes, and the cells are kept for it."""

@@ -49,6 +49,27 @@ class Match:
         return n
 
 
+class Leaving:
+    """Which cells would be held by nobody if live slots were left one after the other, of which nothing is done.
+
+    `wanted`: what a newcomer would go on from, so that it stays held.
+    """
+
+    def __init__(self, tree: PrefixTree, wanted: Match | None) -> None:
+        self._tree = tree
+        self._n_gone: dict[Node, int] = {}  # of the live slots that have a node's cells
+        self._wanted = {} if wanted is None else {node: wanted.n_tokens - node.start for node in _path(wanted.node)}
+
+    def leave(self, slot: int) -> int:
+        """Count a live slot as left; return how many cells nobody would hold any more than before."""
+        n_cells = 0
+        for node in _path(self._tree.tip(slot)):
+            n_gone = self._n_gone[node] = self._n_gone.get(node, 0) + 1
+            if n_gone == node.n_live:
+                n_cells += max(0, len(node.tokens) - self._wanted.get(node, 0))
+        return n_cells
+
+
 class PrefixTree:
     """The cells of all slots that may be shared, live and resting (finished, kept). It moves cells between held and cached.
 
@@ -68,6 +89,10 @@ class PrefixTree:
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._tips
+
+    def tip(self, slot: int) -> Node:
+        """The node at whose end a slot's cells end."""
+        return self._tips[slot]
 
     def n_tokens(self, slot: int) -> int:
         """How many of a slot's cells the tree knows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 
 import attrs
@@ -183,8 +183,12 @@ def gives_way(running: Seq[Sequence]) -> Sequence:
     return max(running, key=_rank)
 
 
-def who_yields(running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cells: int) -> list[Sequence]:
+def who_yields(
+    running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cells: int, n_freed: Callable[[Sequence], int]
+) -> list[Sequence]:
     """Return whom to preempt so that `newcomer` has `n_places` and `n_cells` more; empty when justice does not demand it.
+
+    `n_freed` is asked for each of them in the order in which they go, how many cells that brings.
 
     A less urgent sequence yields to a more urgent one. Among equally urgent ones, a key that has been served more and has more places
     gives them to one that has fewer, as long as that does not turn their roles around. `running` stands in order of service.
@@ -201,7 +205,7 @@ def who_yields(running: Seq[Sequence], newcomer: Sequence, n_places: int, n_cell
             n_taken[share.key] = n_taken.get(share.key, 0) + 1
             yielding.append(sequence)
             n_places -= 1
-            n_cells -= sequence.n_held - sequence.n_shared
+            n_cells -= n_freed(sequence)
     return yielding if n_places <= 0 and n_cells <= 0 else []
 
 

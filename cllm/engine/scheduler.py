@@ -740,7 +740,7 @@ class Scheduler:
             return False
         n_places = int(len(self._running) >= self._n_places())
         n_cells = self.memory.n_missing(sequence, len(self._running) + 1)
-        yielding = who_yields(self._running, sequence, n_places, n_cells)
+        yielding = who_yields(self._running, sequence, n_places, n_cells, self.memory.freeing(sequence))
         for running in yielding:
             self._preempt(running)
         return bool(yielding) and self.memory.fits(sequence, len(self._running) + 1 if self._running else 0)

@@ -6,6 +6,7 @@ import attrs
 
 from cllm.text.call_formats import CallFormat
 from cllm.text.call_reader import CallReader
+from cllm.text.channels import ChannelReader
 from cllm.text.parts import Content, Part
 from cllm.text.reasoning import ReasoningReader, ReasoningTags
 from cllm.text.stops import StopStrings
@@ -20,7 +21,8 @@ class AnswerFormat:
     opened: bool = False  # the prompt ends with the opening tag
     n_reasoning_max: int | None = None  # tokens of the reasoning, after which `closing` is written
     closing: tuple[int, ...] = ()  # the tokens that end the reasoning
-    calls: CallFormat | None = None  # None: there are no tools
+    begun: bool = False  # the prompt ends within content that has a header
+    calls: CallFormat | None = None  # None: there are no tools, and no channels
     tools: tuple[Tool, ...] = ()  # that may be called
     assured: bool = False  # a grammar makes sure that calls are well formed
     single: bool = False  # one call at most
@@ -28,6 +30,9 @@ class AnswerFormat:
 
     def reader(self, stops: StopStrings | None) -> AnswerReader:
         """A reader for one answer. Stop strings count in its content only."""
+        if self.calls is not None and self.calls.channels:
+            channels = ChannelReader(self.tools, assured=self.assured, single=self.single, opened=self.opened, begun=self.begun)
+            return AnswerReader(None, channels, stops)
         reasoning = None if self.tags is None else ReasoningReader(self.tags, opened=self.opened)
         calls = None if self.calls is None else CallReader(self.calls, self.tools, assured=self.assured, single=self.single)
         return AnswerReader(reasoning, calls, stops)
@@ -36,7 +41,8 @@ class AnswerFormat:
 class AnswerReader:
     """The state of reading one answer. Whatever the pieces, the parts are together the same."""
 
-    def __init__(self, reasoning: ReasoningReader | None, calls: CallReader | None, stops: StopStrings | None) -> None:
+    def __init__(self, reasoning: ReasoningReader | None, calls: CallReader | ChannelReader | None, stops: StopStrings | None) -> None:
+        """A reader of channels tells reasoning apart as well."""
         self._reasoning = reasoning
         self._calls = calls
         self._stops = stops
@@ -44,6 +50,8 @@ class AnswerReader:
     @property
     def is_reasoning(self) -> bool:
         """Whether what comes next is reasoning."""
+        if isinstance(self._calls, ChannelReader):
+            return self._calls.is_reasoning
         return self._reasoning is not None and self._reasoning.is_inside
 
     @property

@@ -8,6 +8,7 @@ from typing import Final
 
 import attrs
 
+from cllm.text import channels
 from cllm.text.call_bodies import Body, NamedBody, ObjectBody, TaggedBody
 from cllm.text.tools import Tool
 
@@ -22,6 +23,7 @@ class Frame:
     after: str = ""
     between: str = ""  # two calls
     closing: str = ""  # after the last call
+    before_content: str = ""  # where content has a header too
 
 
 @attrs.frozen(kw_only=True)
@@ -37,6 +39,7 @@ class CallFormat:
     head: re.Pattern[str] | None = None  # before the arguments, where the name stands there
     tagged: bool = False  # in tags instead of JSON
     bare: bool = False  # an answer that begins with an object is a call without a marker
+    channels: bool = False  # calls, reasoning and content are messages with headers
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -133,12 +136,27 @@ COHERE: Final = CallFormat(
         closing="\n]<|END_ACTION|>",
     ),
 )
+HARMONY: Final = CallFormat(
+    name="harmony",
+    begin=channels.CHANNEL,
+    ends=channels.ENDS,
+    separators=(channels.START, channels.MESSAGE, channels.CONSTRAIN),
+    channels=True,
+    frame=Frame(
+        before_name=f"{channels.CHANNEL}commentary to=functions.",
+        before_arguments=f" {channels.CONSTRAIN}json{channels.MESSAGE}",
+        before_content=channels.FINAL,
+    ),
+)
 
-FORMATS: Final = {each.name: each for each in (HERMES, QWEN_CODER, LLAMA, MISTRAL, MISTRAL_ARGS, DEEPSEEK, DEEPSEEK_JSON, PHI, COHERE)}
+_ALL: Final = (HERMES, QWEN_CODER, LLAMA, MISTRAL, MISTRAL_ARGS, DEEPSEEK, DEEPSEEK_JSON, PHI, COHERE, HARMONY)
+FORMATS: Final = {each.name: each for each in _ALL}
 
 
 def format_of(template: str) -> CallFormat:
     """The form that a chat template's source speaks of; Hermes', the most common, when it speaks of none."""
+    if channels.is_written_in(template):
+        return HARMONY
     if "[TOOL_CALLS]" in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     if DEEPSEEK.begin in template:

@@ -20,10 +20,15 @@ _ANY: Final = '{"type": "object"}'
 _LEXEMES: Final = ("TEXT: /(.|\\n)*/", "BLANKS: /[ \\t\\r\\n]{1,8}/")
 
 
-def content_grammar(content: str, control: Mapping[str, int], *, opening: str) -> GrammarSource:
-    """The grammar of an answer that fits the schema `content`, after reasoning, or blanks, that may come first. Raises: GrammarInvalid."""
-    may_reason = f"({_Terms(control).of(opening)})? " if opening else ""
-    return GrammarSource(Kind.LARK, "\n".join([f"start: {may_reason}BLANKS? content", f"content: {json_rule(content)}", *_LEXEMES[1:]]))
+def content_grammar(content: str, control: Mapping[str, int], *, opening: str, header: str = "") -> GrammarSource:
+    """The grammar of an answer that fits the schema `content`, behind its header, after reasoning, or blanks, that may come first.
+
+    Raises: GrammarInvalid.
+    """
+    terms = _Terms(control)
+    may_reason = f"({terms.of(opening)})? " if opening else ""
+    start = f"start: {may_reason}BLANKS? {terms.of(header)} content"
+    return GrammarSource(Kind.LARK, "\n".join([start, f"content: {json_rule(content)}", *_LEXEMES[1:]]))
 
 
 def is_held(form: CallFormat, toolbox: Toolbox) -> bool:
@@ -46,8 +51,9 @@ def call_grammar(
     required = toolbox.use is ToolUse.REQUIRED
     terms = _Terms(control)
     tools = toolbox.callable
-    stands_alone = required or content is not None
-    body = _alone(form.frame, toolbox, terms, None if required else content) if stands_alone else _free(form, terms)
+    stands_alone = required or content is not None or form.channels
+    otherwise = None if required else "TEXT" if content is None else json_rule(content)
+    body = _alone(form.frame, toolbox, terms, otherwise) if stands_alone else _free(form, terms)
     may_reason = f"({terms.of(opening)})? " if opening else ""
     arguments = [f"args_{i}: {_arguments(tool, toolbox, required=required)}" for i, tool in enumerate(tools)]
     calls = [f"call_{i}: {_call(form, tool, i, terms, marked=not stands_alone)}" for i, tool in enumerate(tools)]
@@ -86,10 +92,12 @@ def _arguments(tool: Tool, toolbox: Toolbox, *, required: bool) -> str:
 
 
 def _alone(frame: Frame, toolbox: Toolbox, terms: _Terms, content: str | None) -> list[str]:
-    """One call, or several, and nothing else; or the content."""
+    """One call, or several, and nothing else; or the content, where there is a rule for it."""
     more = f" ({terms.of(frame.between)} call){{0,{N_CALLS_MAX - 1}}}" if toolbox.parallel else ""
     calls = f"calls: {terms.of(frame.opening)} call{more} {terms.of(frame.closing)}"
-    return ["BLANKS? calls", calls] if content is None else ["BLANKS? (calls | content)", calls, f"content: {json_rule(content)}"]
+    if content is None:
+        return ["BLANKS? calls", calls]
+    return [f"BLANKS? (calls | {terms.of(frame.before_content)} content)", calls, f"content: {content}"]
 
 
 def _free(form: CallFormat, terms: _Terms) -> list[str]:

@@ -8,6 +8,7 @@ import attrs
 
 from cllm.backend import Vocabulary
 from cllm.errors import TokenizeFailed
+from cllm.text import channels
 from cllm.text.call_formats import FORMATS, HERMES, CallFormat, format_of
 from cllm.text.reasoning import ReasoningTags, tags_in
 from cllm.text.template import ChatTemplate
@@ -36,14 +37,18 @@ UNKNOWN = Dialect(tags=None, closing=(), calls=HERMES, knows_tools=True, control
 
 
 def dialect_of(template: ChatTemplate, vocabulary: Vocabulary, tool_format: str = "auto") -> Dialect:
-    """Find out. `tool_format` names a form of tool calls, where what the template says is not to count."""
-    tags = tags_in(template.source)
-    knows_tools = template.features.supports_tools and tool_format != GENERIC
-    calls = FORMATS.get(tool_format) or (format_of(template.source) if knows_tools else HERMES)
+    """Find out. `tool_format` names a form of tool calls, where what the template says is not to count; what is written in
+    channels can be read in these alone.
+    """
+    in_channels = channels.is_written_in(template.source)
+    tags = channels.TAGS if in_channels else tags_in(template.source)
+    knows_tools = template.features.supports_tools and (in_channels or tool_format != GENERIC)
+    named = None if in_channels else FORMATS.get(tool_format)
+    calls = named or (format_of(template.source) if knows_tools or in_channels else HERMES)
     markers = (*calls.markers, *(() if tags is None else (tags.opening, tags.closing)))
     return Dialect(
         tags=tags,
-        closing=() if tags is None else _tokens(vocabulary, f"\n{tags.closing}\n\n"),
+        closing=() if tags is None else _tokens(vocabulary, tags.cut),
         calls=calls,
         knows_tools=knows_tools,
         control={marker: token for marker in markers if (token := _control_token(vocabulary, marker)) is not None},

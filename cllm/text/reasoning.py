@@ -17,6 +17,12 @@ class ReasoningTags:
 
     opening: str
     closing: str
+    follows: str | None = None  # on the closing tag, before anything else comes; None: blanks
+
+    @property
+    def cut(self) -> str:
+        """What is written to end reasoning that does not end by itself."""
+        return f"\n{self.closing}\n\n" if self.follows is None else self.closing + self.follows
 
 
 TAGS: Final = (

@@ -46,6 +46,8 @@ class TemplateFeatures:
     empty_content: str | None  # the content of a message that only calls tools: None or ""
     wants_short_ids: bool  # the ids of tool calls must be nine letters or digits
     takes_several_calls: bool  # in one message, or it shows none at all
+    reasoning_name: str  # what it calls the reasoning of an earlier message that calls: "reasoning_content", or "thinking"
+    joins_reasoning: bool  # it takes the content of a message that calls for reasoning, and refuses both
 
 
 class ChatTemplate:
@@ -225,6 +227,8 @@ class _Shapes:
     def message(self, message: Mapping[str, Any]) -> Message:
         normal = dict(message)
         calls = normal.get("tool_calls")
+        if normal.get(_REASONING):
+            normal = self._with_reasoning(normal)
         if calls:
             normal["tool_calls"] = [self._call(self._with_short_id(call, "id")) for call in calls]
         if normal.get("tool_call_id"):
@@ -235,6 +239,14 @@ class _Shapes:
         else:
             normal["content"] = self.features.empty_content
         return normal
+
+    def _with_reasoning(self, message: Message) -> Message:
+        reasoning, content = message.pop(_REASONING), message.get("content")
+        if self.features.joins_reasoning and message.get("tool_calls") and content:
+            content = self._content(content)
+            content = "\n".join([part["text"] for part in content]) if isinstance(content, list) else content
+            return message | {self.features.reasoning_name: f"{reasoning}\n\n{content}", "content": None}
+        return message | {self.features.reasoning_name: reasoning}
 
     def _content(self, content: Any) -> Any:
         if isinstance(content, str) or content is None:
@@ -297,6 +309,7 @@ def _together(contents: list[Any]) -> Any:
 _SHORT_ID: Final = re.compile("[A-Za-z0-9]{9}")
 _LONG_ID: Final = "call_0123456789abcdef"
 _NEEDLE: Final = "needle"  # no template says this by itself
+_REASONING: Final = "reasoning_content"
 _THINKING_WORDS: Final = ("<think>", "reasoning_content", "enable_thinking", "thinking")
 
 
@@ -323,6 +336,21 @@ class _Prober:
         messages = [self.said("user", "hello"), {"role": "assistant", "content": content, "tool_calls": calls}]
         results = [self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]} for call in calls]
         return self.shows([*messages, *results] if answered else messages)
+
+    def reasoning(self, name: str, content: str | None, *, as_object: bool) -> str:
+        """A call that was reasoned about, which is not the last message."""
+        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "look_up", "arguments": {"a": 1} if as_object else '{"a": 1}'}}
+        calling = {"role": "assistant", "content": content, name: _NEEDLE, "tool_calls": [call]}
+        return self.shows([self.said("user", "hello"), calling, self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]}])
+
+    def reasoning_shape(self, content: str | None, *, as_object: bool) -> tuple[str, bool]:
+        """Return `reasoning_name` and `joins_reasoning` of the features."""
+        names = (_REASONING, "thinking")
+        name = next((name for name in names if _NEEDLE in self.reasoning(name, content, as_object=as_object)), None)
+        if name is None:
+            return _REASONING, False
+        both = self.said("assistant", "so")["content"]
+        return name, _NEEDLE not in self.reasoning(name, both, as_object=as_object)
 
     def takes_several_calls(self, content: str | None, *, as_object: bool) -> bool:
         arguments = {_NEEDLE: "x"} if as_object else f'{{"{_NEEDLE}": "x"}}'
@@ -357,6 +385,7 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
     hello = prober.said("user", "hello")
     tool = {"type": "function", "function": {"name": _NEEDLE, "description": "", "parameters": {"type": "object", "properties": {}}}}
     empty_content, wants_object_arguments = prober.call_shapes()
+    reasoning_name, joins_reasoning = prober.reasoning_shape(empty_content, as_object=wants_object_arguments)
     return TemplateFeatures(
         variables=variables,
         supports_system=_NEEDLE in prober.shows([prober.said("system", _NEEDLE), hello]),
@@ -368,4 +397,6 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         empty_content=empty_content,
         wants_short_ids=prober.wants_short_ids(empty_content, as_object=wants_object_arguments),
         takes_several_calls=prober.takes_several_calls(empty_content, as_object=wants_object_arguments),
+        reasoning_name=reasoning_name,
+        joins_reasoning=joins_reasoning,
     )

@@ -38,12 +38,15 @@ class Transcript:
         return self._reader is not None and self._reader.is_reasoning
 
     def due(self) -> tuple[int, ...]:
-        """The tokens that must come next, told once: those that end a reasoning that has had its budget. Mostly none."""
+        """The tokens that must come next, told once: those that end a reasoning that has had its budget. Mostly none.
+
+        Reasoning that begins once more is ended once more.
+        """
         reader, form = self._reader, self._form
-        if reader is None or form is None or form.n_reasoning_max is None or self._is_closing:
+        if reader is None or form is None or form.n_reasoning_max is None:
             return ()
-        self._is_closing = reader.is_reasoning and self.n_reasoning >= form.n_reasoning_max
-        return form.closing if self._is_closing else ()
+        was_closing, self._is_closing = self._is_closing, reader.is_reasoning and self.n_reasoning >= form.n_reasoning_max
+        return form.closing if self._is_closing and not was_closing else ()
 
     def push(self, token: int, *, can_stop: bool) -> tuple[str, list[Part] | None, str | None]:
         """Take the next token. Returns text and parts that are certain now, and the stop string that ended it, if one has and may.

@@ -16,6 +16,7 @@ from cllm.text.call_formats import (
     DEEPSEEK,
     DEEPSEEK_JSON,
     FORMATS,
+    HARMONY,
     HERMES,
     LLAMA,
     MISTRAL,
@@ -150,6 +151,15 @@ WRITTEN = [
     ),
     (PHI, '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|>', ADD),
     (COHERE, '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}\n]<|END_ACTION|>', ADD),
+    (HARMONY, '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>', ADD),
+    (HARMONY, ' to=functions.add<|channel|>commentary json<|message|>\n{"a": 1}\n', ADD),
+    (HARMONY, '<|channel|>analysis to=functions.add code<|message|>{"a": 1}<|end|>', ADD),
+    (
+        HARMONY,
+        '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|><|start|>assistant'
+        "<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>" + LOOK,
+        BOTH,
+    ),
 ]
 NO_CALLS = [
     (HERMES, "<tool_call>nothing</tool_call>"),
@@ -172,6 +182,15 @@ NO_CALLS = [
     (MISTRAL, "[TOOL_CALLS] none of them"),
     (MISTRAL, "[TOOL_CALLS]add " + "x" * 600),
     (DEEPSEEK, "<｜tool▁call▁begin｜>rubbish{}<｜tool▁call▁end｜>"),
+    (HARMONY, "<|channel|>commentary to=functions.unknown <|constrain|>json<|message|>{}"),
+    (HARMONY, "<|channel|>analysis to=python code<|message|>print(1)"),
+    (HARMONY, '<|channel|>commentary to=functions.add<|message|>{"a": 1]}'),
+    (HARMONY, "<|channel|>commentary to=functions.add<|message|>[1]"),
+    (HARMONY, "<|channel|>commentary to=functions.add<|message|>rubbish"),
+    (HARMONY, '<|channel|>commentary to=functions.add<|message|>{"a": NaN}'),
+    (HARMONY, '<|channel|>commentary to=functions.add<|message|> {"a": 1'),
+    (HARMONY, "no header, and 1 < 2"),
+    (HARMONY, "<|channel|>" + "x" * 600),
 ]
 
 
@@ -272,6 +291,7 @@ def test_stop_strings_count_in_content_only() -> None:
 
 
 def test_templates_tell_their_family() -> None:
+    assert format_of("'<|start|>assistant<|channel|>final<|message|>'") is HARMONY
     assert format_of("'[TOOL_CALLS]'") is MISTRAL
     assert format_of("'[TOOL_CALLS]' '[ARGS]'") is MISTRAL_ARGS
     assert format_of("'<tool_call>'") is HERMES

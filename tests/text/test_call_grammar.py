@@ -12,8 +12,9 @@ import pytest
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import END_OF_TURN
 from cllm.text.answers import AnswerFormat
-from cllm.text.call_formats import FORMATS, HERMES, LLAMA, QWEN_CODER, CallFormat
+from cllm.text.call_formats import FORMATS, HARMONY, HERMES, LLAMA, QWEN_CODER, CallFormat
 from cllm.text.call_grammar import call_grammar, content_grammar, is_held
+from cllm.text.channels import TAGS
 from cllm.text.grammar import Grammar
 from cllm.text.parts import Arguments, CallBegun
 from cllm.text.tools import Tool, Toolbox, ToolUse
@@ -96,6 +97,20 @@ def test_a_tag_of_reasoning_may_come_first() -> None:
         assert ord("\n") in allowed(state.mask())
     assert not takes(compiled(content_grammar(json.dumps(CITY), {}, opening="")), '<think>{"city": "Ulm"}')
     assert takes(compiled(content_grammar(json.dumps(CITY), {}, opening="")), '\n\n{"city": "Ulm"}')
+
+
+def test_content_in_channels_has_its_header() -> None:
+    content, header = json.dumps(CITY), HARMONY.frame.before_content
+    call = '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Ulm"}'
+    alone = compiled(content_grammar(content, {}, opening=TAGS.opening, header=header))
+    either = compiled(call_grammar(HARMONY, toolbox(), {}, opening=TAGS.opening, content=content))
+    free = compiled(call_grammar(HARMONY, toolbox(), {}, opening=TAGS.opening))
+    said = header + '{"city": "Ulm"}'
+    assert [takes(grammar, said) for grammar in (alone, either, free)] == [True, True, True]
+    assert [takes(grammar, call) for grammar in (alone, either, free)] == [False, True, True]
+    assert [takes(grammar, f"{header}hello") for grammar in (alone, either, free)] == [False, False, True]
+    assert [takes(grammar, TAGS.opening + said) for grammar in (alone, either, free)] == [True, True, True]
+    assert not any(takes(grammar, text) for grammar in (alone, either, free) for text in ("hello", call.replace("Ulm", "Rome")))
 
 
 def test_beside_content_calls_are_one_of_two_ways() -> None:

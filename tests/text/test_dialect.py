@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cllm.testing.fake import END_OF_TURN, SPECIAL, TURN, FakeVocabulary
+from cllm.text import channels
 from cllm.text.builtin_templates import CHATML
 from cllm.text.dialect import Dialect, dialect_of
 from cllm.text.generic_tools import told
@@ -23,6 +24,7 @@ def found(source: str, tool_format: str = "auto", vocabulary: FakeVocabulary | N
 @pytest.mark.parametrize(
     ("style", "calls", "knows_tools", "reasons"),
     [
+        ("harmony", "harmony", True, False),
         ("qwen", "hermes", True, True),
         ("llama3", "llama", True, False),
         ("mistral", "mistral", True, False),
@@ -40,6 +42,14 @@ def test_a_form_that_is_named_prevails() -> None:
     qwen = (TEMPLATES / "qwen.jinja").read_text("utf-8")
     assert (found(qwen, "mistral").calls.name, found(qwen, "mistral").knows_tools) == ("mistral", True)
     assert (found(qwen, "generic").calls.name, found(qwen, "generic").knows_tools) == ("hermes", False)
+
+
+def test_what_is_written_in_channels_is_read_in_these_alone() -> None:
+    harmony = (TEMPLATES / "harmony.jinja").read_text("utf-8")
+    for name in ("auto", "hermes", "generic"):
+        dialect = found(harmony, name)
+        assert (dialect.calls.name, dialect.knows_tools, dialect.tags) == ("harmony", True, channels.TAGS)
+    assert bytes(dialect.closing) == b"<|end|><|start|>assistant"
 
 
 def test_the_tokens_that_close_reasoning_are_ready() -> None:

@@ -101,8 +101,12 @@ PARTS_CHAT = [
 ]
 
 STYLES = [
-    *((name, chat) for name in ("qwen", "llama3", "mistral", "gemma", "phi", "deepseek") for chat in (PLAIN_CHAT, PLAIN_CHAT[:1])),
-    *((name, SYSTEM_CHAT) for name in ("qwen", "llama3", "mistral", "phi", "deepseek")),
+    *(
+        (name, chat)
+        for name in ("qwen", "llama3", "mistral", "gemma", "phi", "deepseek", "harmony")
+        for chat in (PLAIN_CHAT, PLAIN_CHAT[:1])
+    ),
+    *((name, SYSTEM_CHAT) for name in ("qwen", "llama3", "mistral", "phi", "deepseek", "harmony")),
     *((name, OBJECT_CALLS) for name in ("qwen", "llama3", "mistral")),
     *((name, TEXT_CALLS) for name in ("qwen", "deepseek")),
     ("parts", PARTS_CHAT),
@@ -179,6 +183,7 @@ def test_the_builtin_template_is_plain_chatml() -> None:
         ("phi", {"system"}),
         ("deepseek", {"system", "bos"}),
         ("parts", {"system", "tools", "parts"}),
+        ("harmony", {"system", "tools", "objects"}),
     ],
 )
 def test_features_are_found_by_rendering(name: str, features: set[str]) -> None:
@@ -196,9 +201,19 @@ def test_features_are_found_by_rendering(name: str, features: set[str]) -> None:
     assert "range" not in found.variables
 
 
-@pytest.mark.parametrize(("name", "several"), [("qwen", True), ("mistral", True), ("llama3", False), ("gemma", True)])
+@pytest.mark.parametrize(("name", "several"), [("qwen", True), ("mistral", True), ("llama3", False), ("gemma", True), ("harmony", False)])
 def test_a_template_that_refuses_several_calls_in_one_message_is_found_out(name: str, several: bool) -> None:
     assert made(STYLE[name]).features.takes_several_calls is several
+
+
+@pytest.mark.parametrize("content", [None, "", "let me look", [{"type": "text", "text": "let me look"}]])
+def test_reasoning_before_a_call_is_told_by_the_name_that_the_template_has_for_it(content: Any) -> None:
+    calling = said("assistant", content, reasoning_content="hm", tool_calls=[call('{"word": "x"}')])
+    text = made(STYLE["harmony"]).render([said("user", "Look"), calling, said("tool", "found")])
+    thought = "hm\n\nlet me look" if content else "hm"
+    assert f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant to=functions.look_up<|channel|>commentary json" in text
+    assert made(STYLE["qwen"]).features.reasoning_name == made(STYLE["mistral"]).features.reasoning_name == "reasoning_content"
+    assert calling["reasoning_content"] == "hm"
 
 
 def test_text_parts_are_joined_for_templates_that_want_a_string() -> None:
