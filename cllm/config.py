@@ -33,7 +33,27 @@ SplitMode: TypeAlias = Literal["none", "layer", "row"]
 Profile: TypeAlias = Literal["openai", "llama", "model"]
 Calibrate: TypeAlias = Literal["auto", "off", "again"]
 ToolFormat: TypeAlias = Literal[
-    "auto", "generic", "hermes", "qwen-coder", "llama", "mistral", "mistral-args", "deepseek", "deepseek-json", "phi", "cohere"
+    "auto",
+    "generic",
+    "hermes",
+    "qwen-coder",
+    "glm",
+    "llama",
+    "mistral",
+    "mistral-args",
+    "deepseek",
+    "deepseek-json",
+    "deepseek-dsml",
+    "phi",
+    "cohere",
+    "kimi",
+    "lfm",
+    "gemma",
+    "seed",
+    "minimax",
+    "nemotron",
+    "apriel",
+    "functionary",
 ]
 LogFormat: TypeAlias = Literal["console", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]

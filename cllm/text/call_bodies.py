@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Protocol
+
+import attrs
 
 from cllm.text.tools import Tool
 
@@ -249,6 +252,7 @@ class NamedBody:
 # --- types -------------------------------------------------------------------------------------------------------------
 
 _LITERALS: Final = {"True": True, "False": False, "None": None}
+_JSON_WORDS: Final = {"true": True, "false": False, "null": None}
 
 
 def _types_of(schema: Any) -> frozenset[str] | None:
@@ -287,19 +291,54 @@ def _type_names(value: Any) -> frozenset[str]:
 # --- tags --------------------------------------------------------------------------------------------------------------
 
 
+@attrs.frozen(kw_only=True)
+class Tags:
+    """How a family writes a call in tags: `<function=look_up><parameter=city>Ulm</parameter></function>`."""
+
+    opening: str  # before the name; "": the name comes first
+    before_key: str
+    before_value: str  # behind the key
+    after_value: str
+    closing: str
+    after_name: str = ""  # behind the name; "": the first key, or the end
+
+
+FUNCTION_TAGS: Final = Tags(
+    opening="<function=", after_name=">", before_key="<parameter=", before_value=">", after_value="</parameter>", closing="</function>"
+)
+INVOKE_TAGS: Final = Tags(
+    opening='<invoke name="',
+    after_name='">',
+    before_key='<parameter name="',
+    before_value='">',
+    after_value="</parameter>",
+    closing="</invoke>",
+)
+DSML_TAGS: Final = Tags(
+    opening='<｜DSML｜invoke name="',
+    after_name='">',
+    before_key='<｜DSML｜parameter name="',
+    before_value='">',
+    after_value="</｜DSML｜parameter>",
+    closing="</｜DSML｜invoke>",
+)
+KEY_TAGS: Final = Tags(opening="", before_key="<arg_key>", before_value="<arg_value>", after_value="</arg_value>", closing="</tool_call>")
+_KEY_END: Final = re.compile(r'["<]')
+_TYPE_IS_TEXT: Final = ' string="true'  # what some write behind the key
+
+
 class TaggedBody:
-    """`<function=look_up><parameter=city>Ulm</parameter></function>`: values are texts, whose type the function's schema tells."""
+    """A call in tags: values are texts, whose type the function's schema tells."""
 
-    _MARKERS: Final = ("<function=", "<parameter=", "</parameter>", "</function>", ">")
-
-    def __init__(self, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, tools: Mapping[str, Tool], tags: Tags = FUNCTION_TAGS) -> None:
         self.name: str | None = None
         self.fragments: list[str] = []
         self.is_complete = False
         self.is_bad = False
         self._tools = tools
+        self._tags = tags
         self._text = ""
-        self._until = "<function="
+        self._reads: Callable[[], bool] = self._read_opening if tags.opening else self._read_name
         self._key = ""
         self._n_values = 0
 
@@ -307,52 +346,80 @@ class TaggedBody:
         """See `Body.push`."""
         n_before = len(self._text)
         self._text += text[pos:]
-        n_read = 0
-        while not (self.is_complete or self.is_bad) and (n := self._next()):
-            n_read += n
+        n_all, n_read = len(self._text), 0
+        while not (self.is_complete or self.is_bad) and self._reads():
+            n_read = n_all - len(self._text)
         return pos + n_read - n_before if self.is_complete or self.is_bad else len(text)
 
-    def _next(self) -> int:
-        """Read up to the marker that must come next; return how far it was, 0 when it is not there yet."""
-        ends = ("<parameter=", "</function>") if self._until == "" else (self._until,)
+    def _until(self, *ends: str) -> tuple[str, str] | None:
+        """Take what stands before the first of `ends`, and that; None when there is none of them yet."""
         found = [(pos, end) for end in ends if (pos := self._text.find(end)) >= 0]
         if not found:
-            self.is_bad = self._until in ("<function=", "") and len(self._text.strip()) > N_HEAD_MAX
-            return 0
+            return None
         pos, end = min(found)
         inside, self._text = self._text[:pos], self._text[pos + len(end) :]
-        self._take(inside, end)
-        return pos + len(end)
+        return inside, end
 
-    def _take(self, inside: str, end: str) -> None:
-        if end == "<function=":
-            self.is_bad = bool(inside.strip())
-            self._until, self._key = ">", ""
-        elif end == "<parameter=":
-            self.is_bad = bool(inside.strip())
-            self._until = ">"
-        elif end == ">" and self.name is None:
-            self.name, self._until = inside.strip(), ""
-            self.is_bad = not self.name
-        elif end == ">":
-            self._key, self._until = inside.strip(), "</parameter>"
-        elif end == "</parameter>":
-            self._tell(inside.removeprefix("\n").removesuffix("\n"))
-            self._until = ""
-        else:
-            self.is_bad = bool(inside.strip())
+    def _nothing_until(self, *ends: str) -> str | None:
+        """Read on to one of `ends`, before which only blanks may stand; return which it was."""
+        taken = self._until(*ends)
+        self.is_bad = bool(taken[0].strip()) if taken else len(self._text.strip()) > N_HEAD_MAX
+        return taken[1] if taken else None
+
+    def _read_opening(self) -> bool:
+        is_there = self._nothing_until(self._tags.opening) is not None
+        if is_there:
+            self._reads = self._read_name
+        return is_there
+
+    def _read_name(self) -> bool:
+        tags = self._tags
+        taken = self._until(tags.after_name) if tags.after_name else self._until(tags.before_key, tags.closing)
+        if taken is None:
+            self.is_bad = len(self._text) > N_HEAD_MAX
+            return False
+        self.name = taken[0].strip()
+        self.is_bad = not self.name
+        self._goes_on(taken[1])
+        return True
+
+    def _goes_on(self, end: str) -> None:
+        if end == self._tags.closing:
             self.fragments.append("}" if self._n_values else "{}")
             self.is_complete = not self.is_bad
+        else:
+            self._reads = self._read_key if end == self._tags.before_key else self._read_next
+
+    def _read_next(self) -> bool:
+        end = self._nothing_until(self._tags.before_key, self._tags.closing)
+        if end is not None:
+            self._goes_on(end)
+        return end is not None
+
+    def _read_key(self) -> bool:
+        taken = self._until(self._tags.before_value)
+        if taken is not None:
+            self._key, self._reads = taken[0].strip(), self._read_value
+        return taken is not None
+
+    def _read_value(self) -> bool:
+        taken = self._until(self._tags.after_value)
+        if taken is not None:
+            self._tell(taken[0].removeprefix("\n").removesuffix("\n"))
+            self._reads = self._read_next
+        return taken is not None
 
     def _tell(self, text: str) -> None:
-        self.fragments.append((", " if self._n_values else "{") + f"{json.dumps(self._key)}: {self._typed(text)}")
+        key, *rest = _KEY_END.split(self._key, maxsplit=1)
+        value = json.dumps(text, ensure_ascii=False) if _TYPE_IS_TEXT in "".join(rest) else self._typed(key, text)
+        self.fragments.append((", " if self._n_values else "{") + f"{json.dumps(key)}: {value}")
         self._n_values += 1
 
-    def _typed(self, text: str) -> str:
+    def _typed(self, key: str, text: str) -> str:
         """The value as JSON: of a type that the schema names where it is one, else a string where it may be, else JSON where it is some."""
         tool = self._tools.get(self.name or "")
         properties = tool.parameters.get("properties") if tool is not None else None
-        types = _types_of(properties.get(self._key)) if isinstance(properties, Mapping) else None
+        types = _types_of(properties.get(key)) if isinstance(properties, Mapping) else None
         if types == frozenset(("string",)):  # whatever it looks like; whole files are written this way
             return json.dumps(text, ensure_ascii=False)
         try:
@@ -363,3 +430,153 @@ class TaggedBody:
         if types is not None and "string" in types and (isinstance(value, str) or not _type_names(value) & types):
             value = text
         return json.dumps(value, ensure_ascii=False)
+
+
+# --- a function's call -------------------------------------------------------------------------------------------------
+
+
+class PythonBody:
+    """A call as Python writes it: `look_up(city="Ulm", days=3)`. Told when it is complete."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.fragments: list[str] = []
+        self.is_complete = False
+        self.is_bad = False
+        self._text = ""
+        self._pos = 0  # so much of it has been looked at
+        self._quote = ""  # of the string that it ends in
+        self._depth = 0
+
+    def push(self, text: str, pos: int) -> int:
+        """See `Body.push`."""
+        n_before = len(self._text)
+        self._text += text[pos:]
+        if self.name is None:
+            name, bracket, _ = self._text.partition("(")
+            self.is_bad = len(name) > N_HEAD_MAX or not (bracket or name.replace(".", "_").isidentifier())
+            if not bracket or self.is_bad:
+                return len(text)
+            self.name, self._pos = name.strip(), len(name)
+        self._look()
+        if self.is_complete:
+            self._end()
+            return pos + self._pos - n_before
+        return len(text)
+
+    def _look(self) -> None:
+        while (found := _IN_PYTHON.search(self._text, self._pos)) and not (self.is_complete or self.is_bad):
+            letter, self._pos = found[0], found.end()
+            if self._quote:
+                self._quote = "" if letter == self._quote else self._quote
+            elif letter in "'\"":
+                self._quote = letter
+            elif letter in "([{":
+                self._depth += 1
+                self.is_bad = self._depth > N_NESTED_MAX
+            elif letter in ")]}":
+                self._depth -= 1
+                self.is_complete = not self._depth
+
+    def _end(self) -> None:
+        try:
+            arguments = _keywords(self._text[self._text.index("(") : self._pos])
+            self.fragments.append(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            self.is_bad, self.is_complete = True, False
+
+
+_IN_PYTHON = re.compile(r"""\\.|['"()\[\]{}]""", re.DOTALL)
+
+
+def _keywords(text: str) -> dict[str, Any]:
+    """The values of a call's keywords, of which `text` has the brackets and what is in them. Raises: what Python's parser does."""
+    call = ast.parse(f"f{text}", mode="eval").body
+    if not isinstance(call, ast.Call) or call.args:
+        raise ValueError("no call by keywords")
+    values: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise ValueError("keywords that are not named")
+        values[keyword.arg] = ast.literal_eval(_AsPython().visit(keyword.value))
+    return values
+
+
+class _AsPython(ast.NodeTransformer):
+    """JSON's words as values."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id not in _JSON_WORDS:
+            raise ValueError(f"{node.id} is no value")
+        return ast.Constant(_JSON_WORDS[node.id])
+
+
+# --- objects whose strings have marks of their own ---------------------------------------------------------------------
+
+QUOTE: Final = '<|"|>'  # around strings in Gemma's calls
+_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
+
+
+class MarkedBody:
+    """`call:look_up{city:<|"|>Ulm<|"|>,days:3}`: an object whose keys stand bare. Told when it is complete."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.fragments: list[str] = []
+        self.is_complete = False
+        self.is_bad = False
+        self._text = ""
+        self._start = 0  # where the object begins
+        self._pos = 0  # so much has been looked at
+        self._depth = 0
+        self._is_inside = False  # a string
+
+    def push(self, text: str, pos: int) -> int:
+        """See `Body.push`."""
+        n_before = len(self._text)
+        self._text += text[pos:]
+        if self.name is None and not self._read_name():
+            return len(text)
+        if not self._look():
+            return len(text)
+        try:
+            self.fragments.append(json.dumps(read_json(_as_json(self._text[self._start : self._pos])), ensure_ascii=False))
+            self.is_complete = True
+        except ValueError:
+            self.is_bad = True
+        return pos + self._pos - n_before
+
+    def _read_name(self) -> bool:
+        head, brace, _ = self._text.partition("{")
+        begun = head.strip()
+        is_name = begun.startswith("call:") if brace else begun[:5] == "call:"[: len(begun)]
+        self.is_bad = not is_name or len(begun) > N_HEAD_MAX
+        if not brace or self.is_bad:
+            return False
+        self.name = begun.removeprefix("call:").strip()
+        self._start = self._pos = len(head)
+        return True
+
+    def _look(self) -> bool:
+        """Whether the object is at its end."""
+        for found in _IN_MARKED.finditer(self._text, self._pos):
+            mark, self._pos = found[0], found.end()
+            if mark == QUOTE:
+                self._is_inside = not self._is_inside
+            elif not self._is_inside:
+                self._depth += 1 if mark in "{[" else -1
+                if not self._depth:
+                    return True
+        self._pos = max(self._pos, len(self._text) - len(QUOTE) + 1)  # a mark may have begun
+        return False
+
+
+_IN_MARKED = re.compile(re.escape(QUOTE) + r"|[{}\[\]]")
+
+
+def _as_json(text: str) -> str:
+    """What stands between marks is a string, and what stands before a colon a key."""
+    pieces = text.split(QUOTE)
+    for i, piece in enumerate(pieces):
+        pieces[i] = json.dumps(piece, ensure_ascii=False) if i % 2 else _KEY.sub(r'\1"\2"\3', piece)
+    return "".join(pieces)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
 
 from cllm.text import channels
-from cllm.text.call_bodies import Body, NamedBody, ObjectBody, TaggedBody
+from cllm.text.call_bodies import (
+    DSML_TAGS,
+    FUNCTION_TAGS,
+    INVOKE_TAGS,
+    KEY_TAGS,
+    QUOTE,
+    Body,
+    MarkedBody,
+    NamedBody,
+    ObjectBody,
+    PythonBody,
+    TaggedBody,
+    Tags,
+)
 from cllm.text.tools import Tool
 
 
@@ -37,29 +50,69 @@ class CallFormat:
     ignored: tuple[str, ...] = ()  # stand around all calls of an answer and say nothing
     separators: tuple[str, ...] = ()  # stand within a call
     head: re.Pattern[str] | None = None  # before the arguments, where the name stands there
-    tagged: bool = False  # in tags instead of JSON
+    tags: Tags | None = None  # in these instead of JSON
+    other: Callable[[], Body] | None = None  # in some other way that is no JSON
+    opens: str = ""  # opens a call too, of whose body it is
+    again: tuple[str, ...] = ("{",)  # how another call may begin before what closes the first
     bare: bool = False  # an answer that begins with an object is a call without a marker
     channels: bool = False  # calls, reasoning and content are messages with headers
 
     @property
     def markers(self) -> tuple[str, ...]:
         """All that it has; some may be control tokens, which a text shows only where asked to."""
-        return (self.begin, *self.ends, *self.ignored, *self.separators)
+        return (self.begin, *([self.opens] if self.opens else []), *self.ends, *self.ignored, *self.separators)
 
     def body(self, first: str, tools: Mapping[str, Tool]) -> Body:
         """A reader for what follows `begin`; `first` is the first character of it that is not blank."""
         if first == "{":
             return ObjectBody()
-        if self.tagged:
-            return TaggedBody(tools)
+        if self.tags is not None:
+            return TaggedBody(tools, self.tags)
+        if self.other is not None:
+            return self.other()
         return NamedBody(self.head) if self.head is not None else ObjectBody()
 
 
-_HERMES_FRAME: Final = Frame(
-    before_name='<tool_call>\n{"name": "', before_arguments='", "arguments": ', after="}\n</tool_call>", between="\n"
-)
+def _objects(begin: str, end: str, gap: str = "\n") -> Frame:
+    """A call is an object between `begin` and `end`."""
+    return Frame(before_name=f'{begin}{gap}{{"name": "', before_arguments='", "arguments": ', after=f"}}{gap}{end}", between="\n")
+
+
+def _list(begin: str, end: str) -> Frame:
+    """All calls are one list of objects between `begin` and `end`."""
+    return Frame(
+        opening=f"{begin}[", before_name='{"name": "', before_arguments='", "arguments": ', after="}", between=", ", closing=f"]{end}"
+    )
+
+
+_HERMES_FRAME: Final = _objects("<tool_call>", "</tool_call>")
 HERMES: Final = CallFormat(name="hermes", begin="<tool_call>", ends=("</tool_call>",), frame=_HERMES_FRAME)
-QWEN_CODER: Final = CallFormat(name="qwen-coder", begin="<tool_call>", ends=("</tool_call>",), tagged=True, frame=_HERMES_FRAME)
+QWEN_CODER: Final = CallFormat(
+    name="qwen-coder",
+    begin="<tool_call>",
+    ends=("</tool_call>",),
+    tags=FUNCTION_TAGS,
+    opens=FUNCTION_TAGS.opening,
+    again=("{", FUNCTION_TAGS.opening),
+    frame=_HERMES_FRAME,
+)
+GLM: Final = CallFormat(name="glm", begin="<tool_call>", ends=("</tool_call>",), tags=KEY_TAGS, frame=_HERMES_FRAME)
+SEED: Final = CallFormat(
+    name="seed",
+    begin="<seed:tool_call>",
+    ends=("</seed:tool_call>",),
+    tags=FUNCTION_TAGS,
+    again=("{", FUNCTION_TAGS.opening),
+    frame=_objects("<seed:tool_call>", "</seed:tool_call>"),
+)
+MINIMAX: Final = CallFormat(
+    name="minimax",
+    begin="<minimax:tool_call>",
+    ends=("</minimax:tool_call>",),
+    tags=INVOKE_TAGS,
+    again=("{", INVOKE_TAGS.opening),
+    frame=_objects("<minimax:tool_call>", "</minimax:tool_call>"),
+)
 LLAMA: Final = CallFormat(
     name="llama",
     begin="<|python_tag|>",
@@ -67,14 +120,7 @@ LLAMA: Final = CallFormat(
     frame=Frame(before_name='{"name": "', before_arguments='", "parameters": ', after="}", between="; "),
 )
 _MISTRAL_HEAD: Final = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[\]]*)?(?:\[ARGS\])?\s*")
-MISTRAL: Final = CallFormat(
-    name="mistral",
-    begin="[TOOL_CALLS]",
-    head=_MISTRAL_HEAD,
-    frame=Frame(
-        opening="[TOOL_CALLS][", before_name='{"name": "', before_arguments='", "arguments": ', after="}", between=", ", closing="]"
-    ),
-)
+MISTRAL: Final = CallFormat(name="mistral", begin="[TOOL_CALLS]", head=_MISTRAL_HEAD, frame=_list("[TOOL_CALLS]", ""))
 MISTRAL_ARGS: Final = CallFormat(
     name="mistral-args",
     begin="[TOOL_CALLS]",
@@ -110,18 +156,62 @@ DEEPSEEK_JSON: Final = attrs.evolve(
         closing="<｜tool▁calls▁end｜>",
     ),
 )
+DSML: Final = CallFormat(
+    name="deepseek-dsml",
+    begin="<｜DSML｜function_calls>",
+    ends=("</｜DSML｜function_calls>",),
+    ignored=("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
+    separators=("｜DSML｜",),
+    tags=DSML_TAGS,
+    opens=DSML_TAGS.opening,
+    again=("{", DSML_TAGS.opening),
+    frame=_objects("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+)
+_KIMI_HEAD: Final = re.compile(r"\s*(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*")
+KIMI: Final = CallFormat(
+    name="kimi",
+    begin="<|tool_call_begin|>",
+    ends=("<|tool_call_end|>",),
+    ignored=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    separators=("<|tool_call_argument_begin|>",),
+    head=_KIMI_HEAD,
+    frame=Frame(
+        opening="<|tool_calls_section_begin|>",
+        before_name="<|tool_call_begin|>functions.",
+        before_arguments=":0<|tool_call_argument_begin|>",
+        after="<|tool_call_end|>",
+        closing="<|tool_calls_section_end|>",
+    ),
+)
+FUNCTIONARY: Final = CallFormat(
+    name="functionary",
+    begin="<function=",
+    ends=("</function>",),
+    head=re.compile(r"\s*(?P<name>[^\s<>]+)>\s*"),
+    frame=Frame(before_name="<function=", before_arguments=">", after="</function>"),
+)
+LFM: Final = CallFormat(
+    name="lfm",
+    begin="<|tool_call_start|>",
+    ends=("<|tool_call_end|>",),
+    other=PythonBody,
+    frame=_list("<|tool_call_start|>", "<|tool_call_end|>"),
+)
+GEMMA: Final = CallFormat(
+    name="gemma",
+    begin="<|tool_call>",
+    ends=("<tool_call|>",),
+    separators=(QUOTE, "<|channel>", "<channel|>"),
+    other=MarkedBody,
+    frame=_objects("<|tool_call>", "<tool_call|>", gap=""),
+)
+NEMOTRON: Final = CallFormat(name="nemotron", begin="<TOOLCALL>", ends=("</TOOLCALL>",), frame=_list("<TOOLCALL>", "</TOOLCALL>"))
+APRIEL: Final = CallFormat(name="apriel", begin="<tool_calls>", ends=("</tool_calls>",), frame=_list("<tool_calls>", "</tool_calls>"))
 PHI: Final = CallFormat(
     name="phi",
     begin="<|tool_call|>",
     ends=("<|/tool_call|>",),
-    frame=Frame(
-        opening="<|tool_call|>[",
-        before_name='{"name": "',
-        before_arguments='", "arguments": ',
-        after="}",
-        between=", ",
-        closing="]<|/tool_call|>",
-    ),
+    frame=_list("<|tool_call|>", "<|/tool_call|>"),
 )
 COHERE: Final = CallFormat(
     name="cohere",
@@ -149,26 +239,60 @@ HARMONY: Final = CallFormat(
     ),
 )
 
-_ALL: Final = (HERMES, QWEN_CODER, LLAMA, MISTRAL, MISTRAL_ARGS, DEEPSEEK, DEEPSEEK_JSON, PHI, COHERE, HARMONY)
-FORMATS: Final = {each.name: each for each in _ALL}
+FORMATS: Final = {
+    each.name: each
+    for each in (
+        HERMES,
+        QWEN_CODER,
+        GLM,
+        LLAMA,
+        MISTRAL,
+        MISTRAL_ARGS,
+        DEEPSEEK,
+        DEEPSEEK_JSON,
+        DSML,
+        PHI,
+        COHERE,
+        KIMI,
+        LFM,
+        GEMMA,
+        SEED,
+        MINIMAX,
+        NEMOTRON,
+        APRIEL,
+        FUNCTIONARY,
+        HARMONY,
+    )
+}
+
+_SIGNS: Final = (  # of each form, of which one must be in the template, with all that it has; the first that fits counts
+    (DEEPSEEK_JSON, (DEEPSEEK.begin, "```json")),
+    (DEEPSEEK, (DEEPSEEK.begin,)),
+    (MISTRAL_ARGS, (MISTRAL.begin, "[ARGS]")),
+    (MISTRAL, (MISTRAL.begin,)),
+    (DSML, ("｜DSML｜",)),
+    (COHERE, (COHERE.begin,)),
+    (GEMMA, (f"{GEMMA.begin}call:",)),
+    (SEED, (SEED.begin,)),
+    (MINIMAX, (MINIMAX.begin,)),
+    (KIMI, (KIMI.begin,)),
+    (LFM, (LFM.begin,)),
+    (LFM, ("<|tool_list_start|>",)),
+    (NEMOTRON, (NEMOTRON.begin,)),
+    (GLM, (GLM.begin, "<arg_key>")),
+    (QWEN_CODER, (QWEN_CODER.begin, "<function=")),
+    (HERMES, (HERMES.begin,)),
+    (APRIEL, (APRIEL.begin,)),
+    (FUNCTIONARY, (FUNCTIONARY.begin,)),
+    (PHI, (PHI.begin,)),
+    (PHI, ("<|tool|>",)),
+    (LLAMA, (LLAMA.begin,)),
+)
 
 
-def format_of(template: str) -> CallFormat:
-    """The form that a chat template's source speaks of; Hermes', the most common, when it speaks of none."""
+def format_of(template: str) -> CallFormat | None:
+    """The form that a chat template's source speaks of; None when it speaks of none that is known."""
     if channels.is_written_in(template):
         return HARMONY
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
-    if DEEPSEEK.begin in template:
-        return DEEPSEEK_JSON if "```json" in template else DEEPSEEK
-    if COHERE.begin in template:
-        return COHERE
-    if "<function=" in template and HERMES.begin in template:
-        return QWEN_CODER
-    if HERMES.begin in template:
-        return HERMES
-    if PHI.begin in template or "<|tool|>" in template:
-        return PHI
-    if LLAMA.begin in template or re.search(r'"parameters"\s*:', template):
-        return LLAMA
-    return HERMES
+    found = next((form for form, signs in _SIGNS if all(sign in template for sign in signs)), None)
+    return LLAMA if found is None and re.search(r'"parameters"\s*:', template) else found

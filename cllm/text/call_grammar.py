@@ -35,7 +35,7 @@ def is_held(form: CallFormat, toolbox: Toolbox) -> bool:
     """Whether a grammar holds the calls: where they are required, and where a tool is strict and a call's beginning can be told."""
     if not toolbox.is_open or toolbox.use is ToolUse.REQUIRED:
         return toolbox.is_open
-    return any(tool.strict for tool in toolbox.callable) and not form.bare and not form.tagged
+    return any(tool.strict for tool in toolbox.callable) and not form.bare and form.tags is None and form.other is None
 
 
 def call_grammar(

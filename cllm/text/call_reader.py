@@ -92,7 +92,8 @@ class CallReader:
         return bool(begun)
 
     def _read_text(self, parts: list[Part]) -> bool:
-        markers = (self._form.begin, *self._form.ignored)
+        form = self._form
+        markers = (form.begin, *form.ignored, *([form.opens] if form.opens else []))
         found = first_marker(self._text, markers)
         pos = found[0] if found else len(self._text) - n_undecided(self._text, markers)
         n_told = len(self._text[:pos].rstrip())
@@ -102,14 +103,16 @@ class CallReader:
             self._text = self._text[n_told:]
             return False
         marker = found[1]
-        if marker == self._form.begin:
+        if marker == form.begin:
             self._mark(self._text[n_told:pos] + marker, self._text[pos + len(marker) :])
+        elif marker == form.opens:
+            self._mark(self._text[n_told:pos], self._text[pos:], n_marker=pos - n_told + len(marker))
         else:
             self._text = self._text[n_told:pos] + self._text[pos + len(marker) :]
         return True
 
-    def _mark(self, raw: str, rest: str) -> None:
-        self._raw, self._text, self._n_marker = raw, rest, len(raw)
+    def _mark(self, raw: str, rest: str, *, n_marker: int | None = None) -> None:
+        self._raw, self._text, self._n_marker = raw, rest, len(raw) if n_marker is None else n_marker
         self._state = _State.BEFORE_BODY
 
     def _begin_body(self) -> bool:
@@ -158,9 +161,10 @@ class CallReader:
     def _give_up(self, parts: list[Part]) -> None:
         """It is no call: its marker is text, and what follows is read once more."""
         if not self._is_begun:
+            raw = self._raw + self._text
             if self._n_marker:
-                parts.append(Content(self._raw[: self._n_marker]))
-            self._text = self._raw[self._n_marker :] + self._text
+                parts.append(Content(raw[: self._n_marker]))
+            self._text = raw[self._n_marker :]
         self._reset(_State.TEXT)
 
     def _reset(self, state: _State) -> None:
@@ -169,15 +173,17 @@ class CallReader:
     def _go_on(self) -> bool:
         """After a call: more of the list, its end, the next call, or text."""
         rest = self._text.lstrip(_BLANKS + ",;]")
+        again = self._form.again
+        is_listed = self._form.other is not None and self._is_list and "]" not in self._text[: len(self._text) - len(rest)]
         markers = (*self._form.ends, self._form.begin, *self._form.ignored)
         marker = next((marker for marker in markers if rest.startswith(marker)), None)
         if marker == self._form.begin:
             self._mark(marker, rest[len(marker) :])
         elif marker is not None:
             self._text = rest[len(marker) :]
-        elif any(each.startswith(rest) for each in markers):  # nothing but blanks too
+        elif any(each.startswith(rest) for each in (*markers, *again) if each != rest):  # nothing but blanks too
             return False
-        elif rest.startswith("{"):
+        elif rest.startswith(again) or (is_listed and rest[0].isidentifier()):
             self._mark("", rest)
         else:
             self._text = self._after_list()

@@ -42,9 +42,12 @@ def dialect_of(template: ChatTemplate, vocabulary: Vocabulary, tool_format: str 
     """
     in_channels = channels.is_written_in(template.source)
     tags = channels.TAGS if in_channels else tags_in(template.source)
-    knows_tools = template.features.supports_tools and (in_channels or tool_format != GENERIC)
+    form = format_of(template.source) if template.features.supports_tools or in_channels else None
     named = None if in_channels else FORMATS.get(tool_format)
-    calls = named or (format_of(template.source) if knows_tools or in_channels else HERMES)
+    # Tools that a template tells in words of its own, and calls in a form that is not known, are told and read as anywhere else.
+    is_known = form is not None or named is not None
+    knows_tools = template.features.supports_tools and is_known and (in_channels or tool_format != GENERIC)
+    calls = named or (form if form is not None and (knows_tools or in_channels) else HERMES)
     markers = (*calls.markers, *(() if tags is None else (tags.opening, tags.closing)))
     return Dialect(
         tags=tags,

@@ -30,6 +30,7 @@ TAGS: Final = (
     ReasoningTags("[THINK]", "[/THINK]"),  # Mistral
     ReasoningTags("<seed:think>", "</seed:think>"),  # ByteDance
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
+    ReasoningTags("<|channel>thought", "<channel|>"),  # Google, from Gemma 4 on
     ReasoningTags("<thinking>", "</thinking>"),
     ReasoningTags("<reasoning>", "</reasoning>"),
 )

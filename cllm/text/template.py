@@ -372,8 +372,8 @@ class _Prober:
                 as_object = self.calls(content, {_NEEDLE: "x"}, answered)
                 as_text = self.calls(content, f'{{"{_NEEDLE}": "x"}}', answered)
                 if "None" not in as_object + as_text and _NEEDLE in as_object + as_text:
-                    # JSON text must come out as it is: neither refused, nor encoded once more.
-                    return content, _NEEDLE in as_object and (_NEEDLE not in as_text or f'\\"{_NEEDLE}' in as_text)
+                    # JSON text is right where it comes out as an object does, and where objects come out as Python writes them.
+                    return content, _NEEDLE in as_object and as_object != as_text and f"'{_NEEDLE}'" not in as_object
         return "", False  # it does not show calls; a message without content is the likelier to offend it
 
 

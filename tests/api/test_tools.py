@@ -10,6 +10,7 @@ import pytest
 
 from cllm.testing.fake import FakeModel
 from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
+from cllm.text.call_formats import FORMATS, HARMONY
 
 WEATHER = {
     "type": "object",
@@ -199,7 +200,7 @@ async def test_a_strict_function_is_held_to_its_schema_where_it_is_called_freely
     assert made["function"]["arguments"].startswith('{"city": "')
 
 
-@pytest.mark.parametrize("form", ["hermes", "qwen-coder", "llama", "mistral", "mistral-args", "deepseek", "deepseek-json", "phi", "cohere"])
+@pytest.mark.parametrize("form", sorted(FORMATS.keys() - {HARMONY.name}))
 async def test_every_family_can_be_made_to_call(serve: Any, form: str) -> None:
     async with serve(tool_format=form) as api:
         answer = await api.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=900, seed=3, stream=True)

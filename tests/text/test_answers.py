@@ -12,17 +12,27 @@ from hypothesis import strategies as st
 
 from cllm.text.answers import AnswerFormat
 from cllm.text.call_formats import (
+    APRIEL,
     COHERE,
     DEEPSEEK,
     DEEPSEEK_JSON,
+    DSML,
     FORMATS,
+    FUNCTIONARY,
+    GEMMA,
+    GLM,
     HARMONY,
     HERMES,
+    KIMI,
+    LFM,
     LLAMA,
+    MINIMAX,
     MISTRAL,
     MISTRAL_ARGS,
+    NEMOTRON,
     PHI,
     QWEN_CODER,
+    SEED,
     CallFormat,
     format_of,
 )
@@ -151,6 +161,52 @@ WRITTEN = [
     ),
     (PHI, '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|>', ADD),
     (COHERE, '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}\n]<|END_ACTION|>', ADD),
+    (QWEN_CODER, "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", ADD),  # the opening left out, as it happens
+    (GLM, "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", ADD),
+    (
+        GLM,
+        "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+        '<tool_call>look_up<arg_key>text</arg_key><arg_value>x } ] " {</arg_value></tool_call>',
+        BOTH,
+    ),
+    (GLM, "<tool_call>add</tool_call>", [CallBegun(0, "add"), Arguments(0, "{}")]),
+    (SEED, "<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>", ADD),
+    (
+        MINIMAX,
+        '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n</invoke>\n<invoke name="look_up">\n'
+        '<parameter name="text">x } ] " {</parameter>\n</invoke>\n</minimax:tool_call>',
+        BOTH,
+    ),
+    (
+        DSML,
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n'
+        '<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="look_up">\n<｜DSML｜parameter name="text" string="true">x } ] " {</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+        BOTH,
+    ),
+    (
+        DSML,
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="add">\n'
+        '<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        "</｜DSML｜tool_calls>",
+        ADD,
+    ),
+    (
+        KIMI,
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
+        "<|tool_call_begin|>functions.look_up:1<|tool_call_argument_begin|>" + LOOK + "<|tool_call_end|><|tool_calls_section_end|>",
+        BOTH,
+    ),
+    (LFM, "<|tool_call_start|>[add(a=1)]<|tool_call_end|>", ADD),
+    (LFM, "<|tool_call_start|>[add(a=1), look_up(text='x } ] \" {')]<|tool_call_end|>", BOTH),
+    (LFM, '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1}}]<|tool_call_end|>', ADD),
+    (GEMMA, "<|tool_call>call:add{a:1}<tool_call|>", ADD),
+    (GEMMA, '<|tool_call>call:add{a:1}<tool_call|><|tool_call>call:look_up{text:<|"|>x } ] " {<|"|>}<tool_call|>', BOTH),
+    (NEMOTRON, '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}, {"name": "look_up", "arguments": ' + LOOK + "}]</TOOLCALL>", BOTH),
+    (APRIEL, '<tool_calls>[{"name": "add", "arguments": {"a": 1}, "id": "x"}]</tool_calls>', ADD),
+    (APRIEL, '<tool_calls>\n{"name": "add", "arguments": {"a": 1}}\n{"name": "look_up", "arguments": ' + LOOK + "}\n</tool_calls>", BOTH),
+    (FUNCTIONARY, '<function=add>{"a": 1}</function><function=look_up>' + LOOK + "</function>", BOTH),
     (HARMONY, '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>', ADD),
     (HARMONY, ' to=functions.add<|channel|>commentary json<|message|>\n{"a": 1}\n', ADD),
     (HARMONY, '<|channel|>analysis to=functions.add code<|message|>{"a": 1}<|end|>', ADD),
@@ -182,6 +238,26 @@ NO_CALLS = [
     (MISTRAL, "[TOOL_CALLS] none of them"),
     (MISTRAL, "[TOOL_CALLS]add " + "x" * 600),
     (DEEPSEEK, "<｜tool▁call▁begin｜>rubbish{}<｜tool▁call▁end｜>"),
+    (QWEN_CODER, "<function=unknown>\n</function>"),
+    (QWEN_CODER, "so <function=add>\nrubbish"),
+    (QWEN_CODER, "a <func"),
+    (GLM, "<tool_call>unknown\n<arg_key>a</arg_key>"),
+    (GLM, "<tool_call>add<arg_key>a</arg_key> and so"),
+    (SEED, "<seed:tool_call>nothing</seed:tool_call>"),
+    (MINIMAX, '<minimax:tool_call><invoke name="unknown">\n</invoke></minimax:tool_call>'),
+    (DSML, '<｜DSML｜invoke name="add"> and'),
+    (KIMI, "<|tool_call_begin|>rubbish{}<|tool_call_end|>"),
+    (LFM, "<|tool_call_start|>[unknown(a=1)]<|tool_call_end|>"),
+    (LFM, "<|tool_call_start|>[add(1)]<|tool_call_end|>"),
+    (LFM, "<|tool_call_start|>[add(a=b)]<|tool_call_end|>"),
+    (LFM, "<|tool_call_start|>[add(**{'a': 1})]<|tool_call_end|>"),
+    (LFM, "<|tool_call_start|>[add(a=1"),
+    (LFM, "<|tool_call_start|>[no call at all"),
+    (LFM, "<|tool_call_start|>[add(a=" + "[" * 200 + "1" + "]" * 200 + ")]"),
+    (GEMMA, "<|tool_call>call:unknown{a:1}<tool_call|>"),
+    (GEMMA, "<|tool_call>call:add{a:<tool_call|>"),
+    (GEMMA, "<|tool_call>calls:add{a:1}<tool_call|>"),
+    (FUNCTIONARY, "<function=add>rubbish"),
     (HARMONY, "<|channel|>commentary to=functions.unknown <|constrain|>json<|message|>{}"),
     (HARMONY, "<|channel|>analysis to=python code<|message|>print(1)"),
     (HARMONY, '<|channel|>commentary to=functions.add<|message|>{"a": 1]}'),
@@ -302,7 +378,37 @@ def test_templates_tell_their_family() -> None:
     assert format_of("'<｜tool▁call▁begin｜>' '```json'") is DEEPSEEK_JSON
     assert format_of("'<|tool|>'") is PHI
     assert format_of("'<|START_ACTION|>'") is COHERE
-    assert format_of("") is HERMES
+    assert format_of("'<tool_call>' '<arg_key>'") is GLM
+    assert format_of("'<seed:tool_call>'") is SEED
+    assert format_of("'<minimax:tool_call>'") is MINIMAX
+    assert format_of("set dsml = '｜DSML｜'") is DSML
+    assert format_of("'<|tool_call_begin|>'") is KIMI
+    assert format_of("'<|tool_list_start|>'") is format_of("'<|tool_call_start|>'") is LFM
+    assert format_of("'<|tool_call>call:'") is GEMMA
+    assert format_of("'<TOOLCALL>['") is NEMOTRON
+    assert format_of("'<tool_calls>['") is APRIEL
+    assert format_of("'<function='") is FUNCTIONARY
+    assert format_of("") is None
+
+
+@pytest.mark.parametrize(
+    ("form", "written", "arguments"),
+    [
+        (LFM, "<|tool_call_start|>[add(a=-1, b=true, c=None, d=[1, 'x'], e={'f': 'g'}, h=\"it's\")]<|tool_call_end|>", None),
+        (
+            GEMMA,
+            '<|tool_call>call:add{a:-1,b:true,c:null,d:[1,<|"|>x<|"|>],e:{f:<|"|>g<|"|>},h:<|"|>it\'s<|"|>}<tool_call|>',
+            None,
+        ),
+        (GEMMA, '<|tool_call>call:add{"a": 1, "b": "x"}<tool_call|>', {"a": 1, "b": "x"}),
+        (LFM, "<|tool_call_start|>[add()]<|tool_call_end|>", {}),
+    ],
+)
+def test_values_that_are_not_written_as_json_become_it(form: CallFormat, written: str, arguments: Any) -> None:
+    (_, told) = read(of(form), written)
+    assert isinstance(told, Arguments)
+    expected = {"a": -1, "b": True, "c": None, "d": [1, "x"], "e": {"f": "g"}, "h": "it's"} if arguments is None else arguments
+    assert json.loads(told.fragment) == expected
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------

@@ -52,6 +52,13 @@ def test_what_is_written_in_channels_is_read_in_these_alone() -> None:
     assert bytes(dialect.closing) == b"<|end|><|start|>assistant"
 
 
+def test_tools_whose_calls_have_an_unknown_form_are_told_as_where_the_template_knows_none() -> None:
+    source = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert (found(source).calls.name, found(source).knows_tools) == ("hermes", False)
+    assert (found(source, "kimi").calls.name, found(source, "kimi").knows_tools) == ("kimi", True)
+    assert found("'<tool_call>'" + source).knows_tools
+
+
 def test_the_tokens_that_close_reasoning_are_ready() -> None:
     assert bytes(found("{{ '<think>' }}").closing) == b"\n</think>\n\n"
     assert found(CHATML).closing == ()

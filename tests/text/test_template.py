@@ -216,6 +216,20 @@ def test_reasoning_before_a_call_is_told_by_the_name_that_the_template_has_for_i
     assert calling["reasoning_content"] == "hm"
 
 
+def test_arguments_are_objects_where_a_template_writes_these_in_a_way_of_its_own() -> None:
+    turns = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}[%s]{% endfor %}{% endfor %}"
+    keyed = "{% if A is mapping %}{% for k, v in A | items %}{{ k }}={{ v }};{% endfor %}{% else %}{{ A }}{% endif %}"
+    for written, wants in (
+        (keyed, True),
+        ("{{ A | tojson }}", True),
+        ("{{ A }}", False),
+        ("{{ A if A is string else A | tojson }}", False),
+    ):
+        template = made(turns.replace("%s", written.replace("A", "c.function.arguments")))
+        assert template.features.wants_object_arguments is wants, written
+    assert "[word=x;]" in made(turns.replace("%s", keyed.replace("A", "c.function.arguments"))).render(TEXT_CALLS)
+
+
 def test_text_parts_are_joined_for_templates_that_want_a_string() -> None:
     joined = [said("user", "a\nb"), said("assistant", "c")]
     for name in ("qwen", "phi", "deepseek"):
