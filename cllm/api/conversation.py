@@ -265,7 +265,7 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
         tools=[tool.for_template() for tool in offered] or None,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
-        variables=thinking.variables(known, conversation.variables),
+        variables=thinking.variables(known, conversation.variables, model.template.features.efforts),
     )
     return _begun(model, text, conversation, thinking.budget(known))
 

@@ -8,17 +8,17 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import attrs
 from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
 
 from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded
+from cllm.text.arrangement import Message, arranged
 from cllm.text.meter import Meter, RenderLimits
 from cllm.text.sandbox import ChatEnvironment, MeteredContext, TemplateRefused
-
-Message: TypeAlias = dict[str, Any]
+from cllm.text.thinking import EFFORT, EFFORTS, USUAL_EFFORTS
 
 N_SOURCE_MAX: Final = 128 * 1024
 """Characters of a template. The longest in use have some 30,000."""
@@ -37,7 +37,10 @@ class TemplateFeatures:
     """What a template does with what it is given, found by rendering small conversations."""
 
     variables: frozenset[str]  # names that it expects from outside: "tools", "enable_thinking", ...
-    supports_system: bool  # a system message reaches the prompt
+    supports_system: bool  # a system message at the beginning reaches the prompt
+    takes_system_anywhere: bool  # several of them, also between other turns
+    takes_neighbours: bool  # two of the user's turns, one after the other
+    takes_text_after_results: bool  # a user's turn after a tool's result
     supports_tools: bool  # the tools' names reach the prompt
     mentions_thinking: bool  # thinking can be switched, or is treated apart
     writes_bos: bool  # the prompt begins with the bos token, so tokenising must not add another
@@ -47,6 +50,7 @@ class TemplateFeatures:
     wants_short_ids: bool  # the ids of tool calls must be nine letters or digits
     takes_several_calls: bool  # in one message, or it shows none at all
     reasoning_name: str  # what it calls the reasoning of an earlier message that calls: "reasoning_content", or "thinking"
+    efforts: tuple[str, ...]  # what it takes for `reasoning_effort`, if it knows that variable
     joins_reasoning: bool  # it takes the content of a message that calls for reasoning, and refuses both
 
 
@@ -104,13 +108,13 @@ class ChatTemplate:
         """Return copies of `messages` in the shape that this template can work with.
 
         Text parts are joined by line ends, or a string is made a part; arguments of tool calls become objects where the template
-        wants that; a system message goes in front of the next user message where the template would not show it.
+        wants that; turns are joined where the template would refuse or not show them as they follow each other.
 
         Raises: InvalidRequest for parts that are not text, or arguments that are not JSON.
         """
         shapes = _Shapes(self.features)
         normal = [shapes.message(message) for message in messages]
-        return normal if self.features.supports_system else _merge_system(normal)
+        return arranged(normal, self.features)
 
     def _render(self, messages: list[Message], **variables: Any) -> str:
         """Render with exactly these messages."""
@@ -283,32 +287,12 @@ def _parsed(arguments: str) -> Any:
         raise InvalidRequest(f"the arguments of a tool call are not JSON: {error}", param="messages") from error
 
 
-def _merge_system(messages: list[Message]) -> list[Message]:
-    """Put each system message in front of the user message after it."""
-    merged: list[Message] = []
-    pending: list[Any] = []
-    for message in messages:
-        if message.get("role") == "system":
-            pending.append(message["content"])
-        elif message.get("role") == "user" and pending:
-            merged.append(message | {"content": _together([*pending, message["content"]])})
-            pending = []
-        else:
-            merged.append(message)
-    return [*merged, *({"role": "user", "content": content} for content in pending)]
-
-
-def _together(contents: list[Any]) -> Any:
-    if isinstance(contents[-1], list):
-        return [part for content in contents for part in content]
-    return "\n\n".join(contents)
-
-
 # --- what a template can do ---------------------------------------------------------------------------------------------------
 
 _SHORT_ID: Final = re.compile("[A-Za-z0-9]{9}")
 _LONG_ID: Final = "call_0123456789abcdef"
 _NEEDLE: Final = "needle"  # no template says this by itself
+_OTHER_NEEDLE: Final = "noodle"
 _REASONING: Final = "reasoning_content"
 _THINKING_WORDS: Final = ("<think>", "reasoning_content", "enable_thinking", "thinking")
 
@@ -329,6 +313,39 @@ class _Prober:
     def said(self, role: str, text: str) -> Message:
         return {"role": role, "content": [{"type": "text", "text": text}] if self.wants_parts else text}
 
+    def shows_both(self, messages: list[Message]) -> bool:
+        text = self.shows(messages)
+        return _NEEDLE in text and _OTHER_NEEDLE in text
+
+    def takes_system_anywhere(self) -> bool:
+        one, other, hello = self.said("system", _NEEDLE), self.said("system", _OTHER_NEEDLE), self.said("user", "hello")
+        late = [one, hello, other], [one, hello, self.said("assistant", "so"), other, hello]
+        return all(self.shows_both(messages) for messages in ([one, other, hello], *late))
+
+    def takes_neighbours(self) -> bool:
+        return self.shows_both([self.said("user", _NEEDLE), self.said("user", _OTHER_NEEDLE)])
+
+    def called(self, content: str | None, *, as_object: bool, **more: Any) -> list[Message]:
+        """A call and its result; `more` is said with the call."""
+        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "look_up", "arguments": {"a": 1} if as_object else '{"a": 1}'}}
+        calling = {"role": "assistant", "content": content, **more, "tool_calls": [call]}
+        return [self.said("user", "hello"), calling, self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]}]
+
+    def takes_text_after_results(self, content: str | None, *, as_object: bool) -> bool:
+        turns = self.called(content, as_object=as_object)
+        return not self.shows(turns) or _NEEDLE in self.shows([*turns, self.said("user", _NEEDLE)])
+
+    def efforts(self, source: str) -> tuple[str, ...]:
+        """Those of `EFFORTS` that the template knows: all that it takes, or of one that takes anything the usual, and what it speaks of."""
+        taken = [
+            effort
+            for effort in (*EFFORTS, _NEEDLE)
+            if self.shows([self.said("user", "hello")], enable_thinking=True, reasoning_effort=effort)
+        ]
+        if _NEEDLE in taken:
+            taken = [effort for effort in EFFORTS if effort in USUAL_EFFORTS or f'"{effort}"' in source or f"'{effort}'" in source]
+        return tuple(taken)
+
     def calls(self, content: str | None, arguments: Any, answered: bool, call_id: str = "abcdefgh1", n: int = 1) -> str:
         # Mistral's templates take only identifiers of nine letters or digits.
         call = {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": arguments}}
@@ -337,20 +354,14 @@ class _Prober:
         results = [self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]} for call in calls]
         return self.shows([*messages, *results] if answered else messages)
 
-    def reasoning(self, name: str, content: str | None, *, as_object: bool) -> str:
-        """A call that was reasoned about, which is not the last message."""
-        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "look_up", "arguments": {"a": 1} if as_object else '{"a": 1}'}}
-        calling = {"role": "assistant", "content": content, name: _NEEDLE, "tool_calls": [call]}
-        return self.shows([self.said("user", "hello"), calling, self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]}])
-
     def reasoning_shape(self, content: str | None, *, as_object: bool) -> tuple[str, bool]:
         """Return `reasoning_name` and `joins_reasoning` of the features."""
         names = (_REASONING, "thinking")
-        name = next((name for name in names if _NEEDLE in self.reasoning(name, content, as_object=as_object)), None)
+        name = next((name for name in names if _NEEDLE in self.shows(self.called(content, as_object=as_object, **{name: _NEEDLE}))), None)
         if name is None:
             return _REASONING, False
         both = self.said("assistant", "so")["content"]
-        return name, _NEEDLE not in self.reasoning(name, both, as_object=as_object)
+        return name, _NEEDLE not in self.shows(self.called(both, as_object=as_object, **{name: _NEEDLE}))
 
     def takes_several_calls(self, content: str | None, *, as_object: bool) -> bool:
         arguments = {_NEEDLE: "x"} if as_object else f'{{"{_NEEDLE}": "x"}}'
@@ -389,6 +400,9 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
     return TemplateFeatures(
         variables=variables,
         supports_system=_NEEDLE in prober.shows([prober.said("system", _NEEDLE), hello]),
+        takes_system_anywhere=prober.takes_system_anywhere(),
+        takes_neighbours=prober.takes_neighbours(),
+        takes_text_after_results=prober.takes_text_after_results(empty_content, as_object=wants_object_arguments),
         supports_tools=_NEEDLE in prober.shows([hello], tools=[tool]),
         mentions_thinking=any(word in template.source for word in _THINKING_WORDS),
         writes_bos=bool(bos_token) and prober.shows([hello]).startswith(bos_token),
@@ -398,5 +412,6 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         wants_short_ids=prober.wants_short_ids(empty_content, as_object=wants_object_arguments),
         takes_several_calls=prober.takes_several_calls(empty_content, as_object=wants_object_arguments),
         reasoning_name=reasoning_name,
+        efforts=prober.efforts(template.source) if EFFORT in variables else (),
         joins_reasoning=joins_reasoning,
     )

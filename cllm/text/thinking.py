@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 import attrs
@@ -19,7 +19,8 @@ EFFORTS: Final[Mapping[str, int | None]] = {
 """Tokens of reasoning, for models whose template has no word for effort; None: as many as the model likes."""
 
 SWITCHES: Final = ("enable_thinking", "thinking")  # what templates call it
-_EFFORT: Final = "reasoning_effort"
+EFFORT: Final = "reasoning_effort"
+USUAL_EFFORTS: Final = ("low", "medium", "high")  # what templates know that take anything
 
 
 @attrs.frozen(kw_only=True)
@@ -39,13 +40,13 @@ class Thinking:
             return False
         return None if self.effort is None else True
 
-    def variables(self, known: Set[str], given: Mapping[str, Any]) -> dict[str, Any]:
-        """The variables of a template that knows `known`, over which those `given` by the request prevail."""
+    def variables(self, known: Set[str], given: Mapping[str, Any], efforts: Sequence[str] = USUAL_EFFORTS) -> dict[str, Any]:
+        """The variables of a template that knows `known` and `efforts`, over which those `given` by the request prevail."""
         chosen: dict[str, Any] = {}
         if self.wanted is not None:
             chosen |= {name: self.wanted for name in SWITCHES if name in known}
-        if self.effort not in (None, "none") and self.wanted and _EFFORT in known:
-            chosen[_EFFORT] = self.effort
+        if self.effort not in (None, "none") and self.wanted and EFFORT in known:
+            chosen[EFFORT] = _nearest(self.effort, efforts)
         return {**chosen, **given}
 
     def budget(self, known: Set[str]) -> int | None:
@@ -54,4 +55,12 @@ class Thinking:
             return 0
         if self.n_tokens_max is not None:
             return self.n_tokens_max
-        return None if self.effort in (None, "none") or _EFFORT in known else EFFORTS[self.effort]
+        return None if self.effort in (None, "none") or EFFORT in known else EFFORTS[self.effort]
+
+
+def _nearest(effort: str, efforts: Sequence[str]) -> str:
+    """What a template that takes `efforts` is told: the same, else the next above, else the next below."""
+    order = list(EFFORTS)
+    place = order.index(effort)
+    nearest = [*order[place:], *reversed(order[1:place])]
+    return next((one for one in nearest if one in efforts), effort)

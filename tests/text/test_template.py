@@ -287,6 +287,49 @@ def test_a_system_message_goes_before_the_users_where_the_template_has_no_place_
     assert made(STYLE["gemma"]).render([said("system", "Be brief."), said("user", "Hello")]) == expected
 
 
+ANY_ORDER = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+STRICT_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning') }}"
+    "{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+)
+LAST_SYSTEM = (
+    "{% set ns = namespace(system='') %}{% for m in messages if m.role == 'system' %}{% set ns.system = m.content %}{% endfor %}"
+    "[system:{{ ns.system }}]{% for m in messages if m.role != 'system' %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+)
+TURNS = [said("system", "a"), said("user", "b"), said("system", "c"), said("assistant", "d"), said("system", "e"), said("user", "f")]
+
+
+@pytest.mark.parametrize("source", [STRICT_SYSTEM, LAST_SYSTEM])
+def test_system_messages_that_a_template_refuses_or_loses_are_told_in_the_turns_beside_them(source: str) -> None:
+    told = made(source).render(TURNS, add_generation_prompt=False)
+    assert told == "[system:a][user:b\n\nc][assistant:d][user:e\n\nf]"
+    assert told.startswith(made(source).render(TURNS[:3], add_generation_prompt=False))  # what is cached stays of use
+    assert made(source).render([said("system", "a"), said("system", "b"), said("user", "c")]) == "[system:a\n\nb][user:c]"
+    assert made(source).render([said("user", "a"), said("assistant", "b"), said("system", "c")]).endswith("[user:a][assistant:b][user:c]")
+
+
+def test_a_template_that_takes_system_messages_anywhere_gets_them_where_they_are() -> None:
+    assert made(ANY_ORDER).render(TURNS) == "[system:a][user:b][system:c][assistant:d][system:e][user:f]"
+
+
+def test_neighbours_are_one_turn_where_the_roles_must_alternate() -> None:
+    template = made(STYLE["mistral"])
+    assert template.render([said("user", "a"), said("user", "b")]) == "<s>[INST] a\n\nb[/INST]"
+    results = [said("user", "Look"), said("assistant", None, tool_calls=[call('{"word": "x"}')]), said("tool", "found", name="look_up")]
+    assert template.render([*results, said("user", "go on")]).endswith('[TOOL_RESULTS] {"content": found\n\ngo on}[/TOOL_RESULTS]')
+    parted = [said("user", [{"type": "text", "text": "a"}]), said("user", "b")]
+    assert template.render(parted) == "<s>[INST] a\n\nb[/INST]"
+    assert made(STYLE["qwen"]).normalize([said("user", "a"), said("user", "b")]) == [said("user", "a"), said("user", "b")]
+
+
+def test_the_efforts_that_a_template_takes_are_found_by_trying() -> None:
+    refusing = "{% if reasoning_effort not in ['low', 'xhigh'] %}{{ raise_exception('unexpected') }}{% endif %}{{ messages[0].content }}"
+    assert made(refusing).features.efforts == ("low", "xhigh")
+    assert made(STYLE["harmony"]).features.efforts == ("low", "medium", "high")
+    assert made("{{ messages[0].content }}{{ '!' if reasoning_effort == 'max' }}").features.efforts == ("low", "medium", "high", "max")
+    assert made(STYLE["qwen"]).features.efforts == ()
+
+
 def test_normalising_leaves_the_callers_messages_alone() -> None:
     messages = [said("system", "s"), said("user", [{"type": "text", "text": "a"}]), said("assistant", "", tool_calls=[call("{}")])]
     before = json.dumps(messages)
@@ -333,7 +376,7 @@ def test_a_template_that_hides_the_final_message_cannot_go_on() -> None:
 
 def test_a_template_that_raises_refuses_the_messages() -> None:
     with pytest.raises(InvalidRequest, match="refused: roles must alternate") as refused:
-        made(STYLE["mistral"]).render([said("user", "a"), said("user", "b")])
+        made(STYLE["mistral"]).render([said("assistant", "a"), said("user", "b")])
     assert refused.value.param == "messages"
 
 

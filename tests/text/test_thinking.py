@@ -43,6 +43,21 @@ def test_an_effort_goes_to_a_template_that_knows_it_and_is_a_budget_elsewhere() 
     assert Thinking(effort="low").budget(QWEN) == EFFORTS["low"]
 
 
+@pytest.mark.parametrize(
+    ("effort", "efforts", "told"),
+    [
+        ("high", ("low", "medium", "xhigh"), "xhigh"),
+        ("minimal", ("low", "medium", "xhigh"), "low"),
+        ("max", ("low", "medium", "high"), "high"),
+        ("xhigh", ("xhigh", "max"), "xhigh"),
+        ("medium", ("minimal",), "minimal"),
+        ("medium", (), "medium"),
+    ],
+)
+def test_an_effort_that_a_template_does_not_know_is_the_nearest_that_it_does(effort: str, efforts: tuple[str, ...], told: str) -> None:
+    assert Thinking(effort=effort).variables(GPT, {}, efforts) == {"reasoning_effort": told}
+
+
 def test_a_budget_prevails_over_an_effort() -> None:
     assert Thinking(effort="low", n_tokens_max=7).budget(QWEN) == 7
     assert Thinking(effort="none", n_tokens_max=7).budget(QWEN) == 0

@@ -278,8 +278,7 @@ def _tool(tool: ToolFields, place: str) -> Tool:
 
 
 def _thinking(body: CountRequest | MessagesRequest) -> Thinking:
-    given = None if body.output_config is None else body.output_config.effort
-    effort = "high" if given in ("xhigh", "max") else given
+    effort = None if body.output_config is None else body.output_config.effort
     match body.thinking:
         case None | ThinkingFields(type="adaptive"):
             return Thinking(effort=effort)

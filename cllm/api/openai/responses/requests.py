@@ -211,7 +211,7 @@ def conversation_of(body: CreateRequest, items: Iterable[Item]) -> Conversation:
         messages=[*system, *messages_of(items)],
         toolbox=_toolbox(body),
         form=_form(body),
-        thinking=Thinking(effort="high" if effort in ("xhigh", "max") else effort),
+        thinking=Thinking(effort=effort),
     )
 
 

@@ -1,0 +1,91 @@
+"""Arranges the turns of a conversation as its template takes them: clients send orders that many templates refuse, or lose a part of."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+
+_SAID: Final = ("user", "tool")  # turns that the model reads and has not written
+
+
+class Takes(Protocol):
+    """What a template takes."""
+
+    @property
+    def supports_system(self) -> bool:
+        """A system message at the beginning."""
+
+    @property
+    def takes_system_anywhere(self) -> bool:
+        """Several of them, and between other turns."""
+
+    @property
+    def takes_neighbours(self) -> bool:
+        """Two turns of the user's, one after the other."""
+
+    @property
+    def takes_text_after_results(self) -> bool:
+        """A turn of the user's after a tool's result."""
+
+
+def arranged(messages: list[Message], takes: Takes) -> list[Message]:
+    """Return the turns in an order that the template takes, with all that they say.
+
+    What is said later changes nothing before it: the next request's turns begin as these do.
+    """
+    if not takes.supports_system:
+        messages = _told_by_users(messages)
+    elif not takes.takes_system_anywhere:
+        n_leading = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+        messages = [*_joined(messages[:n_leading]), *_told_by_users(messages[n_leading:])]
+    return messages if takes.takes_neighbours and takes.takes_text_after_results else _apart(messages, takes)
+
+
+def _joined(messages: list[Message]) -> list[Message]:
+    return [messages[0] | {"content": together([message["content"] for message in messages])}] if messages else []
+
+
+def _told_by_users(messages: list[Message]) -> list[Message]:
+    """System messages as a part of the turn before, if the model has not written that, else of the user's next."""
+    told: list[Message] = []
+    pending: list[Any] = []
+    for message in messages:
+        role = message.get("role")
+        if role == "system" and told and told[-1].get("role") in _SAID and not pending:
+            told[-1] = _with(told[-1], message)
+        elif role == "system":
+            pending.append(message["content"])
+        elif role == "user" and pending:
+            told.append(message | {"content": together([*pending, message["content"]])})
+            pending = []
+        else:
+            told.append(message)
+    return [*told, {"role": "user", "content": together(pending)}] if pending else told
+
+
+def _apart(messages: list[Message], takes: Takes) -> list[Message]:
+    """No two turns of one role in a row, nor a user's after a result, where the template does not take these."""
+    turns: list[Message] = []
+    for message in messages:
+        before, role = (turns[-1].get("role") if turns else None), message.get("role")
+        is_neighbour = not takes.takes_neighbours and before == role and role in ("user", "assistant")
+        if is_neighbour or (not takes.takes_text_after_results and before == "tool" and role == "user"):
+            turns[-1] = _with(turns[-1], message)
+        else:
+            turns.append(message)
+    return turns
+
+
+def _with(turn: Message, more: Message) -> Message:
+    """One turn in place of two; calls and reasoning of both are its."""
+    content = together([one["content"] for one in (turn, more) if one.get("content")] or [turn.get("content")])
+    calls = [*(turn.get("tool_calls") or []), *(more.get("tool_calls") or [])]
+    return {**more, **turn, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def together(contents: list[Any]) -> Any:
+    """Several contents in one: texts, or lists of parts."""
+    if any(isinstance(content, list) for content in contents):
+        return [part for content in contents for part in (content if isinstance(content, list) else [{"type": "text", "text": content}])]
+    return "\n\n".join(contents) if len(contents) > 1 else contents[0]
