@@ -106,10 +106,16 @@ class ContextExceeded(RequestError):
 
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(
-            f"the prompt has {n_prompt_tokens} tokens and leaves no room for an answer in a context of {n_ctx}",
+            self.words(str(n_prompt_tokens), min(n_ctx, n_prompt_tokens - 1), n_ctx),
+            code="context_length_exceeded",
             n_prompt_tokens=n_prompt_tokens,
             n_ctx=n_ctx,
         )
+
+    @staticmethod
+    def words(n_prompt_tokens: str, n_max: int, n_ctx: int) -> str:
+        """The message. Clients that shorten a conversation and try again know such refusals by Anthropic's and llama-server's words."""
+        return f"prompt is too long: {n_prompt_tokens} tokens > {n_max} maximum; it exceeds the available context size ({n_ctx} tokens)"
 
 
 class NotAuthenticated(RequestError):

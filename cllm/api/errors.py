@@ -26,7 +26,7 @@ class ContextExceededByFar(ContextExceeded):
 
     def __init__(self, n_prompt_tokens_min: int, n_ctx: int) -> None:
         super().__init__(n_prompt_tokens_min, n_ctx)
-        self.message = f"the prompt has at least {n_prompt_tokens_min} tokens, and the context is {n_ctx}"
+        self.message = self.words(f"at least {n_prompt_tokens_min}", n_ctx, n_ctx)
 
 
 def openai_shape(error: RequestError) -> dict[str, Any]:

@@ -38,6 +38,7 @@ REFUSED: Final = frozenset(
         *("$dynamicRef", "$recursiveRef"),
     }
 )
+_ALL_NAMES: Final = (True, {}, {"type": "string"})  # what generators of schemas write, and what holds for every name
 _MAPS: Final = ("properties", "patternProperties")  # of names to schemas
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _KINDS: Final[dict[str, tuple[type, str]]] = {  # of what is read here; the rest the compiler looks at itself
@@ -182,6 +183,8 @@ def _first_items(node: Schema) -> list[Any]:
 
 def _prepare(node: Schema, pointer: str) -> None:
     """Refuse what no grammar holds; write the rest as the compiler understands it."""
+    if node.get("propertyNames") in _ALL_NAMES:
+        del node["propertyNames"]
     for name in node:
         if name in REFUSED:
             raise GrammarInvalid(f"{name} is not supported", pointer, name)

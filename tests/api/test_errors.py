@@ -158,6 +158,10 @@ async def test_400_of_what_does_not_fit_the_context(serve: Any, surface: Surface
         if surface.words is openai_words:
             assert answer.error["n_ctx"] == 64
             assert answer.error["n_prompt_tokens"] > 64
+            assert answer.error["code"] == "context_length_exceeded"
+        if surface.path not in ("/v1/embeddings", "/v1/rerank", "/api/embed"):
+            # Agents that shorten a conversation and try again look for one of these.
+            assert all(words in answer.body for words in (b"prompt is too long: ", b" tokens > 6", b"exceeds the available context size"))
 
 
 @of_every_surface

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cllm.api.openai.responses.requests import Item
 from cllm.api.openai.responses.store import ResponseStore
 from cllm.errors import NotFound
 from cllm.testing.scripted import ScriptedModel
@@ -147,6 +148,38 @@ async def test_a_response_is_seen_by_the_key_that_made_it_alone(serve: Any) -> N
         assert (await api.get(path)).status == 401
 
 
+async def test_an_item_that_is_kept_may_be_referred_to(serve: Any) -> None:
+    said, more = {"role": "user", "content": "hello"}, {"role": "user", "content": "and then?"}
+    listener = Listener()
+    async with serve(listener.model) as api:
+        (item,) = (await api.post("/v1/responses", {"input": [said]})).json["output"]
+        referred = await api.post("/v1/responses", {"input": [said, {"type": "item_reference", "id": item["id"]}, more]})
+        again = await api.post("/v1/responses", {"input": [said, {"type": "item_reference", "id": item["id"]}, more, more]})
+        await api.post("/v1/responses", {"input": [said, item, more]})
+    assert (referred.status, again.status) == (200, 200)
+    assert "<turn>assistant\nGood day.<end>" in listener.prompts[1]
+    assert len(listener.prompts) == 3  # the last one's is the same as the second
+
+
+async def test_tools_that_are_no_functions_are_left_out_beside_functions(serve: Any) -> None:
+    others = [{"type": "web_search"}, {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "x"}]}]
+    listener = Listener()
+    async with serve(listener.model) as api:
+        for tools in ([TOOL], [others[0], TOOL, others[1]]):
+            assert (await api.post("/v1/responses", {"input": "hello", "tools": tools})).status == 200
+    assert len(listener.prompts) == 1
+
+
+async def test_only_the_tools_that_are_allowed_are_offered(serve: Any) -> None:
+    other = {"type": "function", "name": "look_up"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}
+    listener = Listener()
+    async with serve(listener.model) as api:
+        for fields in ({"tools": [TOOL]}, {"tools": [TOOL, other], "tool_choice": choice}):
+            assert (await api.post("/v1/responses", {"input": "hello", **fields})).status == 200
+    assert len(listener.prompts) == 1
+
+
 def kept(store: ResponseStore, name: str, *, size: int = 10, now: float = 0.0) -> None:
     store.keep({"id": name, "text": "x" * size}, (), (), key="k", now=now)
 
@@ -214,6 +247,12 @@ async def test_items_are_what_the_template_sees(serve: Any) -> None:
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "x"}]}}, "tool_choice.tools"),
+        ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
@@ -240,3 +279,17 @@ async def test_a_stream_that_fails_ends_with_the_response_that_failed(serve: Any
     response = told[-1]["response"]
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     assert "fan" not in json.dumps(response)
+
+
+def test_items_are_known_to_their_key_as_long_as_a_response_has_them() -> None:
+    store = ResponseStore(n_max=2, n_bytes_max=10_000, ttl_s=10.0)
+    first, second = Item(id="i1", type="message"), Item(id="i2", type="message")
+    store.keep({"id": "a"}, (), (first,), key="k", now=0.0)
+    store.keep({"id": "b"}, (), (first, second), key="k", now=5.0)
+    store.keep({"id": "c"}, (), (Item(id="i1", role="user"),), key="other", now=6.0)
+    assert store.item("i1", key="k", now=6.0) is first
+    assert store.item("i2", key="other", now=6.0) is None
+    store.delete("b", key="k", now=6.0)
+    assert store.item("i1", key="k", now=6.0) is None
+    assert store.item("i2", key="k", now=6.0) is None
+    assert store.item("i1", key="other", now=16.0) is None

@@ -95,6 +95,8 @@ def test_what_cannot_be_held_to_is_refused_with_its_place(case: Any) -> None:
         ({"$ref": "#/$defs/a b", "$defs": {"a b": {"type": "null"}}}, "null", True),
         ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, "[1, 1]", True),
         ({"type": "string", "format": "password"}, '"secret"', True),
+        ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "null"}}, '{"a": null}', True),
+        ({"type": "object", "propertyNames": True}, '{"a": null}', True),
         ({"type": "array", "items": [{"type": "null"}], "minItems": 1}, "[null]", True),
         ({"type": "null", "$defs": {"unused": {"not": {}}}}, "null", True),
         ({"type": "null", "x-guidance": {"lenient": True}, "title": "whatever"}, "null", True),

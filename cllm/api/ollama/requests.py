@@ -11,6 +11,7 @@ from cllm.api.context import Context
 from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import INT32_MAX, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
+from cllm.api.tool_checks import parameters_of
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.serve.engine import ServedModel
@@ -214,4 +215,4 @@ def _call(call: Call, place: int) -> dict[str, Any]:
 
 def _tool(tool: ToolFields) -> Tool:
     function = tool.function
-    return Tool(function.name, function.description or "", function.parameters or {"type": "object", "properties": {}})
+    return Tool(function.name, function.description or "", parameters_of(function.parameters))

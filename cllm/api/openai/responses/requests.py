@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import Meta
 from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import Limit, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
+from cllm.api.tool_checks import parameters_of
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.text.thinking import Thinking
@@ -53,10 +54,12 @@ class ToolFields(msgspec.Struct):
 
 
 class ToolChoice(msgspec.Struct):
-    """The function that is to be called."""
+    """The function that is to be called, or those that may be (`allowed_tools`)."""
 
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[ToolFields] | None = None
 
 
 class Format(msgspec.Struct):
@@ -130,16 +133,26 @@ def refuse_unserved(body: CreateRequest) -> None:
 # --- items -------------------------------------------------------------------------------------------------------------
 
 
-def input_items(body: CreateRequest) -> tuple[Item, ...]:
-    """What the request brings, checked. Raises: InvalidRequest."""
+def input_items(body: CreateRequest, item_of: Callable[[str], Item | None]) -> tuple[Item, ...]:
+    """What the request brings, checked; `item_of` gives an item that is kept. Raises: InvalidRequest."""
     if isinstance(body.input, str):
         return (Item(type="message", role="user", content=body.input),)
-    items = tuple(body.input or ())
+    items = tuple(_meant(item, f"input[{i}]", item_of) for i, item in enumerate(body.input or ()))
     for i, item in enumerate(items):
         _check(item, f"input[{i}]")
     if not items and body.previous_response_id is None:
         raise InvalidRequest("input: there is nothing in it", param="input")
     return items
+
+
+def _meant(item: Item, place: str, item_of: Callable[[str], Item | None]) -> Item:
+    """The item itself, or the kept one that it stands for."""
+    if item.type != "item_reference":
+        return item
+    kept = None if item.id is None else item_of(item.id)
+    if kept is None:
+        raise InvalidRequest(f"{place}.id: there is no item {str(item.id)[:100]!r} here, or no longer", param=f"{place}.id")
+    return kept
 
 
 _NEEDED = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id", "output"), "reasoning": ()}
@@ -153,7 +166,7 @@ def _check(item: Item, place: str) -> None:
         if item.content is None:
             raise InvalidRequest(f"{place}.content: it is missing", param=f"{place}.content")
     elif kind not in _NEEDED:
-        known = ", ".join(["message", *_NEEDED])
+        known = ", ".join(["message", *_NEEDED, "item_reference"])
         raise InvalidRequest(f"{place}.type: expected one of {known}, not {kind[:40]!r}", param=f"{place}.type")
     for name in _NEEDED.get(kind, ()):
         if getattr(item, name) is None:
@@ -227,7 +240,7 @@ def _form(body: CreateRequest) -> Form | None:
 
 
 def _toolbox(body: CreateRequest) -> Toolbox:
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or []))
+    tools = _functions(body.tools or [])
     parallel = body.parallel_tool_calls is not False
     choice = body.tool_choice
     if choice is None or isinstance(choice, str):
@@ -235,6 +248,8 @@ def _toolbox(body: CreateRequest) -> Toolbox:
         if use is ToolUse.REQUIRED and not tools:
             raise InvalidRequest("tool_choice: there are no tools to choose from", param="tool_choice")
         return Toolbox(tools=tools, use=use, parallel=parallel)
+    if choice.type == "allowed_tools":
+        return _allowed(choice, tools, parallel=parallel)
     if choice.type != "function":
         raise InvalidRequest(f"tool_choice.type: expected function, not {choice.type[:40]!r}", param="tool_choice.type")
     if choice.name not in {tool.name for tool in tools}:
@@ -242,9 +257,23 @@ def _toolbox(body: CreateRequest) -> Toolbox:
     return Toolbox(tools=tools, use=ToolUse.REQUIRED, only=choice.name, parallel=parallel)
 
 
+def _functions(tools: list[ToolFields]) -> tuple[Tool, ...]:
+    """The functions. Clients offer tools that OpenAI's servers run beside them whatever the server; alone they are refused."""
+    functions = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools) if tool.type == "function")
+    if tools and not functions:
+        kind = tools[0].type[:40]
+        raise InvalidRequest(f"tools[0].type: this server runs no tools of its own, such as {kind!r}", param="tools[0].type")
+    return functions
+
+
+def _allowed(choice: ToolChoice, tools: tuple[Tool, ...], *, parallel: bool) -> Toolbox:
+    names = {tool.name for tool in choice.tools or []}
+    if not names or names - {tool.name for tool in tools}:
+        raise InvalidRequest("tool_choice.tools: expected some of the functions in tools", param="tool_choice.tools")
+    return Toolbox(tools=tuple(tool for tool in tools if tool.name in names), use=ToolUse(choice.mode), parallel=parallel)
+
+
 def _tool(tool: ToolFields, place: str) -> Tool:
-    if tool.type != "function":
-        raise InvalidRequest(f"{place}.type: this server runs no tools of its own, such as {tool.type[:40]!r}", param=f"{place}.type")
     if not tool.name:
         raise InvalidRequest(f"{place}.name: it is missing", param=f"{place}.name")
-    return Tool(tool.name, tool.description or "", tool.parameters or {"type": "object", "properties": {}}, bool(tool.strict))
+    return Tool(tool.name, tool.description or "", parameters_of(tool.parameters), bool(tool.strict))

@@ -76,12 +76,12 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest) ->
     requests.refuse_unserved(body)
     body.max_tokens = body.max_output_tokens or body.max_tokens
     asked = context.wanted(body, model, max_tokens=None)
-    inputs = requests.input_items(body)
+    now, key = time.monotonic(), g.key
+    inputs = requests.input_items(body, lambda item_id: store.item(item_id, key=key, now=now))
     items = (*_said_before(store, body), *inputs)
     chat = await open_chat(context, model, requests.conversation_of(body, items), asked, endpoint=ENDPOINT)
     stores = body.store is not False and store.is_open
     head = ResponseHead.of(body, asked, model.name, stored=stores)
-    key = g.key
 
     def keep(response: dict[str, Any]) -> None:
         if stores:

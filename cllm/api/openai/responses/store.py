@@ -31,6 +31,7 @@ class ResponseStore:
         self._n_bytes_max = n_bytes_max
         self._ttl_s = ttl_s
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._items: dict[tuple[str, str], tuple[str, Any]] = {}  # by key and id, with the latest response that has them
         self.n_bytes = 0
 
     def __len__(self) -> int:
@@ -51,6 +52,7 @@ class ResponseStore:
             return
         self._forget_old(now)
         self._kept[response["id"]] = Kept(key, response, inputs, items, n_bytes, now + self._ttl_s)
+        self._items.update({(key, item.id): (response["id"], item) for item in items if item.id})
         self.n_bytes += n_bytes
         while len(self._kept) > self._n_max or self.n_bytes > self._n_bytes_max:
             self._forget(next(iter(self._kept)))
@@ -63,6 +65,11 @@ class ResponseStore:
             raise NotFound(f"there is no response {response_id[:100]!r} here, or no longer", code="response_not_found")
         return kept
 
+    def item(self, item_id: str, *, key: str, now: float) -> Any | None:
+        """Return an item of a response that is still kept, of any of the key's; None when there is none."""
+        self._forget_old(now)
+        return self._items.get((key, item_id), ("", None))[1]
+
     def delete(self, response_id: str, *, key: str, now: float) -> None:
         """Forget a response. Raises: NotFound."""
         self.find(response_id, key=key, now=now)
@@ -73,4 +80,8 @@ class ResponseStore:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, response_id: str) -> None:
-        self.n_bytes -= self._kept.pop(response_id).n_bytes
+        kept = self._kept.pop(response_id)
+        self.n_bytes -= kept.n_bytes
+        for item in kept.items:
+            if self._items.get((kept.key, item.id), ("",))[0] == response_id:
+                del self._items[kept.key, item.id]
