@@ -77,6 +77,24 @@ class HostPool:
 
         Nothing makes room for one that `is_spare`: it is evicted at once.
         """
+        self.put_all([(piece, is_spare)])
+
+    def put_all(self, pieces: Iterable[tuple[Piece, bool]]) -> None:
+        """Do so with several, of each of which is said whether it is spare; who waits is looked through once for all."""
+        spare = []
+        for piece, is_spare in pieces:
+            if is_spare:
+                spare.append(piece)
+            else:
+                self._add(piece)
+        if self.n_bytes > self.n_bytes_max:
+            self._make_room()
+        for piece in spare:
+            self._add(piece)
+            if self.n_bytes > self.n_bytes_max:
+                self._evict(piece)
+
+    def _add(self, piece: Piece) -> None:
         if piece.start and not self.takes_parts:
             return
         if piece.n_bytes > self.n_bytes_max or self.covers(piece.key, piece.tokens, piece.start, in_one=not piece.start):
@@ -89,10 +107,6 @@ class HostPool:
         if self.can_cut:
             for other in self._tree.within(piece):
                 self.discard(other)
-        if self.n_bytes > self.n_bytes_max and is_spare:
-            self._evict(piece)
-        elif self.n_bytes > self.n_bytes_max:
-            self._make_room()
 
     def _make_room(self) -> None:
         order = self._order_of_eviction()

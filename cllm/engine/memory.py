@@ -199,12 +199,15 @@ class Memory:
 
         return n_freed
 
-    def arrived(self, sequence: Sequence) -> None:
-        """Note that a new sequence's tokens are asked for; it may wait long before it comes, and the cells are kept for it."""
+    def arrived(self, sequence: Sequence, *, is_another: bool = False) -> None:
+        """Note that a new sequence's tokens are asked for; it may wait long before it comes, and the cells are kept for it.
+
+        `is_another`: the sequence before had the same prompt, so that what it went on from has been asked for already.
+        """
         if not sequence.may_keep:
             return
         self._waiting[sequence.seq_id] = sequence
-        if self.offload is not None:
+        if self.offload is not None and not is_another:
             self.offload.prices.demand.came(sequence.cache_key, sequence.tokens)
         reuse = self._find(sequence).reuse
         if reuse is not None and self.tree.is_resting(reuse.slot) and 2 * reuse.n_tokens >= self.tree.n_tokens(reuse.slot):

@@ -134,6 +134,7 @@ class Offload:
     def settle(self, plan: Plan) -> None:
         """Take what was saved, and note what could not be restored. Goes for a step that raised as well."""
         totals = self.pool.totals
+        pieces: list[tuple[Piece, bool]] = []
         for save, state, seconds in plan.saved:
             if state is None:
                 totals.n_failures += 1
@@ -143,7 +144,9 @@ class Offload:
             totals.n_cells_saved += n_cells
             self.prices.saved(n_cells, seconds)
             self._size.saw(n_cells, len(state))
-            self.pool.put(Piece(save.key, save.tokens, save.start, state), is_spare=save.is_spare)
+            pieces.append((Piece(save.key, save.tokens, save.start, state), save.is_spare))
+        if pieces:
+            self.pool.put_all(pieces)
         for outcome in plan.restored:
             if outcome.n_tokens > outcome.move.chain.start:
                 totals.n_restores += 1

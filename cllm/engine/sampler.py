@@ -160,6 +160,14 @@ class Sampler:
             return barred[:0]  # a grammar that is at its end knows better than a request for more
         return barred
 
+    def is_contradicted(self) -> bool:
+        """Whether what may not be drawn, by bias or yet, is all that the grammar allows next."""
+        if self.grammar is None or self.grammar_waits:
+            return False
+        self.mask = self.grammar.mask()
+        forbidden = np.concatenate([self._barred(), self._biased[np.isneginf(self._biases)]])
+        return not _allows_others(self.mask, forbidden)
+
     def adjust(self, logits: Logits) -> None:
         """Apply penalties, bias and mask to the row in place, or what is forced. A row with a NaN or +inf keeps one."""
         if self._forced and np.isfinite(logits.max()):

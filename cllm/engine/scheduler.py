@@ -248,7 +248,7 @@ class Scheduler:
         self._n_arrived += 1
         sequence = self._sequence(spec, self._n_arrived, now)
         self._sequences[sequence.seq_id] = sequence
-        self.memory.arrived(sequence)
+        self.memory.arrived(sequence, is_another=self._is_another(sequence))
         sequence.work = self._service.work(self._n_new(sequence), sequence.n_max - sequence.n_prompt)
         sequence.timeline.note(now, "queued", n_prompt=sequence.n_prompt, n_before=len(self._queue))
         self._queue.add(sequence)
@@ -804,6 +804,9 @@ class Scheduler:
             if len(sequence.tokens) >= sequence.n_max:  # only the prompt was wanted
                 self._finish(sequence, FinishReason.LENGTH, None, now, events)
                 return
+        if not 0 <= token < self._vocabulary.n_tokens:  # as of a model whose vocabulary is another one's
+            self._fail(sequence, GenerationFailed(f"the model told token {token}, which its vocabulary does not have"), events)
+            return
         tokens = sequence.tokens
         tokens.append(token)
         sequence.sampler.observe(token)
@@ -976,11 +979,16 @@ class Scheduler:
         sequence.sampler.grammar_waits = spec.grammar is not None and transcript.is_reasoning
         return sequence
 
+    def _is_another(self, sequence: Sequence) -> bool:
+        """Whether the sequence before was another choice of its request."""
+        return self._newest is not None and self._newest.spec.prompt is sequence.spec.prompt
+
     def _n_new(self, sequence: Sequence) -> int:
         """Rows that a newcomer's prompt will probably need: not those that are known, nor those that another of its request computes."""
-        before, self._newest = self._newest, sequence
-        is_another = before is not None and before.spec.prompt is sequence.spec.prompt and before.phase is not FINISHED
-        if is_another and sequence.may_share and self.memory.limits.shares_live:
+        before, is_another = self._newest, self._is_another(sequence)
+        self._newest = sequence
+        is_coming = is_another and before is not None and before.phase is not FINISHED
+        if is_coming and sequence.may_share and self.memory.limits.shares_live:
             return 1
         return sequence.n_prompt - self.memory.n_known(sequence)
 
@@ -1048,6 +1056,8 @@ def _without_token(sequence: Sequence) -> GenerationFailed:
     grammar = sequence.sampler.grammar
     if grammar is not None and grammar.failure is not None:
         return GenerationFailed(f"the answer cannot be held to what was asked: {grammar.failure}", code="grammar_failed")
+    if sequence.sampler.is_contradicted():
+        return GenerationFailed("the answer cannot be held to what was asked: logit_bias forbids all that may come", code="grammar_failed")
     return _invalid_logits()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn, overload
 
 import attrs
@@ -35,7 +36,11 @@ class UnreadPrompt(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        return ([0] * self.n_guessed)[index]
+        places = range(self.n_guessed)[index]
+        return 0 if isinstance(places, int) else [0] * len(places)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.repeat(0, self.n_guessed)
 
 
 class NoVocabulary:

@@ -277,3 +277,16 @@ def test_a_pool_never_holds_more_than_its_bytes(some: list[tuple[list[int], int]
         pool.check()
         for one in pool.pieces():
             assert pool.covers(one.key, one.tokens, one.start)
+
+
+def test_several_that_come_at_once_have_those_who_wait_looked_through_once() -> None:
+    asked = []
+    pool = make_pool(25)
+    pool.texts_awaited = lambda: asked.append(None) or ()  # type: ignore[func-returns-value]
+    spare, first, second, third = (piece([n] * 20) for n in range(4))
+    n_bytes = spare.n_bytes
+    pool.n_bytes_max = 2 * n_bytes
+    pool.put_all([(spare, True), (first, False), (second, False), (third, False)])
+    assert [one in pool for one in (spare, first, second, third)] == [False, False, True, True]
+    assert len(asked) == 1
+    assert pool.n_bytes == 2 * n_bytes

@@ -150,6 +150,16 @@ def test_what_a_preempted_sequence_left_is_saved_though_nothing_else_is_ever_ask
     assert scheduler.totals.n_prefill_rows == 400, "the last token that was drawn had no cell yet, but its row is no prompt's"
 
 
+def test_choices_of_one_request_have_asked_for_what_was_left_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, scheduler, offload = make(Costs())
+    asked: list[int] = []
+    monkeypatch.setattr(offload.prices.demand, "came", lambda _, tokens: asked.append(len(tokens)))
+    for spec in [make_spec(tuple(b"a" * 200), 0, 2, 0.0)] * 4:
+        scheduler.submit(spec, 0.0)
+    scheduler.submit(make_spec(tuple(b"a" * 100), 0, 2, 0.0), 0.0)
+    assert asked == [200, 100]
+
+
 def test_who_waits_for_a_place_has_asked_for_what_was_left() -> None:
     model, scheduler, offload = make(Costs())
     answer(model, scheduler, "a" * 200)

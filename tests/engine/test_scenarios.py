@@ -11,7 +11,7 @@ reviewer to read in the diff. Commands:
                                 the others apart, and rows of one sequence take so many together for each cell that it has
     weights KEY=N ...           a new scheduler with the same limits, whose keys count so much
     submit ID prompt=N [max_tokens=N] [min_tokens=N] [priority=N] [timeout_s=N] [stop=TEXT] [stop_token=N] [key=KEY] [scored]
-           [regex=TEXT]
+           [regex=TEXT] [barred=TOKEN]
                                        [salt=SALT] [private]
                                        a prompt is a number of tokens, or beginnings of texts one after another: `a40b3` is 40 tokens
                                        of text a, then 3 of text b; `=2` stands for all tokens of sequence 2
@@ -35,6 +35,7 @@ scored. A row that closes a gap between slots is +SLOT:POSITION. What the model 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -125,7 +126,7 @@ class Conversation:
         )
         spec = SequenceSpec(
             prompt=self._prompt(fields["prompt"]),
-            sampling=SamplingParams(temperature=0),
+            sampling=SamplingParams(temperature=0, logit_bias=((int(fields["barred"]), -math.inf),) if "barred" in fields else ()),
             stopping=stopping,
             priority=int(fields.get("priority", 0)),
             key=fields.get("key", ""),

@@ -107,3 +107,16 @@ def test_who_comes_with_others_is_let_in_with_them_since_the_model_makes_its_ste
     scheduler = StreamScheduler(limits, FakeModel(n_cells=44, n_slots=4).vocabulary, frozenset())
     seq_ids = [submitted(scheduler, None) for _ in range(4)]
     assert [sequence.seq_id for sequence in scheduler.turn(0.0).started] == seq_ids
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 20])
+def test_a_token_that_the_vocabulary_does_not_have_fails_its_sequence_alone(scheduler: StreamScheduler, token: int) -> None:
+    wrong, right = submitted(scheduler, None), submitted(scheduler, None)
+    scheduler.turn(0.0)
+    (failed,) = scheduler.take(StreamToken(wrong, token), 0.0)
+    assert isinstance(failed, Failed)
+    assert str(token) in failed.error.message
+    (told,) = scheduler.take(StreamToken(right, 66), 0.0)
+    assert told.seq_id == right
+    assert scheduler.turn(0.0).stopped == [wrong]
+    scheduler.check()
