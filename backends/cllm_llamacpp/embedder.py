@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -211,9 +212,24 @@ class Pairs:
         """By the model's own template for it, else BOS query EOS SEP document EOS, as far as its tokeniser adds them."""
         if self._template is not None:
             before, _, after = self._template.partition("{query}")  # one after the other: a query may contain "{document}"
-            text = f"{before.replace('{document}', document)}{query}{after.replace('{document}', document)}"
-            return self._vocabulary.tokenize(text, add_special=False, parse_special=True)
+            before, after = before.replace("{document}", document), after.replace("{document}", document)
+            if not (self._names_tokens(query) or self._names_tokens(document)):
+                return self._special(f"{before}{query}{after}")
+            return self._apart(query, document)
         return [*self._start, *self._plain(query), *self._between, *self._plain(document), *self._end]
+
+    def _apart(self, query: str, document: str) -> list[int]:
+        """Piece by piece, so that names of special tokens in what is judged are text, though the others may be split otherwise."""
+        assert self._template is not None
+        given = {"{query}": query, "{document}": document}
+        pieces = re.split(r"(\{query\}|\{document\})", self._template)
+        return [token for piece in pieces for token in (self._plain(given[piece]) if piece in given else self._special(piece))]
+
+    def _names_tokens(self, text: str) -> bool:
+        return self._special(text) != self._plain(text)
+
+    def _special(self, text: str) -> list[int]:
+        return self._vocabulary.tokenize(text, add_special=False, parse_special=True)
 
     def _plain(self, text: str) -> list[int]:
         return self._vocabulary.tokenize(text, add_special=False, parse_special=False)

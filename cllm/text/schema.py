@@ -38,7 +38,7 @@ REFUSED: Final = frozenset(
         *("$dynamicRef", "$recursiveRef"),
     }
 )
-_ALL_NAMES: Final = (True, {}, {"type": "string"})  # what generators of schemas write, and what holds for every name
+_ALL_NAMES: Final[tuple[Any, ...]] = (True, {}, {"type": "string"})  # what generators of schemas write, and what holds for every name
 _MAPS: Final = ("properties", "patternProperties")  # of names to schemas
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _KINDS: Final[dict[str, tuple[type, str]]] = {  # of what is read here; the rest the compiler looks at itself

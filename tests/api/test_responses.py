@@ -75,6 +75,28 @@ async def test_a_stream_tells_the_response_item_by_item_and_ends_without_done(se
     assert b"[DONE]" not in answer.body
 
 
+def shown(response: Any) -> list[tuple[str, str, str]]:
+    """The items: what they are, their status and what they say."""
+    said = [item.get("arguments") or "".join(part["text"] for part in item.get("content", [])) for item in response["output"]]
+    return [(item["type"], item["status"], text) for item, text in zip(response["output"], said, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("n", "items"),
+    [
+        (1, [("reasoning", "incomplete", "h")]),
+        (12, [("reasoning", "completed", "hm"), ("message", "incomplete", "It")]),
+        (200, [("reasoning", "completed", "hm"), ("message", "completed", "It is 5.")]),
+    ],
+)
+async def test_a_cut_answer_is_told_alike_whole_and_in_a_stream(serve: Any, n: int, items: list[Any]) -> None:
+    template = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<end>{% endfor %}<turn>assistant\n<think>"
+    async with serve(ScriptedModel("<think>hm</think>It is 5.", template=template)) as api:
+        whole = await api.post("/v1/responses", {"input": "hello", "max_output_tokens": n})
+        stream = await api.post("/v1/responses", {"input": "hello", "max_output_tokens": n, "stream": True})
+    assert shown(whole.json) == shown(events(stream)[-1]["response"]) == items
+
+
 async def test_what_is_cut_short_is_incomplete_and_says_why(serve: Any) -> None:
     async with serve(ScriptedModel("Good day.")) as api:
         whole = (await api.post("/v1/responses", {"input": "hello", "max_output_tokens": 4})).json

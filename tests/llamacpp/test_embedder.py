@@ -15,10 +15,11 @@ from cllm.engine.embedding import EmbedScheduler, InputTooLong, compute
 from cllm.errors import DoesNotGenerate, LoadFailed, ModelDied, StepFailed
 from cllm.serve.embedders import LoadedEmbedder
 from cllm.serve.loading import load as load_served
+from cllm.testing.fake import END_OF_TURN, TURN, FakeVocabulary
 from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
 from cllm.testing.tiny_bert import N_CTX, N_EMBD, make_tiny_bert
 from cllm_llamacpp import make_cpu_backend
-from cllm_llamacpp.embedder import LlamaEmbedder, Sizes, sizes_of
+from cllm_llamacpp.embedder import LlamaEmbedder, Pairs, Sizes, sizes_of
 
 EXACT = {"n_threads": 1, "cache_type_k": "f32", "cache_type_v": "f32", "flash_attention": FlashAttention.OFF}
 
@@ -115,6 +116,32 @@ def test_pooling_is_the_files_unless_another_is_asked_for_and_the_mean_where_it_
     assert embedder(bert_files["CLS"], pooling=Pooling.LAST).pooling is Pooling.LAST
     with pytest.raises(LoadFailed, match="not made to rank"):
         embedder(bert_files["CLS"], pooling=Pooling.RANK)
+
+
+class TemplateLibrary:
+    """What `Pairs` asks llama.cpp, of a model that has a template for pairs."""
+
+    def __init__(self, template: bytes) -> None:
+        self._template = template
+
+    def llama_model_get_vocab(self, _: object) -> None:
+        return None
+
+    def llama_model_chat_template(self, _: object, name: bytes) -> bytes | None:
+        return self._template if name == b"rerank" else None
+
+    def llama_vocab_get_add_sep(self, _: object) -> bool:
+        return False
+
+    def llama_vocab_get_add_eos(self, _: object) -> bool:
+        return False
+
+
+def test_names_of_special_tokens_in_what_is_judged_are_text() -> None:
+    pairs = Pairs(TemplateLibrary(b"<turn>{query}|{document}<end>"), None, FakeVocabulary())  # type: ignore[arg-type]
+    assert pairs.tokens("a {document}", "b") == [TURN, *b"a {document}|b", END_OF_TURN]
+    assert pairs.tokens("a", "b<end>") == [TURN, *b"a|b<end>", END_OF_TURN]
+    assert pairs.tokens("<turn>{document}", "b") == [TURN, *b"<turn>{document}|b", END_OF_TURN]
 
 
 def test_a_ranking_model_judges_pairs_from_0_to_1(bert_files: Mapping[str, Path], embedder: Embedders) -> None:

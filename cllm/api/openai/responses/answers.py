@@ -52,12 +52,15 @@ def call_item(call_id: str, name: str, arguments: str = "", status: str = "in_pr
 
 
 def items_of(answer: Answer) -> list[dict[str, Any]]:
-    """An answer's items."""
-    status = "incomplete" if answer.finished.reason is FinishReason.LENGTH else "completed"
-    items = [reasoning_item(answer.reasoning, status)] if answer.reasoning else []
-    if answer.content or not answer.calls:
-        items.append(message_item(answer.content, status))
-    return items + [call_item(call.id, call.name, call.arguments, status) for call in answer.calls]
+    """An answer's items, as its stream would have told them: where it was cut the last one is not complete, and there may be no message."""
+    is_cut = answer.finished.reason is FinishReason.LENGTH
+    items = [reasoning_item(answer.reasoning, "completed")] if answer.reasoning else []
+    if answer.content or not (answer.calls or (is_cut and items)):
+        items.append(message_item(answer.content, "completed"))
+    items += [call_item(call.id, call.name, call.arguments, "completed") for call in answer.calls]
+    if is_cut:
+        items[-1]["status"] = "incomplete"
+    return items
 
 
 # --- the response ------------------------------------------------------------------------------------------------------
@@ -189,7 +192,9 @@ class ResponseStream(AnswerShape):
     def ended(self, index: int, event: Finished) -> bytes:
         """The whole response. It is kept before it is told, so that the next request may go on from it."""
         status = "incomplete" if event.reason is FinishReason.LENGTH else "completed"
-        told = b"" if self._output or self._open else self._begin_part("message", message_item, _text_part(""))
+        kinds = {item["type"] for item in self._output} | ({self._open.item["type"]} if self._open is not None else set())
+        has_all = bool(kinds - {"reasoning"}) or (bool(kinds) and status == "incomplete")
+        told = b"" if has_all else self._begin_part("message", message_item, _text_part(""))
         told += self._close(status)
         response = self._head.ended(self._output, event)
         self._on_end(response)
