@@ -18,7 +18,7 @@ from cllm.engine.gate import Service, bearable
 from cllm.engine.pace import Pace
 from cllm.errors import ModelDied, RequestError, Unavailable
 from cllm.serve.metrics import Metrics
-from cllm.serve.modelthread import ModelThread, run_apart
+from cllm.serve.modelthread import ModelThread, Waiting, run_apart
 from cllm.serve.workerembedder import WorkerEmbedder
 from cllm.serve.workerlife import WorkerLife
 
@@ -63,6 +63,7 @@ class EmbedLoop:
         self._embedder = embedder
         self._life = embedder.life if isinstance(embedder, WorkerEmbedder) else None  # what may die and be replaced
         self._thread = thread
+        self._turns = thread if self._life is None else Waiting(thread)
         self._metrics = metrics
         self._slice_s = slice_s
         self._n_jobs_max = n_jobs_max
@@ -110,18 +111,23 @@ class EmbedLoop:
         try:
             if self._life is not None:
                 self._life.on_death = partial(self._notice_death, trio.lowlevel.current_trio_token())
-            while not (self._stopping and not self._waiters):
-                if self._life is not None and self._life.is_dead:
-                    await self._replace(self._life, None, ModelDied("the worker died between two steps"))
-                    continue  # the next one may have died while nobody looked
-                plan = self.scheduler.plan(self._n_rows())
-                if plan is not None:
-                    await self._step(plan)
-                else:
-                    self._work = trio.Event()
-                    await self._work.wait()
+            with self._thread.shared():
+                while not (self._stopping and not self._waiters):
+                    await self._turn()
         finally:
             self.end_all(Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped"))
+
+    async def _turn(self) -> None:
+        """Do what is next; after a death once more, since the next one may have died while nobody looked."""
+        if self._life is not None and self._life.is_dead:
+            await self._replace(self._life, None, ModelDied("the worker died between two steps"))
+            return
+        plan = self.scheduler.plan(self._n_rows())
+        if plan is not None:
+            await self._step(plan)
+        else:
+            self._work = trio.Event()
+            await self._work.wait()
 
     def stalled_s(self, now: float) -> float:
         """Seconds since a step last began or ended while somebody waits for vectors; 0 when nobody does."""
@@ -148,7 +154,7 @@ class EmbedLoop:
     async def _step(self, plan: EmbedPlan) -> None:
         self._progress_at = trio.current_time()
         try:
-            pooled, seconds = await self._thread.run(self._compute, plan)
+            pooled, seconds = await self._turns.run(self._compute, plan)
         except ModelDied as error:
             if self._life is None:
                 raise

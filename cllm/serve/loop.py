@@ -21,7 +21,7 @@ from cllm.engine.sequence import SequenceSpec
 from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.serve.metrics import Metrics
-from cllm.serve.modelthread import ModelThread, run_apart
+from cllm.serve.modelthread import ModelThread, Waiting, run_apart
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.streams import EventStream
 from cllm.serve.worker import WorkerModel
@@ -62,6 +62,7 @@ class StepLoop:
         self._keep_layout = keep_layout  # for the next start; may block
         self._worker = model if isinstance(model, WorkerModel) else None
         self._life: WorkerLife | None = life_of(model)  # what may die and be replaced
+        self._turns = thread if self._life is None else Waiting(thread)
         self._metrics = metrics
         self._streams: dict[int, EventStream] = {}
         self._owed: list[Event] = []  # to be delivered, in this order
@@ -127,10 +128,11 @@ class StepLoop:
         try:
             if self._life is not None:
                 self._life.on_death = partial(self._notice_death, trio.lowlevel.current_trio_token())
-            while not (self._stopping and not self.scheduler.n_sequences):
-                if self._failure is not None:
-                    raise self._failure
-                await self._turn()
+            with self.thread.shared():
+                while not (self._stopping and not self.scheduler.n_sequences):
+                    if self._failure is not None:
+                        raise self._failure
+                    await self._turn()
         finally:
             self._has_ended = True
             self.end_all(_stopped())
@@ -202,7 +204,7 @@ class StepLoop:
             token = trio.lowlevel.current_trio_token()
             if self.thread.is_busy:  # an embedder's step runs: what is owed need not wait for its end
                 self._deliver_owed()
-            output = await self.thread.run(self._compute, plan, token)
+            output = await self._turns.run(self._compute, plan, token)
         except ModelDied as error:
             if self._life is None:
                 raise
@@ -234,7 +236,7 @@ class StepLoop:
         self.scheduler.vacate()
         vacated_at = self._progress_at = trio.current_time()
         try:
-            await self.thread.run(self._model.lay_out, layout, n_slots)
+            await self._turns.run(self._model.lay_out, layout, n_slots)
         except LoadFailed as error:
             log.warning("layout.failed", layout=layout.value, why=str(error))
         self._progress_at = trio.current_time()

@@ -9,8 +9,8 @@ at once on few cores are slower still. So all of it happens here. A thread of ou
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
@@ -20,6 +20,8 @@ import outcome
 import trio
 
 T = TypeVar("T")
+
+PATIENCE_S = 5.0  # with a model in another process whose turn it is: longer than most steps
 
 
 @attrs.frozen(eq=False)
@@ -33,14 +35,20 @@ class _Call:
         self.token.run_sync_soon(trio.lowlevel.reschedule, self.caller, result)
 
 
+@attrs.frozen(eq=False)
+class _Turn:
+    do: Callable[[], object]
+
+
 class ModelThread:
     """Takes calls from tasks, in the order they come. Made by `open_model_thread`."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[_Call | _Turn | None] = SimpleQueue()
         self._ended = trio.Event()
         self._n_calls = 0  # not done yet
         self.n_taken = 0  # calls since the start
+        self.n_sharing = 0  # loops that compute here
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Call `work` in the thread; return or raise what it does.
@@ -56,6 +64,26 @@ class ModelThread:
             return cast(T, await trio.lowlevel.wait_task_rescheduled(_cannot_be_aborted))
         finally:
             self._n_calls -= 1
+
+    @contextmanager
+    def turn(self, hold: Callable[[], object]) -> Iterator[None]:
+        """Have `hold` called when its turn comes, for what is done elsewhere meanwhile. It may not raise."""
+        self.n_taken += 1
+        self._n_calls += 1
+        self._calls.put(_Turn(hold))
+        try:
+            yield
+        finally:
+            self._n_calls -= 1
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """While a loop runs that computes here."""
+        self.n_sharing += 1
+        try:
+            yield
+        finally:
+            self.n_sharing -= 1
 
     @property
     def is_busy(self) -> bool:
@@ -74,6 +102,39 @@ class ModelThread:
         self._calls.put(None)
         with trio.CancelScope(shield=True):
             await self._ended.wait()
+
+
+class Waiting:
+    """The thread's turns for a model that computes in a process of its own.
+
+    Turns come in the same order, so that models do not compete for the cores. But a thread beside this one waits for the answer: a process
+    that hangs, and is only ended after `--watchdog-s`, takes `patience_s` of the others' time for each of its turns.
+    """
+
+    def __init__(self, thread: ModelThread, patience_s: float = PATIENCE_S) -> None:
+        self._thread = thread
+        self._patience_s = patience_s
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """See `ModelThread.run`."""
+        if self._thread.n_sharing <= 1:  # there is nobody whom it could hold up
+            return await self._thread.run(work, *arguments)
+        begun, done = threading.Event(), threading.Event()
+        with self._thread.turn(partial(self._hold, begun, done)):
+            try:
+                return await trio.to_thread.run_sync(_in_turn, begun, partial(work, *arguments), limiter=self._limiter)
+            finally:
+                done.set()
+
+    def _hold(self, begun: threading.Event, done: threading.Event) -> None:
+        begun.set()
+        done.wait(self._patience_s)
+
+
+def _in_turn(begun: threading.Event, work: Callable[[], T]) -> T:
+    begun.wait()
+    return work()
 
 
 async def run_apart(work: Callable[..., T], *arguments: Any) -> T:

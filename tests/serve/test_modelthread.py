@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import trio
 import trio.testing
 
-from cllm.serve.modelthread import open_model_thread
+from cllm.serve.modelthread import Waiting, open_model_thread
 
 
 async def test_all_calls_run_in_one_thread_that_is_not_trios() -> None:
@@ -66,3 +67,40 @@ async def test_leaving_by_a_cancellation_does_the_calls_that_came_before() -> No
             await trio.testing.wait_all_tasks_blocked()
             scope.cancel()
     assert done == [1]
+
+
+async def test_a_model_elsewhere_takes_its_turns_as_the_others_do() -> None:
+    done: list[int] = []
+    blocked = threading.Event()
+    async with open_model_thread() as thread, trio.open_nursery() as nursery:
+        with thread.shared(), thread.shared():
+            nursery.start_soon(Waiting(thread, patience_s=60.0).run, blocked.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            assert thread.is_busy
+            nursery.start_soon(thread.run, done.append, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert done == []
+            blocked.set()
+    assert done == [1]
+    assert not thread.is_busy
+
+
+async def test_a_model_elsewhere_that_hangs_holds_up_the_others_for_a_while_only() -> None:
+    hanging = threading.Event()
+    async with open_model_thread() as thread, trio.open_nursery() as nursery:
+        with thread.shared(), thread.shared():
+            nursery.start_soon(Waiting(thread, patience_s=0.0).run, hanging.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            assert await thread.run(int) == 0
+            hanging.set()
+
+
+async def test_what_is_waited_for_elsewhere_gives_or_raises_the_same() -> None:
+    async with open_model_thread() as thread:
+        waiting = Waiting(thread)
+        for n_more in (0, 1):  # alone it waits in the models' thread
+            with thread.shared(), thread.shared() if n_more else nullcontext():
+                assert await waiting.run(divmod, 7, 2) == (3, 1)
+                assert (await waiting.run(threading.get_ident) == await thread.run(threading.get_ident)) is (n_more == 0)
+                with pytest.raises(ZeroDivisionError):
+                    await waiting.run(divmod, 7, 0)
