@@ -172,8 +172,7 @@ class Connection:
             if data is not None:
                 await self._take(data)
             elif self._has_to_resume:
-                self._has_to_resume = False
-                await self._protocol.resume()
+                await self._take(b"")
             else:
                 await self._time_out()
                 return
@@ -181,6 +180,10 @@ class Connection:
 
     async def _take(self, data: bytes) -> None:
         self._traffic.n_bytes_in += len(data)
+        if self._has_to_resume:  # with data if it was in hand already when the response ended: such a read is not cancelled
+            self._has_to_resume = False
+            await self._protocol.resume(data)
+            return
         if self.phase is Phase.RESPONSE:
             self._n_ahead += len(data)
         await self._protocol.feed(data)

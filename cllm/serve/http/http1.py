@@ -72,11 +72,11 @@ class Http1(hypercorn.H11Protocol):
         if data:
             await self.handle(hypercorn.RawData(data))
 
-    async def resume(self) -> None:
-        """Go on with what the client has sent ahead, after a response has ended."""
+    async def resume(self, data: bytes) -> None:
+        """Go on, after a response has ended, with what the client has sent ahead, and with `data` behind it."""
         ahead = self.connection.trailing_data[0]
         self.connection = h11.Connection(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
-        await self.feed(ahead)
+        await self.feed(ahead + data)
 
     @property
     def has_buffered(self) -> bool:
