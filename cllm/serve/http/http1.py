@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,7 @@ from cllm.serve.http import hypercorn_private as hypercorn
 from cllm.serve.http.writer import Writer
 
 SEND_NOW = "cllm.send_now"
+N_EVENTS_PER_TURN = 256  # some milliseconds; one read full of one-byte chunks is 11,000 events, and the others must have their turns
 PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
 
 
@@ -83,7 +85,10 @@ class Http1(hypercorn.H11Protocol):
         return bool(self.connection.trailing_data[0])
 
     async def _handle_events(self) -> None:
-        while True:
+        body = bytearray()  # what came of it at once is passed on at once, in however small chunks it was sent
+        for n_events in itertools.count(1):
+            if n_events % N_EVENTS_PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
             try:
                 if self.connection.they_are_waiting_for_100_continue:
                     await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
@@ -94,14 +99,22 @@ class Http1(hypercorn.H11Protocol):
             if isinstance(event, h11.Request):
                 if not await self._begin(event):
                     return
-            elif self.stream is None:
-                return
             elif isinstance(event, h11.Data):
-                await self.stream.handle(hypercorn.Body(stream_id=hypercorn.STREAM_ID, data=bytes(event.data)))
-            elif isinstance(event, h11.EndOfMessage):
-                await self.stream.handle(hypercorn.EndBody(stream_id=hypercorn.STREAM_ID))
-            else:  # NEED_DATA, PAUSED: the connection reads on, so that a disconnect is seen behind whatever was sent ahead
+                body += event.data
+            else:
+                # NEED_DATA, PAUSED: the connection reads on, so that a disconnect is seen behind whatever was sent ahead. EndOfMessage: the
+                # response may end from now on, and what comes behind is then for resume().
+                await self._pass_on(bytes(body), ends=isinstance(event, h11.EndOfMessage))
                 return
+
+    async def _pass_on(self, body: bytes, *, ends: bool) -> None:
+        stream = self.stream  # the app may end the response, and with it the stream, while it is waited for
+        if stream is None:
+            return
+        if body:
+            await stream.handle(hypercorn.Body(stream_id=hypercorn.STREAM_ID, data=body))
+        if ends:
+            await stream.handle(hypercorn.EndBody(stream_id=hypercorn.STREAM_ID))
 
     async def _begin(self, request: h11.Request) -> bool:
         """Start the app on a request; False: it was refused."""

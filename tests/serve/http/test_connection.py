@@ -98,3 +98,36 @@ async def test_bytes_in_hand_when_a_response_ends_go_on_with_the_request_that_wa
         assert await client.answer() == (200, b"first")
         assert await client.answer() == (200, b"abcd\r\n\r\n")
         assert await client.read_to_end() == b""
+
+
+async def test_the_others_have_their_turns_while_a_body_of_one_byte_chunks_is_taken_apart():
+    n_chunks = 10_000
+    n_turns = 0
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, await body_of(receive))
+
+    async def take_turns() -> None:
+        nonlocal n_turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            n_turns += 1
+
+    n_at_read: list[int] = []
+
+    def counted(data: bytes) -> Read:
+        async def read() -> bytes:
+            n_at_read.append(n_turns)
+            return data
+
+        return read
+
+    head = b"POST / HTTP/1.1\r\nHost: test\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        async with connected(app, gives(head), counted(b"1\r\na\r\n" * n_chunks), counted(b"0\r\n\r\n")) as client:
+            assert await client.answer() == (200, b"a" * n_chunks)
+            assert await client.read_to_end() == b""
+        nursery.cancel_scope.cancel()
+    before, after = n_at_read
+    assert after - before >= 20
