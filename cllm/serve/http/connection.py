@@ -61,10 +61,10 @@ class Connection:
         tune(raw, config)
         self._raw = raw
         self._socket = trio.socket.from_stdlib_socket(raw)
-        transport = trio.SocketStream(self._socket)
-        self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = transport
+        self._transport = trio.SocketStream(self._socket)
+        self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = self._transport
         if tls is not None:
-            self._stream = trio.SSLStream(transport, tls, server_side=True, https_compatible=True)
+            self._stream = trio.SSLStream(self._transport, tls, server_side=True, https_compatible=True)
         self._is_tls = tls is not None
         self._app = app
         self._config = config
@@ -131,7 +131,7 @@ class Connection:
             with self._serving:
                 await self._read()
             await self._protocol.handle(hypercorn.Closed())
-            if self._lingers and not self._is_tls:
+            if self._lingers:
                 await self._linger()
 
     def _make_protocol(self, nursery: trio.Nursery) -> Http1:
@@ -242,7 +242,7 @@ class Connection:
         with contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             self._raw.shutdown(socket.SHUT_WR)
             with trio.move_on_after(LINGER_S):
-                while await self._stream.receive_some(N_RECV_BYTES_MAX):
+                while await self._transport.receive_some(N_RECV_BYTES_MAX):  # below TLS: what it would say is thrown away as well
                     pass
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+import trustme
 from quart import request
 from quart_trio import QuartTrio
 
@@ -212,6 +213,15 @@ async def _until(condition: Callable[[], object]) -> None:
 @pytest.fixture
 def until():
     return _until
+
+
+@pytest.fixture
+def tls_files(tmp_path):
+    """A file with a key and its certificate, and a client's context that trusts it."""
+    authority, trust = trustme.CA(), ssl.create_default_context()
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    authority.configure_trust(trust)
+    return str(tmp_path / "both.pem"), trust
 
 
 @pytest.fixture

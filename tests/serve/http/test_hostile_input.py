@@ -75,14 +75,16 @@ async def test_an_upgrade_is_ignored(serving, upgrade):
             assert (await client.answer())[0] == 200
 
 
+@pytest.mark.parametrize("over_tls", [False, True])
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_client_that_goes_on_sending_too_large_a_body_can_read_the_413(serving, slow_clock, chunked):
+async def test_a_client_that_goes_on_sending_too_large_a_body_can_read_the_413(serving, slow_clock, tls_files, chunked, over_tls):
     async def send_all(client) -> None:
         for _ in range(160):
             await client.send(b"10000\r\n" + b"x" * 65536 + b"\r\n" if chunked else b"x" * 65536)
 
-    async with serving() as server:
-        client = await server.connect()
+    pem, trust = tls_files
+    async with serving(**({"ssl_certfile": pem} if over_tls else {})) as server:
+        client = await server.connect(tls=trust if over_tls else None)
         await client.get("/echo", "POST", "Transfer-Encoding: chunked\r\n" if chunked else "Content-Length: 10485760\r\n")
         with trio.fail_after(BOUND_S):
             await send_all(client)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ssl
-
 import pytest
 import trio
 import trio.testing
-import trustme
 
 from cllm.errors import AppFailed, CannotListen
 from cllm.serve.http import HttpConfig, serve_http
@@ -147,12 +144,9 @@ async def test_a_stream_that_breaks_is_cut_and_not_finished(serving):
         assert await server.is_healthy()
 
 
-async def test_tls_serves_what_clear_text_serves(serving, tmp_path):
-    authority = trustme.CA()
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
-    trust = ssl.create_default_context()
-    authority.configure_trust(trust)
-    async with serving(ssl_certfile=str(tmp_path / "both.pem")) as server:
+async def test_tls_serves_what_clear_text_serves(serving, tls_files):
+    pem, trust = tls_files
+    async with serving(ssl_certfile=pem) as server:
         assert server.url.startswith("https://")
         client = await server.connect(tls=trust)
         await client.get("/health")
@@ -171,11 +165,11 @@ async def test_tls_serves_what_clear_text_serves(serving, tmp_path):
         assert (await client.answer())[0] == 200
 
 
-async def test_a_tls_client_that_does_not_shake_hands_is_closed_and_holds_up_no_shutdown(serving, until, tmp_path):
-    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
-    async with serving(ssl_certfile=str(tmp_path / "both.pem"), header_timeout_s=0.2) as server:
+async def test_a_tls_client_that_does_not_shake_hands_is_closed_and_holds_up_no_shutdown(serving, until, tls_files):
+    pem, _ = tls_files
+    async with serving(ssl_certfile=pem, header_timeout_s=0.2) as server:
         assert await server.ask(b"") == b""
-    async with serving(ssl_certfile=str(tmp_path / "both.pem")) as server:
+    async with serving(ssl_certfile=pem) as server:
         await server.connect()
         server.shutdown.set()
         await until(server.ended.is_set)
