@@ -63,6 +63,7 @@ class Http1(hypercorn.H11Protocol):
     stream: RequestStream | None
     connection: h11.Connection
     writer: Writer  # set by the connection, before the first byte
+    _method = b""  # of the last request
     _head = b""  # of the response; goes out with the first bytes of its body, as ASGI wants
 
     # --- the request --------------------------------------------------------------------------------------------------
@@ -118,6 +119,7 @@ class Http1(hypercorn.H11Protocol):
 
     async def _begin(self, request: h11.Request) -> bool:
         """Start the app on a request; False: it was refused."""
+        self._method = request.method
         if reason := reason_to_refuse(request):
             await self.refuse(400, reason)
             return False
@@ -155,7 +157,9 @@ class Http1(hypercorn.H11Protocol):
         body = error_body(status, message)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         headers += self.config.response_headers("h11")
-        events = (h11.Response(status_code=status, headers=headers, reason=PHRASES[status]), h11.Data(data=body), h11.EndOfMessage())
+        answers_head = self._method == b"HEAD" and self.connection.our_state is h11.SEND_RESPONSE  # not IDLE: a request that is none
+        data = () if answers_head else (h11.Data(data=body),)
+        events = (h11.Response(status_code=status, headers=headers, reason=PHRASES[status]), *data, h11.EndOfMessage())
         await self.writer.send(b"".join(self.connection.send(event) or b"" for event in events))
 
     # --- the response -------------------------------------------------------------------------------------------------
@@ -202,6 +206,8 @@ class Http1(hypercorn.H11Protocol):
 def reason_to_refuse(request: h11.Request) -> str | None:
     """Say what h11 lets pass and a server behind a proxy must not (RFC 9112, 6.1 and 6.3), nor an app be given."""
     names = {name for name, _ in request.headers}
+    if request.method != request.method.upper():  # Hypercorn would take "head" for HEAD, and h11 would not
+        return "methods are written in capitals"
     if request.http_version not in (b"1.1", b"1.0"):
         return "only HTTP/1.1 and HTTP/1.0 are spoken here"
     if b"transfer-encoding" in names and b"content-length" in names:

@@ -33,6 +33,7 @@ REFUSED = {
     "a target that is no path": b"GET ?q HTTP/1.1\r\n" + HOST + b"\r\n",
     "a target that is no URL": b"GET http://[ HTTP/1.1\r\n" + HOST + b"\r\n",
     "a tunnel": b"CONNECT other:443 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a method in lower case": b"head /health HTTP/1.1\r\n" + HOST + b"\r\n",
 }
 
 
@@ -43,6 +44,33 @@ async def test_a_malformed_request_is_400_and_the_connection_closed(serving, req
         assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
         assert await server.is_healthy()
+
+
+HEAD_REFUSED = {
+    "both lengths": HOST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "a bad chunk": HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n",
+    "a body that does not come": HOST + b"Content-Length: 5\r\n\r\nsome",
+}
+
+
+@pytest.mark.parametrize("rest", HEAD_REFUSED.values(), ids=list(HEAD_REFUSED))
+async def test_a_head_that_is_refused_has_the_headers_of_the_answer_and_no_body(serving, rest):
+    async with serving(body_timeout_s=0.2) as server:
+        with structlog.testing.capture_logs() as logged:
+            answer = await server.ask(b"HEAD /wait HTTP/1.1\r\n" + rest)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 " if rest.endswith(b"some") else b"HTTP/1.1 400 ")
+        assert b"content-length: 0" not in head
+        assert b"content-length: " in head
+        assert (body, logged) == (b"", [])
+
+
+async def test_garbage_after_a_head_is_answered_with_a_body(serving):
+    async with serving() as server:
+        answer = await server.ask(b"HEAD /health HTTP/1.1\r\n" + HOST + b"\r\n" + b"GARBAGE\r\n\r\n")
+        first, _, second = answer.partition(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 200 ")
+        assert json.loads(second.partition(b"\r\n\r\n")[2])["error"]["code"] == 400
 
 
 async def test_an_unknown_transfer_encoding_is_501(serving):
