@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from cllm.errors import LoadAborted, LoadFailed
+from cllm.errors import CllmError, LoadAborted, LoadFailed
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
 _REFERENCE: Final = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<wanted>[\w.-]+))?")
 _SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
+ASK_S: Final = 10.0  # as the hub's library waits for the beginning of a file; to ask for a model, it would wait for ever
 # Taken in this order when a reference names none: the usual middle between size and quality, then what loses next to nothing.
 PREFERRED: Final = ("Q4_K_M", "Q8_0", "F16", "BF16")
 _NO_MODELS: Final = ("mmproj", "imatrix")  # files beside a model that end in .gguf and are none
@@ -139,27 +140,33 @@ def quantization_of(name: str) -> str:
 def fetch(reference: Reference, on_bytes: OnBytes) -> Path:
     """Bring a model's files into the cache; return the first one, which is what llama.cpp opens.
 
-    A connection that breaks is taken up where it broke; files that are there already are not fetched again. Without the hub (offline, or
-    not reached) the cache must suffice. Raises: HubFailed · LoadAborted.
+    A connection that breaks is taken up where it broke; files that are there already are not fetched again. Without the hub (offline, not
+    reached, or something else in its place) the cache must suffice. Raises: HubFailed · LoadAborted.
     """
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if constants.HF_HUB_OFFLINE:
         return _from_cache(reference, "the hub is switched off (HF_HUB_OFFLINE)")
     try:
-        info = HfApi(library_name="cllm").model_info(reference.repo, files_metadata=True)
+        info = HfApi(library_name="cllm").model_info(reference.repo, files_metadata=True, timeout=ASK_S)
         sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
         files = choose(models_among(sizes), reference)
         return _download(reference.repo, info.sha, files, sizes, on_bytes)
+    except CllmError:
+        raise
     except (HfHubHTTPError, HFValidationError) as error:
         raise HubFailed(_one_line(reference, error)) from error
-    except (OSError, LocalEntryNotFoundError) as error:  # not reached: the library's errors of the network are of these two kinds
-        return _from_cache(reference, f"the hub was not reached ({type(error).__name__})")
     except Exception as error:
-        if _is_of_the_network(error):
-            return _from_cache(reference, f"the hub was not reached ({type(error).__name__})")
-        raise
+        return _from_cache(reference, _why_not(error))
+
+
+def _why_not(error: Exception) -> str:
+    """Why there is nothing from the hub."""
+    if isinstance(error, OSError) or _is_of_the_network(error):  # the library's errors of the network are of these two kinds
+        return f"the hub was not reached ({type(error).__name__})"
+    # A proxy that answers in the hub's place, an address that is none: no list of these would be complete.
+    return f"the hub could not be asked ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
 
 
 def _is_of_the_network(error: Exception) -> bool:

@@ -97,6 +97,7 @@ class FakeHub:
         self.files = files
         self.asked: list[tuple[str, str, str | None]] = []  # method, file, range
         self.breaks_once: set[str] = set()  # files whose next download ends in the middle
+        self.instead: tuple[int, bytes] | None = None  # status and body that whoever is in its place answers to everything
         hub_ = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -123,6 +124,9 @@ class FakeHub:
 
     def answer(self, handler: BaseHTTPRequestHandler, *, with_body: bool) -> None:
         path = handler.path.partition("?")[0]
+        if self.instead is not None:
+            self._send(handler, *self.instead, {})
+            return
         if path in ("/api/models/user/repo", f"/api/models/user/repo/revision/{COMMIT}"):
             siblings = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
             self._send(handler, 200, json.dumps({"id": "user/repo", "sha": COMMIT, "siblings": siblings}).encode(), {})
@@ -239,6 +243,41 @@ def test_a_hub_that_is_not_reached_leaves_the_cache(cllm_with: Cllm) -> None:
     nobody = "http://127.0.0.1:9"  # the discard port, where nobody listens
     assert cllm_with("pull", "user/repo:Q4_K_M", HF_ENDPOINT=nobody).stdout == pulled.stdout
     assert "the hub was not reached" in cllm_with("pull", "user/other", HF_ENDPOINT=nobody).stderr
+
+
+@pytest.mark.parametrize("body", [b"<html>Please sign in", b"[]"])
+def test_what_answers_in_the_hubs_place_leaves_the_cache_and_is_one_line(cllm_with: Cllm, fake_hub: FakeHub, body: bytes) -> None:
+    pulled = cllm_with("pull", "user/repo:Q4_K_M")
+    fake_hub.instead = (200, body)
+    assert cllm_with("pull", "user/repo:Q4_K_M").stdout == pulled.stdout
+    lacking = cllm_with("pull", "user/other")
+    assert lacking.returncode == 1
+    assert "user/other is not in the cache, and the hub could not be asked (" in lacking.stderr
+    assert len(lacking.stderr.splitlines()) == 1
+
+
+def test_an_address_of_the_hub_that_is_none_is_one_line(cllm_with: Cllm) -> None:
+    done = cllm_with("pull", "user/repo", HF_ENDPOINT="http://hub\x01")
+    assert done.returncode == 1
+    assert "the hub could not be asked (InvalidURL" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+class SilentApi:
+    """The library's door to a hub that takes connections and answers nobody."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def model_info(self, repo: str, *, timeout: float | None = None, **_: object) -> None:
+        assert timeout is not None, f"waits for {repo} for ever"
+        raise TimeoutError
+
+
+def test_a_hub_that_never_answers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", SilentApi)
+    with pytest.raises(HubFailed, match=r"user/repo is not in the cache, and the hub was not reached \(TimeoutError\)"):
+        hub.fetch(Reference("user/repo"), lambda _n, _total: True)
 
 
 def test_models_lists_the_cache_and_removes_from_it(cllm_with: Cllm) -> None:

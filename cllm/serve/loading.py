@@ -103,13 +103,13 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
     spec = model_spec(settings)
     on_loading, _ = _in_turn(on_progress, settings)
     other = settings.embedding_model
-    if _knows_models(backend):
-        spec = attrs.evolve(spec, path=settings.model or "")
-    else:
-        spec = attrs.evolve(spec, path=_local_path(spec.path, on_loading))
-        other = None if other is None else _local_path(other, on_loading)
-    vectors = embedder_spec(settings, other or spec.path)
     with _blaming(name):
+        if _knows_models(backend):
+            spec = attrs.evolve(spec, path=settings.model or "")
+        else:
+            spec = attrs.evolve(spec, path=_local_path(spec.path, on_loading))
+            other = None if other is None else _local_path(other, on_loading)
+        vectors = embedder_spec(settings, other or spec.path)
         model = load_main(backend, spec, vectors, on_loading)
         try:
             limits = limits_of(model, settings)
@@ -130,7 +130,10 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
 
 @contextmanager
 def _blaming(backend_name: str) -> Iterator[None]:
-    """Tell what a backend raises against its contract as a load that failed: as our own mistake it would be tried again for ever."""
+    """Tell what a backend raises against its contract, or the hub's library, as a load that failed.
+
+    As our own mistake it would be tried again for ever, and on demand it would end the server.
+    """
     try:
         yield
     except CllmError:

@@ -50,6 +50,15 @@ def test_any_other_backend_is_given_the_demo_model_where_none_is_named(monkeypat
     assert load_with(Remembering(knows_models=False), None, monkeypatch) == (str(demo.path()), DEMO_NAME)
 
 
+def test_whatever_a_fetch_raises_is_a_load_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local_path(_model: str, _on_bytes: object) -> str:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr("cllm.hub.local_path", local_path)
+    with pytest.raises(LoadFailed, match="RuntimeError: on purpose"):
+        load_with(Remembering(knows_models=False), "user/repo", monkeypatch)
+
+
 class Finder(FakeStreamModel):
     """Finds every prompt again, whoever asks; unless it is told not to, where it `heeds_spec`."""
 
