@@ -7,7 +7,9 @@ Blocking.
 
 from __future__ import annotations
 
+import errno
 import glob
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 _REFERENCE: Final = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<wanted>[\w.-]+))?")
 _SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
 ASK_S: Final = 10.0  # as the hub's library waits for the beginning of a file; to ask for a model, it would wait for ever
+PASSING: Final = (408, 429)  # statuses of the hub that say nothing of the model, as all from 500 on
+OF_THE_DISK: Final = {
+    getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EIO") if hasattr(errno, name)
+}
 # Taken in this order when a reference names none: the usual middle between size and quality, then what loses next to nothing.
 PREFERRED: Final = ("Q4_K_M", "Q8_0", "F16", "BF16")
 _NO_MODELS: Final = ("mmproj", "imatrix")  # files beside a model that end in .gguf and are none
@@ -141,7 +147,7 @@ def fetch(reference: Reference, on_bytes: OnBytes) -> Path:
     """Bring a model's files into the cache; return the first one, which is what llama.cpp opens.
 
     A connection that breaks is taken up where it broke; files that are there already are not fetched again. Without the hub (offline, not
-    reached, or something else in its place) the cache must suffice. Raises: HubFailed · LoadAborted.
+    reached, overloaded, or something else in its place) the cache must suffice. Raises: HubFailed · LoadAborted.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -155,7 +161,12 @@ def fetch(reference: Reference, on_bytes: OnBytes) -> Path:
         return _download(reference.repo, info.sha, files, sizes, on_bytes)
     except CllmError:
         raise
-    except (HfHubHTTPError, HFValidationError) as error:
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in PASSING or status >= 500:
+            return _from_cache(reference, f"the hub answered {status}")
+        raise HubFailed(_one_line(reference, error)) from error
+    except HFValidationError as error:
         raise HubFailed(_one_line(reference, error)) from error
     except Exception as error:
         return _from_cache(reference, _why_not(error))
@@ -163,6 +174,8 @@ def fetch(reference: Reference, on_bytes: OnBytes) -> Path:
 
 def _why_not(error: Exception) -> str:
     """Why there is nothing from the hub."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno in OF_THE_DISK:
+        return f"it could not be written there: {os.strerror(error.errno)}"
     if isinstance(error, OSError) or _is_of_the_network(error):  # the library's errors of the network are of these two kinds
         return f"the hub was not reached ({type(error).__name__})"
     # A proxy that answers in the hub's place, an address that is none: no list of these would be complete.
@@ -290,6 +303,8 @@ def _repos() -> list[CachedRepoInfo]:
         return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
     except CacheNotFound:
         return []
+    except (OSError, ValueError) as error:  # not to be read, or no folder
+        raise HubFailed(f"the cache cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _revisions(repo: CachedRepoInfo) -> list[dict[str, Any]]:

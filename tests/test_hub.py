@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelInfo
 
 from cllm import demo, hub
 from cllm.hub import HubFailed, Reference
@@ -263,6 +265,63 @@ def test_an_address_of_the_hub_that_is_none_is_one_line(cllm_with: Cllm) -> None
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("status", [408, 429, 503])
+def test_a_hub_that_cannot_answer_at_the_moment_leaves_the_cache(cllm_with: Cllm, fake_hub: FakeHub, status: int) -> None:
+    pulled = cllm_with("pull", "user/repo:Q4_K_M")
+    fake_hub.instead = (status, b"{}")
+    assert cllm_with("pull", "user/repo:Q4_K_M").stdout == pulled.stdout
+    assert f"user/other is not in the cache, and the hub answered {status}" in cllm_with("pull", "user/other").stderr
+
+
+def test_a_refusal_of_the_hub_is_no_reason_to_serve_from_the_cache(cllm_with: Cllm, fake_hub: FakeHub) -> None:
+    cllm_with("pull", "user/repo:Q4_K_M")
+    fake_hub.instead = (404, b"{}")
+    assert cllm_with("pull", "user/repo:Q4_K_M").returncode == 1
+
+
+def test_a_download_that_the_disk_does_not_take_says_so(fake_hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(
+        "import resource, sys, cllm.cli\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "cllm.cli.main(['pull', 'user/repo:Q4_K_M'])\n"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run([sys.executable, tmp_path / "limited.py"], capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 1
+    assert done.stderr == "cllm: user/repo:Q4_K_M is not in the cache, and it could not be written there: File too large\n"
+
+
+class FullDisk:
+    """The library's door to the hub, and beside it a disk that takes nothing more."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def model_info(self, repo: str, **_: object) -> ModelInfo:
+        return ModelInfo(id=repo, sha=COMMIT, siblings=[{"rfilename": "a-Q4_K_M.gguf", "size": 10}])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS])
+def test_what_keeps_a_download_from_the_disk_is_told(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def hf_hub_download(*_: object, **__: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", FullDisk)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(HubFailed, match=f"it could not be written there: {os.strerror(number)}"):
+        hub.fetch(Reference("user/repo"), lambda _n, _total: True)
+
+
+def test_a_cache_that_is_no_folder_is_one_line(cllm_with: Cllm, tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "hub").write_text("")
+    done = cllm_with("pull", "user/repo:Q4_K_M", HF_HUB_OFFLINE="1")
+    assert done.returncode == 1
+    assert "the cache cannot be read" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 class SilentApi:
     """The library's door to a hub that takes connections and answers nobody."""
 
@@ -276,6 +335,7 @@ class SilentApi:
 
 def test_a_hub_that_never_answers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi", SilentApi)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(HubFailed, match=r"user/repo is not in the cache, and the hub was not reached \(TimeoutError\)"):
         hub.fetch(Reference("user/repo"), lambda _n, _total: True)
 
