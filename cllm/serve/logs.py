@@ -8,10 +8,12 @@ import sys
 import structlog
 
 from cllm.config import Settings
+from cllm.serve.stdio import lossy_stderr
 
 
 def configure_logging(settings: Settings) -> None:
     """Set up logging for the whole process."""
+    stderr = lossy_stderr()  # no line is worth a server
     level = getattr(logging, settings.log_level.upper())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -22,10 +24,10 @@ def configure_logging(settings: Settings) -> None:
     structlog.configure(
         processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stderr),
         cache_logger_on_first_use=False,  # loggers are module globals, made before this runs
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[_drop_record, *renderers], foreign_pre_chain=shared))
     logging.basicConfig(level=max(level, logging.WARNING) if level > logging.DEBUG else level, handlers=[handler], force=True)
 

@@ -14,6 +14,7 @@ from rich.progress import Progress as Bar
 
 from cllm.backend import OnProgress
 from cllm.serve.engine import ServedModel
+from cllm.serve.stdio import lossy_stderr
 
 log = structlog.get_logger("cllm.load")
 SHARES_TOLD = (0.25, 0.5, 0.75)
@@ -38,12 +39,12 @@ class BarProgress:
     def __init__(self, name: str) -> None:
         self._bar = Bar(
             TextColumn(f"loading {name}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
-            console=Console(stderr=True), transient=True,
+            console=Console(file=lossy_stderr()), transient=True,
         )  # fmt: skip
         self._task = self._bar.add_task("load", total=1.0)
         self._bar.start()
         self._logger_factory = structlog.get_config()["logger_factory"]
-        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # which is the bar's while it runs
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(lossy_stderr()))  # which is the bar's while it runs
 
     def update(self, share: float) -> None:
         """See `Progress.update`."""

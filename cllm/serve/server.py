@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
-import sys
 import threading
 from functools import partial
 
@@ -24,6 +22,7 @@ from cllm.serve.http import HttpConfig, Traffic, serve_http
 from cllm.serve.http.requests import leaves
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
+from cllm.serve.stdio import complain, give_up_stderr, tell
 
 log = structlog.get_logger("cllm.server")
 
@@ -37,7 +36,10 @@ def run(settings: Settings) -> int:
     configure_logging(settings)
     for line in warnings(settings):
         log.warning(line)
-    return trio.run(Server(settings).run)
+    try:
+        return trio.run(Server(settings).run)
+    finally:
+        give_up_stderr()
 
 
 class Server:
@@ -122,7 +124,7 @@ class Server:
         first = house.first  # which may have been unloaded while others were loaded
         example = _curl(self._url, self._settings, generates=first.state is not State.LOADED or first.engine.model.generates)
         names = ", ".join([tenant.name for tenant in house.tenants])
-        _tell(f"cLLM {cllm.__version__} serves {names} at {self._url}\n\nTry:  {example}\n")
+        tell(f"cLLM {cllm.__version__} serves {names} at {self._url}\n\nTry:  {example}\n")
 
     async def _heed_signals(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -149,21 +151,12 @@ class Server:
     def _complain(self, error: BaseException) -> None:
         self._code = EXIT_NOT_STARTED
         self._keeper.stop_progress()
-        print(f"cllm: {error}", file=sys.stderr)
+        complain(error)
 
     def _exit_in(self, seconds: float) -> None:
         timer = threading.Timer(seconds, os._exit, [self._code])
         timer.daemon = True
         timer.start()
-
-
-def _tell(text: str) -> None:
-    """Print, for whom it may interest: a server needs no standard output."""
-    try:
-        print(text, flush=True)
-    except OSError:  # nobody reads any more (`| head -1`), or the disk is full; Python would try again, and complain, at its end
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _curl(url: str, settings: Settings, *, generates: bool) -> str:

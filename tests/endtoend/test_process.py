@@ -81,12 +81,12 @@ def until(condition: Callable[[], bool], within_s: float = END_S) -> None:
         time.sleep(0.01)
 
 
-def start(*command: str, port: int = 0, **environment: str) -> Process:
+def start(*command: str, port: int = 0, stderr: int = subprocess.STDOUT, **environment: str) -> Process:
     popen = subprocess.Popen(
         [sys.executable, "-m", *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
         env={**{name: value for name, value in os.environ.items() if not name.startswith("CLLM_")}, **environment},
     )
@@ -94,9 +94,19 @@ def start(*command: str, port: int = 0, **environment: str) -> Process:
     return STARTED[-1]
 
 
-def serve(*options: str) -> Process:
+def serve(*options: str, stderr: int = subprocess.STDOUT, **environment: str) -> Process:
     port = free_port()
-    return start("cllm", "serve", "--port", str(port), *FEW_CELLS, *options, port=port)
+    return start("cllm", "serve", "--port", str(port), *FEW_CELLS, *options, port=port, stderr=stderr, **environment)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[int]:
+    """A file descriptor that takes nothing."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    number = os.open("/dev/full", os.O_WRONLY)
+    yield number
+    os.close(number)
 
 
 @pytest.fixture(autouse=True)
@@ -235,6 +245,14 @@ def test_it_drains_and_exits_with_0() -> None:
         for answer in answers:
             assert answer.result()["choices"][0]["finish_reason"] == "stop"
     assert "Traceback" not in process.output
+
+
+def test_it_serves_and_drains_though_its_log_has_no_room(full_disk: int) -> None:
+    process = serve("--calibrate", "off", "--log-level", "debug", stderr=full_disk, PYTHONUNBUFFERED="")  # as a user has it
+    process.wait_ready()
+    assert process.get("/health")[0] == 200
+    assert process.post("/v1/chat/completions", chat("What is cLLM?"))["choices"][0]["finish_reason"] == "stop"
+    assert process.end(signal.SIGTERM) == 0
 
 
 def test_a_second_signal_ends_it_at_once() -> None:

@@ -160,7 +160,7 @@ async def test_when_the_engine_dies_a_client_that_never_reads_does_not_hold_the_
 
 
 def test_a_standard_output_that_nobody_reads_ends_nothing():
-    program = "from cllm.serve.server import _tell; import sys; _tell('x' * 100_000); _tell('again'); sys.stderr.write('alive')"
+    program = "from cllm.serve.stdio import tell; import sys; tell('x' * 100_000); tell('again'); sys.stderr.write('alive')"
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:

@@ -1,0 +1,61 @@
+"""Standard output and error as a server needs them: what they do not take is lost, and ends nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any, TextIO, cast
+
+CANNOT_WRITE = (OSError, ValueError)  # the disk is full, or nobody reads any more; it is closed
+
+
+class _Lossy:
+    """A stream of text that loses what cannot be written, and tries again with what comes next."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(*CANNOT_WRITE):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(*CANNOT_WRITE):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def lossy_stderr() -> TextIO:
+    """Standard error as it is now; writing to it raises nothing."""
+    return cast(TextIO, _Lossy(sys.stderr))
+
+
+def complain(error: BaseException) -> None:
+    """Tell the operator in one line why nothing is served."""
+    print(f"cllm: {error}", file=lossy_stderr(), flush=True)
+
+
+def tell(text: str) -> None:
+    """Print, for whom it may interest: a server needs no standard output."""
+    try:
+        print(text, flush=True)
+    except CANNOT_WRITE:  # nobody reads any more (`| head -1`), say; Python would try again, and complain, at its end
+        _let_go_of(sys.stdout)
+
+
+def give_up_stderr() -> None:
+    """At the end: Python would try again with what standard error has not taken, and end with a code of its own."""
+    try:
+        sys.stderr.flush()
+    except CANNOT_WRITE:
+        _let_go_of(sys.stderr)
+
+
+def _let_go_of(stream: TextIO) -> None:
+    """Let it lead nowhere."""
+    with contextlib.suppress(*CANNOT_WRITE):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

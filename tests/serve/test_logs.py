@@ -1,0 +1,99 @@
+"""Log lines: one that cannot be written ends nothing."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import structlog
+
+from cllm.backend import Batch
+from cllm.config import Settings
+from cllm.serve.logs import configure_logging
+from cllm.serve.progress import BarProgress, make_progress
+from cllm.serve.stdio import complain, tell
+from cllm.testing.fake import FakeModel
+from tests.serve.conftest import Steps, answers, make_spec, serving, text_alone
+
+
+class Stream(io.StringIO):
+    """Standard error, on a disk that may be full."""
+
+    is_full = False
+    is_terminal = False
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+@contextmanager
+def standard_error(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[Stream]:
+    """Have log lines go to a stream of ours. Not a fixture: pytest sets standard error anew between those and the test."""
+    stream = Stream()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        patch.setattr(logging.getLogger(), "handlers", [])
+        configure_logging(Settings(**settings))
+        yield stream
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_line_for_which_there_is_no_room_is_lost_and_the_next_one_is_tried(monkeypatch: pytest.MonkeyPatch, log_format: str) -> None:
+    with standard_error(monkeypatch, log_format=log_format) as stream:
+        for logger in (structlog.get_logger("ours"), logging.getLogger("foreign")):
+            stream.is_full = True
+            logger.error("lost")
+            stream.is_full = False
+            logger.error("written")
+    assert (stream.getvalue().count("lost"), stream.getvalue().count("written")) == (0, 2)
+
+
+def test_a_line_after_standard_error_was_closed_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standard_error(monkeypatch) as stream:
+        stream.close()
+        structlog.get_logger("ours").error("lost")
+        logging.getLogger("foreign").error("lost")
+        complain(RuntimeError("lost"))
+
+
+async def test_a_step_that_fails_costs_its_request_alone_though_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch, steps: Steps) -> None:
+    def fail(_batch: Batch) -> None:
+        raise RuntimeError("out of order")
+
+    model = FakeModel(before_step=fail)
+    with standard_error(monkeypatch, log_level="debug") as stream:
+        stream.is_full = True
+        async with serving(model) as running:
+            (answer,) = await answers(running, make_spec())
+            assert answer.error.code == "step_failed"
+            model.before_step = None
+            (answer,) = await answers(running, make_spec())
+            assert answer.text == text_alone("once upon a time", 8)
+
+
+def test_a_bar_on_a_terminal_that_has_gone_ends_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standard_error(monkeypatch) as stream:
+        stream.is_terminal = stream.is_full = True
+        progress = make_progress("a model")
+        assert isinstance(progress, BarProgress)
+        progress.update(0.5)
+        structlog.get_logger("ours").error("lost")
+        progress.stop()
+
+
+def test_what_standard_output_cannot_take_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream()
+    stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    tell("lost")
