@@ -33,9 +33,13 @@ def configure_logging(settings: Settings) -> None:
 
 
 def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
+    """What makes text of an event. Tracebacks come without local variables, among which are prompts, answers and keys."""
     if settings.log_format == "json":
-        return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        traceback = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        return [structlog.processors.ExceptionRenderer(traceback), structlog.processors.JSONRenderer()]
+    colors = sys.stderr.isatty()
+    drawn = structlog.dev.RichTracebackFormatter(show_locals=False, color_system="truecolor" if colors else None)
+    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=drawn)]
 
 
 def _drop_record(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

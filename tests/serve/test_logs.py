@@ -1,4 +1,4 @@
-"""Log lines: one that cannot be written ends nothing."""
+"""Log lines: one that cannot be written ends nothing, and none tells what was asked."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from cllm.serve.stdio import complain, tell
 from cllm.testing.fake import FakeModel
 from tests.serve.conftest import Steps, answers, make_spec, serving, text_alone
 
+PROMPT = "what nobody else may read"
+
 
 class Stream(io.StringIO):
     """Standard error, on a disk that may be full."""
@@ -38,9 +40,10 @@ class Stream(io.StringIO):
 
 
 @contextmanager
-def standard_error(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[Stream]:
+def standard_error(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = False, **settings: Any) -> Iterator[Stream]:
     """Have log lines go to a stream of ours. Not a fixture: pytest sets standard error anew between those and the test."""
     stream = Stream()
+    stream.is_terminal = is_terminal
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stream)
         patch.setattr(logging.getLogger(), "handlers", [])
@@ -83,8 +86,8 @@ async def test_a_step_that_fails_costs_its_request_alone_though_nobody_can_be_to
 
 
 def test_a_bar_on_a_terminal_that_has_gone_ends_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    with standard_error(monkeypatch) as stream:
-        stream.is_terminal = stream.is_full = True
+    with standard_error(monkeypatch, is_terminal=True) as stream:
+        stream.is_full = True
         progress = make_progress("a model")
         assert isinstance(progress, BarProgress)
         progress.update(0.5)
@@ -97,3 +100,21 @@ def test_what_standard_output_cannot_take_is_lost(monkeypatch: pytest.MonkeyPatc
     stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
     tell("lost")
+
+
+def read_prompt(prompt: str) -> None:
+    """Fails with the prompt among its variables, and nowhere else."""
+    raise RuntimeError(f"{len(prompt)} characters are too many")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_traceback_tells_where_it_was_and_not_what_was_asked(monkeypatch: pytest.MonkeyPatch, log_format: str, is_terminal: bool) -> None:
+    with standard_error(monkeypatch, log_format=log_format, is_terminal=is_terminal) as stream:
+        for logger in (structlog.get_logger("ours"), logging.getLogger("foreign")):
+            try:
+                read_prompt(PROMPT)
+            except RuntimeError:
+                logger.exception("failed")
+    assert PROMPT not in stream.getvalue()
+    assert stream.getvalue().count("read_prompt") >= 2, stream.getvalue()
