@@ -35,7 +35,7 @@ def create_app(settings: Settings | None = None) -> ASGIFramework:
         for line in strange_variables():
             log.warning(line)
     keeper = Housekeeper(chosen, make_progress)
-    app = create_api(keeper.house, chosen)
+    app = create_api(keeper.house, keeper.settings)
     ended = trio.Event()
 
     @app.before_serving

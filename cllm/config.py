@@ -450,13 +450,25 @@ def api_keys(settings: Settings) -> tuple[ApiKey, ...]:
 
     Raises: SettingsError.
     """
+    return named_keys(_key_texts(settings))
+
+
+def with_keys_read(settings: Settings) -> Settings:
+    """Return `settings` without the key file, and with its keys: what serves must not depend on a file that may change, or go.
+
+    Raises: SettingsError.
+    """
+    return attrs.evolve(settings, api_key=_key_texts(settings), api_key_file=None)
+
+
+def _key_texts(settings: Settings) -> tuple[str, ...]:
     if settings.api_key_file is None:
-        return named_keys(settings.api_key)
+        return settings.api_key
     keys = tuple(line for line in _read_lines(settings.api_key_file) if line and not line.startswith("#"))
     if not keys:  # an empty file would open the server to everybody
         raise SettingsError(f"no key in {settings.api_key_file}", "api_key_file")
     _key(settings, attrs.fields(Settings).api_key_file, keys)
-    return named_keys(settings.api_key + keys)
+    return settings.api_key + keys
 
 
 def _read_lines(path: str) -> list[str]:

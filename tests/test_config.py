@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from cllm import backend, config
-from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, api_keys, settings_of_models, variable, warnings
+from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, api_keys, settings_of_models, variable, warnings, with_keys_read
 from cllm.engine.params import SamplingProfile
 from cllm.serve.spec import model_spec
 from cllm.sources import load_settings
@@ -198,6 +198,21 @@ def test_keys_come_from_flags_and_from_the_lines_of_a_file(tmp_path: Path) -> No
     keys = api_keys(load("--api-key", "zeroth", "--api-key-file", str(path)))
     assert [key.secret for key in keys] == ["zeroth", "first", "second"]
     assert [key.name for key in keys] == ["key0", "key1", "key2"]
+
+
+def test_keys_that_were_read_stay_what_they_are_whatever_becomes_of_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("first cap=2\nsecond weight=3\n")
+    read = with_keys_read(load("--api-key", "zeroth", "--api-key-file", str(path)))
+    keys = api_keys(read)
+    path.unlink()
+    assert [(key.secret, key.name, key.cap, key.weight) for key in keys] == [
+        ("zeroth", "key0", None, 1.0),
+        ("first", "key1", 2, 1.0),
+        ("second", "key2", None, 3.0),
+    ]
+    assert api_keys(attrs.evolve(read, parallel=2)) == keys
+    assert "second" not in repr(read)
 
 
 def test_a_key_file_without_a_key_is_a_mistake_and_does_not_open_the_server(tmp_path: Path) -> None:

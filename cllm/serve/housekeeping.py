@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from cllm import hub
-from cllm.config import Settings, settings_of_models
+from cllm.config import Settings, settings_of_models, with_keys_read
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed
 from cllm.serve.engine import new_engine
 from cllm.serve.garbage import find_what_has_ended
@@ -32,6 +32,7 @@ class Housekeeper:
     """
 
     def __init__(self, settings: Settings, make_progress: MakeProgress) -> None:
+        self.settings = settings = with_keys_read(settings)  # for all that serves
         self.house = House([Tenant(each) for each in settings_of_models(settings)], load_wait_s=settings.load_wait_s)
         self.house.wanted = self._want
         self.house.unload = self.unload

@@ -86,7 +86,7 @@ class Server:
             body_timeout_s=settings.body_timeout_s,
             keep_alive_s=settings.keep_alive_s,
         )
-        app = create_app(self._keeper.house, settings)
+        app = create_app(self._keeper.house, self._keeper.settings)
         traffic = Traffic()
         self._keeper.house.registry.register(traffic)
         with self._http_scope:

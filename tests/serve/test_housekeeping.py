@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
@@ -20,6 +21,7 @@ from cllm.errors import LoadAborted, LoadFailed, ModelDied, NotFound, StepFailed
 from cllm.serve.garbage import spare_what_stays
 from cllm.serve.house import Hold, House, State, Tenant
 from cllm.serve.housekeeping import Housekeeper
+from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeBackend, FakeModel
 from tests.serve.conftest import TEST_S, make_spec, read_all, text_alone, until
 
@@ -262,6 +264,17 @@ async def test_who_waits_for_a_load_longer_than_it_may_is_told_to_come_back(keep
         go_on.set()
         await until(lambda: kept.tenant("b").state is State.LOADED)
         await kept.ask("b")
+
+
+async def test_loads_on_demand_and_layouts_find_the_keys_of_the_start_whatever_became_of_their_file(keep: Keep, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one cap=2\nother\n")
+    async with keep("a", "b", models_memory_mb=150, api_key_file=str(path)) as kept:
+        await kept.keeper.ready.wait()
+        path.unlink()
+        assert await kept.ask("b") == text_alone("once upon a time", 8)
+        assert kept.states() == "unloaded loaded"
+        assert [limits_of(kept.backend.loaded[0][1], tenant.settings).key_caps for tenant in kept.house.tenants] == [{"key0": 2}] * 2
 
 
 async def test_a_load_on_demand_that_fails_is_the_requests_misfortune_and_not_tried_at_once_again(keep: Keep) -> None:
