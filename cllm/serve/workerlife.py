@@ -19,6 +19,7 @@ from cllm.serve.workerprocess import WorkerProcess
 
 N_LIVES_MAX: Final = 12  # in a row without success: what dies so often will not be better the next time
 LOAD_SILENCE_S: Final = 600.0  # between two words of how far a load is
+HANG_S_MAX: Final = 2_147_483.0  # 24 days: poll(2) takes no more milliseconds than an int has room for
 PAUSE_S: Final = 0.1  # before the second life in a row, doubled before each further one
 PAUSE_MAX_S: Final = 5.0
 
@@ -31,7 +32,7 @@ class WorkerLife:
     """
 
     def __init__(self, factory: str, spec: ModelSpec, hang_s: float, *, embeds: bool = False) -> None:
-        self.hang_s = hang_s
+        self.hang_s = min(hang_s, HANG_S_MAX)
         self.n_lives = 0  # since something went well, but for those that a text may have ended
         self._n_deaths = 0  # those, too
         self.on_death: Callable[[], None] = lambda: None  # called from a thread of the worker's, whenever one has ended

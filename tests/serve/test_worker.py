@@ -376,6 +376,14 @@ def test_a_process_that_cannot_be_started_is_told_in_one_line_and_leaves_nothing
     assert len(os.listdir("/proc/self/fd")) <= n_before
 
 
+def test_it_is_borne_as_long_as_anybody_likes() -> None:
+    model = load(hang_s=1e300)
+    try:
+        assert model.vocabulary.tokenize("ab", add_special=False, parse_special=False) == [97, 98]
+    finally:
+        model.close()
+
+
 def test_nothing_of_it_is_left_when_it_is_closed(model: WorkerModel, tmp_path: Path) -> None:
     n_before = len(os.listdir("/proc/self/fd"))
     other = load()

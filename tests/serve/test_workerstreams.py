@@ -101,6 +101,16 @@ async def test_one_that_tells_nothing_for_too_long_is_replaced() -> None:
         model.close()
 
 
+async def test_one_that_may_be_silent_as_long_as_it_likes_answers() -> None:
+    model = load(hang_s=1e300)
+    try:
+        async with serving(StreamsOnly(model)) as running:
+            (answer,) = await answers(running, make_spec("the sea", 8))
+        assert answer.text == text_alone("the sea", 8)
+    finally:
+        model.close()
+
+
 def test_who_begins_after_a_long_silence_has_all_the_time_from_then_on(model: WorkerStreams, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as nobody waits for anything, silence says nothing."""
     now, waited = 1000.0, []

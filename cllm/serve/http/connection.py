@@ -33,6 +33,7 @@ SO_LINGER_RESET = struct.pack("ii", 1, 0)
 # Beyond what the client's window takes, so much may wait in the kernel: enough for a fast line, small against a stream's buffer.
 NOTSENT_BYTES = 128 * 1024
 TCP_ESTABLISHED = 1  # tcp_states.h
+USER_TIMEOUT_MS_MAX = 2**31 - 1  # 24 days: the kernel keeps it in an int
 
 
 class Phase(enum.Enum):
@@ -257,7 +258,7 @@ def address_of(name: Callable[[], Any]) -> tuple[str, int] | None:
 
 def tune(raw: socket.socket, config: HttpConfig) -> None:
     """Set what the platform has: no delay, and bounds on what a vanished or never-reading client can hold."""
-    user_timeout_ms = int(config.write_timeout_s * 1000)
+    user_timeout_ms = int(min(config.write_timeout_s * 1000, USER_TIMEOUT_MS_MAX))
     wanted: list[tuple[int, str, int]] = [
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),

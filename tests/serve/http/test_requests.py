@@ -24,6 +24,11 @@ async def test_a_connection_serves_one_request_after_another(serving):
         await client.close()
 
 
+async def test_clients_are_borne_as_long_as_the_operator_likes(serving):
+    async with serving(write_timeout_s=1e300, header_timeout_s=1e300, body_timeout_s=1e300, keep_alive_s=1e300) as server:
+        assert await server.is_healthy()
+
+
 async def test_pipelined_requests_are_answered_in_order(serving):
     async with serving() as server:
         client = await server.connect()
