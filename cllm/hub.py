@@ -83,6 +83,8 @@ def local_path(model: str, on_bytes: OnBytes) -> str:
 def size_of(model: str) -> int:
     """The bytes of the file that `model` names, with the further files of a split one; 0 for what is no file here."""
     path = Path(model)
+    if not path.name:  # `.`, say
+        return 0
     split = _SPLIT.fullmatch(path.name)
     name = f"{glob.escape(split['stem'])}-*-of-{split['total']}.gguf" if split else glob.escape(path.name)
     return sum(part.stat().st_size for part in path.parent.glob(name) if part.is_file())

@@ -89,6 +89,19 @@ def test_a_repository_without_gguf_files_says_so() -> None:
         hub.choose(hub.models_among(["model.safetensors"]), Reference("user/repo"))
 
 
+@pytest.mark.parametrize("model", [".", "/", "", "..", "missing/model.gguf", "user/repo:Q4_K_M"])
+def test_what_is_no_file_here_takes_no_bytes(model: str) -> None:
+    assert hub.size_of(model) == 0
+
+
+def test_a_split_file_takes_the_bytes_of_all_its_parts(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"m[0]-0000{number}-of-00002.gguf").write_bytes(b"x" * 10 * number)
+    assert hub.size_of(str(tmp_path / "m[0]-00001-of-00002.gguf")) == 30
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    assert hub.size_of(str(tmp_path / "m.gguf")) == 1
+
+
 # --- a hub on loopback -------------------------------------------------------------------------------------------------
 
 
