@@ -366,7 +366,12 @@ def name_of_model(model: str | None) -> str:
     """Return what a model is called that was given no other name."""
     if model is None:
         return DEMO_NAME
-    return model if reference_of(model) else Path(model).stem
+    return model if reference_of(model) else name_of_file(model)
+
+
+def name_of_file(path: str) -> str:
+    """Return what a file's model is called. Bytes that are no UTF-8 are escaped: no answer could have them."""
+    return Path(path).stem.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def names_of(settings: Settings) -> tuple[str, ...]:

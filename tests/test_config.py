@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -10,7 +11,17 @@ import attrs
 import pytest
 
 from cllm import backend, config
-from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, api_keys, settings_of_models, variable, warnings, with_keys_read
+from cllm.config import (
+    DEFAULT_SETTINGS,
+    Settings,
+    SettingsError,
+    api_keys,
+    name_of_model,
+    settings_of_models,
+    variable,
+    warnings,
+    with_keys_read,
+)
 from cllm.engine.params import SamplingProfile
 from cllm.serve.spec import model_spec
 from cllm.sources import load_settings
@@ -242,6 +253,13 @@ def test_a_variable_that_is_no_setting_is_warned_of_with_the_nearest_name() -> N
 
 
 # --- several models ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_whose_name_no_answer_could_have_is_served_under_one_that_can_be_typed(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/m\xff.gguf")
+    Path(path).touch()
+    assert name_of_model(path) == r"m\udcff"
+    assert name_of_model(str(tmp_path / "模型.gguf")) == "模型"
 
 
 def test_several_models_share_the_settings_and_each_may_have_names() -> None:

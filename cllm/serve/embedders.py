@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import attrs
 import structlog
 import trio
 
 from cllm.backend import Backend, Embedder, Embeds, LoadsEmbedders, ModelSpec, OnProgress, StepModel, StreamModel
-from cllm.config import Settings, api_keys
+from cllm.config import Settings, api_keys, name_of_file
 from cllm.errors import DoesNotGenerate, LoadFailed
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.engine import Embeddings
@@ -74,7 +73,7 @@ def load_embedder(
     if settings.embedding_model is not None:
         if not isinstance(backend, LoadsEmbedders):
             raise LoadFailed("this backend loads no embedding models")
-        names = settings.embedding_alias or (Path(settings.embedding_model).stem,)
+        names = settings.embedding_alias or (name_of_file(settings.embedding_model),)
         return loaded_embedder(backend.load_embedder(vectors, on_progress), names)
     own_names = (*aliases, *settings.embedding_alias)
     if isinstance(model, EmbeddingsOnly):

@@ -40,9 +40,10 @@ def complain(error: BaseException) -> None:
 
 
 def tell(text: str) -> None:
-    """Print, for whom it may interest: a server needs no standard output."""
+    """Print, for whom it may interest: a server needs no standard output. Characters that it has not are escaped."""
     try:
-        print(text, flush=True)
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there may be none at all
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except CANNOT_WRITE:  # nobody reads any more (`| head -1`), say; Python would try again, and complain, at its end
         _let_go_of(sys.stdout)
 

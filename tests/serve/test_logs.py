@@ -1,4 +1,4 @@
-"""Log lines: one that cannot be written ends nothing, and none tells what was asked."""
+"""What is logged and told: what cannot be written ends nothing, and no line tells what was asked."""
 
 from __future__ import annotations
 
@@ -99,6 +99,29 @@ def test_what_standard_output_cannot_take_is_lost(monkeypatch: pytest.MonkeyPatc
     stream = Stream()
     stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
+    tell("lost")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "written"),
+    [
+        ("utf-8", "模型", "模型"),
+        ("utf-8", "m\udcff", r"m\udcff"),  # how a file name has a byte that is no UTF-8
+        ("latin-1", "é模", r"é\u6a21"),
+        ("ascii", "é", r"\xe9"),
+    ],
+)
+def test_a_character_that_standard_output_has_not_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, text: str, written: str
+) -> None:
+    data = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(data, encoding))
+    tell(text)
+    assert data.getvalue().decode(encoding) == written + "\n"
+
+
+def test_a_server_without_standard_output_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
     tell("lost")
 
 
