@@ -38,10 +38,14 @@ class BarProgress:
 
     def __init__(self, name: str) -> None:
         self._bar = Bar(
-            TextColumn(f"loading {name}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
-            console=Console(file=lossy_stderr()), transient=True,
-        )  # fmt: skip
-        self._task = self._bar.add_task("load", total=1.0)
+            TextColumn("loading {task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            console=Console(file=lossy_stderr()),
+            transient=True,
+        )
+        self._task = self._bar.add_task(name, total=1.0)
         self._bar.start()
         self._logger_factory = structlog.get_config()["logger_factory"]
         structlog.configure(logger_factory=structlog.PrintLoggerFactory(lossy_stderr()))  # which is the bar's while it runs

@@ -95,6 +95,13 @@ def test_a_bar_on_a_terminal_that_has_gone_ends_no_load(monkeypatch: pytest.Monk
         progress.stop()
 
 
+@pytest.mark.parametrize("name", ["{x}.gguf", "a[/b].gguf", "[red]a.gguf"])
+def test_a_bar_shows_a_name_as_it_is_whatever_that_would_mean_to_who_draws_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with standard_error(monkeypatch, is_terminal=True) as stream:
+        make_progress(name).stop()
+    assert f"loading {name} " in stream.getvalue()
+
+
 def test_what_standard_output_cannot_take_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream()
     stream.close()
