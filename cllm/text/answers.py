@@ -55,6 +55,11 @@ class AnswerReader:
         return self._reasoning is not None and self._reasoning.is_inside
 
     @property
+    def may_be_cut(self) -> bool:
+        """Whether reasoning is under way, which the closing tokens would end."""
+        return self._calls.is_within_reasoning if isinstance(self._calls, ChannelReader) else self.is_reasoning
+
+    @property
     def is_idle(self) -> bool:
         """Whether all that comes from now on is content, and nothing is held back here."""
         return self._reasoning is None and self._calls is None

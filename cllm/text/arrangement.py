@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
-
-_SAID: Final = ("user", "tool")  # turns that the model reads and has not written
 
 
 class Takes(Protocol):
@@ -47,21 +45,28 @@ def _joined(messages: list[Message]) -> list[Message]:
 
 
 def _told_by_users(messages: list[Message]) -> list[Message]:
-    """System messages as a part of the turn before, if the model has not written that, else of the user's next."""
+    """System messages as a part of the user's turn before or behind, else as one of his, before the model says more."""
     told: list[Message] = []
-    pending: list[Any] = []
+    pending: list[Any] = []  # between a call and its results nothing may come
     for message in messages:
         role = message.get("role")
-        if role == "system" and told and told[-1].get("role") in _SAID and not pending:
+        if role == "system" and not pending and told and told[-1].get("role") == "user":
             told[-1] = _with(told[-1], message)
         elif role == "system":
             pending.append(message["content"])
-        elif role == "user" and pending:
+        elif role == "tool":
+            told.append(message)
+        elif pending and role == "user":
             told.append(message | {"content": together([*pending, message["content"]])})
             pending = []
         else:
-            told.append(message)
-    return [*told, {"role": "user", "content": together(pending)}] if pending else told
+            told += [_user(pending), message] if pending else [message]
+            pending = []
+    return [*told, _user(pending)] if pending else told
+
+
+def _user(contents: list[Any]) -> Message:
+    return {"role": "user", "content": together(contents)}
 
 
 def _apart(messages: list[Message], takes: Takes) -> list[Message]:
@@ -81,7 +86,9 @@ def _with(turn: Message, more: Message) -> Message:
     """One turn in place of two; calls and reasoning of both are its."""
     content = together([one["content"] for one in (turn, more) if one.get("content")] or [turn.get("content")])
     calls = [*(turn.get("tool_calls") or []), *(more.get("tool_calls") or [])]
-    return {**more, **turn, "content": content, **({"tool_calls": calls} if calls else {})}
+    thoughts = [one["reasoning_content"] for one in (turn, more) if one.get("reasoning_content")]
+    both = {"tool_calls": calls} if calls else {}
+    return {**more, **turn, "content": content, **both, **({"reasoning_content": together(thoughts)} if thoughts else {})}
 
 
 def together(contents: list[Any]) -> Any:

@@ -22,6 +22,7 @@ ARGUMENT_KEYS: Final = frozenset({"arguments", "parameters", "args"})
 _BLANKS: Final = " \t\r\n"
 _IN_STRING = re.compile(r'["\\]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SCALAR_END = re.compile(r"[,}\] \t\r\n]")
 _CLOSING: Final = {"{": "}", "[": "]"}
 
@@ -106,6 +107,25 @@ def read_json(text: str) -> Any:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+def written(value: Any) -> str:
+    """`value` as JSON. Half characters, which no UTF-8 has, are escaped. Raises: ValueError for what JSON has no word for."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"no JSON: {error}") from error
+
+
+def _read_python(text: str) -> Any:
+    """The value of what is written as Python does: templates write earlier values so, and models copy that. Else the text itself."""
+    try:
+        value = ast.literal_eval(text.strip())
+        written(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+    return value
 
 
 class _Place(Enum):
@@ -202,7 +222,7 @@ class ObjectBody:
 
     def _take_arguments(self, value: Any) -> None:
         if isinstance(value, str) and value.strip():
-            self.fragments.append(value)
+            self.fragments.append(_SURROGATE.sub("\ufffd", value))
         elif value in (None, ""):
             self._has_arguments = False
         else:
@@ -251,7 +271,6 @@ class NamedBody:
 
 # --- types -------------------------------------------------------------------------------------------------------------
 
-_LITERALS: Final = {"True": True, "False": False, "None": None}
 _JSON_WORDS: Final = {"true": True, "false": False, "null": None}
 
 
@@ -301,11 +320,19 @@ class Tags:
     after_value: str
     closing: str
     after_name: str = ""  # behind the name; "": the first key, or the end
+    on_lines: bool = False  # values stand on lines of their own, whose ends do not belong to them
 
 
 FUNCTION_TAGS: Final = Tags(
-    opening="<function=", after_name=">", before_key="<parameter=", before_value=">", after_value="</parameter>", closing="</function>"
+    opening="<function=",
+    after_name=">",
+    before_key="<parameter=",
+    before_value=">",
+    after_value="</parameter>",
+    closing="</function>",
+    on_lines=True,
 )
+SEED_TAGS: Final = attrs.evolve(FUNCTION_TAGS, on_lines=False)
 INVOKE_TAGS: Final = Tags(
     opening='<invoke name="',
     after_name='">',
@@ -338,6 +365,7 @@ class TaggedBody:
         self._tools = tools
         self._tags = tags
         self._text = ""
+        self._from = 0  # where what is looked for may begin
         self._reads: Callable[[], bool] = self._read_opening if tags.opening else self._read_name
         self._key = ""
         self._n_values = 0
@@ -353,11 +381,12 @@ class TaggedBody:
 
     def _until(self, *ends: str) -> tuple[str, str] | None:
         """Take what stands before the first of `ends`, and that; None when there is none of them yet."""
-        found = [(pos, end) for end in ends if (pos := self._text.find(end)) >= 0]
+        found = [(pos, end) for end in ends if (pos := self._text.find(end, self._from)) >= 0]
         if not found:
+            self._from = max(0, len(self._text) - max(map(len, ends)) + 1)
             return None
         pos, end = min(found)
-        inside, self._text = self._text[:pos], self._text[pos + len(end) :]
+        inside, self._text, self._from = self._text[:pos], self._text[pos + len(end) :], 0
         return inside, end
 
     def _nothing_until(self, *ends: str) -> str | None:
@@ -405,13 +434,13 @@ class TaggedBody:
     def _read_value(self) -> bool:
         taken = self._until(self._tags.after_value)
         if taken is not None:
-            self._tell(taken[0].removeprefix("\n").removesuffix("\n"))
+            self._tell(taken[0].removeprefix("\n").removesuffix("\n") if self._tags.on_lines else taken[0])
             self._reads = self._read_next
         return taken is not None
 
     def _tell(self, text: str) -> None:
         key, *rest = _KEY_END.split(self._key, maxsplit=1)
-        value = json.dumps(text, ensure_ascii=False) if _TYPE_IS_TEXT in "".join(rest) else self._typed(key, text)
+        value = written(text) if _TYPE_IS_TEXT in "".join(rest) else self._typed(key, text)
         self.fragments.append((", " if self._n_values else "{") + f"{json.dumps(key)}: {value}")
         self._n_values += 1
 
@@ -421,15 +450,14 @@ class TaggedBody:
         properties = tool.parameters.get("properties") if tool is not None else None
         types = _types_of(properties.get(key)) if isinstance(properties, Mapping) else None
         if types == frozenset(("string",)):  # whatever it looks like; whole files are written this way
-            return json.dumps(text, ensure_ascii=False)
+            return written(text)
         try:
             value = read_json(text)
         except ValueError:
-            # Templates write earlier values as Python does, and models copy that.
-            value = text if types is None or "string" in types else _LITERALS.get(text, text)
+            value = text if types is None or "string" in types else _read_python(text)
         if types is not None and "string" in types and (isinstance(value, str) or not _type_names(value) & types):
             value = text
-        return json.dumps(value, ensure_ascii=False)
+        return written(value)
 
 
 # --- a function's call -------------------------------------------------------------------------------------------------
@@ -454,7 +482,7 @@ class PythonBody:
         self._text += text[pos:]
         if self.name is None:
             name, bracket, _ = self._text.partition("(")
-            self.is_bad = len(name) > N_HEAD_MAX or not (bracket or name.replace(".", "_").isidentifier())
+            self.is_bad = len(name) > N_HEAD_MAX or not _NAME.fullmatch(name)
             if not bracket or self.is_bad:
                 return len(text)
             self.name, self._pos = name.strip(), len(name)
@@ -477,20 +505,25 @@ class PythonBody:
             elif letter in ")]}":
                 self._depth -= 1
                 self.is_complete = not self._depth
+        if not found:
+            self._pos = len(self._text) - self._text.endswith("\\")
 
     def _end(self) -> None:
         try:
             arguments = _keywords(self._text[self._text.index("(") : self._pos])
-            self.fragments.append(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+            self.fragments.append(written(arguments))
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             self.is_bad, self.is_complete = True, False
 
 
+_PYTHON_STRING = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
+_NAME = re.compile(r"\s*[\w.-]*\s*")
 _IN_PYTHON = re.compile(r"""\\.|['"()\[\]{}]""", re.DOTALL)
 
 
 def _keywords(text: str) -> dict[str, Any]:
     """The values of a call's keywords, of which `text` has the brackets and what is in them. Raises: what Python's parser does."""
+    text = _PYTHON_STRING.sub(lambda string: string[0].replace("\n", "\\n"), text)  # which templates write as they are
     call = ast.parse(f"f{text}", mode="eval").body
     if not isinstance(call, ast.Call) or call.args:
         raise ValueError("no call by keywords")
@@ -540,7 +573,7 @@ class MarkedBody:
         if not self._look():
             return len(text)
         try:
-            self.fragments.append(json.dumps(read_json(_as_json(self._text[self._start : self._pos])), ensure_ascii=False))
+            self.fragments.append(written(read_json(_as_json(self._text[self._start : self._pos]))))
             self.is_complete = True
         except ValueError:
             self.is_bad = True

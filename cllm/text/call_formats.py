@@ -15,6 +15,7 @@ from cllm.text.call_bodies import (
     INVOKE_TAGS,
     KEY_TAGS,
     QUOTE,
+    SEED_TAGS,
     Body,
     MarkedBody,
     NamedBody,
@@ -101,8 +102,8 @@ SEED: Final = CallFormat(
     name="seed",
     begin="<seed:tool_call>",
     ends=("</seed:tool_call>",),
-    tags=FUNCTION_TAGS,
-    again=("{", FUNCTION_TAGS.opening),
+    tags=SEED_TAGS,
+    again=("{", SEED_TAGS.opening),
     frame=_objects("<seed:tool_call>", "</seed:tool_call>"),
 )
 MINIMAX: Final = CallFormat(
@@ -281,8 +282,8 @@ _SIGNS: Final = (  # of each form, of which one must be in the template, with al
     (NEMOTRON, (NEMOTRON.begin,)),
     (GLM, (GLM.begin, "<arg_key>")),
     (QWEN_CODER, (QWEN_CODER.begin, "<function=")),
-    (HERMES, (HERMES.begin,)),
     (APRIEL, (APRIEL.begin,)),
+    (HERMES, (HERMES.begin,)),
     (FUNCTIONARY, (FUNCTIONARY.begin,)),
     (PHI, (PHI.begin,)),
     (PHI, ("<|tool|>",)),
@@ -290,9 +291,18 @@ _SIGNS: Final = (  # of each form, of which one must be in the template, with al
 )
 
 
-def format_of(template: str) -> CallFormat | None:
-    """The form that a chat template's source speaks of; None when it speaks of none that is known."""
+def format_of(template: str, written: str = "") -> CallFormat | None:
+    """The form that a chat template's source speaks of, and in which it has `written` a call of `look_up`, if it has.
+
+    None when it is none that is known.
+    """
     if channels.is_written_in(template):
         return HARMONY
-    found = next((form for form, signs in _SIGNS if all(sign in template for sign in signs)), None)
-    return LLAMA if found is None and re.search(r'"parameters"\s*:', template) else found
+    found = [form for form, signs in _SIGNS if all(sign in template for sign in signs)]
+    found += [LLAMA] if re.search(r'"parameters"\s*:', template) else []
+    return next((form for form in found if _has_written(form, written)), None)
+
+
+def _has_written(form: CallFormat, text: str) -> bool:
+    is_bare = form.bare and re.search(r'"name":\s*"look_up",\s*"parameters"', text)
+    return form.begin in text or bool(form.opens and form.opens in text) or bool(is_bare) or "look_up" not in text

@@ -90,6 +90,11 @@ class ChannelReader:
         return self._state is _State.REASONING
 
     @property
+    def is_within_reasoning(self) -> bool:
+        """Whether the message under way is reasoning."""
+        return self._state is _State.REASONING
+
+    @property
     def is_done(self) -> bool:
         """Whether the answer is over."""
         return self._single and self.n_calls > 0

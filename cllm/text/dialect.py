@@ -42,7 +42,7 @@ def dialect_of(template: ChatTemplate, vocabulary: Vocabulary, tool_format: str 
     """
     in_channels = channels.is_written_in(template.source)
     tags = channels.TAGS if in_channels else tags_in(template.source)
-    form = format_of(template.source) if template.features.supports_tools or in_channels else None
+    form = format_of(template.source, template.features.written_call) if template.features.supports_tools or in_channels else None
     named = None if in_channels else FORMATS.get(tool_format)
     # Tools that a template tells in words of its own, and calls in a form that is not known, are told and read as anywhere else.
     is_known = form is not None or named is not None

@@ -49,6 +49,7 @@ class TemplateFeatures:
     empty_content: str | None  # the content of a message that only calls tools: None or ""
     wants_short_ids: bool  # the ids of tool calls must be nine letters or digits
     takes_several_calls: bool  # in one message, or it shows none at all
+    written_call: str  # a conversation that ends with a call of `look_up`; "" where it renders none
     reasoning_name: str  # what it calls the reasoning of an earlier message that calls: "reasoning_content", or "thinking"
     efforts: tuple[str, ...]  # what it takes for `reasoning_effort`, if it knows that variable
     joins_reasoning: bool  # it takes the content of a message that calls for reasoning, and refuses both
@@ -303,10 +304,11 @@ class _Prober:
 
     render: Callable[..., str]
     wants_parts: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None  # for a template that renders nothing without
 
     def shows(self, messages: list[Message], **variables: Any) -> str:
         try:
-            return self.render(messages, add_generation_prompt=True, **variables)
+            return self.render(messages, **{"add_generation_prompt": True, "tools": self.tools, **variables})
         except RequestError:
             return ""
 
@@ -388,13 +390,18 @@ class _Prober:
         return "", False  # it does not show calls; a message without content is the likelier to offend it
 
 
+def _tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}}
+
+
 def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) -> TemplateFeatures:
     prober = _Prober(template._render)
     parts = attrs.evolve(prober, wants_parts=True)
     wants_parts = _NEEDLE not in prober.shows([prober.said("user", _NEEDLE)]) and _NEEDLE in parts.shows([parts.said("user", _NEEDLE)])
     prober = parts if wants_parts else prober
     hello = prober.said("user", "hello")
-    tool = {"type": "function", "function": {"name": _NEEDLE, "description": "", "parameters": {"type": "object", "properties": {}}}}
+    if not prober.shows([hello]):
+        prober = attrs.evolve(prober, tools=[_tool("look_up")])
     empty_content, wants_object_arguments = prober.call_shapes()
     reasoning_name, joins_reasoning = prober.reasoning_shape(empty_content, as_object=wants_object_arguments)
     return TemplateFeatures(
@@ -403,7 +410,7 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         takes_system_anywhere=prober.takes_system_anywhere(),
         takes_neighbours=prober.takes_neighbours(),
         takes_text_after_results=prober.takes_text_after_results(empty_content, as_object=wants_object_arguments),
-        supports_tools=_NEEDLE in prober.shows([hello], tools=[tool]),
+        supports_tools=_NEEDLE in prober.shows([hello], tools=[_tool(_NEEDLE)]),
         mentions_thinking=any(word in template.source for word in _THINKING_WORDS),
         writes_bos=bool(bos_token) and prober.shows([hello]).startswith(bos_token),
         wants_parts=wants_parts,
@@ -411,6 +418,7 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         empty_content=empty_content,
         wants_short_ids=prober.wants_short_ids(empty_content, as_object=wants_object_arguments),
         takes_several_calls=prober.takes_several_calls(empty_content, as_object=wants_object_arguments),
+        written_call=prober.shows(prober.called(empty_content, as_object=wants_object_arguments)[:2], add_generation_prompt=False),
         reasoning_name=reasoning_name,
         efforts=prober.efforts(template.source) if EFFORT in variables else (),
         joins_reasoning=joins_reasoning,

@@ -45,7 +45,7 @@ class Transcript:
         reader, form = self._reader, self._form
         if reader is None or form is None or form.n_reasoning_max is None:
             return ()
-        was_closing, self._is_closing = self._is_closing, reader.is_reasoning and self.n_reasoning >= form.n_reasoning_max
+        was_closing, self._is_closing = self._is_closing, reader.may_be_cut and self.n_reasoning >= form.n_reasoning_max
         return form.closing if self._is_closing and not was_closing else ()
 
     def push(self, token: int, *, can_stop: bool) -> tuple[str, list[Part] | None, str | None]:

@@ -183,6 +183,14 @@ async def test_an_item_that_is_kept_may_be_referred_to(serve: Any) -> None:
     assert len(listener.prompts) == 3  # the last one's is the same as the second
 
 
+async def test_the_items_that_a_response_was_asked_with_may_be_referred_to_as_well(serve: Any) -> None:
+    async with serve(Listener().model) as api:
+        response = (await api.post("/v1/responses", {"input": "hello"})).json
+        (listed,) = (await api.get(f"/v1/responses/{response['id']}/input_items")).json["data"]
+        answer = await api.post("/v1/responses", {"input": [{"type": "item_reference", "id": listed["id"]}]})
+    assert answer.status == 200
+
+
 async def test_tools_that_are_no_functions_are_left_out_beside_functions(serve: Any) -> None:
     others = [{"type": "web_search"}, {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "x"}]}]
     listener = Listener()
@@ -312,6 +320,10 @@ def test_items_are_known_to_their_key_as_long_as_a_response_has_them() -> None:
     assert store.item("i1", key="k", now=6.0) is first
     assert store.item("i2", key="other", now=6.0) is None
     store.delete("b", key="k", now=6.0)
-    assert store.item("i1", key="k", now=6.0) is None
+    assert store.item("i1", key="k", now=6.0) is None, "its first response has gone to make room"
     assert store.item("i2", key="k", now=6.0) is None
+    store.keep({"id": "d"}, (), (second,), key="k", now=7.0)
+    store.keep({"id": "e"}, (), (second,), key="k", now=8.0)
+    store.delete("e", key="k", now=8.0)
+    assert store.item("i2", key="k", now=8.0) is second
     assert store.item("i1", key="other", now=16.0) is None

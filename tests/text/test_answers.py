@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cllm.text import call_bodies
 from cllm.text.answers import AnswerFormat
 from cllm.text.call_formats import (
     APRIEL,
@@ -337,6 +338,78 @@ def test_values_in_tags_have_one_of_the_types_that_the_schema_names(schema: Any,
     assert json.loads(arguments.fragment) == {"a": value}
 
 
+VALUE_WRITTEN = [
+    (GLM, "<tool_call>add<arg_key>text</arg_key><arg_value>{}</arg_value></tool_call>"),
+    (SEED, "<seed:tool_call><function=add><parameter=text>{}</parameter></function></seed:tool_call>"),
+    (MINIMAX, '<minimax:tool_call><invoke name="add"><parameter name="text">{}</parameter></invoke></minimax:tool_call>'),
+    (DSML, '<｜DSML｜invoke name="add"><｜DSML｜parameter name="text" string="true">{}</｜DSML｜parameter></｜DSML｜invoke>'),
+    (QWEN_CODER, "<tool_call><function=add><parameter=text>\n{}\n</parameter></function></tool_call>"),
+]
+
+
+@pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
+@pytest.mark.parametrize("value", ["a = 1\n", "\n\nx", " x ", "caf\u00e9 \\ud83d"])
+def test_a_text_keeps_the_line_ends_that_are_its_own(form: CallFormat, written: str, value: str) -> None:
+    (_, arguments) = read(of(form), written.replace("{}", value))
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.fragment) == {"text": value}
+
+
+def test_lists_that_are_written_as_python_does_are_lists() -> None:
+    tools = (Tool("add", "adds", {"type": "object", "properties": {"a": {"type": "array"}}}),)
+    written = "<seed:tool_call><function=add><parameter=a>['p', 'q, \"r\"', True]</parameter></function></seed:tool_call>"
+    (_, arguments) = read(AnswerFormat(calls=SEED, tools=tools), written)
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.fragment) == {"a": ["p", 'q, "r"', True]}
+
+
+@pytest.mark.parametrize(
+    ("form", "written", "value"),
+    [
+        (LFM, '<|tool_call_start|>[add(text="\\ud83d\\ude00")]<|tool_call_end|>', "\U0001f600"),
+        (GLM, '<tool_call>add<arg_key>b</arg_key><arg_value>["\\ud83d\\ude00"]</arg_value></tool_call>', ["\U0001f600"]),
+        (LFM, '<|tool_call_start|>[add(text="\\ud83d")]<|tool_call_end|>', "\ud83d"),
+    ],
+)
+def test_halves_of_characters_are_escaped_since_no_text_can_have_them(form: CallFormat, written: str, value: Any) -> None:
+    (_, arguments) = read(of(form), written)
+    assert isinstance(arguments, Arguments)
+    arguments.fragment.encode()
+    assert next(iter(json.loads(arguments.fragment).values())) == value
+
+
+@pytest.mark.parametrize(
+    ("form", "written"),
+    [
+        (LFM, "<|tool_call_start|>[resolve-library-id(a=1)]<|tool_call_end|>"),
+        (GEMMA, "<|tool_call>call:resolve-library-id{a:1}<tool_call|>"),
+        (GLM, "<tool_call>resolve-library-id<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
+        (KIMI, '<|tool_call_begin|>functions.resolve-library-id:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'),
+        (FUNCTIONARY, '<function=resolve-library-id>{"a": 1}</function>'),
+        (HARMONY, '<|channel|>commentary to=functions.resolve-library-id<|message|>{"a": 1}'),
+    ],
+)
+def test_names_may_have_hyphens_in_whatever_pieces_they_come(form: CallFormat, written: str) -> None:
+    chosen = AnswerFormat(calls=form, tools=(Tool("resolve-library-id"),))
+    told = [CallBegun(0, "resolve-library-id"), Arguments(0, '{"a": 1}')]
+    assert read(chosen, written) == read(chosen, *written) == told
+
+
+def test_a_long_argument_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting:
+        n_looked = 0
+
+        def search(self, text: str, pos: int) -> Any:
+            Counting.n_looked += len(text) - pos
+            return pattern.search(text, pos)
+
+    pattern = call_bodies._IN_PYTHON
+    monkeypatch.setattr(call_bodies, "_IN_PYTHON", Counting())
+    written = '<|tool_call_start|>[add(text="' + "x" * 20_000 + '")]<|tool_call_end|>'
+    assert len(read(of(LFM), *[written[i : i + 4] for i in range(0, len(written), 4)])) == 2
+    assert Counting.n_looked < 2 * len(written)
+
+
 def test_a_single_call_ends_the_answer() -> None:
     reader = of(HERMES, single=True).reader(None)
     parts, _ = reader.push('<tool_call>{"name": "add", "arguments": {"a": 1}} and more', can_stop=True)
@@ -387,6 +460,11 @@ def test_templates_tell_their_family() -> None:
     assert format_of("'<|tool_call>call:'") is GEMMA
     assert format_of("'<TOOLCALL>['") is NEMOTRON
     assert format_of("'<tool_calls>['") is APRIEL
+    assert format_of("within <tool_call></tool_call>' '<tool_calls>['", '<tool_calls>[{"name": "look_up"') is APRIEL
+    assert format_of("'<tool_call>'", "[<tool_call><look_up>") is HERMES
+    assert format_of("'<tool_call>'", "<call>look_up") is None
+    assert format_of('\'{"name": "", "parameters": \'', '{"name": "look_up", "parameters": {}}') is LLAMA
+    assert format_of('\'{"name": "", "parameters": \'', '{"tool_name": "look_up"}') is None
     assert format_of("'<function='") is FUNCTIONARY
     assert format_of("") is None
 
@@ -402,6 +480,7 @@ def test_templates_tell_their_family() -> None:
         ),
         (GEMMA, '<|tool_call>call:add{"a": 1, "b": "x"}<tool_call|>', {"a": 1, "b": "x"}),
         (LFM, "<|tool_call_start|>[add()]<|tool_call_end|>", {}),
+        (LFM, "<|tool_call_start|>[add(a='x\ny',\n b=1)]<|tool_call_end|>", {"a": "x\ny", "b": 1}),
     ],
 )
 def test_values_that_are_not_written_as_json_become_it(form: CallFormat, written: str, arguments: Any) -> None:

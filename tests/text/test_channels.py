@@ -82,6 +82,15 @@ def _after(reader: AnswerReader, piece: str) -> bool:
     return reader.is_reasoning
 
 
+def test_only_reasoning_itself_may_be_cut_not_the_way_from_it() -> None:
+    reader = form().reader(None)
+    may_be_cut = []
+    for piece in (ANALYSIS, "hm", "<|end|>", "<|start|>", "assistant", FINAL, "5"):
+        reader.push(piece, can_stop=True)
+        may_be_cut.append(reader.may_be_cut)
+    assert may_be_cut == [True, True, False, False, False, False, False]
+
+
 def test_assured_calls_are_told_as_they_come() -> None:
     pieces = [f"{ANALYSIS}hm{NEXT}", "<|channel|>commentary to=functions.add<|message|>", '{"a"', ": 1}", "<|call|>"]
     told = {}

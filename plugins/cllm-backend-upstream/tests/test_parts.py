@@ -238,6 +238,14 @@ def test_a_conversation_is_passed_on_as_it_came() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "told"), [("openai", "xhigh"), ("cllm", "xhigh"), ("vllm", "high"), ("ollama", "high"), ("other", "high")]
+)
+def test_efforts_that_are_not_known_everywhere_are_high_where_they_would_be_refused(kind: str, told: str) -> None:
+    chat = StreamChat(messages=[{"role": "user", "content": "hello"}], reasoning_effort="xhigh")
+    assert asked(StreamRequest(chat=chat, n_tokens_max=3), kind)["reasoning_effort"] == told
+
+
+@pytest.mark.parametrize(
     ("kind", "form", "expected"),
     [
         ("other", StreamForm("json_schema", '{"type":"object"}'), {"response_format": {"type": "json_object"}}),

@@ -77,7 +77,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest) ->
     body.max_tokens = body.max_output_tokens or body.max_tokens
     asked = context.wanted(body, model, max_tokens=None)
     now, key = time.monotonic(), g.key
-    inputs = requests.input_items(body, lambda item_id: store.item(item_id, key=key, now=now))
+    inputs = _with_ids(requests.input_items(body, lambda item_id: store.item(item_id, key=key, now=now)))
     items = (*_said_before(store, body), *inputs)
     chat = await open_chat(context, model, requests.conversation_of(body, items), asked, endpoint=ENDPOINT)
     stores = body.store is not False and store.is_open
@@ -86,7 +86,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest) ->
     def keep(response: dict[str, Any]) -> None:
         if stores:
             output = tuple(msgspec.convert(response["output"], list[Item]))
-            store.keep(response, _with_ids(inputs), (*items, *output), key=key, now=time.monotonic())
+            store.keep(response, inputs, (*items, *output), key=key, now=time.monotonic())
 
     if body.stream:
         shape = ResponseStream(head, keep)

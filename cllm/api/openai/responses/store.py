@@ -31,7 +31,7 @@ class ResponseStore:
         self._n_bytes_max = n_bytes_max
         self._ttl_s = ttl_s
         self._kept: OrderedDict[str, Kept] = OrderedDict()
-        self._items: dict[tuple[str, str], tuple[str, Any]] = {}  # by key and id, with the latest response that has them
+        self._items: dict[tuple[str, str], dict[str, Any]] = {}  # by key and id, for each response that has one
         self.n_bytes = 0
 
     def __len__(self) -> int:
@@ -52,7 +52,9 @@ class ResponseStore:
             return
         self._forget_old(now)
         self._kept[response["id"]] = Kept(key, response, inputs, items, n_bytes, now + self._ttl_s)
-        self._items.update({(key, item.id): (response["id"], item) for item in items if item.id})
+        for item in items:
+            if item.id:
+                self._items.setdefault((key, item.id), {})[response["id"]] = item
         self.n_bytes += n_bytes
         while len(self._kept) > self._n_max or self.n_bytes > self._n_bytes_max:
             self._forget(next(iter(self._kept)))
@@ -68,7 +70,8 @@ class ResponseStore:
     def item(self, item_id: str, *, key: str, now: float) -> Any | None:
         """Return an item of a response that is still kept, of any of the key's; None when there is none."""
         self._forget_old(now)
-        return self._items.get((key, item_id), ("", None))[1]
+        of_responses = self._items.get((key, item_id))
+        return None if of_responses is None else of_responses[next(reversed(of_responses))]
 
     def delete(self, response_id: str, *, key: str, now: float) -> None:
         """Forget a response. Raises: NotFound."""
@@ -83,5 +86,7 @@ class ResponseStore:
         kept = self._kept.pop(response_id)
         self.n_bytes -= kept.n_bytes
         for item in kept.items:
-            if self._items.get((kept.key, item.id), ("",))[0] == response_id:
-                del self._items[kept.key, item.id]
+            of_responses = self._items.get((kept.key, item.id), {})
+            of_responses.pop(response_id, None)
+            if item.id and not of_responses:
+                self._items.pop((kept.key, item.id), None)

@@ -41,7 +41,7 @@ def body_of(request: StreamRequest, model: str, kind: Kind) -> bytes:
         body |= _logprobs(request.n_logprobs, is_chat=request.chat is not None)
     if request.form is not None:
         body |= _form(request.form, kind)
-    body |= {"prompt": _prompt(request)} if request.chat is None else _chat(request.chat)
+    body |= {"prompt": _prompt(request)} if request.chat is None else _chat(request.chat, kind)
     return msgspec.json.encode(body)
 
 
@@ -54,7 +54,7 @@ def _prompt(request: StreamRequest) -> str | list[int]:
     return list(request.prompt) if request.text is None else request.text
 
 
-def _chat(chat: StreamChat) -> dict[str, Any]:
+def _chat(chat: StreamChat, kind: Kind) -> dict[str, Any]:
     body: dict[str, Any] = {"messages": list(chat.messages)}
     if chat.tools:
         body |= {"tools": list(chat.tools)}
@@ -63,7 +63,8 @@ def _chat(chat: StreamChat) -> dict[str, Any]:
         if not chat.parallel_tool_calls:
             body["parallel_tool_calls"] = False
     if chat.reasoning_effort is not None:
-        body["reasoning_effort"] = chat.reasoning_effort
+        is_known = kind.knows_efforts or chat.reasoning_effort not in ("xhigh", "max")
+        body["reasoning_effort"] = chat.reasoning_effort if is_known else "high"
     if chat.template_variables:
         body["chat_template_kwargs"] = dict(chat.template_variables)
     if chat.continue_final_message:

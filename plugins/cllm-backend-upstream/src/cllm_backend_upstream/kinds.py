@@ -29,6 +29,7 @@ class Kind:
     others: frozenset[str] = _TOOLS | {"reasoning_effort", "json_schema", "n_logprobs"}
     forms: Forms = Forms.NONE
     limit: str = "max_tokens"  # of a conversation's answer
+    knows_efforts: bool = False  # above "high", which others refuse
     sends_defaults: bool = True  # its own may be others; False: they are the same, and it refuses ours
 
     @property
@@ -39,7 +40,7 @@ class Kind:
 
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "openai": Kind(limit="max_completion_tokens"),
+    "openai": Kind(limit="max_completion_tokens", knows_efforts=True),
     "vllm": Kind(
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt"},
@@ -49,6 +50,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt", "cache_prompt", "repeat_last_n"},
         forms=Forms.STRUCTURED,
+        knows_efforts=True,
     ),
     "llamacpp": Kind(  # its cache_prompt takes nothing, but leaves what it computed for others
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},

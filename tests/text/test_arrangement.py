@@ -1,0 +1,84 @@
+"""Turns in any order become turns that a template takes, and nothing of them is lost."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cllm.text.arrangement import Message, arranged
+
+ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+
+
+@attrs.frozen
+class Takes:
+    """See `cllm.text.arrangement.Takes`."""
+
+    supports_system: bool = True
+    takes_system_anywhere: bool = True
+    takes_neighbours: bool = True
+    takes_text_after_results: bool = True
+
+
+def turns(letters: str) -> list[Message]:
+    """A turn for each letter, which says its place."""
+    return [{"role": ROLES[letter], "content": f"{letter}{i}"} for i, letter in enumerate(letters)]
+
+
+def told(letters: str, **takes: bool) -> str:
+    return " ".join(f"{turn['role'][0]}:{turn['content']}".replace("\n\n", "+") for turn in arranged(turns(letters), Takes(**takes)))
+
+
+def test_what_a_template_takes_stays_as_it_is() -> None:
+    assert arranged(turns("ssusatuu"), Takes()) == turns("ssusatuu")
+
+
+def test_late_system_messages_are_the_users_before_the_model_says_more() -> None:
+    assert told("ssusa", takes_system_anywhere=False) == "s:s0+s1 u:u2+s3 a:a4"
+    assert told("uasau", takes_system_anywhere=False) == "u:u0 a:a1 u:s2 a:a3 u:u4"
+    assert told("uasu", takes_system_anywhere=False) == "u:u0 a:a1 u:s2+u3"
+    assert told("suau", supports_system=False) == "u:s0+u1 a:a2 u:u3"
+
+
+def test_nothing_comes_between_a_call_and_its_results() -> None:
+    assert told("uasttas", takes_system_anywhere=False) == "u:u0 a:a1 t:t3 t:t4 u:s2 a:a5 u:s6"
+    assert told("uatst", takes_system_anywhere=False) == "u:u0 a:a1 t:t2 t:t4 u:s3"
+
+
+def test_results_have_a_text_behind_them_in_them_only_where_it_must_be() -> None:
+    assert told("uats", takes_system_anywhere=False) == "u:u0 a:a1 t:t2 u:s3"
+    assert told("uats", takes_system_anywhere=False, takes_text_after_results=False) == "u:u0 a:a1 t:t2+s3"
+
+
+def test_calls_and_reasoning_of_neighbours_are_one_turns() -> None:
+    first = {"role": "assistant", "content": "a", "reasoning_content": "hm", "tool_calls": [1]}
+    second = {"role": "assistant", "content": None, "reasoning_content": "so", "tool_calls": [2]}
+    (turn,) = arranged([first, second], Takes(takes_neighbours=False))
+    assert turn == {"role": "assistant", "content": "a", "reasoning_content": "hm\n\nso", "tool_calls": [1, 2]}
+
+
+ANY_TAKES = st.builds(Takes, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+
+
+@given(st.text("suat", max_size=8), st.text("suat", max_size=4), ANY_TAKES)
+def test_any_order_becomes_one_that_is_taken(before: str, after: str, takes: Any) -> None:
+    whole = arranged(turns(before + after), takes)
+    roles = [turn["role"] for turn in whole]
+    said = [text for turn in whole for text in turn["content"].split("\n\n")]
+    assert sorted(said) == sorted(turn["content"] for turn in turns(before + after))
+    if not takes.supports_system:
+        assert "system" not in roles
+    elif not takes.takes_system_anywhere:
+        assert "system" not in roles[1:]
+    if not takes.takes_neighbours:
+        assert all(one != other or one in ("tool", "system") for one, other in itertools.pairwise(roles))
+    if not takes.takes_text_after_results:
+        assert ("tool", "user") not in itertools.pairwise(roles)
+    if (before + after).endswith("a"):
+        assert roles[-1] == "assistant"  # it may be gone on from
+    # The next request's turns begin as these did, so that what is cached of them stays of use.
+    assert arranged(turns(before), takes)[:-1] == whole[: max(len(arranged(turns(before), takes)) - 1, 0)]
