@@ -65,8 +65,9 @@ def compare(
     None where no pair has the figure on both sides, or all that there is are noughts. The interval is Student's on the logarithms of the
     ratios, which is honest of few pairs: of three it is nearly five times as wide as of many. `starts` says by which start of the servers
     each pair was measured, if that is known; if there were several, what counts is each one's mean, since passes of one start have much
-    in common. Where there are noughts the interval is a bootstrap's over the pairs (percentiles; Efron and Tibshirani, An Introduction to
-    the Bootstrap, 13.3), which takes more of them.
+    in common. Where there are noughts each start counts with its sums; if some are noughts still, or there is one start, the interval is a
+    bootstrap's over the starts, or the pairs of the one (percentiles; Efron and Tibshirani, An Introduction to the Bootstrap, 13.3), which
+    takes more of them.
     """
     numbers = starts if starts and len(set(starts)) > 1 else range(len(ours))
     found = [(a, b, start) for a, b, start in zip(ours, theirs, numbers, strict=True) if a is not None and b is not None]
@@ -74,9 +75,18 @@ def compare(
     if not pairs.any():
         return None
     counts = len(pairs), int((pairs[:, 0] > pairs[:, 1]).sum()), int((pairs[:, 0] < pairs[:, 1]).sum())
+    found_starts = [start for _, _, start in found]
+    if not pairs.all() and numbers is starts:
+        pairs, found_starts = _sums(pairs, found_starts)
     if pairs.all():
-        return Compared(*_students(pairs, [start for _, _, start in found]), *counts)
+        return Compared(*_students(pairs, found_starts), *counts)
     return Compared(float(_mean_ratio(pairs[None])[0]), *(_resampled(pairs, seed) or (None, None)), *counts)
+
+
+def _sums(pairs: npt.NDArray[np.float64], starts: Sequence[int]) -> tuple[npt.NDArray[np.float64], list[int]]:
+    """The pairs of each start as one, and the starts."""
+    each = sorted(set(starts))
+    return np.array([pairs[np.array(starts) == start].sum(axis=0) for start in each]), each
 
 
 def _students(pairs: npt.NDArray[np.float64], starts: Sequence[int]) -> tuple[float, float | None, float | None]:

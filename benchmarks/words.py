@@ -127,10 +127,11 @@ PEERS: Final = """\
 The same model file, threads, slots and cells for all, but for llama-cpp-python's server, which has one slot, so that requests wait for one
 another, and vLLM, whose cells are its own affair; ours and a peer take turns with the same requests, which are new in every pair, and who
 begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with its 95 % interval by Student's t (where a figure is
-0 in some pass, by a bootstrap). Where that has 1 in it, it is unclear who is better, which does not say that both are alike: in how many of
-the pairs ours was stands beside it. It is wide where pairs are few, and of a single pair there is none. Each figure of ours stands against
-the setting beside which it does worst, of those that were measured in that run; the others are named below each table. Ours is that of the
-pairs with this setting, so that the figures of one column may be of different minutes. Texts are chunks as a client sees them.
+0 in some pass, each start counts with its sums, and if those are 0, too, by a bootstrap, of six starts at least). Where that has 1 in it,
+it is unclear who is better, which does not say that both are alike: in how many of the pairs ours was stands beside it. It is wide where
+pairs are few, and of a single pair there is none. Each figure of ours stands against the setting beside which it does worst, of those that
+were measured in that run; the others are named below each table. Ours is that of the pairs with this setting, so that the figures of one
+column may be of different minutes. Texts are chunks as a client sees them.
 
 Where settings name `n_pairs_start`, both servers are started anew after so many pairs, and where they say `warms_up`, a whole pass goes by
 first that does not count: a server's first pass is not like those that follow. If there were several starts, the interval is over them,

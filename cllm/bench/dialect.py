@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from cllm.bench.answers import message_of
-from cllm.bench.load import FAULTS, Connections
+from cllm.bench.load import FAULTS, Connections, fault
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target
 from cllm.bench.workloads import GREEDY, Ask, id_range
 
@@ -27,7 +27,7 @@ async def find_dialect(target: Target, *, endpoint: Endpoint, model: str = "", n
         tried = attrs.evolve(dialect, takes_ids=takes_ids, takes_extras=takes_extras)
         if takes_ids and endpoint == "chat":
             continue
-        status, page = await _ask(target, tried, endpoint)
+        status, page, tried = await _ask_as_it_likes(target, tried, endpoint)
         if status == 200 and (not takes_ids or _n_prompt(page) in (1, 2, None)):  # 2: some put a begin token before it
             return tried
         said = f"{status}: {message_of(page)}"
@@ -48,6 +48,16 @@ async def _told(target: Target, wanted: str) -> Dialect:
         return Dialect()  # a server may do without a list of models
 
 
+async def _ask_as_it_likes(target: Target, dialect: Dialect, endpoint: Endpoint) -> tuple[int, str, Dialect]:
+    """Ask; once more in other words where a field is refused that models which reason know by another name, or not at all."""
+    status, page = await _ask(target, dialect, endpoint)
+    for name, other in (("max_tokens", {"limit": "max_completion_tokens"}), ("temperature", {"takes_temperature": False})):
+        if status == 400 and name in page and endpoint == "chat":
+            dialect = attrs.evolve(dialect, **other)
+            status, page = await _ask(target, dialect, endpoint)
+    return status, page, dialect
+
+
 async def _ask(target: Target, dialect: Dialect, endpoint: Endpoint) -> tuple[int, str]:
     client = Client(target=target, dialect=dialect, endpoint=endpoint, sampling=GREEDY, is_stream=False)
     low, _ = id_range(dialect.n_vocab or 1000)
@@ -61,7 +71,7 @@ async def _fetch(target: Target, request: bytes) -> tuple[int, str]:
         with trio.fail_after(PROBE_S):
             reader = await connections.fetch(request, pieces.append)
     except FAULTS as error:
-        raise BenchFailed(f"cannot reach {target.url}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise BenchFailed(f"cannot reach {target.url}: {fault(error)}") from error
     finally:
         with trio.move_on_after(1, shield=True):
             await connections.close()

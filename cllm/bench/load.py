@@ -34,14 +34,19 @@ class Progress:
     n_pieces: int = 0  # about the tokens of streams, as they come
 
 
-async def connect(target: Target) -> Stream:
-    """Open a connection. Raises: OSError · trio.TooSlowError · ssl.SSLError."""
+async def connect(target: Target, trust: ssl.SSLContext | None) -> Stream:
+    """Open a connection, over TLS where there is something to `trust`. Raises: OSError · trio.TooSlowError · ssl.SSLError."""
     with trio.fail_after(CONNECT_S):
-        if not target.is_tls:
+        if trust is None:
             return await trio.open_tcp_stream(target.host, target.port)
-        stream = await trio.open_ssl_over_tcp_stream(target.host, target.port, https_compatible=True)
+        stream = await trio.open_ssl_over_tcp_stream(target.host, target.port, https_compatible=True, ssl_context=trust)
         await stream.do_handshake()
         return stream
+
+
+def _trust(connections: Connections) -> ssl.SSLContext | None:
+    """Made once: it takes some 50 ms, in which no arrival would be noted."""
+    return ssl.create_default_context() if connections.target.is_tls else None
 
 
 @attrs.define
@@ -50,6 +55,7 @@ class Connections:
 
     target: Target
     _idle: list[Stream] = attrs.field(factory=list)
+    _trusted: ssl.SSLContext | None = attrs.field(default=attrs.Factory(_trust, takes_self=True))
 
     async def fetch(self, request: bytes, on_piece: Callable[[bytes], None]) -> ResponseReader:
         """Send a request; hand on the body as it comes. Raises: one of FAULTS."""
@@ -63,7 +69,7 @@ class Connections:
             else:
                 return reader
         reader = ResponseReader()
-        await self._fetch(await connect(self.target), reader, request, on_piece)
+        await self._fetch(await connect(self.target, self._trusted), reader, request, on_piece)
         return reader
 
     async def _fetch(self, stream: Stream, reader: ResponseReader, request: bytes, on_piece: Callable[[bytes], None]) -> None:
@@ -123,8 +129,11 @@ class _Loop:
                 reader = await self._connections.fetch(self._requests[number], take)
             record.status, record.error = reader.status, ""
         except FAULTS as error:
-            record.status = record.status or (200 if record.arrivals else 0)
-            record.error = _fault(error)
+            record.error = fault(error)
+        finally:
+            record.status = record.status or (200 if record.arrivals else 0)  # of one that is given up, too: what came is read
+            if on_started is not None and len(record.arrivals) < N_PIECES_LATE:  # it will never have so many
+                on_started()
         record.ended_at = self.now()
         self.progress.n_ended += 1
         self.progress.n_failed += bool(record.error) or record.status != 200
@@ -136,10 +145,12 @@ class _Loop:
         return Pass(wall_s=wall_s, client_cpu_s=cpu_s, answers=[answer_of(one) for one in self.exchanges])
 
 
-def _fault(error: BaseException) -> str:
+def fault(error: BaseException) -> str:
+    """What went wrong, in one line; Trio's own errors have the reason behind them."""
     if isinstance(error, trio.TooSlowError):
         return "no answer in time"
-    return " ".join(str(error).split()) or type(error).__name__
+    why = str(error) or str(error.__cause__ or "")
+    return " ".join(why.split()) or type(error).__name__
 
 
 async def closed_loop(
@@ -185,7 +196,6 @@ async def closed_loop(
             async with trio.open_nursery() as workers:
                 for _ in range(min(concurrency, len(work.chains))):
                     workers.start_soon(one_after_another)
-            all_started.set()  # should one have failed before it started, the late one still goes
     return await loop.finish()
 
 

@@ -74,6 +74,8 @@ class Dialect:
     n_vocab: int = 0  # 0: the server does not say
     takes_ids: bool = True  # prompts as token ids
     takes_extras: bool = True  # `ignore_eos` and the sampling fields that OpenAI lacks
+    limit: str = "max_tokens"  # what it calls the number of tokens
+    takes_temperature: bool = True
 
 
 # What cuts nothing off: sent where tokens are drawn by chance, since servers differ in what they take for granted.
@@ -99,8 +101,8 @@ class Client:
         return self.target.head("POST", path, len(body)) + body
 
     def _body(self, ask: Ask, number: int) -> dict[str, Any]:
-        fields: dict[str, Any] = {**self._prompt(ask.prompt), "max_tokens": ask.n_generated, "seed": self.seed + number}
-        fields |= {name: value for name, value in self._sampling() if self.dialect.takes_extras or name in OPENAI_SAMPLING}
+        fields: dict[str, Any] = {**self._prompt(ask.prompt), self.dialect.limit: ask.n_generated, "seed": self.seed + number}
+        fields |= {name: value for name, value in self._sampling() if self._takes(name)}
         if self.dialect.model:
             fields["model"] = self.dialect.model
         if self.dialect.takes_extras:
@@ -108,6 +110,11 @@ class Client:
         if self.is_stream:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
         return fields
+
+    def _takes(self, name: str) -> bool:
+        if name == "temperature" and not self.dialect.takes_temperature:
+            return False
+        return self.dialect.takes_extras or name in OPENAI_SAMPLING
 
     def _sampling(self) -> tuple[tuple[str, float], ...]:
         own = self.sampling.fields

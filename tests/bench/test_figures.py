@@ -81,6 +81,19 @@ def test_where_a_figure_is_nought_in_some_pass_it_counts_and_the_sums_are_compar
     assert compare([0.0, 0.0], [0.0, 0.0]) is None
 
 
+def test_with_noughts_each_start_counts_once_with_its_sums() -> None:
+    ours, theirs, starts = [1.0, 0.0, 3.0, 1.0, 2.0, 2.0], [0.0, 1.0, 1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1, 2, 2]
+    compared, twice = compare(ours, theirs, starts), compare(ours * 2, theirs * 2, starts * 2)
+    assert compared is not None
+    assert twice is not None
+    assert compared.ratio == pytest.approx(4 ** (1 / 3))  # sums of 1 to 1, 4 to 2, 4 to 2
+    assert (compared.low, compared.high) == pytest.approx((twice.low, twice.high)), "pairs of the same starts say no more of other starts"
+    assert compared.verdict(HIGHER) == "unclear"
+    few = compare([1.0, 0.0], [0.0, 0.0], [0, 1])
+    assert few is not None
+    assert few.low is None
+
+
 def test_two_pairs_of_six_in_which_the_other_has_nothing_are_no_sure_win() -> None:
     compared = compare([0.4, 0.4, 0.0, 0.0, 0.0, 0.0], [0.0] * 6)
     assert compared is not None

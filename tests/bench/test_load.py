@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +17,7 @@ import attrs
 import pytest
 import trio
 
-from cllm.bench import process
+from cllm.bench import load, process
 from cllm.bench.dialect import find_dialect
 from cllm.bench.load import N_PIECES_LATE, Progress, closed_loop, open_loop
 from cllm.bench.target import BenchFailed, Client, Dialect, Target, parse_url
@@ -148,6 +149,58 @@ async def test_the_late_request_is_sent_even_if_the_others_fail() -> None:
     assert [one.error for one in done.answers] == ["503: full"] * 3
 
 
+async def test_the_late_request_does_not_wait_for_the_end_of_all_where_one_ends_early() -> None:
+    async with served(answer) as (target, _):
+        asks = [Ask(prompt=(i, 0), n_generated=n) for i, n in enumerate((3, N_PIECES_LATE + 200))]
+        work = Work(tuple((ask,) for ask in asks), Ask(prompt=(9,), n_generated=1))
+        done = await closed_loop(Client(target=target, sampling=GREEDY), work, 2)
+    assert done.answers[-1].sent_at < done.answers[1].ended_at
+
+
+async def test_what_came_of_an_answer_that_was_given_up_is_kept() -> None:
+    scope, progress = trio.CancelScope(), Progress()
+
+    async def begins_and_hangs(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for n_before in range(3):
+            await send_chunk(stream, {"choices": [{"text": "x"}]})
+            while progress.n_pieces <= n_before:  # noqa: ASYNC110  # what is counted sets no event
+                await trio.sleep(0.01)
+        scope.cancel()
+        await trio.sleep_forever()
+        return False
+
+    async with served(begins_and_hangs) as (target, _):
+        done = await closed_loop(Client(target=target, sampling=GREEDY), chains(1), 1, progress, scope=scope)
+    (given_up,) = done.answers
+    assert (len(given_up.chunks_at), given_up.error, given_up.ended_at) == (3, "the pass was over before", 0.0)
+
+
+async def test_what_is_trusted_is_read_once_for_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    trusted: list[object] = []
+
+    async def refused(_: Target, trust: object) -> None:
+        trusted.append(trust)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(ssl, "create_default_context", lambda: made.append(object()) or made[-1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(load, "connect", refused)
+    connections = load.Connections(Target(host="x", port=443, is_tls=True))
+    for _ in range(3):
+        with pytest.raises(ConnectionRefusedError):
+            await connections.fetch(b"", lambda _: None)
+    assert len(made) == 1
+    assert trusted == made * 3
+
+
+def test_an_error_of_trios_is_told_by_its_reason() -> None:
+    error = trio.BrokenResourceError()
+    error.__cause__ = ssl.SSLError(1, "certificate verify\nfailed")
+    assert "certificate verify failed" in load.fault(error)
+    assert load.fault(trio.BrokenResourceError()) == "BrokenResourceError"
+
+
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     everyone = trio.Event()
     n_here = 0
@@ -250,6 +303,22 @@ async def test_a_server_that_knows_openais_fields_alone_gets_no_others() -> None
         done = await closed_loop(client, chains(1, n_generated=1), 1)
     assert seen.requests[-1][0] == "/v1/chat/completions"
     assert seen.requests[-1][1]["top_p"] == 0.95
+    assert done.answers[0].is_exact
+
+
+async def test_a_model_that_reasons_is_asked_in_the_words_that_it_takes() -> None:
+    async def reasoning(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        for name in ("ignore_eos", "max_tokens", "temperature"):
+            if name in body:
+                return await send_page(stream, {"error": {"message": f"Unsupported parameter: '{name}'"}}, "400 Bad Request")
+        return await send_page(stream, {"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})
+
+    async with served(reasoning) as (target, seen):
+        dialect = await find_dialect(target, endpoint="chat")
+        client = Client(target=target, dialect=dialect, endpoint="chat", sampling=GREEDY, is_stream=False)
+        done = await closed_loop(client, chains(1, n_generated=1), 1)
+    assert (dialect.limit, dialect.takes_temperature) == ("max_completion_tokens", False)
+    assert seen.requests[-1][1]["max_completion_tokens"] == 1
     assert done.answers[0].is_exact
 
 
