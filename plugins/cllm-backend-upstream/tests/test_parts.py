@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from cllm.backend import ModelSpec, StreamCall, StreamChat, StreamForm, StreamLogprob, StreamRequest
+from cllm.backend import ModelSpec, StreamCall, StreamChat, StreamForm, StreamLogprob, StreamRequest, StreamUsage
 from cllm.errors import LoadFailed
 from cllm_backend_upstream.answers import DONE, Answer
 from cllm_backend_upstream.asking import body_of, path_of
@@ -102,6 +102,28 @@ def test_an_answer_is_whole_only_if_its_end_was_told() -> None:
         answer.end()
     answer.take(chunk(delta={}, finish_reason="length"))
     assert answer.end().is_cut
+
+
+def test_an_end_without_a_reason_is_none() -> None:
+    answer = Answer(0)
+    answer.take(chunk(delta={"role": "assistant", "content": ""}, finish_reason=""))
+    assert not answer.is_finished
+    answer.take(chunk(delta={"content": "a"}, finish_reason=""))
+    answer.take(DONE)
+    with pytest.raises(Broken):
+        answer.end()
+    answer.take(chunk(delta={}, finish_reason="stop"))
+    answer.take(chunk(delta={}, finish_reason=""))
+    assert not answer.end().is_cut
+
+
+@pytest.mark.parametrize("usage", [{}, {"prompt_tokens": None}, {"prompt_tokens": 9}, {"completion_tokens": 9}], ids=str)
+def test_a_usage_that_says_but_a_part_is_none_and_takes_nothing_back(usage: dict[str, Any]) -> None:
+    answer = Answer(0)
+    for said in (usage, {"prompt_tokens": 7, "completion_tokens": 3}, usage):
+        assert answer.take(json.dumps({"choices": [{"delta": {"content": "a"}}], "usage": said}).encode()) is not None
+    answer.take(chunk(delta={}, finish_reason="stop"))
+    assert answer.end().usage == StreamUsage(n_prompt=7, n_generated=3)
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])

@@ -55,8 +55,8 @@ class _Reasoned(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: Count
-    completion_tokens: Count = 0
+    prompt_tokens: Count | None = None  # MiniMax sends an empty usage until the end
+    completion_tokens: Count | None = None
     prompt_tokens_details: _Cached | None = None
     completion_tokens_details: _Reasoned | None = None
 
@@ -99,7 +99,7 @@ class Answer:
         if chunk.choices is None and chunk.usage is None:
             raise Garbled("a chunk that is none")
         if chunk.usage is not None:
-            self._usage = _used(chunk.usage)
+            self._usage = _used(chunk.usage) or self._usage
         return self._choice(chunk.choices[0]) if chunk.choices else None
 
     def end(self) -> StreamEnd:
@@ -116,7 +116,7 @@ class Answer:
         return self._finish is not None
 
     def _choice(self, choice: _Choice) -> StreamText | None:
-        if choice.finish_reason is not None:
+        if choice.finish_reason:  # an empty one is no end: so do SGLang, MiniMax and old Ollamas fill it in until there is one
             self._finish = choice.finish_reason
             self._stop_reason = choice.stop_reason if choice.stop_reason in self.stops else None
         delta = choice.delta or _Delta(content=choice.text)
@@ -157,7 +157,10 @@ class Answer:
         return [StreamCall(known[0], name, function.arguments or "")] if begins or function.arguments else []
 
 
-def _used(usage: _Usage) -> StreamUsage:
+def _used(usage: _Usage) -> StreamUsage | None:
+    """What it says; where it says but a part, the server's own count is as good."""
+    if usage.prompt_tokens is None or usage.completion_tokens is None:
+        return None
     cached, reasoned = usage.prompt_tokens_details or _Cached(), usage.completion_tokens_details or _Reasoned()
     return StreamUsage(
         n_prompt=usage.prompt_tokens,
