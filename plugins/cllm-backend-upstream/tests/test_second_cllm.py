@@ -134,6 +134,20 @@ def test_a_tool_is_called_here_as_there(front: Any, direct: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "count"),
+    [
+        ("/completion", {"prompt": "once upon a time", "temperature": 0}, "tokens_predicted"),
+        ("/completion", {"prompt": "once upon a time", "temperature": 0, "n_predict": -1}, "tokens_predicted"),
+        ("/api/generate", {"prompt": "once", "raw": True, "stream": False, "options": {"temperature": 0}}, "eval_count"),
+    ],
+    ids=str,
+)
+def test_a_prompt_without_a_limit_is_completed_as_far_as_there(front: Any, direct: Any, path: str, body: Any, count: str) -> None:
+    here, there = (one.post(path, {**body, "ignore_eos": True}).json[count] for one in (front, direct))
+    assert here == there > 16
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/messages", {**HELLO}),

@@ -21,6 +21,7 @@ from cllm_backend_upstream.statuses import N_BODY_MAX, what_it_means
 
 N_HEAD_MAX: Final = 65_536  # bytes of an answer's head
 N_LIST_MAX: Final = 4 << 20  # of what is fetched whole
+N_TOLD_MAX: Final = 16  # bytes that are told of each that was posted: the number of a token has some seven
 N_PIECE_MAX: Final = 65_536
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -60,12 +61,19 @@ class Exchange:
     async def get(self, url: str) -> bytes:
         """Return what is there. Raises: Failure · RequestError."""
         with trio.move_on_after(self._options.connect_s + self._options.health_s):
-            async with self._answered("GET", url, b"") as answered:
-                body = await answered.body(N_LIST_MAX)
-                if len(body) > N_LIST_MAX:
-                    raise Garbled("a body without end")
-                return body
+            return await self._whole("GET", url, b"", N_LIST_MAX)
         raise Silent("it did not answer in time")
+
+    async def post(self, url: str, body: bytes) -> bytes:
+        """Return what is answered, which takes as long as it takes. Raises: Failure · RequestError."""
+        return await self._whole("POST", url, body, N_LIST_MAX + N_TOLD_MAX * len(body))
+
+    async def _whole(self, method: str, url: str, body: bytes, n_max: int) -> bytes:
+        async with self._answered(method, url, body) as answered:
+            told = await answered.body(n_max)
+            if len(told) > n_max:
+                raise Garbled("a body without end")
+            return told
 
     @asynccontextmanager
     async def posted(self, url: str, body: bytes) -> AsyncIterator[Answered]:

@@ -21,6 +21,15 @@ class Forms(Enum):
     GRAMMAR = "grammar"  # GBNF alone
 
 
+class ToTheEnd(Enum):
+    """How a prompt is completed to the end of the context. Most servers stop after 16 tokens unasked, as OpenAI's reference says."""
+
+    UNASKED = "unasked"  # it goes on by itself
+    CLIPPED = "clipped"  # a limit beyond the end is the end
+    COUNTED = "counted"  # such a limit is refused, but /tokenize tells how many tokens the prompt has
+    UNKNOWN = "unknown"
+
+
 @attrs.frozen(kw_only=True)
 class Kind:
     """What one server is like. Sampling is by the names of `StreamRequest`; the values are the server's."""
@@ -29,6 +38,7 @@ class Kind:
     others: frozenset[str] = _TOOLS | {"reasoning_effort", "json_schema", "n_logprobs"}
     forms: Forms = Forms.NONE
     limit: str = "max_tokens"  # of a conversation's answer
+    to_the_end: ToTheEnd = ToTheEnd.UNKNOWN
     knows_efforts: bool = False  # above "high", which others refuse
     sends_defaults: bool = True  # its own may be others; False: they are the same, and it refuses ours
 
@@ -45,19 +55,22 @@ KINDS: Final[Mapping[str, Kind]] = {
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt"},
         forms=Forms.STRUCTURED,
+        to_the_end=ToTheEnd.COUNTED,  # max_tokens null, which once was the end of the context, breaks its streams (completion/serving.py)
     ),
     "cllm": Kind(
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt", "cache_prompt", "repeat_last_n"},
         forms=Forms.STRUCTURED,
+        to_the_end=ToTheEnd.CLIPPED,
         knows_efforts=True,
     ),
     "llamacpp": Kind(  # its cache_prompt takes nothing, but leaves what it computed for others
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
         others=_LOCAL | {"repeat_last_n"},
         forms=Forms.GRAMMAR,
+        to_the_end=ToTheEnd.UNASKED,
     ),
-    "ollama": Kind(others=frozenset({"tools", "reasoning_effort", "json_schema"})),
+    "ollama": Kind(others=frozenset({"tools", "reasoning_effort", "json_schema"}), to_the_end=ToTheEnd.UNASKED),
     "tgi": Kind(
         sampling={name: name for name in ("temperature", "top_p", "frequency_penalty")},
         others=frozenset({"tools", "tool_choice", "json_schema"}),

@@ -17,6 +17,7 @@ from cllm_backend_upstream.discovery import Found
 from cllm_backend_upstream.exchange import Answered, Exchange
 from cllm_backend_upstream.failures import Failure, KeyRefused, Silent
 from cllm_backend_upstream.health import watch
+from cllm_backend_upstream.limits import limited
 from cllm_backend_upstream.lines import EventLines
 from cllm_backend_upstream.options import Options
 from cllm_backend_upstream.pool import Pool, Upstream, measures_of
@@ -163,14 +164,13 @@ class UpstreamModel:
 
     async def _answered(self, seq_id: int, request: StreamRequest) -> StreamEnd:
         """Ask one upstream after the other, as long as nothing has been told. Raises: RequestError."""
-        body = body_of(request, self._found.model, self._found.kind)
         tried: list[Upstream] = []
         failure: Failure | None = None
         while (upstream := self.pool.choose(trio.current_time(), tried)) is not None:
             tried.append(upstream)
             answer = Answer(seq_id, request.stop, request.n_logprobs)
             try:
-                return await self._asked(upstream, path_of(request), body, answer)
+                return await self._asked(upstream, request, answer)
             except Failure as raised:
                 failure = raised
                 self._note(upstream, failure)
@@ -178,14 +178,16 @@ class UpstreamModel:
                     return StreamEnd(seq_id, f"{upstream.url}: {failure}")
         raise self.pool.why_not(trio.current_time(), failure, self._options.health_s)
 
-    async def _asked(self, upstream: Upstream, path: str, body: bytes, answer: Answer) -> StreamEnd:
+    async def _asked(self, upstream: Upstream, request: StreamRequest, answer: Answer) -> StreamEnd:
         """Have one upstream answer. Raises: Failure · RequestError."""
         upstream.n_requests += 1
         upstream.n_live += 1
         try:
             with trio.CancelScope(deadline=trio.current_time() + self._options.first_token_s) as patience:
                 try:
-                    async with self._exchange.posted(upstream.url + path, body) as answered:
+                    asked = await limited(request, upstream.url, self._found, self._exchange)
+                    body = body_of(asked, self._found.model, self._found.kind)
+                    async with self._exchange.posted(upstream.url + path_of(asked), body) as answered:
                         await self._read(answered, answer, patience)
                 except Failure:
                     if not answer.is_finished:  # what comes after its end is the usage alone
