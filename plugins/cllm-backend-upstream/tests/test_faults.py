@@ -325,7 +325,7 @@ def test_one_that_goes_away_and_comes_back_is_used_again_and_the_log_says_so(fau
 def test_one_that_says_that_it_is_not_well_is_not_asked(make_faulty: Any, make_front: Any) -> None:
     ill, good = make_faulty(), make_faulty()
     ill.health = 503
-    front = make_front(ill.url, good.url, health_s="0.02")
+    front = make_front(ill.url, good.url, health_s="0.02", kind="vllm")
     deadline = time.monotonic() + WAIT_S
     while front.model.pool.upstreams[0].is_well:
         assert time.monotonic() < deadline

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from cllm.backend import ModelSpec, StreamCall, StreamChat, StreamForm, StreamLogprob, StreamRequest, StreamUsage
-from cllm.errors import LoadFailed
+from cllm.errors import LoadFailed, NotSupported
 from cllm_backend_upstream.answers import DONE, Answer
 from cllm_backend_upstream.asking import body_of, path_of
 from cllm_backend_upstream.failures import Broken, Busy, Garbled, Unreachable
@@ -221,10 +221,37 @@ async def test_a_check_says_nothing_of_one_that_a_request_finds_down_meanwhile(w
                 raise Unreachable(why)
             return b""
 
-    await check(upstream, Scripted())  # type: ignore[arg-type]
+    await check(upstream, Scripted(), KINDS["vllm"])  # type: ignore[arg-type]
     assert (upstream.is_well, caplog.messages) == (False, [])
-    await check(upstream, Scripted())  # type: ignore[arg-type]
+    await check(upstream, Scripted(), KINDS["vllm"])  # type: ignore[arg-type]
     assert (upstream.is_well, caplog.messages) == ((False, []) if why else (True, ["upstream a is up again"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_only_those_are_asked_for_their_health_whom_it_costs_nothing(kind: str) -> None:
+    asked: list[str] = []
+
+    class Scripted:
+        async def get(self, url: str) -> bytes:
+            asked.append(url)
+            return b""
+
+    await check(Pool(["a"]).upstreams[0], Scripted(), KINDS[kind])  # type: ignore[arg-type]
+    assert asked == ["a/health" if kind in ("vllm", "cllm", "llamacpp", "tgi") else "a/v1/models"]
+
+
+@pytest.mark.parametrize(("kind", "paths"), [("vllm", ["a/health", "a/v1/models"]), ("other", ["a/v1/models"])])
+async def test_one_that_is_asked_too_often_is_well_and_one_that_has_no_health_is_asked_otherwise(kind: str, paths: list[str]) -> None:
+    asked: list[str] = []
+
+    class Scripted:
+        async def get(self, url: str) -> bytes:
+            asked.append(url)
+            raise Busy(429, 1.0) if url.endswith("models") else NotSupported("no such path")
+
+    upstream = Pool(["a"]).upstreams[0]
+    await check(upstream, Scripted(), KINDS[kind])  # type: ignore[arg-type]
+    assert (upstream.is_well, asked) == (True, paths)
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------

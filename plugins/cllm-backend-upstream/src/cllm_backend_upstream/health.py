@@ -9,26 +9,27 @@ import trio
 from cllm.errors import RequestError
 from cllm_backend_upstream.exchange import Exchange
 from cllm_backend_upstream.failures import Busy, KeyRefused
+from cllm_backend_upstream.kinds import Kind
 from cllm_backend_upstream.options import Options
 from cllm_backend_upstream.pool import Pool, Upstream
 
 log = logging.getLogger("cllm.upstream")
 
 
-async def watch(pool: Pool, exchange: Exchange, options: Options) -> None:
+async def watch(pool: Pool, exchange: Exchange, options: Options, kind: Kind) -> None:
     """Check all, for ever."""
     while True:
         async with trio.open_nursery() as nursery:
             for upstream in pool.upstreams:
-                nursery.start_soon(check, upstream, exchange)
+                nursery.start_soon(check, upstream, exchange, kind)
         await trio.sleep(options.health_s)
 
 
-async def check(upstream: Upstream, exchange: Exchange) -> None:
-    """Ask one how it is: by /health, or where there is none by its list of models."""
+async def check(upstream: Upstream, exchange: Exchange, kind: Kind) -> None:
+    """Ask one how it is: by /health, or where its kind has none by its list of models."""
     was_well, why = upstream.is_well, ""
     try:
-        await _ask(upstream.url, exchange)
+        await _ask(upstream.url, exchange, kind)
     except Exception as error:  # whatever it is: the other upstreams are none the worse for it
         why = str(error) or type(error).__name__
     if was_well and not upstream.is_well:
@@ -41,11 +42,18 @@ async def check(upstream: Upstream, exchange: Exchange) -> None:
         log.warning("upstream %s is up again", upstream.url)
 
 
-async def _ask(url: str, exchange: Exchange) -> None:
+async def _ask(url: str, exchange: Exchange, kind: Kind) -> None:
     try:
-        await exchange.get(f"{url}/health")
-    except (RequestError, KeyRefused):  # it has none
-        await exchange.get(f"{url}/v1/models")
+        if not (kind.has_health and await _has_told(url, exchange)):
+            await exchange.get(f"{url}/v1/models")
     except Busy as busy:
         if busy.status != 429:
             raise
+
+
+async def _has_told(url: str, exchange: Exchange) -> bool:
+    try:
+        await exchange.get(f"{url}/health")
+    except (RequestError, KeyRefused):  # there is none, as behind a proxy
+        return False
+    return True

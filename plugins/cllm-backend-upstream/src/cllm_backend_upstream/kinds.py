@@ -39,6 +39,7 @@ class Kind:
     forms: Forms = Forms.NONE
     limit: str = "max_tokens"  # of a conversation's answer
     to_the_end: ToTheEnd = ToTheEnd.UNKNOWN
+    has_health: bool = False  # a /health that costs nothing: LiteLLM's has every model compute, which is paid for
     knows_efforts: bool = False  # above "high", which others refuse
     sends_defaults: bool = True  # its own may be others; False: they are the same, and it refuses ours
 
@@ -55,12 +56,14 @@ KINDS: Final[Mapping[str, Kind]] = {
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt"},
         forms=Forms.STRUCTURED,
+        has_health=True,
         to_the_end=ToTheEnd.COUNTED,  # max_tokens null, which once was the end of the context, breaks its streams (completion/serving.py)
     ),
     "cllm": Kind(
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt", "cache_prompt", "repeat_last_n"},
         forms=Forms.STRUCTURED,
+        has_health=True,
         to_the_end=ToTheEnd.CLIPPED,
         knows_efforts=True,
     ),
@@ -68,12 +71,14 @@ KINDS: Final[Mapping[str, Kind]] = {
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
         others=_LOCAL | {"repeat_last_n"},
         forms=Forms.GRAMMAR,
+        has_health=True,
         to_the_end=ToTheEnd.UNASKED,
     ),
     "ollama": Kind(others=frozenset({"tools", "reasoning_effort", "json_schema"}), to_the_end=ToTheEnd.UNASKED),
     "tgi": Kind(
         sampling={name: name for name in ("temperature", "top_p", "frequency_penalty")},
         others=frozenset({"tools", "tool_choice", "json_schema"}),
+        has_health=True,
         sends_defaults=False,
     ),
     "other": Kind(),

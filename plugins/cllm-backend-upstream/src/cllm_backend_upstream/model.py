@@ -115,7 +115,7 @@ class UpstreamModel:
             self._nursery = nursery
             self._token = trio.lowlevel.current_trio_token()
             self._runs.set()
-            nursery.start_soon(watch, self.pool, self._exchange, self._options)
+            nursery.start_soon(watch, self.pool, self._exchange, self._options, self._found.kind)
             nursery.start_soon(self._beat)
 
     async def _beat(self) -> None:
