@@ -80,6 +80,7 @@ class Faulty:
     def __init__(self) -> None:
         self.behave: Behaviour = well
         self.models: Any = {"data": [{"id": "faulty-1", "owned_by": "nobody"}]}
+        self.pages: dict[str, Any] = {}  # what else is there
         self.health = 200
         self.asked: list[Asked] = []  # POSTs
         self.n_checks = 0
@@ -124,7 +125,7 @@ class Faulty:
                 self.n_checks += 1
                 asked.answer(self.health, {})
             else:
-                asked.answer(404, {})
+                asked.answer(200 if asked.path in self.pages else 404, self.pages.get(asked.path, {}))
 
     def _behave(self, asked: Asked) -> None:
         try:

@@ -34,6 +34,33 @@ def test_one_of_several_models_is_chosen_by_its_name(faulty: Any, make_model: An
         make_model(faulty.url, model="c")
 
 
+@pytest.mark.parametrize(
+    ("owner", "pages", "kind"),
+    [
+        ("hf.co/bartowski", {"/api/version": {"version": "0.12.3"}}, "ollama"),
+        ("library", {}, "ollama"),
+        ("somebody", {"/api/version": {"version": "v170", "commit": "1f3", "build_date": "today"}}, "other"),
+        ("somebody", {"/api/version": "<html>"}, "other"),
+        ("somebody", {"/info": {"router": "text-generation-router"}}, "tgi"),
+        ("somebody", {}, "other"),
+        ("vllm", {"/api/version": {"version": "0.12.3"}}, "vllm"),
+    ],
+)
+def test_who_is_not_known_by_its_models_owner_is_by_what_it_has(faulty: Any, make_model: Any, owner: str, pages: Any, kind: str) -> None:
+    faulty.models, faulty.pages = {"data": [{"id": "m", "owned_by": owner}]}, pages
+    assert make_model(faulty.url).info.architecture == f"upstream ({kind})"
+    assert make_model(faulty.url, kind="llamacpp").info.architecture == "upstream (llamacpp)"
+
+
+def test_a_model_that_ollama_has_from_elsewhere_is_asked_nothing_that_ollama_ignores(faulty: Any, make_front: Any) -> None:
+    faulty.models, faulty.pages = {"data": [{"id": "m", "owned_by": "user"}]}, {"/api/version": {"version": "0.12.3"}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    front = make_front(faulty.url)
+    refused = [front.chat(**fields) for fields in ({"tools": tools, "tool_choice": "required"}, {"logprobs": True})]
+    assert [(reply.status, reply.error["param"]) for reply in refused] == [(400, "tool_choice"), (400, "logprobs")]
+    assert faulty.asked == []
+
+
 def test_a_server_that_nobody_answers_for_is_named(faulty: Any, make_model: Any) -> None:
     faulty.stop()
     with pytest.raises(LoadFailed, match=f"no server answers: {faulty.url}: "):

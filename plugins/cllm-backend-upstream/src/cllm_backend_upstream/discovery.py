@@ -67,8 +67,8 @@ async def _discover(options: Options) -> Found:
 async def _found(exchange: Exchange, url: str, entries: list[_Entry], options: Options) -> Found:
     entry = _chosen(url, entries, options.model)
     kind = options.kind or kind_of(entry.owned_by or "")
-    if kind == "other" and not options.kind and await _is_tgi(exchange, url):
-        kind = "tgi"
+    if kind == "other" and not options.kind:
+        kind = await _probed(exchange, url)
     return Found(model=entry.id, kind_name=kind, n_ctx=options.n_ctx or _n_ctx(entry))
 
 
@@ -89,9 +89,19 @@ def _n_ctx(entry: _Entry) -> int:
     return told if isinstance(told, int) and 2 <= told <= N_CTX_UNKNOWN else N_CTX_UNKNOWN
 
 
-async def _is_tgi(exchange: Exchange, url: str) -> bool:
+async def _probed(exchange: Exchange, url: str) -> str:
+    """Return what the paths that a server has say of it. A model that Ollama has from elsewhere is owned by whoever made it."""
+    if "text-generation" in str((await _told(exchange, f"{url}/info")).get("router", "")):
+        return "tgi"
+    # With more beside it, it is another's: llama-swap and Open WebUI tell theirs there, too.
+    if list(await _told(exchange, f"{url}/api/version")) == ["version"]:
+        return "ollama"
+    return "other"
+
+
+async def _told(exchange: Exchange, url: str) -> Mapping[str, Any]:
+    """Return the object that is there, or none."""
     try:
-        info: Mapping[str, Any] = msgspec.json.decode(await exchange.get(f"{url}/info"), type=dict[str, Any])
+        return msgspec.json.decode(await exchange.get(url), type=dict[str, Any])
     except (Failure, RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return "text-generation" in str(info.get("router", ""))
+        return {}
