@@ -209,6 +209,29 @@ def test_one_without_connection_is_not_asked_and_one_that_rests_is_not_either() 
     assert pool.choose(10.0) is second
 
 
+def test_a_client_comes_again_when_the_first_of_them_may_be_asked_again() -> None:
+    pool = Pool(["a", "b", "c"])
+    first, second, third = pool.upstreams
+    first.failed(Broken("no"), now=0.0)
+    third.failed(Unreachable("no"), now=0.0)
+    busy = Busy(429, 30.0)
+    second.failed(busy, now=0.25)
+    refusal = pool.why_not(0.25, busy, health_s=2.0)
+    assert (refusal.status, refusal.retry_after_s) == (429, 0.75)  # type: ignore[attr-defined]  # the first one is asked last for a second
+    first.failed(Busy(503, 20.0), now=2.0)
+    refusal = pool.why_not(2.0, None, health_s=2.0)
+    assert (refusal.status, refusal.retry_after_s) == (503, 20.0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_one_that_wants_to_be_left_alone_for_no_time_is_busy_all_the_same(status: int) -> None:
+    pool = Pool(["a"])
+    busy = Busy(status, 0.0)
+    pool.upstreams[0].failed(busy, now=1.0)
+    refusal = pool.why_not(1.0, busy, health_s=2.0)
+    assert (refusal.status, refusal.retry_after_s) == (status, 0.0)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("why", ["", "gone"])
 async def test_a_check_says_nothing_of_one_that_a_request_finds_down_meanwhile(why: str, caplog: pytest.LogCaptureFixture) -> None:
     upstream = Pool(["a"]).upstreams[0]

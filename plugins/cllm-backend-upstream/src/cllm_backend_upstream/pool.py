@@ -43,6 +43,11 @@ class Upstream:
         if isinstance(failure, Unreachable):
             self.is_well = False  # until a check says otherwise
 
+    @property
+    def again_at(self) -> float:
+        """When it may be asked again, and not as the last one."""
+        return max(self.rests_until, self.suspect_until)
+
     def answered(self) -> None:
         """Note that all was well."""
         self.n_failures_in_row = 0
@@ -78,11 +83,15 @@ class Pool:
             return DeadlineExceeded("the server behind this one did not answer in time")
         if failure is not None and not isinstance(failure, Busy | Unreachable):
             return GenerationFailed("the server behind this one failed", code="upstream_failed")
-        resting = [one for one in self.upstreams if one.is_well and (one.rests_until > now or isinstance(failure, Busy))]
-        if not resting:
+        well = [one for one in self.upstreams if one.is_well]
+        resting = [one for one in well if one.rests_until > now]
+        if resting:
+            status = min(resting, key=lambda one: one.rests_until).rest_status
+        elif well and isinstance(failure, Busy):  # for no time, or the time is over
+            status = failure.status
+        else:
             return Unavailable("the server behind this one cannot be reached", retry_after_s=health_s, code="upstream_unreachable")
-        first = min(resting, key=lambda one: one.rests_until)
-        wait_s = max(first.rests_until - now, 0.0)
-        if first.rest_status == 429:
+        wait_s = max(min(one.again_at for one in well) - now, 0.0)
+        if status == 429:
             return RateLimited("the server behind this one is asked too often", retry_after_s=wait_s)
         return Unavailable("the server behind this one is busy", retry_after_s=wait_s, code="upstream_busy")
