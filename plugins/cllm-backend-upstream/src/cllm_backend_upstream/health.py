@@ -11,18 +11,24 @@ from cllm_backend_upstream.exchange import Exchange
 from cllm_backend_upstream.failures import Busy, KeyRefused
 from cllm_backend_upstream.kinds import Kind
 from cllm_backend_upstream.options import Options
+from cllm_backend_upstream.places import Places
 from cllm_backend_upstream.pool import Pool, Upstream
 
 log = logging.getLogger("cllm.upstream")
 
 
-async def watch(pool: Pool, exchange: Exchange, options: Options, kind: Kind) -> None:
+async def watch(pool: Pool, places: Places, exchange: Exchange, options: Options, kind: Kind) -> None:
     """Check all, for ever."""
     while True:
         async with trio.open_nursery() as nursery:
             for upstream in pool.upstreams:
-                nursery.start_soon(check, upstream, exchange, kind)
+                nursery.start_soon(_check_for, places, upstream, exchange, kind)
         await trio.sleep(options.health_s)
+
+
+async def _check_for(places: Places, upstream: Upstream, exchange: Exchange, kind: Kind) -> None:
+    await check(upstream, exchange, kind)
+    places.settle()
 
 
 async def check(upstream: Upstream, exchange: Exchange, kind: Kind) -> None:

@@ -20,6 +20,7 @@ from cllm_backend_upstream.health import watch
 from cllm_backend_upstream.limits import limited
 from cllm_backend_upstream.lines import EventLines
 from cllm_backend_upstream.options import Options
+from cllm_backend_upstream.places import Places
 from cllm_backend_upstream.pool import Pool, Upstream, measures_of
 
 log = logging.getLogger("cllm.upstream")
@@ -44,11 +45,12 @@ class UpstreamModel:
             n_ctx_train=found.n_ctx,
             n_embd=0,
         )
-        self.n_live_max = options.n_live or options.parallel * len(options.urls)
+        self.n_live_max = options.n_live_max
         self.n_ctx = found.n_ctx
         self.n_logprobs_max = N_LOGPROBS_MAX
         self.heeds = found.kind.heeds
-        self.pool = Pool(options.urls)
+        self.pool = Pool(options.urls, options.n_places)
+        self.places = Places(self.pool)
         self._options = options
         self._found = found
         self._exchange = Exchange(options)
@@ -115,7 +117,7 @@ class UpstreamModel:
             self._nursery = nursery
             self._token = trio.lowlevel.current_trio_token()
             self._runs.set()
-            nursery.start_soon(watch, self.pool, self._exchange, self._options, self._found.kind)
+            nursery.start_soon(watch, self.pool, self.places, self._exchange, self._options, self._found.kind)
             nursery.start_soon(self._beat)
 
     async def _beat(self) -> None:
@@ -166,37 +168,35 @@ class UpstreamModel:
         """Ask one upstream after the other, as long as nothing has been told. Raises: RequestError."""
         tried: list[Upstream] = []
         failure: Failure | None = None
-        while (upstream := self.pool.choose(trio.current_time(), tried)) is not None:
-            tried.append(upstream)
-            answer = Answer(seq_id, request.stop, request.n_logprobs)
-            try:
-                return await self._asked(upstream, request, answer)
-            except Failure as raised:
-                failure = raised
-                self._note(upstream, failure)
-                if answer.has_begun:
-                    return StreamEnd(seq_id, f"{upstream.url}: {failure}")
-        raise self.pool.why_not(trio.current_time(), failure, self._options.health_s)
+        while True:
+            async with self.places.place(tried) as upstream:
+                if upstream is None:
+                    raise self.pool.why_not(trio.current_time(), failure, self._options.health_s)
+                tried.append(upstream)
+                answer = Answer(seq_id, request.stop, request.n_logprobs)
+                try:
+                    return await self._asked(upstream, request, answer)
+                except Failure as raised:
+                    failure = raised
+                    self._note(upstream, failure)
+                    if answer.has_begun:
+                        return StreamEnd(seq_id, f"{upstream.url}: {failure}")
 
     async def _asked(self, upstream: Upstream, request: StreamRequest, answer: Answer) -> StreamEnd:
         """Have one upstream answer. Raises: Failure · RequestError."""
         upstream.n_requests += 1
-        upstream.n_live += 1
-        try:
-            with trio.CancelScope(deadline=trio.current_time() + self._options.first_token_s) as patience:
-                try:
-                    asked = await limited(request, upstream.url, self._found, self._exchange)
-                    body = body_of(asked, self._found.model, self._found.kind)
-                    async with self._exchange.posted(upstream.url + path_of(asked), body) as answered:
-                        await self._read(answered, answer, patience)
-                except Failure:
-                    if not answer.is_finished:  # what comes after its end is the usage alone
-                        raise
-            if patience.cancelled_caught and not answer.is_finished:
-                raise Silent("it fell silent" if answer.has_begun else "no first token in time")
-            end = answer.end()
-        finally:
-            upstream.n_live -= 1
+        with trio.CancelScope(deadline=trio.current_time() + self._options.first_token_s) as patience:
+            try:
+                asked = await limited(request, upstream.url, self._found, self._exchange)
+                body = body_of(asked, self._found.model, self._found.kind)
+                async with self._exchange.posted(upstream.url + path_of(asked), body) as answered:
+                    await self._read(answered, answer, patience)
+            except Failure:
+                if not answer.is_finished:  # what comes after its end is the usage alone
+                    raise
+        if patience.cancelled_caught and not answer.is_finished:
+            raise Silent("it fell silent" if answer.has_begun else "no first token in time")
+        end = answer.end()
         upstream.answered()
         return end
 

@@ -15,6 +15,7 @@ import attrs
 from cllm.backend import ModelSpec
 from cllm.errors import LoadFailed
 from cllm_backend_upstream.kinds import KINDS
+from cllm_backend_upstream.pool import N_PLACES
 
 KEY_VARIABLE: Final = "UPSTREAM_API_KEY"
 SECONDS_MAX: Final = 86_400.0
@@ -26,16 +27,27 @@ class Options:
     """The settings."""
 
     urls: tuple[str, ...]  # without a slash and without /v1 at their ends
-    n_live: int | None = None  # requests at once in all; None: `parallel` for each upstream
+    n_live: int | None = None  # requests at once in all; None: as many as there are places
     model: str = ""  # what the upstreams call the model; empty: the only one that they have
     kind: str = ""  # what the upstreams are; empty: as they say
     key: str = attrs.field(default="", repr=False)
     n_ctx: int | None = None
-    parallel: int = 64
+    parallel: int | None = None  # requests at once on each; None: N_PLACES, or what makes n_live in all
     connect_s: float = 5.0
     first_token_s: float = 300.0
     token_s: float = 60.0  # between two
     health_s: float = 5.0  # between two checks, and for one to be answered
+
+    @property
+    def n_places(self) -> int:
+        """Requests at once on each upstream."""
+        return self.parallel or max(N_PLACES, math.ceil((self.n_live or 0) / len(self.urls)))
+
+    @property
+    def n_live_max(self) -> int:
+        """Requests at once in all."""
+        n_all = self.n_places * len(self.urls)
+        return min(self.n_live or n_all, n_all)
 
 
 def options_of(spec: ModelSpec) -> Options:

@@ -1,7 +1,8 @@
-"""Which upstream is asked next: the least loaded one that is well and does not want to be left alone. Knows no socket and no clock."""
+"""Which upstream is asked next: the least loaded one of those that are well, have a place and do not rest. Knows no socket and no clock."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -13,6 +14,7 @@ from cllm_backend_upstream.failures import Busy, Failure, Silent, Unreachable
 
 SUSPECT_S: Final = 1.0  # that one which failed is asked last; doubled with each failure in a row
 SUSPECT_S_MAX: Final = 60.0
+N_PLACES: Final = 64  # requests under way at each
 
 
 @attrs.define(eq=False)
@@ -69,13 +71,25 @@ def measures_of(upstream: Upstream) -> list[Measure]:
 class Pool:
     """All upstreams."""
 
-    def __init__(self, urls: Iterable[str]) -> None:
+    def __init__(self, urls: Iterable[str], n_places: int = N_PLACES) -> None:
         self.upstreams: Sequence[Upstream] = [Upstream(url) for url in urls]
+        self._n_places = n_places  # at each
 
     def choose(self, now: float, tried: Sequence[Upstream] = ()) -> Upstream | None:
-        """Return whom to ask, not one of those `tried`."""
-        able = [one for one in self.upstreams if one.is_well and one.rests_until <= now and one not in tried]
-        return min(able, key=lambda one: (one.suspect_until > now, one.n_live, one.n_requests), default=None)
+        """Return whom to ask, not one of those `tried`, nor one that has no place left."""
+        free = [one for one in self._able(now, tried) if one.n_live < self._n_places]
+        return min(free, key=lambda one: (one.suspect_until > now, one.n_live, one.n_requests), default=None)
+
+    def has_full(self, now: float, tried: Sequence[Upstream]) -> bool:
+        """Return whether there is one that could be asked if it had a place left."""
+        return any(one.n_live >= self._n_places for one in self._able(now, tried))
+
+    def next_rested(self, now: float, tried: Sequence[Upstream]) -> float:
+        """Return when the next one will have rested."""
+        return min((one.rests_until for one in self.upstreams if one.rests_until > now and one not in tried), default=math.inf)
+
+    def _able(self, now: float, tried: Sequence[Upstream]) -> list[Upstream]:
+        return [one for one in self.upstreams if one.is_well and one.rests_until <= now and one not in tried]
 
     def why_not(self, now: float, failure: Failure | None, health_s: float) -> RequestError:
         """Return what a client is told when nobody is left to ask, after the last `failure` of an upstream if one was asked."""
