@@ -76,7 +76,8 @@ class SettingsError(CllmError):
 
 def is_origin(text: str) -> bool:
     parts = urlsplit(text)
-    return text == "*" or (parts.scheme in ("http", "https") and bool(parts.netloc) and not (parts.path or parts.query or parts.fragment))
+    has_scheme = bool(parts.scheme) and parts.scheme != "file"  # also `app://obsidian.md` and the like
+    return text == "*" or (has_scheme and bool(parts.netloc) and not (parts.path or parts.query or parts.fragment))
 
 
 def is_split(text: str) -> bool:
@@ -377,6 +378,12 @@ def name_of_file(path: str) -> str:
 def names_of(settings: Settings) -> tuple[str, ...]:
     """Return the names by which a request may ask for the one model of `settings`."""
     return settings.alias or (name_of_model(settings.model),)
+
+
+def embedding_names_of(settings: Settings) -> tuple[str, ...]:
+    """Return the names by which a request may ask for vectors beside those of the model itself."""
+    own = () if settings.embedding_model is None else (name_of_file(settings.embedding_model),)
+    return settings.embedding_alias or own
 
 
 def settings_of_models(settings: Settings) -> tuple[Settings, ...]:

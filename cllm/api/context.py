@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from cllm.config import Profile, Settings
 from cllm.engine.params import SamplingParams
 from cllm.engine.streaming import heeded
 from cllm.serve.engine import Engine, ServedModel
-from cllm.serve.house import House, Tenant
+from cllm.serve.house import House, State, Tenant
 
 log = structlog.get_logger("cllm.api")
 
@@ -87,6 +88,17 @@ class Context:
     async def served(self, name: str | None = None) -> ServedModel:
         """The model that the current request names, loaded if need be; the first when it names none. Raises: Unavailable · NotFound."""
         return (await self.held(self.house.find(name))).model
+
+    async def told(self, name: str | None, what: str, tell: Callable[[ServedModel], dict[str, Any]]) -> dict[str, Any]:
+        """What `tell` says of a model. Of one that is not loaded now what it said before, if it has: nobody should load it to ask.
+
+        Raises: Unavailable · NotFound.
+        """
+        tenant = self.house.find(name)
+        known = tenant.told.get(what)
+        if known is None or tenant.state is State.LOADED:
+            known = tenant.told[what] = tell(await self.served(name))
+        return known
 
     async def held(self, tenant: Tenant) -> Engine:
         """The engine of a model that is not unloaded before the current exchange has ended. Raises: Unavailable."""

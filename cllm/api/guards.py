@@ -19,6 +19,7 @@ from cllm.keys import ApiKey
 OPEN = ApiKey(secret="")  # whose requests are nobody's
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS = "authorization, content-type, x-api-key, x-request-id"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")
 _CORS_EXPOSED = "retry-after, x-request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
 _CORS_MAX_AGE_S = 600
 
@@ -92,6 +93,12 @@ def _preflight() -> Response:
     return Response(b"", 204)
 
 
+def _allowed_headers() -> str:
+    """Whatever the page asks for: SDKs send some of their own, and none of them means anything here."""
+    asked = request.headers.get("Access-Control-Request-Headers", "")
+    return asked if _HEADER_NAMES.fullmatch(asked) else _CORS_HEADERS
+
+
 def _open_to_pages(response: Response, settings: Settings) -> None:
     origins = settings.cors_origin
     if not origins:
@@ -106,5 +113,6 @@ def _open_to_pages(response: Response, settings: Settings) -> None:
     headers["Access-Control-Expose-Headers"] = _CORS_EXPOSED
     if _is_preflight():
         headers["Access-Control-Allow-Methods"] = "GET, POST, DELETE, OPTIONS"
-        headers["Access-Control-Allow-Headers"] = _CORS_HEADERS
+        headers["Access-Control-Allow-Headers"] = _allowed_headers()
+        headers.add("Vary", "Access-Control-Request-Headers")
         headers["Access-Control-Max-Age"] = str(_CORS_MAX_AGE_S)

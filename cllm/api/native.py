@@ -101,7 +101,7 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.get("/model/info")
     async def model_info() -> Response:
-        return _success(_model_info(await context.served(request.args.get("model"))))
+        return _success(await context.told(request.args.get("model"), "model info", _model_info))
 
     @routes.post("/benchmark")
     async def run_benchmark() -> Response:

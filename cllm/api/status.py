@@ -61,8 +61,10 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.get("/props")
     async def props() -> Response:
-        model = await context.served(request.args.get("model"))
-        return json_response(_props(model, context.engine.embedder, context.sampling_defaults))
+        def tell(model: ServedModel) -> dict[str, Any]:
+            return _props(model, context.engine.embedder, context.sampling_defaults)
+
+        return json_response(await context.told(request.args.get("model"), "props", tell))
 
     @routes.get("/version")
     async def version() -> Response:

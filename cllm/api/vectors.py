@@ -42,17 +42,23 @@ async def embedder(context: Context, name: str | None) -> Embeddings:
 
 
 async def embed(
-    context: Context, name: str | None, inputs: Sequence[str | Sequence[int]], param: str = "input", *, truncates: bool = False
+    context: Context,
+    name: str | None,
+    inputs: Sequence[str | Sequence[int]],
+    param: str = "input",
+    *,
+    truncates: bool = False,
+    is_bounded: bool = True,
 ) -> Embedded:
     """The vectors of texts or token ids, maybe of no more of each than the model takes. Raises: RequestError."""
     embeddings = await embedder(context, name)
     if embeddings.model.pooling is Pooling.RANK:
         raise NotSupported(f"{embeddings.model.name} judges documents and gives no vectors: it serves /v1/rerank", param="model")
-    check_number(len(inputs), param)
+    if is_bounded:
+        check_number(len(inputs), param)
     _check_room(context, embeddings)
-    n_max = embeddings.model.n_tokens_max
     if truncates:
-        inputs = [one[: n_max * N_TOKEN_BYTES_MAX] for one in inputs]
+        inputs = [one[: embeddings.model.n_tokens_max * N_TOKEN_BYTES_MAX] for one in inputs]
     tokens = await _tokens(context, embeddings.model, inputs, param)
     if truncates:
         tokens = [_cut(embeddings.model, one) for one in tokens]
@@ -64,7 +70,7 @@ async def judge(context: Context, name: str | None, query: str, documents: Seque
     embeddings = await embedder(context, name)
     check_number(len(documents), "documents")
     if embeddings.model.pooling is not Pooling.RANK:
-        embedded = await embed(context, name, [query, *documents], "documents")
+        embedded = await embed(context, name, [query, *documents], "documents", is_bounded=False)
         unit = normalised(embedded.vectors)
         return embedded, (unit[1:] @ unit[0]).tolist()
     _check_room(context, embeddings)
@@ -102,7 +108,7 @@ def check_number(n: int, param: str) -> None:
 def _check_room(context: Context, embeddings: Embeddings) -> None:
     """Refuse what cannot be taken, before any work is put into it. Raises: Unavailable."""
     try:
-        embeddings.loop.check_room()
+        embeddings.loop.check_room(g.key)
     except RequestError as error:
         context.engine.metrics.refused(error)
         raise

@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from cllm.backend import Backend, Embedder, Embeds, LoadsEmbedders, ModelSpec, OnProgress, StepModel, StreamModel
-from cllm.config import Settings, api_keys, name_of_file
+from cllm.config import Settings, api_keys, embedding_names_of
 from cllm.errors import DoesNotGenerate, LoadFailed
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.engine import Embeddings
@@ -73,8 +73,7 @@ def load_embedder(
     if settings.embedding_model is not None:
         if not isinstance(backend, LoadsEmbedders):
             raise LoadFailed("this backend loads no embedding models")
-        names = settings.embedding_alias or (name_of_file(settings.embedding_model),)
-        return loaded_embedder(backend.load_embedder(vectors, on_progress), names)
+        return loaded_embedder(backend.load_embedder(vectors, on_progress), embedding_names_of(settings))
     own_names = (*aliases, *settings.embedding_alias)
     if isinstance(model, EmbeddingsOnly):
         return loaded_embedder(model.embedder, own_names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -71,33 +72,46 @@ class EmbedLoop:
         self._pace = Pace()
         self._service = Service()  # in the time that it has, generation's turns included
         self._waiters: dict[Job, trio.Event] = {}
+        self._n_of_key: Counter[str] = Counter()  # of these
+        self._weights = dict(key_weights or {})
         self._work = trio.Event()
         self._stopping = False
         self._progress_at = 0.0  # when a step last began or ended
 
-    def check_room(self) -> None:
-        """Let a request pass that may join the queue now; the caller asks before it puts work into one. Raises: Unavailable."""
+    def check_room(self, key: str = "") -> None:
+        """Let a request pass that may join the queue now; the caller asks before it puts work into one.
+
+        A full queue still takes who comes from a key with less than its part of it, twice its size at most. Raises: Unavailable.
+        """
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
-        if len(self._waiters) >= self._n_jobs_max:
+        n_waiting, n_max = len(self._waiters), self._n_jobs_max
+        if n_waiting >= n_max and not (n_waiting < 2 * n_max and self._n_of_key[key] < n_max * self._part(key)):
             rate = self._service.rate
             retry_after_s = bearable(0.0 if rate is None else self.scheduler.n_tokens_owed / rate)
             raise Unavailable("the queue is full", retry_after_s=retry_after_s, code="queue_full")
+
+    def _part(self, key: str) -> float:
+        """The part of the queue that a key is due beside those who wait. Alone it has it all."""
+        weights = {each: self._weights.get(each, 1.0) for each in {*self._n_of_key, key}}
+        return weights[key] / sum(weights.values())
 
     async def vectors(self, inputs: Sequence[Sequence[int]], key: str = "") -> Vectors:
         """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.
 
         Raises: Unavailable · InputTooLong · InvalidRequest · GenerationFailed.
         """
-        self.check_room()
+        self.check_room(key)
         job = self.scheduler.submit(inputs, key)
         done = self._waiters[job] = trio.Event()
+        self._n_of_key[key] += 1
         if not self._work.is_set():
             self._progress_at = trio.current_time()
             self._work.set()
         try:
             await done.wait()
         finally:
+            self._n_of_key -= Counter((key,))  # which leaves out who has none
             if self._waiters.pop(job, None) is not None:  # it leaves before it was told anything
                 self.scheduler.cancel(job)
                 done.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum
+from typing import Any
 
 import attrs
 import trio
@@ -12,15 +13,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from cllm.config import Settings, names_of
+from cllm.config import Settings, embedding_names_of, names_of
 from cllm.engine.scheduler import SequenceView
 from cllm.errors import InvalidRequest, NotFound, NotSupported, Unavailable
 from cllm.serve.engine import Engine, EnginePhase, Health, new_engine
 from cllm.serve.records import Record
 
 N_TENANTS_MAX = 64
+LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
 RETRY_AFTER_S = 5.0  # for whoever came while a model was loaded or unloaded for longer than a request waits
-FAILED_FOR_S = 30.0  # a model that could not be loaded is tried again after this time, not at every request
+FAILED_FOR_S = 30.0  # a model that could not be loaded is tried again after this time, not at every request, then after twice that
+FAILED_FOR_S_MAX = 900.0  # and so on: for each try others may have to make room
 
 
 class State(Enum):
@@ -46,6 +49,10 @@ class Tenant:
         self.n_bytes = 0  # what it takes, or would take, as far as it is known
         self.known_at = time.time()
         self.failed_at = 0.0
+        self.n_failures = 0  # loads that failed, in a row
+        self.told: dict[str, dict[str, Any]] = {}  # what was said of it while it was loaded
+        self._learnt: tuple[str, ...] = ()  # what it was called when it was loaded
+        self._learnt_of_vectors: tuple[str, ...] = ()
         self.is_adopted = False  # named at run time, and may be forgotten
         self._changed = trio.Event()
 
@@ -57,17 +64,36 @@ class Tenant:
     @property
     def aliases(self) -> tuple[str, ...]:
         """All names that a request may use for its text."""
-        return self.engine.model.aliases if self.state is State.LOADED else names_of(self.settings)
+        return self.engine.model.aliases if self.state is State.LOADED else self._learnt or names_of(self.settings)
 
     @property
     def embedding_aliases(self) -> tuple[str, ...]:
         """All names that a request may use for its vectors, as far as they are known before it is loaded."""
         embedder = self.engine.embedder if self.state is State.LOADED else None
-        return (*self.aliases, *self.settings.embedding_alias) if embedder is None else embedder.aliases
+        if embedder is not None:
+            return embedder.aliases
+        return self._learnt_of_vectors or (*self.aliases, *embedding_names_of(self.settings))
+
+    @property
+    def may_give_vectors(self) -> bool:
+        """Whether it does, or would if it were loaded, as far as that is known."""
+        settings = self.settings
+        return self.engine.embedder is not None or bool(self._learnt_of_vectors or settings.embeddings or settings.embedding_model)
+
+    @property
+    def failed_for_s(self) -> float:
+        """How long it is not tried again after it failed."""
+        return min(FAILED_FOR_S * 2.0 ** max(self.n_failures - 1, 0), FAILED_FOR_S_MAX)
 
     def become(self, state: State) -> None:
         """Change the state. Who waited for the model has a hold on it from the moment that it is loaded."""
         self.state = state
+        if state is State.LOADED:
+            self.n_failures = 0
+            self._learnt = self.engine.model.aliases
+            self._learnt_of_vectors = () if self.engine.embedder is None else self.engine.embedder.aliases
+        elif state is State.FAILED:
+            self.n_failures += 1
         if state in (State.LOADED, State.FAILED):
             self.settle()
         self.tell()
@@ -140,6 +166,12 @@ class House:
         """Whether there are several models."""
         return len(self.tenants) > 1
 
+    @property
+    def names_models(self) -> bool:
+        """Whether what is counted says of which model it is: all the time where there may be several, so that no series ends and begins."""
+        settings = self.first.settings
+        return self.is_shared or (settings.enable_admin and settings.lora_dir is not None)
+
     def find(self, name: str | None) -> Tenant:
         """The model of that name; the first for no name. Raises: NotFound."""
         if not name:
@@ -151,17 +183,19 @@ class House:
         return found
 
     def lookup(self, name: str) -> Tenant | None:
-        """The model of that name, if there is one."""
-        return next((tenant for tenant in self.tenants if name in tenant.aliases), None)
+        """The model of that name, with the tag or without, if there is one."""
+        names = dict.fromkeys((name, name.removesuffix(LATEST)))
+        return next((tenant for each in names for tenant in self.tenants if each in tenant.aliases), None)
 
     def find_embedder(self, name: str | None) -> Tenant:
         """The model that gives vectors under that name; for no name the first that gives some. Raises: NotFound."""
         giving = [tenant for tenant in self.tenants if tenant.engine.embedder is not None]
         if not name:
-            return giving[0] if giving else self.first
-        for tenant in (*giving, *self.tenants):
-            if name in tenant.embedding_aliases:
-                return tenant
+            return next(iter((*giving, *[tenant for tenant in self.tenants if tenant.may_give_vectors], self.first)))
+        for each in dict.fromkeys((name, name.removesuffix(LATEST))):
+            for tenant in (*giving, *self.tenants):
+                if each in tenant.embedding_aliases:
+                    return tenant
         if not giving:
             return self.first  # says that it gives none
         known = ", ".join([alias for tenant in giving for alias in tenant.embedding_aliases])
@@ -198,7 +232,7 @@ class House:
             raise
 
     def _check_worth(self, tenant: Tenant) -> None:
-        left_s = tenant.failed_at + FAILED_FOR_S - trio.current_time()
+        left_s = tenant.failed_at + tenant.failed_for_s - trio.current_time()
         if tenant.state is State.FAILED and left_s > 0:
             raise Unavailable(f"{tenant.name} could not be loaded; the server's log says why", retry_after_s=left_s, code="load_failed")
         if self.is_draining and tenant.state is not State.LOADED:
@@ -214,6 +248,7 @@ class House:
         lora = (*base.settings.lora, f"{path}:1.0")
         tenant = Tenant(attrs.evolve(base.settings, lora=lora, alias=(name,), embedding_model=None, embedding_alias=()))
         tenant.is_adopted = True
+        tenant.n_bytes = base.n_bytes
         tenant.become(State.UNLOADED)
         self.tenants = (*self.tenants, tenant)
         return tenant
@@ -245,6 +280,7 @@ class House:
     def check_ready(self) -> None:
         """Raises: Unavailable unless a request would be taken: by the first model, or, where that is not loaded now, by its load."""
         if self.is_open and not self.is_draining and self.first.state is not State.LOADED:
+            self._check_worth(self.first)
             return
         for tenant in (self.first,) if self.is_open else self.tenants:
             if tenant.state is not State.UNLOADED:
@@ -266,7 +302,7 @@ class _EnginesCollector(Collector):
         self._house = house
 
     def collect(self) -> Iterator[Metric]:
-        if not self._house.is_shared:
+        if not self._house.names_models:
             yield from self._house.first.engine.metrics.registry.collect()
             return
         merged: dict[str, Metric] = {}

@@ -143,8 +143,11 @@ class Housekeeper:
                 if not is_loaded and self._is_known(tenant):
                     await self._load(tenant)
                 self._wanted.remove(tenant)  # it may be unloaded while others make room, and who wants it then is to be heard
-                if not self._is_known(tenant):
-                    tenant.settle()  # it was forgotten meanwhile: loaded, it could be named and unloaded by nobody
+                if tenant.waiting and self._is_known(tenant):  # since it was loaded, or was not: nobody has heard them
+                    self._want(tenant)
+                if not self._is_known(tenant):  # it was forgotten meanwhile: loaded, it could be named and unloaded by nobody
+                    tenant.settle()
+                    self._nursery.start_soon(self.unload, tenant)
                 elif not is_loaded:
                     await self._make_room(tenant)  # for its cells, too
             self._work = trio.Event()
@@ -202,7 +205,7 @@ class Housekeeper:
     async def _make_room(self, tenant: Tenant) -> None:
         """Unload others, the least recently used first, until `tenant` fits or is alone."""
         while True:
-            others = [other for other in self._lives if other is not tenant]
+            others = [other for other in self._lives if other is not tenant and other.n_bytes]
             if not others or sum(other.n_bytes for other in others) + tenant.n_bytes <= self._n_bytes_max:
                 return
             await self.unload(min(others, key=lambda other: (other.n_users > 0, other.used_at)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -206,14 +207,24 @@ def _curves_folder(settings: Settings) -> Path:
     return Path(settings.calibration_dir) if settings.calibration_dir else curves.default_folder()
 
 
+_found: dict[tuple[str, str], str] = {}  # what the hub's names were found to be, by cache
+
+
 def _local_path(model: str, on_progress: OnProgress) -> str:
-    """The file to load, fetched first where `model` names one of the hub's. Raises: HubFailed · LoadAborted."""
+    """The file to load, fetched first where `model` names one of the hub's. Raises: HubFailed · LoadAborted.
+
+    A model that is loaded again is the same file, whatever the hub has by then, and needs no hub.
+    """
+    name = model, os.environ.get("HF_HUB_CACHE") or os.environ.get("HF_HOME", "")
+    if os.path.isfile(_found.get(name, "")):
+        return _found[name]
 
     def on_bytes(n: int, n_total: int) -> bool:
         return on_progress(n / max(n_total, 1))
 
     path = hub.local_path(model, on_bytes)
     if path != model:
+        _found[name] = path
         log.info("hub.found", model=model, file=Path(path).name)
     return path
 

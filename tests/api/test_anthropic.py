@@ -121,6 +121,21 @@ async def test_a_line_that_is_new_in_each_request_keeps_nothing_from_being_cache
     assert "cch=a5145;" in other
 
 
+async def test_reasoning_is_signed_since_clients_drop_it_otherwise(serve: Any) -> None:
+    template = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<end>{% endfor %}<turn>assistant\n<think>"
+    async with serve(ScriptedModel("<think>hm</think>It is 5.", template=template)) as api:
+        whole = (await api.post("/v1/messages", body(max_tokens=100))).json["content"][0]
+        told = events(await api.post("/v1/messages", body(stream=True, max_tokens=100)))
+        back = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [whole]}, {"role": "user", "content": "y"}]
+        assert (await api.post("/v1/messages", body(messages=back))).status == 200
+    assert (whole["type"], whole["thinking"], bool(whole["signature"])) == ("thinking", "hm", True)
+    kinds = [(event["delta"]["type"] if name == "content_block_delta" else name) for name, event in told]
+    place = kinds.index("signature_delta")
+    assert kinds[place - 1 : place + 2] == ["thinking_delta", "signature_delta", "content_block_stop"]
+    assert (told[place][1]["index"], told[place][1]["delta"]["signature"]) == (0, whole["signature"])
+    assert kinds.count("signature_delta") == 1
+
+
 async def test_neighbours_of_one_role_are_one_turn(serve: Any) -> None:
     said = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
     async with serve() as api:

@@ -264,3 +264,11 @@ async def test_what_cannot_be_ranked_is_refused_by_name(serve: Any, fields: dict
     async with serve(embedder=FakeEmbedder()) as api:
         answer = await api.post("/v1/rerank", {"query": "x", "documents": ["y"], **fields})
     assert (answer.status, answer.error["param"]) == (400, param)
+
+
+async def test_as_many_documents_as_are_allowed_are_judged_by_any_model(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        answer = await api.post("/v1/rerank", {"query": "a", "documents": ["b"] * 2048})
+        more = await api.post("/v1/rerank", {"query": "a", "documents": ["b"] * 2049})
+    assert (answer.status, len(answer.json["results"])) == (200, 2048)
+    assert (more.status, more.error["param"]) == (400, "documents")

@@ -130,6 +130,22 @@ async def test_an_origin_that_is_named_may_read_and_another_may_not(serve: Any) 
     assert named.headers["Vary"] == other.headers["Vary"] == "Origin"
 
 
+@pytest.mark.parametrize("origins", [("*",), ("https://a.example",)])
+async def test_a_page_may_send_whatever_headers_its_library_adds(serve: Any, origins: tuple[str, ...]) -> None:
+    asked = "authorization,content-type,x-stainless-os,anthropic-version"
+    sent = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": asked}
+    async with serve(cors_origin=origins) as api:
+        answer = await api.ask("OPTIONS", "/v1/chat/completions", Origin="https://a.example", **sent)
+        odd = await api.ask(
+            "OPTIONS", "/v1/chat/completions", Origin="https://a.example", **{**sent, "Access_Control_Request_Headers": "a: b"}
+        )
+        foreign = await api.ask("OPTIONS", "/v1/chat/completions", Origin="https://b.example", **sent)
+    assert answer.headers["Access-Control-Allow-Headers"] == asked
+    assert "Access-Control-Request-Headers" in answer.headers.getlist("Vary")
+    assert odd.headers["Access-Control-Allow-Headers"].startswith("authorization")
+    assert ("Access-Control-Allow-Headers" in foreign.headers) is (origins == ("*",))
+
+
 async def test_a_star_opens_it_to_every_page(serve: Any) -> None:
     async with serve(cors_origin=("*",)) as api:
         answer = await api.chat(max_tokens=1, stream=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import pytest
@@ -81,10 +82,25 @@ async def test_what_cannot_be_served_is_refused_by_name(serve: Any, fields: dict
     assert (answer.status, answer.error["param"]) == (400, param)
 
 
-async def test_a_vocabulary_without_the_tokens_and_a_text_that_does_not_fit_are_400(serve: Any) -> None:
+async def test_a_vocabulary_without_the_tokens_and_a_beginning_that_does_not_fit_are_400(serve: Any) -> None:
     async with serve() as api:
         answer = await infill(api)
         assert (answer.status, answer.error["param"]) == (400, "input_suffix")
     async with serve(infilling(n_ctx_train=64)) as api:
-        answer = await infill(api, input_prefix="x" * 64)
+        answer = await infill(api, prompt="x" * 64)
         assert (answer.status, answer.error["type"]) == (400, "exceed_context_size_error")
+
+
+@pytest.mark.parametrize(
+    ("n_before", "n_after", "n_of_each"),
+    [(30, 10, (30, 10)), (500, 10, (41, 10)), (500, 500, (39, 12)), (10, 500, (10, 41)), (100_000, 100_000, (39, 12))],
+)
+async def test_of_what_does_not_fit_the_nearest_to_the_gap_is_read(
+    serve: Any, n_before: int, n_after: int, n_of_each: tuple[int, int]
+) -> None:
+    before, after = ("".join(string.ascii_lowercase[i % 26] for i in range(n)) for n in (n_before, n_after))
+    async with serve(infilling(n_ctx_train=64)) as api:
+        cut = (await infill(api, input_prefix=before, input_suffix=after)).json
+        fitting = await infill(api, input_prefix=before[n_before - n_of_each[0] :], input_suffix=after[: n_of_each[1]])
+    assert (cut["content"], cut["tokens_evaluated"]) == (fitting.json["content"], fitting.json["tokens_evaluated"])
+    assert cut["tokens_predicted"] == 8

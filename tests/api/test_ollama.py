@@ -6,9 +6,11 @@ import json
 from datetime import datetime
 from typing import Any
 
+import attrs
 import pytest
 
 from cllm.api.ollama.requests import _with_ids
+from cllm.serve.embedders import EmbeddingsOnly
 from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
 from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
@@ -165,6 +167,55 @@ async def test_texts_have_vectors_as_the_embedder_gives_them(serve: Any) -> None
     assert [x / length for x in older["embedding"]] == pytest.approx(both["embeddings"][0], abs=1e-6)
     assert "fake-embedder:latest" in names
     assert shown["capabilities"] == ["embedding"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"input": []}, {"input": ""}, {"input": ["", ""]}, {"input": None}])
+async def test_no_input_has_no_vectors(serve: Any, fields: dict[str, Any]) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        answer = await api.post("/api/embed", {"model": "fake-embedder", **fields})
+        older = await api.post("/api/embeddings", {"model": "fake-embedder", "prompt": ""})
+    assert (answer.status, answer.json["model"], answer.json["embeddings"]) == (200, "fake-embedder", [])
+    assert (older.status, older.json) == (200, {"embedding": []})
+
+
+async def test_as_many_inputs_as_somebody_likes_have_vectors_and_no_more_dimensions_than_there_are(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        answer = await api.post("/api/embed", {"input": ["x"] * 2049, "dimensions": 100_000})
+    assert answer.status == 200
+    assert len(answer.json["embeddings"]) == 2049
+
+
+async def test_a_last_turn_of_the_assistants_is_gone_on_from(serve: Any) -> None:
+    turn = "<turn>{{ m.role }}\n{{ m.content }}{% if not loop.last or add_generation_prompt %}<end>{% endif %}"
+    template = f"{{% for m in messages %}}{turn}{{% endfor %}}"
+    messages = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "It is "}]
+    async with serve(ScriptedModel("It is because.", template=template)) as api:
+        answer = await api.post("/api/chat", chat(messages=messages, stream=False))
+    assert answer.json["message"]["content"] == "because."
+
+
+async def test_a_file_that_gives_vectors_alone_is_shown_as_what_it_is(serve: Any) -> None:
+    embedder = FakeEmbedder()
+    async with serve(EmbeddingsOnly(embedder), embedder, alias=("fake-embedder",)) as api:
+        shown = (await api.post("/api/show", {"model": "fake-embedder"})).json
+    assert shown["capabilities"] == ["embedding"]
+
+
+async def test_numbers_of_the_file_are_numbers(serve: Any) -> None:
+    facts = {
+        "general.file_type": "15",
+        "general.version": "1.5",
+        "fake.block_count": "32",
+        "fake.rope.freq_base": "10000.000000",
+        "fake.attention.causal": "true",
+        "fake.rope.scaling.type": "linear",
+    }
+    model = FakeModel()
+    model.info = attrs.evolve(model.info, metadata={**model.info.metadata, **facts})
+    async with serve(model) as api:
+        shown = (await api.post("/api/show", {"model": "fake"})).json["model_info"]
+    assert [shown[name] for name in facts] == [15, "1.5", 32, 10000.0, True, "linear"]
+    assert [type(shown[name]) for name in facts] == [int, str, int, float, bool, str]
 
 
 async def test_inputs_that_are_too_long_are_cut_unless_that_is_not_wanted(serve: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -115,6 +116,38 @@ async def test_the_list_says_how_each_stands_and_asking_loads(serve_several: Any
         assert [one["name"] for one in (await api.get("/api/ps")).json["models"]] == ["other:latest"]
         health, ready = await api.get("/health"), await api.get("/ready")
     assert (health.status, ready.status) == (200, 200)
+
+
+async def test_names_with_ollamas_tag_are_known_on_every_surface(serve_several: Any) -> None:
+    async with serve_several("a", "b") as api:
+        for path, body in ASKING.items():
+            assert (await api.post(path, {"model": "b:latest", **body})).status == 200, path
+        assert (await api.get("/v1/models/b:latest")).json["id"] == "b"
+        assert (await api.get("/v1/models/c:latest")).status == 404
+
+
+async def test_asking_about_a_model_loads_none(serve_several: Any) -> None:
+    async with serve_several("a", "b", models_memory_mb=100) as api:
+
+        async def states() -> list[str]:
+            return [one["status"]["value"] for one in (await api.get("/v1/models")).json["data"]]
+
+        unknown = (await api.post("/api/show", {"model": "b"})).json
+        unload = (await api.post("/api/generate", {"model": "b", "keep_alive": 0})).json
+        assert (unknown["model_info"], unload["done_reason"], await states()) == ({}, "unload", ["loaded", "unloaded"])
+        shown = (await api.post("/api/show", {"model": "a"})).json
+        props = [(await api.get(f"/{path}?model=a")).json for path in ("props", "model/info")]
+        assert (await api.chat(model="b")).status == 200
+        assert await states() == ["unloaded", "loaded"]
+        assert (await api.post("/api/show", {"model": "a"})).json == shown
+        assert [(await api.get(f"/{path}?model=a")).json for path in ("props", "model/info")] == props
+        assert await states() == ["unloaded", "loaded"]
+
+
+async def test_counters_name_the_model_as_long_as_there_may_be_others(serve_several: Any, tmp_path: Path) -> None:
+    async with serve_several("a", enable_admin=True, lora_dir=str(tmp_path)) as api:
+        text = (await api.get("/metrics")).body.decode()
+    assert 'cllm_sequences_submitted_total{model="a"}' in text
 
 
 async def test_counters_say_of_which_model_they_are(serve_several: Any) -> None:

@@ -198,3 +198,29 @@ async def test_a_full_queue_refuses_and_says_by_the_rate_of_late_when_it_will_be
                 go_on.set()
     assert caught.value.code == "queue_full"
     assert caught.value.retry_after_s == pytest.approx(2 * len(LONG) / 20)
+
+
+async def test_a_key_does_not_shut_another_out_of_the_queue() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def before_step(_: Batch) -> None:
+        begun.set()
+        _wait_for(go_on)
+
+    with trio.fail_after(TEST_S):
+        async with running_engine(FakeModel(), Settings(queue_size=4), embedder=FakeEmbedder(before_step=before_step)) as running:
+            loop = running.engine.embeddings.loop
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(loop.vectors, [LONG], "one")
+                await until(begun.is_set)
+                with pytest.raises(Unavailable):
+                    loop.check_room("one")
+                for _ in range(2):
+                    loop.check_room("other")
+                    nursery.start_soon(loop.vectors, [LONG], "other")
+                    await trio.testing.wait_all_tasks_blocked()
+                with pytest.raises(Unavailable):
+                    loop.check_room("other")  # it has its half
+                go_on.set()
+            assert not loop._n_of_key

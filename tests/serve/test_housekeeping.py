@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -290,6 +290,70 @@ async def test_a_load_on_demand_that_fails_is_the_requests_misfortune_and_not_tr
         backend.failing.clear()
         kept.tenant("b").failed_at = -1000.0
         assert await kept.ask("b") == text_alone("once upon a time", 8)
+
+
+async def test_what_fails_again_and_again_is_tried_less_and_less_and_is_not_ready_meanwhile(keep: Keep) -> None:
+    backend = Backend()
+    async with keep("a", "b", models_memory_mb=100, backend=backend) as kept:
+        await kept.ask("b")
+        backend.failing.add("a")
+        waits = []
+        for _ in range(3):
+            kept.tenant("a").failed_at = -10_000.0
+            with pytest.raises(Unavailable) as caught:
+                await kept.ask("a")
+            waits.append(round(caught.value.retry_after_s / 30))
+            with pytest.raises(Unavailable):
+                kept.house.check_ready()
+        assert waits == [1, 2, 4]
+        backend.failing.clear()
+        kept.tenant("a").failed_at = -10_000.0
+        kept.house.check_ready()
+        await kept.ask("a")
+        assert kept.tenant("a").n_failures == 0
+
+
+async def test_a_model_is_known_by_the_names_that_it_had_when_it_was_loaded(keep: Keep) -> None:
+    async with keep("a", "b") as kept:
+        tenant = kept.tenant("b")
+        tenant._learnt = ("what its server calls it",)
+        await kept.keeper.unload(tenant)
+        assert kept.tenant("what its server calls it") is tenant
+        assert (await kept.ask("what its server calls it")) == text_alone("once upon a time", 8)
+
+
+async def test_an_adapter_that_is_asked_for_while_it_is_unloaded_is_not_left_to_nobody(keep: Keep, tmp_path: Path) -> None:
+    path = tmp_path / "style.gguf"
+    path.touch()
+    async with keep("a") as kept:
+        for n in range(10):
+            adapter = kept.house.adopt(kept.tenant("a"), f"style{n}", str(path))
+            assert adapter.n_bytes == SIZE
+            held = await kept.house.hold(adapter)
+            async with trio.open_nursery() as nursery:
+
+                async def unload_and_forget(adapter: Tenant = adapter) -> None:
+                    await kept.keeper.unload(adapter)
+                    kept.house.forget(adapter)
+
+                async def ask(adapter: Tenant = adapter) -> None:
+                    with suppress(Unavailable):
+                        (await kept.house.hold(adapter)).release()
+
+                nursery.start_soon(unload_and_forget)
+                await until(lambda adapter=adapter: adapter.state is State.UNLOADING)  # type: ignore[misc]
+                nursery.start_soon(ask)
+                await until(lambda adapter=adapter: bool(adapter.waiting))  # type: ignore[misc]
+                held.release()
+            await until(lambda: set(kept.keeper._lives) <= set(kept.house.tenants))
+
+
+async def test_what_takes_no_memory_makes_no_room(keep: Keep) -> None:
+    async with keep("a", "b", "c", models_memory_mb=200) as kept:
+        kept.tenant("a").n_bytes = 0  # as of a server elsewhere
+        await kept.ask("c")
+        await kept.ask("b")
+        assert kept.tenant("a").state is State.LOADED
 
 
 async def test_a_load_on_demand_whose_steps_fail_while_they_are_measured_is_no_more_than_that(keep: Keep) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -57,6 +58,25 @@ def test_whatever_a_fetch_raises_is_a_load_that_failed(monkeypatch: pytest.Monke
     monkeypatch.setattr("cllm.hub.local_path", local_path)
     with pytest.raises(LoadFailed, match="RuntimeError: on purpose"):
         load_with(Remembering(knows_models=False), "user/repo", monkeypatch)
+
+
+def test_a_model_of_the_hubs_that_is_loaded_again_is_the_same_file_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def local_path(model: str, _on_bytes: object) -> str:
+        asked.append(model)
+        path = tmp_path / f"{len(asked)}.gguf"
+        path.touch()
+        return str(path)
+
+    monkeypatch.setattr("cllm.hub.local_path", local_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    backend = Remembering(knows_models=False)
+    first, second = (load_with(backend, "user/repo", monkeypatch)[0] for _ in range(2))
+    assert first == second == str(tmp_path / "1.gguf")
+    (tmp_path / "1.gguf").unlink()
+    assert load_with(backend, "user/repo", monkeypatch)[0] == str(tmp_path / "2.gguf")
+    assert asked == ["user/repo"] * 2
 
 
 class Finder(FakeStreamModel):

@@ -17,6 +17,7 @@ def error_event(error: dict[str, Any]) -> bytes:
     return named("error", error)
 
 
+SIGNATURE = "unsigned"  # of reasoning: clients drop what has none, and nobody here looks at what they send back
 WIRE = Wire(failed=error_event, ping=named("ping", {"type": "ping"}))
 
 
@@ -32,7 +33,7 @@ def _head(model: str) -> dict[str, Any]:
 def _blocks(answer: Answer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
-        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": SIGNATURE})
     if answer.content:
         blocks.append({"type": "text", "text": answer.content})
     return blocks + [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in answer.calls]
@@ -127,6 +128,10 @@ class MessageStream(AnswerShape):
     def _close(self) -> bytes:
         if self._open is None:
             return b""
-        i, self._open = self._n_blocks, None
+        i, kind, self._open = self._n_blocks, self._open, None
         self._n_blocks += 1
-        return named("content_block_stop", {"type": "content_block_stop", "index": i})
+        signed = b""
+        if kind == "thinking":
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            signed = named("content_block_delta", {"type": "content_block_delta", "index": i, "delta": delta})
+        return signed + named("content_block_stop", {"type": "content_block_stop", "index": i})

@@ -19,10 +19,15 @@ from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import SamplingFields
 from cllm.api.sse import SseBody, sse_response
+from cllm.backend import InfillTokens
 from cllm.serve.engine import ServedModel
+from cllm.text.prompt import infill_tokens
 
 ENDPOINT = "/infill"
 SNIPPET = "\n\n--- snippet ---\n\n"  # between pieces of other files, as llama-server writes it where the vocabulary has no token for it
+ANSWER_SHARE = 4  # the answer has one part in so many of the context, if it is to be so long
+SUFFIX_SHARE = 4  # what follows the gap has one part in so many of what is left, what comes before it the rest, as in llama-server
+N_MARKS = 5  # the tokens around them
 EXTRA_SHARE = 2  # other files take one part in so many of the context at most
 
 
@@ -72,10 +77,10 @@ def blueprint(context: Context) -> Blueprint:
 async def answer(context: Context, body: InfillRequest) -> Response:
     """Fill in. Raises: RequestError."""
     model = await context.served(body.model)
-    prompts.check_infills(model, "input_suffix")
+    infill = prompts.check_infills(model, "input_suffix")
     asked = wanted_once(context, body, model)
     check_room(context, asked, "n")
-    tokens = await _tokens(context, model, body)
+    tokens = await _tokens(context, model, body, infill, asked.stopping.max_tokens)
     specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)
     generation = await open_generation(context, specs, ENDPOINT)
     if body.stream:
@@ -85,10 +90,18 @@ async def answer(context: Context, body: InfillRequest) -> Response:
     return json_response(ended(0, model.name, completion.text, completion.finished), account.headers())
 
 
-async def _tokens(context: Context, model: ServedModel, body: InfillRequest) -> Sequence[int]:
-    prompts.check_fits(model, body.input_prefix + body.input_suffix + (body.prompt or ""))
-    between = await prompts.infill_prompt(context, model, body.input_prefix, body.input_suffix)
+async def _tokens(context: Context, model: ServedModel, body: InfillRequest, infill: InfillTokens, n_asked: int | None) -> Sequence[int]:
+    """Editors count lines, not tokens: of what stands around the gap the nearest is read, as much as there is room for."""
+    prompts.check_fits(model, body.prompt or "")
     begun = await prompts.plain_tokens(context, body.prompt or "", "prompt")
+    n_answer = min(model.n_ctx if n_asked is None else max(n_asked, 1), model.n_ctx // ANSWER_SHARE)
+    n_room = max(model.n_ctx - n_answer - len(begun) - N_MARKS, 0)
+    n_bytes = n_room * prompts.N_TOKEN_BYTES_MAX
+    before = await prompts.plain_tokens(context, body.input_prefix[-n_bytes:] if n_room else "", "input_prefix")
+    after = await prompts.plain_tokens(context, body.input_suffix[:n_bytes], "input_suffix")
+    n_after = min(len(after), max(n_room // SUFFIX_SHARE, n_room - len(before)))
+    n_before = min(len(before), n_room - n_after)
+    between = infill_tokens(model.vocabulary, infill, before[len(before) - n_before :], after[:n_after])
     extra = await _extra(context, model, body.input_extra or [], model.n_ctx - len(between) - len(begun) - 1)
     n_bos = 1 if model.vocabulary.adds_bos else 0
     return [*between[:n_bos], *extra, *between[n_bos:], *begun]

@@ -14,19 +14,18 @@ from cllm.api import vectors, wire
 from cllm.api.context import Context
 from cllm.api.errors import ollama_shape
 from cllm.api.ollama.answers import NS_PER_S
-from cllm.api.ollama.requests import LATEST
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.api.prompts import by_length
 from cllm.api.vectors import Embedded
 from cllm.backend import Vectors
-from cllm.errors import InvalidRequest
+from cllm.serve.engine import Embeddings
 
 
 class EmbedRequest(msgspec.Struct, kw_only=True):
     """The body of POST /api/embed."""
 
-    input: str | list[str]
+    input: str | list[str] | None = None  # nothing: the model is only to be loaded
     model: str | None = None
     truncate: bool | None = None  # inputs that are too long; unless it is false
     dimensions: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
@@ -36,7 +35,7 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """The body of POST /api/embeddings, the older way."""
 
-    prompt: str
+    prompt: str | None = None
     model: str | None = None
     keep_alive: str | float | None = None
 
@@ -61,17 +60,19 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post("/api/embed")
     async def embed() -> Response:
         body = await wire.read(embed_decoder)
-        inputs = [body.input] if isinstance(body.input, str) else body.input
+        inputs = [body.input] if isinstance(body.input, str) else body.input or []
+        if not any(inputs):
+            return _nothing(await vectors.embedder(context, body.model))
         embedded = await _embedded(context, body.model, inputs, "input", truncates=body.truncate is not False)
-        n_embd = embedded.model.n_embd
-        if body.dimensions is not None and body.dimensions > n_embd:
-            raise InvalidRequest(f"dimensions: {body.dimensions} asked for, and the model has {n_embd}", param="dimensions")
         unit = vectors.normalised(embedded.vectors, body.dimensions)
         return await by_length(unit.size, functools.partial(_response, embedded, unit, time.perf_counter() - g.started_at))
 
     @routes.post("/api/embeddings")
     async def embeddings() -> Response:
         body = await wire.read(embeddings_decoder)
+        if not body.prompt:
+            await vectors.embedder(context, body.model)
+            return json_response({"embedding": []})
         embedded = await _embedded(context, body.model, [body.prompt], "prompt", truncates=True)
         return json_response({"embedding": embedded.vectors[0].tolist()})  # as it comes: this way does not normalise
 
@@ -79,10 +80,14 @@ def blueprint(context: Context) -> Blueprint:
 
 
 async def _embedded(context: Context, name: str | None, inputs: list[str], param: str, *, truncates: bool) -> Embedded:
-    known = [alias for tenant in context.house.tenants for alias in tenant.embedding_aliases]
-    if name and name not in known:
-        name = name.removesuffix(LATEST) or None
-    return await vectors.embed(context, name, inputs, param, truncates=truncates)
+    return await vectors.embed(context, name, inputs, param, truncates=truncates, is_bounded=False)
+
+
+def _nothing(embeddings: Embeddings) -> Response:
+    """The answer to no input."""
+    return json_response(
+        {"model": embeddings.model.name, "embeddings": [], "total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
+    )
 
 
 def _response(embedded: Embedded, unit: Vectors, total_s: float) -> Response:

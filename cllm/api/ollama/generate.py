@@ -55,18 +55,18 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer_chat(context: Context, body: ChatRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
-    model, asked = await _checked(context, body)
     if not body.messages:
-        return json_response(nothing_asked(model.name, chat_body, unload=body.keep_alive in (0, "0")))
+        return await _nothing_asked(context, body, chat_body)
+    model, asked = await _checked(context, body)
     chat = await open_chat(context, model, requests.chat_conversation(body), asked, endpoint=CHAT)
     return await _told(chat, model, body, chat_body)
 
 
 async def answer_prompt(context: Context, body: GenerateRequest) -> Response:
     """Answer a prompt, or continue it as it is. Raises: RequestError."""
-    model, asked = await _checked(context, body)
     if not body.prompt:
-        return json_response(nothing_asked(model.name, generate_body, unload=body.keep_alive in (0, "0")))
+        return await _nothing_asked(context, body, generate_body)
+    model, asked = await _checked(context, body)
     if body.raw or body.suffix:
         chat = await _open_text(context, model, body, asked)
     else:
@@ -74,8 +74,16 @@ async def answer_prompt(context: Context, body: GenerateRequest) -> Response:
     return await _told(chat, model, body, generate_body)
 
 
+async def _nothing_asked(context: Context, body: CommonFields, shape: Body) -> Response:
+    """A model that is asked nothing is loaded; when it goes is the operator's affair, and it is not loaded to be told to go."""
+    if body.keep_alive in (0, "0"):
+        return json_response(nothing_asked(context.house.find(body.model).name, shape, unload=True))
+    model, _ = await _checked(context, body)
+    return json_response(nothing_asked(model.name, shape, unload=False))
+
+
 async def _checked(context: Context, body: CommonFields) -> tuple[ServedModel, Wanted]:
-    model = await requests.served(context, body.model)
+    model = await context.served(body.model)
     requests.refuse_unserved(body)
     options = requests.options_of(body)
     return model, context.wanted(options, model, max_tokens=None)

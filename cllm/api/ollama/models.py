@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +13,7 @@ from quart import Blueprint, Response
 from cllm.api import wire
 from cllm.api.context import Context
 from cllm.api.errors import ollama_shape
-from cllm.api.ollama.requests import LATEST, ShowRequest, served
+from cllm.api.ollama.requests import ShowRequest
 from cllm.api.openai.models import Listed, all_listed
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
@@ -20,9 +21,13 @@ from cllm.backend import ModelInfo, infill_of
 from cllm.errors import InvalidRequest
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel
+from cllm.serve.house import LATEST
 
 API_VERSION = "0.12.0"  # of Ollama: the one whose API this is. Clients refuse servers that are too old for them
 _UNKNOWN = ModelInfo(name="", architecture="", n_params=0, size_bytes=0, n_ctx_train=0, n_embd=0)  # of a model that is not loaded
+_NUMBERS = frozenset({"general.file_type", "general.quantization_version", "general.alignment", "general.parameter_count"})
+_INT = re.compile(r"-?\d{1,19}")
+_FLOAT = re.compile(r"-?\d+(\.\d+([eE][+-]?\d+)?|[eE][+-]?\d+)")
 NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -61,8 +66,11 @@ def blueprint(context: Context) -> Blueprint:
             raise InvalidRequest("model: it is missing", param="model")
         known = all_listed(context)
         listed = known.get(name) or known.get(name.removesuffix(LATEST))
-        model = listed.model if listed is not None else None
-        return json_response(_shown(model if model is not None else await served(context, name)))
+        if listed is None or not context.house.is_shared:
+            return json_response(_shown(await context.served(name) if listed is None or listed.model is None else listed.model))
+        if listed.model is not None:  # what is said once is said again when the model is not loaded, which nobody loads to ask
+            listed.tenant.told[f"show {listed.name}"] = _shown(listed.model)
+        return json_response(listed.tenant.told.get(f"show {listed.name}") or _unknown(listed))
 
     @routes.get("/api/version")
     async def version() -> Response:
@@ -108,7 +116,7 @@ def _size(n_params: int) -> str:
 
 def _shown(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
     info = model.info
-    facts = {name: value for name, value in info.metadata.items() if not name.startswith("tokenizer.")}
+    facts = {name: _fact(name, value, info.architecture) for name, value in info.metadata.items() if not name.startswith("tokenizer.")}
     sizes = {
         "general.architecture": info.architecture,
         "general.parameter_count": info.n_params,
@@ -124,6 +132,21 @@ def _shown(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
         "capabilities": _capabilities(model),
         "modified_at": _at(model.loaded_at),
     }
+
+
+def _unknown(listed: Listed) -> dict[str, Any]:
+    """What is said of a model that has not been loaded yet."""
+    facts = {"details": _details(_UNKNOWN), "model_info": {}, "capabilities": ["completion", "tools"]}
+    return {"modelfile": "", "parameters": "", "template": "", **facts, "modified_at": _at(listed.tenant.known_at)}
+
+
+def _fact(name: str, value: str, architecture: str) -> Any:
+    """A value of the file's metadata, which are texts here, as the number or truth value that it is in the file."""
+    if not name.startswith(f"{architecture}.") and name not in _NUMBERS:
+        return value
+    if value in ("true", "false"):
+        return value == "true"
+    return float(value) if _FLOAT.fullmatch(value) else int(value) if _INT.fullmatch(value) else value
 
 
 def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:

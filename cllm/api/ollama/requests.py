@@ -7,18 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from cllm.api.context import Context
 from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import INT32_MAX, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
 from cllm.api.tool_checks import parameters_of
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
-from cllm.serve.engine import ServedModel
 from cllm.text.thinking import Thinking
 from cllm.text.tools import Tool, Toolbox
-
-LATEST = ":latest"  # the tag that Ollama adds to a name without one
 
 
 class Options(SamplingFields, kw_only=True):
@@ -107,18 +103,6 @@ class ShowRequest(msgspec.Struct):
     name: str | None = None
 
 
-async def served(context: Context, name: str | None) -> ServedModel:
-    """The model that a request names, with the tag or without, loaded if need be. Raises: Unavailable · NotFound."""
-    return await context.served(without_tag(context, name))
-
-
-def without_tag(context: Context, name: str | None) -> str | None:
-    """A model's name as it is known here."""
-    if name and name.endswith(LATEST) and context.house.lookup(name) is None:
-        return name.removesuffix(LATEST)
-    return name
-
-
 def options_of(body: CommonFields) -> Options:
     """The sampling that is asked for. Raises: InvalidRequest."""
     options = body.options or Options()
@@ -138,10 +122,14 @@ def generate_conversation(body: GenerateRequest) -> Conversation:
 
 
 def chat_conversation(body: ChatRequest) -> Conversation:
-    """What is to be answered. Raises: InvalidRequest."""
+    """What is to be answered; a last turn of the assistant's is gone on from. Raises: InvalidRequest."""
     messages = _with_ids([_message(message, f"messages[{i}]") for i, message in enumerate(body.messages or [])])
+    last = messages[-1] if messages else {}
+    goes_on = last.get("role") == "assistant" and bool(last["content"]) and not last.get("tool_calls")
     return Conversation(
         messages=messages,
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
         toolbox=Toolbox(tools=tuple(_tool(tool) for tool in body.tools or [])),
         tool_fields=("function.name", "function.parameters"),
         thinking=_thinking(body),

@@ -12,7 +12,7 @@ from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel
-from cllm.serve.house import State, Tenant
+from cllm.serve.house import LATEST, State, Tenant
 
 _LIST = Operation(method="GET", path="/v1/models", about="what is served", also=(503,))
 _ONE = Operation(method="GET", path="/v1/models/<path:model>", about="facts about one model", also=(404, 503))
@@ -45,7 +45,8 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get("/v1/models/<path:model>")
     @routes.get("/models/<path:model>")
     async def one_model(model: str) -> Response:
-        found = all_listed(context).get(model)
+        listed = all_listed(context)
+        found = listed.get(model) or listed.get(model.removesuffix(LATEST))
         if found is None:
             context.house.find(model)  # says which there are
         assert found is not None, "what is found by name is listed by name"
@@ -62,7 +63,8 @@ def all_listed(context: Context) -> dict[str, Listed]:
     for tenant in context.house.tenants:
         is_there = tenant.state in (State.LOADED, State.UNLOADING)
         model, embedder = tenant.engine.model if is_there else None, tenant.engine.embedder if is_there else None
-        names.update({name: Listed(name, tenant, model) for name in tenant.aliases})
+        gives_text = model is None or model.generates or embedder is None
+        names.update({name: Listed(name, tenant, model if gives_text else embedder) for name in tenant.aliases})
         for name in embedder.aliases if embedder is not None else ():
             names.setdefault(name, Listed(name, tenant, embedder))
     return names
