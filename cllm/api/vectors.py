@@ -48,14 +48,13 @@ async def embed(
     param: str = "input",
     *,
     truncates: bool = False,
-    is_bounded: bool = True,
+    n_most: int = N_INPUTS_MAX,
 ) -> Embedded:
     """The vectors of texts or token ids, maybe of no more of each than the model takes. Raises: RequestError."""
     embeddings = await embedder(context, name)
     if embeddings.model.pooling is Pooling.RANK:
         raise NotSupported(f"{embeddings.model.name} judges documents and gives no vectors: it serves /v1/rerank", param="model")
-    if is_bounded:
-        check_number(len(inputs), param)
+    check_number(len(inputs), param, n_most)
     _check_room(context, embeddings)
     if truncates:
         inputs = [one[: embeddings.model.n_tokens_max * N_TOKEN_BYTES_MAX] for one in inputs]
@@ -70,7 +69,7 @@ async def judge(context: Context, name: str | None, query: str, documents: Seque
     embeddings = await embedder(context, name)
     check_number(len(documents), "documents")
     if embeddings.model.pooling is not Pooling.RANK:
-        embedded = await embed(context, name, [query, *documents], "documents", is_bounded=False)
+        embedded = await embed(context, name, [query, *documents], "documents", n_most=N_INPUTS_MAX + 1)
         unit = normalised(embedded.vectors)
         return embedded, (unit[1:] @ unit[0]).tolist()
     _check_room(context, embeddings)
@@ -99,10 +98,10 @@ def normalised(vectors: Vectors, n_dimensions: int | None = None) -> Vectors:
     return unit
 
 
-def check_number(n: int, param: str) -> None:
+def check_number(n: int, param: str, n_most: int = N_INPUTS_MAX) -> None:
     """Raises: InvalidRequest for no inputs, or too many."""
-    if not 1 <= n <= N_INPUTS_MAX:
-        raise InvalidRequest(f"{param}: expected 1 to {N_INPUTS_MAX}, not {n}", param=param)
+    if not 1 <= n <= n_most:
+        raise InvalidRequest(f"{param}: expected 1 to {n_most}, not {n}", param=param)
 
 
 def _check_room(context: Context, embeddings: Embeddings) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import attrs
 
@@ -100,13 +101,18 @@ class JsonValue:
 def read_json(text: str) -> Any:
     """The value of `text`. Raises: ValueError, also for what only Python takes for JSON."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def _refuse(name: str) -> Any:
+def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse(digits)  # which no JSON could say again
 
 
 def written(value: Any) -> str:
@@ -506,7 +512,7 @@ class PythonBody:
                 self._depth -= 1
                 self.is_complete = not self._depth
         if not found:
-            self._pos = len(self._text) - self._text.endswith("\\")
+            self._pos = max(self._pos, len(self._text) - self._text.endswith("\\"))  # which may belong to what comes
 
     def _end(self) -> None:
         try:
@@ -523,7 +529,7 @@ _IN_PYTHON = re.compile(r"""\\.|['"()\[\]{}]""", re.DOTALL)
 
 def _keywords(text: str) -> dict[str, Any]:
     """The values of a call's keywords, of which `text` has the brackets and what is in them. Raises: what Python's parser does."""
-    text = _PYTHON_STRING.sub(lambda string: string[0].replace("\n", "\\n"), text)  # which templates write as they are
+    text = _PYTHON_STRING.sub(lambda string: string[0].replace("\n", "\\n").replace("\r", "\\r"), text)  # which templates write as they are
     call = ast.parse(f"f{text}", mode="eval").body
     if not isinstance(call, ast.Call) or call.args:
         raise ValueError("no call by keywords")

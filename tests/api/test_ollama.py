@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from cllm.api.ollama.requests import _with_ids
+from cllm.api.ollama.requests import ChatRequest, Message, _with_ids, chat_conversation
 from cllm.serve.embedders import EmbeddingsOnly
 from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
@@ -192,6 +192,20 @@ async def test_a_last_turn_of_the_assistants_is_gone_on_from(serve: Any) -> None
     async with serve(ScriptedModel("It is because.", template=template)) as api:
         answer = await api.post("/api/chat", chat(messages=messages, stream=False))
     assert answer.json["message"]["content"] == "because."
+
+
+def test_a_last_turn_is_a_turn_where_the_model_cannot_be_told_to_go_on() -> None:
+    body = ChatRequest(messages=[Message(role="user", content="why?"), Message(role="assistant", content="It is ")])
+    assert chat_conversation(body, can_go_on=True).continue_final_message
+    conversation = chat_conversation(body, can_go_on=False)
+    assert (conversation.continue_final_message, conversation.add_generation_prompt) == (False, True)
+    assert [message["content"] for message in conversation.messages] == ["why?", "It is "]
+
+
+async def test_more_inputs_than_can_be_counted_at_once_are_400(serve: Any) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        answer = await api.post("/api/embed", {"input": ["a"] * 16_385})
+    assert (answer.status, "16384" in answer.error) == (400, True)
 
 
 async def test_a_file_that_gives_vectors_alone_is_shown_as_what_it_is(serve: Any) -> None:

@@ -144,6 +144,20 @@ async def test_asking_about_a_model_loads_none(serve_several: Any) -> None:
         assert await states() == ["unloaded", "loaded"]
 
 
+async def test_the_names_for_vectors_of_a_model_that_was_unloaded_are_still_listed(serve_several: Any) -> None:
+    async with serve_several("a", "b", enable_admin=True, embedding_alias=("vectors",)) as api:
+        assert (await api.post("/v1/embeddings", {"model": "vectors", "input": "x"})).status == 200
+        shown = (await api.post("/api/show", {"model": "vectors"})).json
+        for name in ("a", "b"):
+            assert (await api.post("/models/unload", {"model": name})).status == 200
+        listed = {one["id"]: one["status"]["value"] for one in (await api.get("/v1/models")).json["data"]}
+        assert listed == {"a": "unloaded", "b": "unloaded", "vectors": "unloaded"}
+        assert (await api.get("/v1/models/vectors")).status == 200
+        assert (await api.post("/api/show", {"model": "vectors"})).json == shown
+        assert shown["capabilities"] == ["embedding"]
+        assert (await api.post("/v1/embeddings", {"model": "vectors", "input": "x"})).status == 200
+
+
 async def test_counters_name_the_model_as_long_as_there_may_be_others(serve_several: Any, tmp_path: Path) -> None:
     async with serve_several("a", enable_admin=True, lora_dir=str(tmp_path)) as api:
         text = (await api.get("/metrics")).body.decode()

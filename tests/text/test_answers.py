@@ -202,6 +202,7 @@ WRITTEN = [
     (LFM, "<|tool_call_start|>[add(a=1)]<|tool_call_end|>", ADD),
     (LFM, "<|tool_call_start|>[add(a=1), look_up(text='x } ] \" {')]<|tool_call_end|>", BOTH),
     (LFM, '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1}}]<|tool_call_end|>', ADD),
+    (LFM, '<|tool_call_start|>[add(text="C:\\\\dir\\\\")]', [CallBegun(0, "add"), Arguments(0, '{"text": "C:\\\\dir\\\\"}')]),
     (GEMMA, "<|tool_call>call:add{a:1}<tool_call|>", ADD),
     (GEMMA, '<|tool_call>call:add{a:1}<tool_call|><|tool_call>call:look_up{text:<|"|>x } ] " {<|"|>}<tool_call|>', BOTH),
     (NEMOTRON, '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}, {"name": "look_up", "arguments": ' + LOOK + "}]</TOOLCALL>", BOTH),
@@ -355,6 +356,18 @@ def test_a_text_keeps_the_line_ends_that_are_its_own(form: CallFormat, written: 
     assert json.loads(arguments.fragment) == {"text": value}
 
 
+@pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "[1e400]", "{'a': 1e999}", "1" + "0" * 400 + ".0", "9" * 5000, "[" * 200, "NaN"])
+def test_numbers_that_no_json_has_are_texts_and_nothing_fails(form: CallFormat, written: str, value: str) -> None:
+    for types in ({}, {"type": "number"}, {"type": "array"}):
+        tools = (Tool("add", "adds", {"type": "object", "properties": {"text": types}}),)
+        (_, arguments) = read(AnswerFormat(calls=form, tools=tools), written.replace("{}", value))
+        assert isinstance(arguments, Arguments)
+        json.loads(arguments.fragment, parse_constant=pytest.fail)
+    for text in (f'<tool_call>{{"name": "add", "arguments": {{"a": {value}}}}}</tool_call>',):
+        assert read(of(HERMES), text)
+
+
 def test_lists_that_are_written_as_python_does_are_lists() -> None:
     tools = (Tool("add", "adds", {"type": "object", "properties": {"a": {"type": "array"}}}),)
     written = "<seed:tool_call><function=add><parameter=a>['p', 'q, \"r\"', True]</parameter></function></seed:tool_call>"
@@ -480,7 +493,7 @@ def test_templates_tell_their_family() -> None:
         ),
         (GEMMA, '<|tool_call>call:add{"a": 1, "b": "x"}<tool_call|>', {"a": 1, "b": "x"}),
         (LFM, "<|tool_call_start|>[add()]<|tool_call_end|>", {}),
-        (LFM, "<|tool_call_start|>[add(a='x\ny',\n b=1)]<|tool_call_end|>", {"a": "x\ny", "b": 1}),
+        (LFM, "<|tool_call_start|>[add(a='x\r\ny',\n b=1)]<|tool_call_end|>", {"a": "x\r\ny", "b": 1}),
     ],
 )
 def test_values_that_are_not_written_as_json_become_it(form: CallFormat, written: str, arguments: Any) -> None:

@@ -21,6 +21,8 @@ from cllm.api.vectors import Embedded
 from cllm.backend import Vectors
 from cllm.serve.engine import Embeddings
 
+N_INPUTS_MAX = 16_384  # of one request: Ollama has no bound, and its clients send all that they have at once
+
 
 class EmbedRequest(msgspec.Struct, kw_only=True):
     """The body of POST /api/embed."""
@@ -80,7 +82,7 @@ def blueprint(context: Context) -> Blueprint:
 
 
 async def _embedded(context: Context, name: str | None, inputs: list[str], param: str, *, truncates: bool) -> Embedded:
-    return await vectors.embed(context, name, inputs, param, truncates=truncates, is_bounded=False)
+    return await vectors.embed(context, name, inputs, param, truncates=truncates, n_most=N_INPUTS_MAX)
 
 
 def _nothing(embeddings: Embeddings) -> Response:

@@ -136,7 +136,9 @@ def _shown(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
 
 def _unknown(listed: Listed) -> dict[str, Any]:
     """What is said of a model that has not been loaded yet."""
-    facts = {"details": _details(_UNKNOWN), "model_info": {}, "capabilities": ["completion", "tools"]}
+    gives_text = listed.name in listed.tenant.aliases
+    capabilities = ["completion", "tools"] if gives_text else ["embedding"]
+    facts = {"details": _details(_UNKNOWN), "model_info": {}, "capabilities": capabilities}
     return {"modelfile": "", "parameters": "", "template": "", **facts, "modified_at": _at(listed.tenant.known_at)}
 
 

@@ -121,11 +121,11 @@ def generate_conversation(body: GenerateRequest) -> Conversation:
     return Conversation(messages=[*system, {"role": "user", "content": body.prompt}], thinking=_thinking(body), form=form_of(body))
 
 
-def chat_conversation(body: ChatRequest) -> Conversation:
-    """What is to be answered; a last turn of the assistant's is gone on from. Raises: InvalidRequest."""
+def chat_conversation(body: ChatRequest, *, can_go_on: bool) -> Conversation:
+    """What is to be answered; a last turn of the assistant's is gone on from where the model can be told to. Raises: InvalidRequest."""
     messages = _with_ids([_message(message, f"messages[{i}]") for i, message in enumerate(body.messages or [])])
     last = messages[-1] if messages else {}
-    goes_on = last.get("role") == "assistant" and bool(last["content"]) and not last.get("tool_calls")
+    goes_on = can_go_on and last.get("role") == "assistant" and bool(last["content"]) and not last.get("tool_calls")
     return Conversation(
         messages=messages,
         add_generation_prompt=not goes_on,

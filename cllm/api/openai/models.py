@@ -65,7 +65,8 @@ def all_listed(context: Context) -> dict[str, Listed]:
         model, embedder = tenant.engine.model if is_there else None, tenant.engine.embedder if is_there else None
         gives_text = model is None or model.generates or embedder is None
         names.update({name: Listed(name, tenant, model if gives_text else embedder) for name in tenant.aliases})
-        for name in embedder.aliases if embedder is not None else ():
+        vector_names = tenant.embedding_aliases if not is_there else () if embedder is None else embedder.aliases
+        for name in vector_names:
             names.setdefault(name, Listed(name, tenant, embedder))
     return names
 

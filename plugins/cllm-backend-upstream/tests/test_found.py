@@ -38,6 +38,7 @@ def test_one_of_several_models_is_chosen_by_its_name(faulty: Any, make_model: An
     ("owner", "pages", "kind"),
     [
         ("hf.co/bartowski", {"/api/version": {"version": "0.12.3"}}, "ollama"),
+        ("koboldcpp", {"/api/version": {"version": "0.7.0"}}, "other"),
         ("library", {}, "ollama"),
         ("somebody", {"/api/version": {"version": "v170", "commit": "1f3", "build_date": "today"}}, "other"),
         ("somebody", {"/api/version": "<html>"}, "other"),

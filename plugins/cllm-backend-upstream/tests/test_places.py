@@ -124,6 +124,20 @@ async def test_nobody_waits_for_one_that_is_not_to_be_asked_any_more() -> None:
         house.end()
 
 
+async def test_one_that_begins_to_rest_while_somebody_waits_is_asked_when_it_has_rested(mock_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        house = House(nursery)
+        await house.come("1", "2", "3")
+        house.pool.upstreams[1].failed(Busy(429, 2.0), trio.current_time())
+        house.leave("2")
+        await wait_all_tasks_blocked()
+        assert (house.got[2:], house.places.n_waiting) == ([], 1)
+        mock_clock.jump(2.5)
+        await wait_all_tasks_blocked()
+        assert house.got[2:] == [("3", "b")]
+        house.end()
+
+
 async def test_one_that_has_rested_is_asked_while_the_other_is_full(mock_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         house = House(nursery)

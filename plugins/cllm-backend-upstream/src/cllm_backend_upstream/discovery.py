@@ -12,7 +12,7 @@ import trio
 from cllm.errors import LoadFailed, RequestError
 from cllm_backend_upstream.exchange import Exchange
 from cllm_backend_upstream.failures import Failure
-from cllm_backend_upstream.kinds import KINDS, Kind, kind_of
+from cllm_backend_upstream.kinds import KINDS, KNOWN_OTHERS, Kind, kind_of
 from cllm_backend_upstream.options import Options
 
 N_CTX_UNKNOWN: Final = 1 << 20  # then the upstream alone says what is too long
@@ -67,7 +67,7 @@ async def _discover(options: Options) -> Found:
 async def _found(exchange: Exchange, url: str, entries: list[_Entry], options: Options) -> Found:
     entry = _chosen(url, entries, options.model)
     kind = options.kind or kind_of(entry.owned_by or "")
-    if kind == "other" and not options.kind:
+    if kind == "other" and not options.kind and entry.owned_by not in KNOWN_OTHERS:
         kind = await _probed(exchange, url)
     return Found(model=entry.id, kind_name=kind, n_ctx=options.n_ctx or _n_ctx(entry))
 

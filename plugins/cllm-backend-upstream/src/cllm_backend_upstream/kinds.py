@@ -86,6 +86,8 @@ KINDS: Final[Mapping[str, Kind]] = {
 """By the names that operators use. `other` is what OpenAI's reference says, for servers that nothing is known of."""
 
 _OWNERS: Final = {"vllm": "vllm", "cllm": "cllm", "llamacpp": "llamacpp", "library": "ollama", "openai": "openai", "system": "openai"}
+# They have paths of Ollama's or of TGI's, and are neither.
+KNOWN_OTHERS: Final = frozenset({"koboldcpp"})
 
 
 def kind_of(owner: str) -> str:

@@ -15,6 +15,7 @@ from cllm_backend_upstream.pool import Pool, Upstream
 class _Waiting:
     tried: Sequence[Upstream]
     settled: trio.Event = attrs.field(factory=trio.Event)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # of its wait until one has rested
     upstream: Upstream | None = None  # at which it has a place
 
 
@@ -38,7 +39,7 @@ class Places:
         try:
             self.settle()
             while not waiting.settled.is_set():
-                with trio.CancelScope(deadline=self._pool.next_rested(trio.current_time(), waiting.tried)):
+                with trio.CancelScope(deadline=self._pool.next_rested(trio.current_time(), waiting.tried)) as waiting.scope:
                     await waiting.settled.wait()
                 self.settle()
             yield waiting.upstream
@@ -57,6 +58,7 @@ class Places:
             if waiting.upstream is not None:
                 waiting.upstream.n_live += 1
             elif self._pool.has_full(now, waiting.tried):
+                waiting.scope.deadline = self._pool.next_rested(now, waiting.tried)  # one may rest since it began to wait
                 continue
             self._waiting.remove(waiting)
             waiting.settled.set()
