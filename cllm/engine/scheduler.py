@@ -826,7 +826,11 @@ class Scheduler:
             self._finish(sequence, FinishReason.STOP, reason, now, events)
             return
         transcript = sequence.transcript
-        text, parts, match = transcript.push(token, can_stop=can_end)
+        try:
+            text, parts, match = transcript.push(token, can_stop=can_end)
+        except Exception as error:  # what a model writes knows no bounds: a mistake in reading it costs the one answer
+            self._fail(sequence, _unread(error), events)
+            return
         events.append(Delta(sequence.seq_id, text, [token], logprobs, parts=parts))
         if match is not None:
             self._finish(sequence, FinishReason.STOP, match, now, events)
@@ -851,7 +855,11 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None, now: float, events: list[Event]) -> None:
         self._end(sequence)
-        text, parts = sequence.transcript.finish()
+        try:
+            text, parts = sequence.transcript.finish()
+        except Exception as error:  # as above
+            self._tell_failed(sequence, _unread(error), events)
+            return
         if reason is FinishReason.STOP and sequence.transcript.n_calls:
             reason = FinishReason.TOOL_CALLS
         sequence.timeline.end(now, "finished", reason=reason.value, n_generated=sequence.n_generated)
@@ -864,6 +872,9 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence, error: RequestError, events: list[Event], *, keep: bool = True) -> None:
         self._end(sequence, keep=keep)
+        self._tell_failed(sequence, error, events)
+
+    def _tell_failed(self, sequence: Sequence, error: RequestError, events: list[Event]) -> None:
         sequence.timeline.end(self._now, "failed", error=str(error.code or error.type))
         self.totals.n_failed += 1
         events.append(Failed(sequence.seq_id, error))
@@ -1059,6 +1070,12 @@ def _without_token(sequence: Sequence) -> GenerationFailed:
     if sequence.sampler.is_contradicted():
         return GenerationFailed("the answer cannot be held to what was asked: logit_bias forbids all that may come", code="grammar_failed")
     return _invalid_logits()
+
+
+def _unread(error: Exception) -> GenerationFailed:
+    failure = GenerationFailed("the answer could not be read", code="answer_unread")
+    failure.__cause__ = error
+    return failure
 
 
 def _invalid_logits() -> GenerationFailed:

@@ -14,7 +14,7 @@ import trio
 
 from cllm.backend import KvLayout, LaysOut, StepModel
 from cllm.engine.compute import compute
-from cllm.engine.events import Delta, Event
+from cllm.engine.events import Delta, Event, Failed
 from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
@@ -296,6 +296,8 @@ class StepLoop:
             if not isinstance(event, Delta):
                 del streams[event.seq_id]
                 self._metrics.end(event)
+                if isinstance(event, Failed) and event.error.code == "answer_unread":
+                    log.error("answer.unread", exc_info=event.error.__cause__)
         if not self.scheduler.n_sequences:
             self._idle_event.set()
 

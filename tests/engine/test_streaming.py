@@ -7,14 +7,15 @@ from typing import Any
 import attrs
 import pytest
 
-from cllm.backend import StreamForm, StreamToken
-from cllm.engine.events import Failed
+from cllm.backend import StreamEnd, StreamForm, StreamToken
+from cllm.engine.events import Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Limits
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.streaming import StreamScheduler, request_of
 from cllm.errors import NotHeeded
 from cllm.testing.fake import FakeModel
+from cllm.text.transcript import Transcript
 
 LIMITS = Limits(n_cells=44, n_slots=4, n_ctx=10, n_rows_max=4, row_budget=None, n_live_max=4, n_waiting_max=8)
 REGEX = StreamForm("regex", "a+")
@@ -119,4 +120,27 @@ def test_a_token_that_the_vocabulary_does_not_have_fails_its_sequence_alone(sche
     (told,) = scheduler.take(StreamToken(right, 66), 0.0)
     assert told.seq_id == right
     assert scheduler.turn(0.0).stopped == [wrong]
+    scheduler.check()
+
+
+@pytest.mark.parametrize("where", ["push", "finish"])
+def test_an_answer_that_cannot_be_read_costs_nobody_else_anything(
+    scheduler: StreamScheduler, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    unread, other = submitted(scheduler, None), submitted(scheduler, None)
+    bad = next(sequence.transcript for sequence in scheduler.turn(0.0).started if sequence.seq_id == unread)
+    method = getattr(Transcript, where)
+
+    def trip(self: Transcript, *arguments: Any, **options: Any) -> Any:
+        if self is bad:
+            raise OverflowError("on purpose")
+        return method(self, *arguments, **options)
+
+    monkeypatch.setattr(Transcript, where, trip)
+    events = [event for seq_id in (unread, other) for event in scheduler.take(StreamToken(seq_id, 66), 0.0)]
+    events += [event for seq_id in (unread, other) for event in scheduler.take_end(StreamEnd(seq_id), 0.0)]
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    assert (failed.seq_id, failed.error.code) == (unread, "answer_unread")
+    assert isinstance(failed.error.__cause__, OverflowError)
+    assert [event.seq_id for event in events if isinstance(event, Finished)] == [other]
     scheduler.check()
