@@ -184,15 +184,14 @@ class House:
 
     def lookup(self, name: str) -> Tenant | None:
         """The model of that name, with the tag or without, if there is one."""
-        names = dict.fromkeys((name, name.removesuffix(LATEST)))
-        return next((tenant for each in names for tenant in self.tenants if each in tenant.aliases), None)
+        return next((tenant for each in with_and_without_tag(name) for tenant in self.tenants if each in tenant.aliases), None)
 
     def find_embedder(self, name: str | None) -> Tenant:
         """The model that gives vectors under that name; for no name the first that gives some. Raises: NotFound."""
         giving = [tenant for tenant in self.tenants if tenant.engine.embedder is not None]
         if not name:
             return next(iter((*giving, *[tenant for tenant in self.tenants if tenant.may_give_vectors], self.first)))
-        for each in dict.fromkeys((name, name.removesuffix(LATEST))):
+        for each in with_and_without_tag(name):
             for tenant in (*giving, *self.tenants):
                 if each in tenant.embedding_aliases:
                     return tenant
@@ -285,6 +284,11 @@ class House:
         for tenant in (self.first,) if self.is_open else self.tenants:
             if tenant.state is not State.UNLOADED:
                 tenant.engine.check_ready()
+
+
+def with_and_without_tag(name: str) -> tuple[str, str]:
+    """What a request may mean by a name: it itself, before the same without Ollama's tag."""
+    return name, name.removesuffix(LATEST)
 
 
 async def _nobody_unloads(tenant: Tenant) -> None:

@@ -9,21 +9,9 @@ from typing import Final
 import attrs
 
 from cllm.text import channels
-from cllm.text.call_bodies import (
-    DSML_TAGS,
-    FUNCTION_TAGS,
-    INVOKE_TAGS,
-    KEY_TAGS,
-    QUOTE,
-    SEED_TAGS,
-    Body,
-    MarkedBody,
-    NamedBody,
-    ObjectBody,
-    PythonBody,
-    TaggedBody,
-    Tags,
-)
+from cllm.text.call_bodies import Body, NamedBody, ObjectBody
+from cllm.text.call_expressions import QUOTE, MarkedBody, PythonBody
+from cllm.text.call_tags import DSML_TAGS, FUNCTION_TAGS, INVOKE_TAGS, KEY_TAGS, SEED_TAGS, TaggedBody, Tags
 from cllm.text.tools import Tool
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from cllm.text.call_bodies import Body, read_json
+from cllm.text.call_bodies import Body, is_object
 from cllm.text.call_formats import CallFormat
 from cllm.text.markers import first_marker, n_undecided
 from cllm.text.parts import Arguments, CallBegun, Content, Part
@@ -150,10 +150,11 @@ class CallReader:
 
     def _end_call(self, body: Body, parts: list[Part]) -> bool:
         if not self._assured:
-            if not _are_arguments(self._held):
+            begun, arguments = _joined(self._held)
+            if not is_object(arguments.fragment):
                 self._give_up(parts)
                 return True
-            parts += _joined(self._held)
+            parts += [begun, arguments]
         self.n_calls += 1
         self._reset(_State.AFTER_BODY)
         return True
@@ -195,16 +196,8 @@ class CallReader:
         return rest.removeprefix("]").lstrip() if self._is_list else rest
 
 
-def _are_arguments(parts: list[Part]) -> bool:
-    """Whether a call's arguments are an object."""
-    try:
-        return isinstance(read_json("".join([part.fragment for part in parts if isinstance(part, Arguments)])), dict)
-    except ValueError:
-        return False
-
-
-def _joined(parts: list[Part]) -> list[Part]:
+def _joined(parts: list[Part]) -> tuple[CallBegun, Arguments]:
     """A call's parts with its arguments in one."""
     begun = parts[0]
     assert isinstance(begun, CallBegun)
-    return [begun, Arguments(begun.call, "".join([part.fragment for part in parts if isinstance(part, Arguments)]))]
+    return begun, Arguments(begun.call, "".join([part.fragment for part in parts if isinstance(part, Arguments)]))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from cllm.text.call_bodies import N_HEAD_MAX, JsonValue, read_json
+from cllm.text.call_bodies import N_HEAD_MAX, JsonValue, is_object
 from cllm.text.markers import first_marker, n_undecided
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningTags
@@ -205,7 +205,7 @@ class ChannelReader:
 
     def _end_call(self, parts: list[Part]) -> bool:
         if not self._assured:
-            if not _is_object(self._body):
+            if not is_object(self._body):
                 self._give_up(parts)
                 return True
             parts += [CallBegun(self.n_calls, self._name), Arguments(self.n_calls, self._body)]
@@ -223,10 +223,3 @@ class ChannelReader:
             n_header = raw.index(MESSAGE) + len(MESSAGE)
             self._text = raw[n_header:] + body + self._text
             self._tell(_State.CONTENT, raw[:n_header], parts)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(read_json(text), dict)
-    except ValueError:
-        return False

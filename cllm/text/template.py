@@ -291,6 +291,7 @@ def _parsed(arguments: str) -> Any:
 # --- what a template can do ---------------------------------------------------------------------------------------------------
 
 _SHORT_ID: Final = re.compile("[A-Za-z0-9]{9}")
+_CALL_ID: Final = "abcdefgh1"  # Mistral's templates take only nine letters or digits
 _LONG_ID: Final = "call_0123456789abcdef"
 _NEEDLE: Final = "needle"  # no template says this by itself
 _OTHER_NEEDLE: Final = "noodle"
@@ -329,7 +330,7 @@ class _Prober:
 
     def called(self, content: str | None, *, as_object: bool, **more: Any) -> list[Message]:
         """A call and its result; `more` is said with the call."""
-        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "look_up", "arguments": {"a": 1} if as_object else '{"a": 1}'}}
+        call = _call({"a": 1} if as_object else '{"a": 1}')
         calling = {"role": "assistant", "content": content, **more, "tool_calls": [call]}
         return [self.said("user", "hello"), calling, self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]}]
 
@@ -348,9 +349,8 @@ class _Prober:
             taken = [effort for effort in EFFORTS if effort in USUAL_EFFORTS or f'"{effort}"' in source or f"'{effort}'" in source]
         return tuple(taken)
 
-    def calls(self, content: str | None, arguments: Any, answered: bool, call_id: str = "abcdefgh1", n: int = 1) -> str:
-        # Mistral's templates take only identifiers of nine letters or digits.
-        call = {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    def calls(self, content: str | None, arguments: Any, answered: bool, call_id: str = _CALL_ID, n: int = 1) -> str:
+        call = _call(arguments, call_id)
         calls = [call, *({**call, "id": f"abcdefgh{i}"} for i in range(2, n + 1))]
         messages = [self.said("user", "hello"), {"role": "assistant", "content": content, "tool_calls": calls}]
         results = [self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]} for call in calls]
@@ -388,6 +388,10 @@ class _Prober:
                     # JSON text is right where it comes out as an object does, and where objects come out as Python writes them.
                     return content, _NEEDLE in as_object and as_object != as_text and f"'{_NEEDLE}'" not in as_object
         return "", False  # it does not show calls; a message without content is the likelier to offend it
+
+
+def _call(arguments: Any, call_id: str = _CALL_ID) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": arguments}}
 
 
 def _tool(name: str) -> dict[str, Any]:

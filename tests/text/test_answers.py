@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cllm.text import call_bodies
+from cllm.text import call_expressions
 from cllm.text.answers import AnswerFormat
 from cllm.text.call_formats import (
     APRIEL,
@@ -416,8 +416,8 @@ def test_a_long_argument_is_looked_through_once(monkeypatch: pytest.MonkeyPatch)
             Counting.n_looked += len(text) - pos
             return pattern.search(text, pos)
 
-    pattern = call_bodies._IN_PYTHON
-    monkeypatch.setattr(call_bodies, "_IN_PYTHON", Counting())
+    pattern = call_expressions._IN_PYTHON
+    monkeypatch.setattr(call_expressions, "_IN_PYTHON", Counting())
     written = '<|tool_call_start|>[add(text="' + "x" * 20_000 + '")]<|tool_call_end|>'
     assert len(read(of(LFM), *[written[i : i + 4] for i in range(0, len(written), 4)])) == 2
     assert Counting.n_looked < 2 * len(written)

@@ -14,7 +14,7 @@ from cllm.api import wire
 from cllm.api.context import Context
 from cllm.api.errors import ollama_shape
 from cllm.api.ollama.requests import ShowRequest
-from cllm.api.openai.models import Listed, all_listed
+from cllm.api.openai.models import Listed, all_listed, find_listed
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.backend import ModelInfo, infill_of
@@ -64,10 +64,9 @@ def blueprint(context: Context) -> Blueprint:
         name = body.model or body.name
         if not name:
             raise InvalidRequest("model: it is missing", param="model")
-        known = all_listed(context)
-        listed = known.get(name) or known.get(name.removesuffix(LATEST))
-        if listed is None or not context.house.is_shared:
-            return json_response(_shown(await context.served(name) if listed is None or listed.model is None else listed.model))
+        listed = find_listed(context, name)
+        if listed is None:
+            return json_response(_shown(await context.served(name)))  # says which there are
         if listed.model is not None:  # what is said once is said again when the model is not loaded, which nobody loads to ask
             listed.tenant.told[f"show {listed.name}"] = _shown(listed.model)
         return json_response(listed.tenant.told.get(f"show {listed.name}") or _unknown(listed))

@@ -12,7 +12,7 @@ from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel
-from cllm.serve.house import LATEST, State, Tenant
+from cllm.serve.house import State, Tenant, with_and_without_tag
 
 _LIST = Operation(method="GET", path="/v1/models", about="what is served", also=(503,))
 _ONE = Operation(method="GET", path="/v1/models/<path:model>", about="facts about one model", also=(404, 503))
@@ -45,8 +45,7 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get("/v1/models/<path:model>")
     @routes.get("/models/<path:model>")
     async def one_model(model: str) -> Response:
-        listed = all_listed(context)
-        found = listed.get(model) or listed.get(model.removesuffix(LATEST))
+        found = find_listed(context, model)
         if found is None:
             context.house.find(model)  # says which there are
         assert found is not None, "what is found by name is listed by name"
@@ -69,6 +68,12 @@ def all_listed(context: Context) -> dict[str, Listed]:
         for name in vector_names:
             names.setdefault(name, Listed(name, tenant, embedder))
     return names
+
+
+def find_listed(context: Context, name: str) -> Listed | None:
+    """What is known of one name, with Ollama's tag or without. Raises: as `all_listed`."""
+    listed = all_listed(context)
+    return next((listed[each] for each in with_and_without_tag(name) if each in listed), None)
 
 
 def _model(listed: Listed) -> dict[str, Any]:

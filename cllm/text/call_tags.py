@@ -1,0 +1,210 @@
+"""Reads calls that are written in tags: their values are texts, whose types the function's schema tells."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from cllm.text.call_bodies import N_HEAD_MAX, read_json, written
+from cllm.text.tools import Tool
+
+
+@attrs.frozen(kw_only=True)
+class Tags:
+    """How a family writes a call in tags: `<function=look_up><parameter=city>Ulm</parameter></function>`."""
+
+    opening: str  # before the name; "": the name comes first
+    before_key: str
+    before_value: str  # behind the key
+    after_value: str
+    closing: str
+    after_name: str = ""  # behind the name; "": the first key, or the end
+    on_lines: bool = False  # values stand on lines of their own, whose ends do not belong to them
+
+
+FUNCTION_TAGS: Final = Tags(
+    opening="<function=",
+    after_name=">",
+    before_key="<parameter=",
+    before_value=">",
+    after_value="</parameter>",
+    closing="</function>",
+    on_lines=True,
+)
+SEED_TAGS: Final = attrs.evolve(FUNCTION_TAGS, on_lines=False)
+INVOKE_TAGS: Final = Tags(
+    opening='<invoke name="',
+    after_name='">',
+    before_key='<parameter name="',
+    before_value='">',
+    after_value="</parameter>",
+    closing="</invoke>",
+)
+DSML_TAGS: Final = Tags(
+    opening='<｜DSML｜invoke name="',
+    after_name='">',
+    before_key='<｜DSML｜parameter name="',
+    before_value='">',
+    after_value="</｜DSML｜parameter>",
+    closing="</｜DSML｜invoke>",
+)
+KEY_TAGS: Final = Tags(opening="", before_key="<arg_key>", before_value="<arg_value>", after_value="</arg_value>", closing="</tool_call>")
+_KEY_END: Final = re.compile(r'["<]')
+_TYPE_IS_TEXT: Final = ' string="true'  # what some write behind the key
+
+
+class TaggedBody:
+    """A call in tags: values are texts, whose type the function's schema tells."""
+
+    def __init__(self, tools: Mapping[str, Tool], tags: Tags = FUNCTION_TAGS) -> None:
+        self.name: str | None = None
+        self.fragments: list[str] = []
+        self.is_complete = False
+        self.is_bad = False
+        self._tools = tools
+        self._tags = tags
+        self._text = ""
+        self._from = 0  # where what is looked for may begin
+        self._reads: Callable[[], bool] = self._read_opening if tags.opening else self._read_name
+        self._key = ""
+        self._n_values = 0
+
+    def push(self, text: str, pos: int) -> int:
+        """See `Body.push`."""
+        n_before = len(self._text)
+        self._text += text[pos:]
+        n_all, n_read = len(self._text), 0
+        while not (self.is_complete or self.is_bad) and self._reads():
+            n_read = n_all - len(self._text)
+        return pos + n_read - n_before if self.is_complete or self.is_bad else len(text)
+
+    def _until(self, *ends: str) -> tuple[str, str] | None:
+        """Take what stands before the first of `ends`, and that; None when there is none of them yet."""
+        found = [(pos, end) for end in ends if (pos := self._text.find(end, self._from)) >= 0]
+        if not found:
+            self._from = max(0, len(self._text) - max(map(len, ends)) + 1)
+            return None
+        pos, end = min(found)
+        inside, self._text, self._from = self._text[:pos], self._text[pos + len(end) :], 0
+        return inside, end
+
+    def _nothing_until(self, *ends: str) -> str | None:
+        """Read on to one of `ends`, before which only blanks may stand; return which it was."""
+        taken = self._until(*ends)
+        self.is_bad = bool(taken[0].strip()) if taken else len(self._text.strip()) > N_HEAD_MAX
+        return taken[1] if taken else None
+
+    def _read_opening(self) -> bool:
+        is_there = self._nothing_until(self._tags.opening) is not None
+        if is_there:
+            self._reads = self._read_name
+        return is_there
+
+    def _read_name(self) -> bool:
+        tags = self._tags
+        taken = self._until(tags.after_name) if tags.after_name else self._until(tags.before_key, tags.closing)
+        if taken is None:
+            self.is_bad = len(self._text) > N_HEAD_MAX
+            return False
+        self.name = taken[0].strip()
+        self.is_bad = not self.name
+        self._goes_on(taken[1])
+        return True
+
+    def _goes_on(self, end: str) -> None:
+        if end == self._tags.closing:
+            self.fragments.append("}" if self._n_values else "{}")
+            self.is_complete = not self.is_bad
+        else:
+            self._reads = self._read_key if end == self._tags.before_key else self._read_next
+
+    def _read_next(self) -> bool:
+        end = self._nothing_until(self._tags.before_key, self._tags.closing)
+        if end is not None:
+            self._goes_on(end)
+        return end is not None
+
+    def _read_key(self) -> bool:
+        taken = self._until(self._tags.before_value)
+        if taken is not None:
+            self._key, self._reads = taken[0].strip(), self._read_value
+        return taken is not None
+
+    def _read_value(self) -> bool:
+        taken = self._until(self._tags.after_value)
+        if taken is not None:
+            self._tell(taken[0].removeprefix("\n").removesuffix("\n") if self._tags.on_lines else taken[0])
+            self._reads = self._read_next
+        return taken is not None
+
+    def _tell(self, text: str) -> None:
+        key, *rest = _KEY_END.split(self._key, maxsplit=1)
+        value = written(text) if _TYPE_IS_TEXT in "".join(rest) else self._typed(key, text)
+        self.fragments.append((", " if self._n_values else "{") + f"{json.dumps(key)}: {value}")
+        self._n_values += 1
+
+    def _typed(self, key: str, text: str) -> str:
+        """The value as JSON: of a type that the schema names where it is one, else a string where it may be, else JSON where it is some."""
+        tool = self._tools.get(self.name or "")
+        properties = tool.parameters.get("properties") if tool is not None else None
+        types = _types_of(properties.get(key)) if isinstance(properties, Mapping) else None
+        if types == frozenset(("string",)):  # whatever it looks like; whole files are written this way
+            return written(text)
+        try:
+            value = read_json(text)
+        except ValueError:
+            value = text if types is None or "string" in types else _read_python(text)
+        if types is not None and "string" in types and (isinstance(value, str) or not _type_names(value) & types):
+            value = text
+        return written(value)
+
+
+# --- types -------------------------------------------------------------------------------------------------------------
+
+
+def _types_of(schema: Any) -> frozenset[str] | None:
+    """The types that a schema names for a value; None where it does not say."""
+    if not isinstance(schema, Mapping):
+        return None
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset((named,))
+    if isinstance(named, list):
+        return frozenset(name for name in named if isinstance(name, str))
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            each = [_types_of(one) for one in schema[word]]
+            known = [types for types in each if types is not None]
+            return frozenset().union(*known) if known and len(known) == len(each) else None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return frozenset().union(*map(_type_names, values)) if isinstance(values, list) and values else None
+
+
+def _type_names(value: Any) -> frozenset[str]:
+    """What JSON Schema calls the type of a value."""
+    if isinstance(value, bool):
+        return frozenset(("boolean",))
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return frozenset(("integer", "number"))
+    if isinstance(value, float):
+        return frozenset(("number",))
+    if isinstance(value, str):
+        return frozenset(("string",))
+    if value is None:
+        return frozenset(("null",))
+    return frozenset(("array",)) if isinstance(value, list) else frozenset(("object",))
+
+
+def _read_python(text: str) -> Any:
+    """The value of what is written as Python does: templates write earlier values so, and models copy that. Else the text itself."""
+    try:
+        value = ast.literal_eval(text.strip())
+        written(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+    return value
