@@ -20,7 +20,8 @@ OPEN = ApiKey(secret="")  # whose requests are nobody's
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS = "authorization, content-type, x-api-key, x-request-id"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")
-_CORS_EXPOSED = "retry-after, x-request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
+_CORS_EXPOSED = "retry-after, x-request-id, request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
+_ANTHROPIC = "/v1/messages"
 _CORS_MAX_AGE_S = 600
 
 
@@ -42,6 +43,8 @@ def install(app: QuartTrio, context: Context) -> None:
     @app.after_request
     async def leave(response: Response) -> Response:
         response.headers["x-request-id"] = g.get("request_id") or uuid.uuid4().hex
+        if route_path().startswith(_ANTHROPIC):  # whose clients tell it by that name, with their errors, too
+            response.headers["request-id"] = response.headers["x-request-id"]
         if request.method == "OPTIONS" and response.mimetype == "text/html":
             del response.headers["Content-Type"]  # the framework's guess at what nothing is
         _open_to_pages(response, context.settings)

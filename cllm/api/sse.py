@@ -21,7 +21,7 @@ from cllm.errors import RequestError
 
 log = structlog.get_logger("cllm.api")
 
-PING = b":\n\n"
+PING = b": keep-alive\n\n"  # with a text: there are readers to whom a bare colon is no line
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
@@ -149,7 +149,9 @@ class SseBody(ResponseBody):
         parts = []
         if self._encoded is not None:
             parts.append(self._encoded)
-            self._encoded, events = None, events[1:]
+            self._encoded = None
+            if type(events[0][1]) is Delta:  # else it was one too many, and the stream's end came in its place
+                events = events[1:]
         for index, event in events:
             if type(event) is Delta:
                 parts.append(self._shape.delta(index, event))

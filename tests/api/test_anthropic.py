@@ -142,6 +142,31 @@ async def test_neighbours_of_one_role_are_one_turn(serve: Any) -> None:
         assert await prompt_of(api, messages=said) == "<turn>user\none\ntwo<end><turn>assistant\n"
 
 
+async def test_tools_that_a_search_has_found_are_told_by_name(serve: Any) -> None:
+    call = {"type": "tool_use", "id": "t", "name": "ToolSearch", "input": {"query": "web"}}
+    found = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "WebFetch"}]}
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [call]}, {"role": "user", "content": [found]}]
+    async with serve() as api:
+        assert "The tool WebFetch may be called." in await prompt_of(api, messages=said)
+
+
+async def test_tools_that_come_with_a_turn_are_offered_and_references_to_others_change_nothing(serve: Any) -> None:
+    tool = {"name": "look_up", "input_schema": {"type": "object", "properties": {}}}
+    added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool}}
+    reference = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "look_up"}}
+    removal = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look_up"}}
+    said = {"role": "user", "content": "x"}
+    async with serve() as api:
+        plain = await prompt_of(api, messages=[said], tools=[tool])
+        assert "look_up" in plain
+        for blocks in ([added], [added, added], [reference], [removal]):
+            turns = [said, {"role": "system", "content": blocks}]
+            tools = [] if added in blocks else [tool]
+            assert await prompt_of(api, messages=turns, tools=tools) == plain
+        answer = await api.post("/v1/messages", body(messages=[{"role": "system", "content": [removal]}]))
+    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+
+
 async def test_a_last_turn_of_the_assistant_is_gone_on_from(serve: Any) -> None:
     said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "My answer is"}]
     async with serve() as api:
@@ -154,7 +179,7 @@ async def test_a_key_opens_it_as_x_api_key(serve: Any) -> None:
         refused = await api.post("/v1/messages", body())
     assert refused.status == 401
     assert (refused.json["type"], refused.error["type"]) == ("error", "authentication_error")
-    assert refused.json["request_id"] == refused.headers["x-request-id"]
+    assert refused.json["request_id"] == refused.headers["x-request-id"] == refused.headers["request-id"]
 
 
 @pytest.mark.parametrize(

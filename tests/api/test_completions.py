@@ -9,7 +9,7 @@ import pytest
 
 from cllm.api import prompts
 from cllm.backend import Batch
-from cllm.testing.fake import FakeModel, FakeVocabulary
+from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
 
 
 async def test_an_answer_has_the_shape_that_clients_expect(serve: Any) -> None:
@@ -101,6 +101,13 @@ async def test_legacy_offsets_count_characters_and_parts_of_one_are_written_as_b
     assert logprobs["text_offset"][-1] <= len(answer.text())
 
 
+async def test_legacy_offsets_do_not_count_tokens_that_the_text_does_not_show(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("x", logprobs=0, max_tokens=3, logit_bias={"258": 100})
+    (choice,) = answer.json["choices"]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == ("", [0, 0, 0])
+
+
 # --- a prompt's own logprobs -------------------------------------------------------------------------------------------
 
 
@@ -183,6 +190,18 @@ async def test_each_prompt_is_scored_once_however_many_completions_it_has(serve:
     tokens = [choice["logprobs"]["tokens"] for choice in answer.json["choices"]]
     assert [len(one) for one in tokens] == [7, 7, 7, 8, 8, 8]
     assert len({tuple(choice["logprobs"]["token_logprobs"][1:5]) for choice in answer.json["choices"][:3]}) == 1
+
+
+async def test_an_end_token_is_counted_where_the_prompt_is_echoed_with_its_logprobs(serve: Any) -> None:
+    asked = {"echo": True, "logprobs": 1, "max_tokens": 1, "logit_bias": {str(END_OF_TURN): 100}}
+    async with serve() as api:
+        answer = await api.complete([256, *b"once"], **asked)
+        stream = await api.complete([256, *b"once"], **asked, stream=True)
+    (choice,) = answer.json["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("<bos>once", "stop")
+    assert [len(values) for values in choice["logprobs"].values()] == [answer.json["usage"]["prompt_tokens"] + 1] * 4
+    pieces = [one["logprobs"] for chunk in stream.chunks for one in chunk["choices"] if one["logprobs"]]
+    assert [token for piece in pieces for token in piece["tokens"]] == choice["logprobs"]["tokens"]
 
 
 async def test_offsets_of_a_prompt_of_ids_count_what_is_echoed(serve: Any) -> None:

@@ -192,11 +192,70 @@ async def test_the_items_that_a_response_was_asked_with_may_be_referred_to_as_we
 
 
 async def test_tools_that_are_no_functions_are_left_out_beside_functions(serve: Any) -> None:
-    others = [{"type": "web_search"}, {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "x"}]}]
+    others = [{"type": "web_search"}, {"type": "namespace", "name": "mcp", "tools": [{"type": "custom", "name": "x"}]}]
     listener = Listener()
     async with serve(listener.model) as api:
         for tools in ([TOOL], [others[0], TOOL, others[1]]):
             assert (await api.post("/v1/responses", {"input": "hello", "tools": tools})).status == 200
+    assert len(listener.prompts) == 1
+
+
+NAMESPACE = {"type": "namespace", "name": "mcp__sums", "description": "sums", "tools": [TOOL]}
+CALL = '<tool_call>\n{"name": "mcp__sums__add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+async def test_functions_of_a_namespace_are_offered_and_called_by_both_names(serve: Any) -> None:
+    listener = Listener(CALL)
+    asked = {"input": "hello", "tools": [NAMESPACE]}
+    async with serve(listener.model) as api:
+        (whole,) = (await api.post("/v1/responses", asked)).json["output"]
+        told = events(await api.post("/v1/responses", {**asked, "stream": True}))
+    assert '"mcp__sums__add"' in listener.prompts[0]
+    streamed = [event["item"] for event in told if event["type"].startswith("response.output_item.")]
+    for item in (whole, *streamed, *told[-1]["response"]["output"]):
+        assert (item["type"], item["namespace"], item["name"]) == ("function_call", "mcp__sums", "add")
+    assert json.loads(whole["arguments"]) == {"a": 1}
+
+
+async def test_a_call_of_a_namespaces_function_is_gone_on_from_as_the_model_wrote_it(serve: Any) -> None:
+    listener = Listener()
+    output = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    call = {"type": "function_call", "call_id": "c", "arguments": '{"a": 1}'}
+    async with serve(listener.model) as api:
+        for which in ({"namespace": "mcp__sums", "name": "add"}, {"name": "mcp__sums__add"}):
+            asked = {"input": [{"role": "user", "content": "1?"}, {**call, **which}, output], "tools": [NAMESPACE]}
+            assert (await api.post("/v1/responses", asked)).status == 200
+    assert len(listener.prompts) == 1
+    assert "mcp__sums__add" in listener.prompts[0]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "namespace": "mcp__sums", "name": "add"},
+        {"type": "function", "name": "mcp__sums__add"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "namespace": "mcp__sums", "name": "add"}]},
+    ],
+)
+async def test_a_namespaces_function_may_be_chosen(serve: Any, choice: dict[str, Any]) -> None:
+    async with serve() as api:
+        asked = {"input": "x", "tools": [TOOL, NAMESPACE], "tool_choice": choice, "parallel_tool_calls": False}
+        answer = await api.post("/v1/responses", {**asked, "max_output_tokens": 300, "seed": 1})
+    assert answer.status == 200, answer.body
+    (item,) = answer.json["output"]
+    assert (item["namespace"], item["name"]) == ("mcp__sums", "add")
+
+
+async def test_a_message_between_agents_is_read_as_what_somebody_says(serve: Any) -> None:
+    listener = Listener()
+    parts = [{"type": "input_text", "text": "NEW_TASK"}, {"type": "encrypted_content", "encrypted_content": "Count."}]
+    items = (
+        {"type": "agent_message", "author": "/root", "recipient": "/root/sub", "content": parts},
+        {"role": "user", "content": "NEW_TASK\nCount."},
+    )
+    async with serve(listener.model) as api:
+        for item in items:
+            assert (await api.post("/v1/responses", {"input": [item]})).status == 200
     assert len(listener.prompts) == 1
 
 
@@ -278,6 +337,10 @@ async def test_items_are_what_the_template_sees(serve: Any) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [{"type": "namespace", "tools": [TOOL]}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "mcp", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "mcp", "tools": [TOOL, TOOL]}]}, "tools[1].name"),
+        ({"input": [{"type": "agent_message"}]}, "input[0].content"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "x"}]}}, "tool_choice.tools"),

@@ -10,7 +10,11 @@ import pytest
 import trio
 import trio.testing
 
+from cllm.api.errors import openai_shape
+from cllm.api.sse import SseBody
+from cllm.engine.events import Delta, Failed
 from cllm.engine.sequence import Phase
+from cllm.errors import GenerationFailed
 from cllm.testing.fake import FakeModel
 from tests.api.conftest import TEST_S, failing
 
@@ -219,16 +223,56 @@ async def test_a_silent_stream_carries_comments_and_only_then(serve: Any, slow_c
             go_on.set()
             answer = await exchange.answer()
         events = answer.body.decode().split("\n\n")
-        assert events.count(":") in (3, 4), "at the first it may have spoken since it looked last"
+        assert events.count(": keep-alive") in (3, 4), "at the first it may have spoken since it looked last"
         assert answer.finish() == ("length", None)
         quick = await api.chat(stream=True, max_tokens=6)
-        assert ":" not in quick.body.decode().split("\n\n")
+        assert ": keep-alive" not in quick.body.decode().split("\n\n")
+
+
+class FallenBehind:
+    """A completion whose client does not read, with a delta that is one too many."""
+
+    has_failed = False
+
+    def divert(self, sink: Any) -> None:
+        self._sink = sink
+
+    async def next_events(self) -> list[Any]:
+        if self.has_failed:
+            return []
+        self.has_failed = True
+        assert not self._sink(0, Delta(7, "more", [1]))
+        return [(0, Failed(7, GenerationFailed("not read fast enough", code="stream_overflow")))]
+
+    def close(self) -> None:
+        pass
+
+
+class Texts:
+    """A shape that writes texts alone."""
+
+    def first(self) -> bytes:
+        return b""
+
+    def delta(self, _index: int, event: Delta) -> bytes:
+        return event.text.encode()
+
+    def last(self) -> bytes:
+        return b""
+
+
+async def test_a_stream_that_falls_behind_with_what_could_not_be_sent_at_once_ends_with_its_error() -> None:
+    body = SseBody(FallenBehind(), [(0, Delta(7, "some", [1]))], Texts(), openai_shape)  # type: ignore[arg-type]
+    body.divert(lambda _chunk: False)
+    some, rest, *nothing = [chunk async for chunk in body]
+    assert (some, rest[:4], nothing) == (b"some", b"more", [])
+    assert json.loads(rest[4:].removeprefix(b"data: "))["error"]["code"] == "stream_overflow"
 
 
 async def test_pings_can_be_switched_off(serve: Any) -> None:
     async with serve(FakeModel(step_s=lambda batch: 0.02), sse_ping_s=0) as api:
         answer = await api.chat(stream=True, max_tokens=4)
-    assert ":" not in answer.body.decode().split("\n\n")
+    assert ": keep-alive" not in answer.body.decode().split("\n\n")
 
 
 @pytest.mark.parametrize("direct", ["y", "n", "yn", "ynn", "yyyyn"])

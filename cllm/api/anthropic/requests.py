@@ -54,7 +54,13 @@ class Document(msgspec.Struct, tag_field="type", tag="document"):
     """Refused."""
 
 
-ResultBlock: TypeAlias = Text | Image | Document
+class ToolReference(msgspec.Struct, tag_field="type", tag="tool_reference"):
+    """A tool that a search for tools has found."""
+
+    tool_name: str
+
+
+ResultBlock: TypeAlias = Text | Image | Document | ToolReference
 
 
 class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
@@ -65,7 +71,34 @@ class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
     is_error: bool | None = None
 
 
-Block: TypeAlias = Text | Thought | RedactedThought | ToolCall | ToolResult | Image | Document
+class ToolFields(msgspec.Struct):
+    """A tool that may be called."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+
+
+class ChangedTool(msgspec.Struct):
+    """One of `tools`, or where `definition` is given one more."""
+
+    type: str | None = None
+    definition: ToolFields | None = None
+
+
+class ToolAddition(msgspec.Struct, tag_field="type", tag="tool_addition"):
+    """A tool that may be called from here on. All of `tools` may be from the beginning."""
+
+    tool: ChangedTool
+
+
+class ToolRemoval(msgspec.Struct, tag_field="type", tag="tool_removal"):
+    """A tool that is not to be called from here on: without effect, since what is cached begins with the tools."""
+
+
+Block: TypeAlias = Text | Thought | RedactedThought | ToolCall | ToolResult | ToolAddition | ToolRemoval | Image | Document
 
 
 class Message(msgspec.Struct):
@@ -76,16 +109,6 @@ class Message(msgspec.Struct):
 
 
 # --- the rest of a body ------------------------------------------------------------------------------------------------
-
-
-class ToolFields(msgspec.Struct):
-    """A tool that may be called."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
-    input_schema: dict[str, Any] | None = None
-    description: str | None = None
-    type: str | None = None
-    strict: bool | None = None
 
 
 class ToolChoice(msgspec.Struct):
@@ -157,11 +180,14 @@ class MessagesRequest(SamplingFields, kw_only=True):
 
 def conversation_of(body: CountRequest | MessagesRequest) -> Conversation:
     """What is to be answered; a last turn of the assistant's is gone on from. Raises: InvalidRequest."""
-    messages = [*_system(body.system), *_joined(body.messages)]
+    turns = _joined(body.messages)
+    messages = [*_system(body.system), *turns]
+    if not turns:
+        raise InvalidRequest("messages: there is nothing in them", param="messages")
     goes_on = messages[-1]["role"] == "assistant"
     return Conversation(
         messages=messages,
-        toolbox=_toolbox(body.tools or [], body.tool_choice),
+        toolbox=_toolbox([*(body.tools or ()), *_added(body)], body.tool_choice),
         tool_fields=("name", "input_schema"),
         thinking=_thinking(body),
         form=_form(body),
@@ -209,13 +235,13 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
         return
     texts: list[str] = []
     said: dict[str, Any] = {}
-    n_results = 0
+    n_others = 0  # blocks that are no part of the turn itself
     for i, block in enumerate(message.content):
         match block:
             case Text():
                 texts.append(block.text)
             case ToolResult() if message.role == "user":
-                n_results += 1
+                n_others += 1
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, f"{place}[{i}].content")}
             case ToolCall() if message.role == "assistant":
                 said.setdefault("tool_calls", []).append(_call(block))
@@ -223,9 +249,11 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
                 said["reasoning_content"] = said.get("reasoning_content", "") + block.thinking
             case RedactedThought():
                 pass
+            case ToolAddition() | ToolRemoval():
+                n_others += 1
             case _:
                 raise _misplaced(block, message.role, f"{place}[{i}]")
-    if texts or said or not n_results:
+    if texts or said or not n_others:
         yield {"role": message.role, "content": "\n".join(texts), **said}
 
 
@@ -238,9 +266,16 @@ def _misplaced(block: Block, role: str, place: str) -> InvalidRequest:
 def _result(block: ToolResult, place: str) -> str:
     if block.content is None or isinstance(block.content, str):
         return block.content or ""
-    if any(not isinstance(one, Text) for one in block.content):
-        raise InvalidRequest(f"{place}: this model takes text alone", param=place)
-    return "\n".join([one.text for one in block.content if isinstance(one, Text)])
+    texts = []
+    for one in block.content:
+        match one:
+            case Text():
+                texts.append(one.text)
+            case ToolReference():
+                texts.append(f"The tool {one.tool_name} may be called.")
+            case _:
+                raise InvalidRequest(f"{place}: this model takes text alone", param=place)
+    return "\n".join(texts)
 
 
 def _call(block: ToolCall) -> dict[str, Any]:
@@ -254,6 +289,17 @@ def _form(body: CountRequest | MessagesRequest) -> Form | None:
     if body.output_config is None or body.output_config.format is None:
         return None
     return schema_form(body.output_config.format.schema, "output_config.format.schema")
+
+
+def _added(body: CountRequest | MessagesRequest) -> Iterator[ToolFields]:
+    """The tools that come with a turn, each once, and none that is there from the beginning."""
+    known = {tool.name for tool in body.tools or ()}
+    for message in body.messages:
+        for block in message.content if isinstance(message.content, list) else ():
+            tool = block.tool.definition if isinstance(block, ToolAddition) else None
+            if tool is not None and tool.name not in known:
+                known.add(tool.name)
+                yield tool
 
 
 def _toolbox(tools: list[ToolFields], choice: ToolChoice | None) -> Toolbox:

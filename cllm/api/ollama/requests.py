@@ -30,7 +30,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     format: msgspec.Raw = NULL  # "json", or a JSON Schema
     options: Options | None = None
-    think: bool | Literal["low", "medium", "high"] | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
     keep_alive: str | float | None = None  # taken: a model stays as long as the operator lets it
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -220,7 +220,7 @@ def _choice(index: int, echo: str, completion: Completion) -> dict[str, Any]:
 def _logprobs(echoed: Prompt | None, scores: list[TokenLogprob], completion: Completion, names: TokenNames) -> dict[str, Any]:
     legacy = LegacyLogprobs(names)
     of_prompt = [] if echoed is None else [legacy.prompt(echoed.echo, echoed.tokens, scores)]
-    return joined(*of_prompt, legacy(completion.logprobs or ()))
+    return joined(*of_prompt, legacy(completion.logprobs or (), with_end=echoed is not None))
 
 
 class CompletionStream(OpenAiStream):
@@ -231,6 +231,7 @@ class CompletionStream(OpenAiStream):
         super().__init__(head, n * len(given), n=n, include_usage=body.include_usage)
         self._prompts = [prompt for prompt in given for _ in range(n)]
         self._logprobs = [LegacyLogprobs(names) for _ in self._prompts]
+        self._with_end = body.echoes_logprobs  # who reads the logprobs of prompt and answer in one counts tokens
         self._scoring = [body.echoes_logprobs for _ in self._prompts]  # whether a choice's prompt is still being told
 
     def first(self) -> bytes:
@@ -251,7 +252,7 @@ class CompletionStream(OpenAiStream):
         if self._scoring[index]:
             self._scoring[index] = False
             self._logprobs[index].end_prompt(self._prompts[index].echo)
-        logprobs = self._logprobs[index](event.logprobs)
+        logprobs = self._logprobs[index](event.logprobs, with_end=self._with_end)
         return data(self.chunk(index, event.text, logprobs)) if event.text or logprobs["tokens"] else b""
 
     def choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:

@@ -29,15 +29,15 @@ class LegacyLogprobs:
         """The arrays of a prompt's first token, which has no logprob."""
         # What stands before the text in its tokens (bos, a blank that the tokeniser adds) takes no room in it.
         self._n_chars = -max(_text_of(self._names, tokens).find(text), 0)
-        arrays = _arrays()
-        self._add(arrays, tokens[0], None, None)
-        return arrays
+        raw = self._names.raw(tokens[0])
+        self._n_chars += len(self._decoder.decode(raw))
+        return {**_arrays(), "tokens": [shown(raw)], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
 
     def go_on(self, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
         """The arrays of a prompt's next tokens."""
         arrays = _arrays()
         for one in logprobs:
-            self._add(arrays, one.token, finite(one.logprob), self._top(one))
+            self._add(arrays, one, self._names.raw(one.token))
         return arrays
 
     def end_prompt(self, text: str) -> None:
@@ -45,17 +45,19 @@ class LegacyLogprobs:
         self._n_chars = len(text)
         self._decoder = _decoder()
 
-    def __call__(self, logprobs: Iterable[TokenLogprob]) -> dict[str, Any]:
-        """The arrays of the next generated tokens."""
-        return self.go_on(self._names.shown(logprobs))
+    def __call__(self, logprobs: Iterable[TokenLogprob], *, with_end: bool = False) -> dict[str, Any]:
+        """The arrays of the next generated tokens; `with_end` also of the one that ends the text, and is no part of it."""
+        arrays = _arrays()
+        for one in logprobs if with_end else self._names.shown(logprobs):
+            self._add(arrays, one, self._names.said(one.token))
+        return arrays
 
-    def _add(self, arrays: dict[str, Any], token: int, logprob: float | None, top: dict[str, float] | None) -> None:
-        raw = self._names.raw(token)
-        arrays["tokens"].append(shown(raw))
-        arrays["token_logprobs"].append(logprob)
-        arrays["top_logprobs"].append(top)
+    def _add(self, arrays: dict[str, Any], one: TokenLogprob, in_text: bytes) -> None:
+        arrays["tokens"].append(shown(self._names.raw(one.token)))
+        arrays["token_logprobs"].append(finite(one.logprob))
+        arrays["top_logprobs"].append(self._top(one))
         arrays["text_offset"].append(max(self._n_chars, 0))
-        self._n_chars += len(self._decoder.decode(raw))
+        self._n_chars += len(self._decoder.decode(in_text))
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
         top: dict[str, float] = {}

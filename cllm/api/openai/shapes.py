@@ -1,4 +1,4 @@
-"""What chat and text completions have in common on the wire: ids, usage, timings, logprobs, and what is not served yet."""
+"""What chat and text completions have in common on the wire: ids, usage, timings, logprobs, and the chunks of streams."""
 
 from __future__ import annotations
 
@@ -144,6 +144,10 @@ class TokenNames:
     def raw(self, token: int) -> bytes:
         """The token's bytes; a special token's name."""
         return self._vocabulary.token_bytes(token, special=True)
+
+    def said(self, token: int) -> bytes:
+        """What the token adds to a text that is generated, where a special token is not seen."""
+        return self._vocabulary.token_bytes(token)
 
     def shown(self, logprobs: Iterable[TokenLogprob]) -> list[TokenLogprob]:
         """Those of tokens that are part of the text: the one that ends a completion is none, and is left out."""

@@ -11,6 +11,7 @@ import attrs
 import msgspec
 
 from cllm.api.conversation import Answer, AnswerShape
+from cllm.api.openai.responses.functions import Names, names_of
 from cllm.api.openai.responses.requests import CreateRequest
 from cllm.api.sampling_fields import Wanted
 from cllm.api.sse import Wire, named
@@ -45,19 +46,19 @@ def reasoning_item(text: str | None = None, status: str = "in_progress") -> dict
     return {"id": new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": content}
 
 
-def call_item(call_id: str, name: str, arguments: str = "", status: str = "in_progress") -> dict[str, Any]:
-    """A call of a function."""
-    item_id = new_id("fc")
-    return {"id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments}
+def call_item(call_id: str, name: str, names: Names, arguments: str = "", status: str = "in_progress") -> dict[str, Any]:
+    """A call of the function that the model calls `name`."""
+    which = names.get(name, {"name": name})
+    return {"id": new_id("fc"), "type": "function_call", "status": status, "call_id": call_id, **which, "arguments": arguments}
 
 
-def items_of(answer: Answer) -> list[dict[str, Any]]:
+def items_of(answer: Answer, names: Names) -> list[dict[str, Any]]:
     """An answer's items, as its stream would have told them: where it was cut the last one is not complete, and there may be no message."""
     is_cut = answer.finished.reason is FinishReason.LENGTH
     items = [reasoning_item(answer.reasoning, "completed")] if answer.reasoning else []
     if answer.content or not (answer.calls or (is_cut and items)):
         items.append(message_item(answer.content, "completed"))
-    items += [call_item(call.id, call.name, call.arguments, "completed") for call in answer.calls]
+    items += [call_item(call.id, call.name, names, call.arguments, "completed") for call in answer.calls]
     if is_cut:
         items[-1]["status"] = "incomplete"
     return items
@@ -71,6 +72,7 @@ class ResponseHead:
     """All of a response but what comes of it; made once for a request."""
 
     members: dict[str, Any]
+    names: Names  # of the functions that may be called
 
     @classmethod
     def of(cls, body: CreateRequest, asked: Wanted, model: str, *, stored: bool) -> ResponseHead:
@@ -97,7 +99,8 @@ class ResponseHead:
                 "top_p": asked.sampling.top_p,
                 "truncation": body.truncation or "disabled",
                 "user": body.user,
-            }
+            },
+            names_of(body.tools or []),
         )
 
     @property
@@ -183,7 +186,7 @@ class ResponseStream(AnswerShape):
 
     def call_begun(self, index: int, call: int, call_id: str, name: str) -> bytes:
         """A function is called."""
-        return self._close() + self._begin(call_item(call_id, name))
+        return self._close() + self._begin(call_item(call_id, name, self._head.names))
 
     def arguments(self, index: int, call: int, fragment: str) -> bytes:
         """More of a call's arguments."""

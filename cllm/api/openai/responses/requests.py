@@ -9,13 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from cllm.api.conversation import Conversation
+from cllm.api.openai.responses.functions import ToolChoice, ToolFields, full_name, toolbox_of
 from cllm.api.sampling_fields import Limit, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
-from cllm.api.tool_checks import parameters_of
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.text.thinking import Thinking
-from cllm.text.tools import Tool, Toolbox, ToolUse
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -26,10 +25,11 @@ class Part(msgspec.Struct, omit_defaults=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    encrypted_content: str | None = None  # of a message between agents: a text, where it was not OpenAI's server that encrypted it
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A message, a function call, its output, or reasoning; `type` says which, and a message may leave it out."""
+    """A message, also one between agents, a function call, its output, or reasoning; `type` says which, and a message may leave it out."""
 
     type: str | None = None
     id: str | None = None
@@ -38,28 +38,10 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None  # of the function that is called
     arguments: str | None = None
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
-
-
-class ToolFields(msgspec.Struct):
-    """A tool that may be called."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolChoice(msgspec.Struct):
-    """The function that is to be called, or those that may be (`allowed_tools`)."""
-
-    type: str
-    name: str | None = None
-    mode: Literal["auto", "required"] = "auto"
-    tools: list[ToolFields] | None = None
 
 
 class Format(msgspec.Struct):
@@ -155,7 +137,12 @@ def _meant(item: Item, place: str, item_of: Callable[[str], Item | None]) -> Ite
     return kept
 
 
-_NEEDED = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id", "output"), "reasoning": ()}
+_NEEDED = {
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+    "agent_message": ("content",),
+}
 
 
 def _check(item: Item, place: str) -> None:
@@ -174,7 +161,7 @@ def _check(item: Item, place: str) -> None:
     for name in ("content", "output"):
         parts = getattr(item, name)
         for i, part in enumerate(parts if isinstance(parts, list) else ()):
-            if part.text is None and part.refusal is None:
+            if part.text is None and part.refusal is None and part.encrypted_content is None:
                 where = f"{place}.{name}[{i}]"
                 raise InvalidRequest(f"{where}: this model takes text, not {part.type[:40]!r}", param=where)
 
@@ -185,7 +172,7 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
     for item in items:
         match item.type:
             case "function_call":
-                function = {"name": item.name, "arguments": item.arguments}
+                function = {"name": full_name(item.namespace, item.name or ""), "arguments": item.arguments}
                 _assistant(turns).setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             case "function_call_output":
                 turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
@@ -210,7 +197,7 @@ def _assistant(turns: list[dict[str, Any]]) -> dict[str, Any]:
 def _text(content: str | list[Part] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join([part.text or part.refusal or "" for part in content])
+    return "\n".join([part.text or part.refusal or part.encrypted_content or "" for part in content])
 
 
 # --- what it stands for ------------------------------------------------------------------------------------------------
@@ -222,7 +209,7 @@ def conversation_of(body: CreateRequest, items: Iterable[Item]) -> Conversation:
     effort = None if body.reasoning is None else body.reasoning.effort
     return Conversation(
         messages=[*system, *messages_of(items)],
-        toolbox=_toolbox(body),
+        toolbox=toolbox_of(body.tools or [], body.tool_choice, parallel=body.parallel_tool_calls is not False),
         form=_form(body),
         thinking=Thinking(effort=effort),
     )
@@ -237,43 +224,3 @@ def _form(body: CreateRequest) -> Form | None:
     if is_nothing(given.schema):
         raise InvalidRequest("text.format.schema: it is missing", param="text.format.schema")
     return schema_form(given.schema, "text.format.schema")
-
-
-def _toolbox(body: CreateRequest) -> Toolbox:
-    tools = _functions(body.tools or [])
-    parallel = body.parallel_tool_calls is not False
-    choice = body.tool_choice
-    if choice is None or isinstance(choice, str):
-        use = ToolUse(choice or "auto")
-        if use is ToolUse.REQUIRED and not tools:
-            raise InvalidRequest("tool_choice: there are no tools to choose from", param="tool_choice")
-        return Toolbox(tools=tools, use=use, parallel=parallel)
-    if choice.type == "allowed_tools":
-        return _allowed(choice, tools, parallel=parallel)
-    if choice.type != "function":
-        raise InvalidRequest(f"tool_choice.type: expected function, not {choice.type[:40]!r}", param="tool_choice.type")
-    if choice.name not in {tool.name for tool in tools}:
-        raise InvalidRequest("tool_choice.name: there is no such tool", param="tool_choice.name")
-    return Toolbox(tools=tools, use=ToolUse.REQUIRED, only=choice.name, parallel=parallel)
-
-
-def _functions(tools: list[ToolFields]) -> tuple[Tool, ...]:
-    """The functions. Clients offer tools that OpenAI's servers run beside them whatever the server; alone they are refused."""
-    functions = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools) if tool.type == "function")
-    if tools and not functions:
-        kind = tools[0].type[:40]
-        raise InvalidRequest(f"tools[0].type: this server runs no tools of its own, such as {kind!r}", param="tools[0].type")
-    return functions
-
-
-def _allowed(choice: ToolChoice, tools: tuple[Tool, ...], *, parallel: bool) -> Toolbox:
-    names = {tool.name for tool in choice.tools or []}
-    if not names or names - {tool.name for tool in tools}:
-        raise InvalidRequest("tool_choice.tools: expected some of the functions in tools", param="tool_choice.tools")
-    return Toolbox(tools=tuple(tool for tool in tools if tool.name in names), use=ToolUse(choice.mode), parallel=parallel)
-
-
-def _tool(tool: ToolFields, place: str) -> Tool:
-    if not tool.name:
-        raise InvalidRequest(f"{place}.name: it is missing", param=f"{place}.name")
-    return Tool(tool.name, tool.description or "", parameters_of(tool.parameters), bool(tool.strict))

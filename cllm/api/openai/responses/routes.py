@@ -92,7 +92,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest) ->
         shape = ResponseStream(head, keep)
         return await chat.stream(shape, openai_shape, shape.wire)
     (whole,) = await chat.complete()
-    response = head.ended(items_of(whole), whole.finished)
+    response = head.ended(items_of(whole, head.names), whole.finished)
     keep(response)
     return json_response(response, Account([whole.finished]).headers())
 
