@@ -62,6 +62,9 @@ CacheType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4
 _UNQUANTISED = ("f32", "f16", "bf16")
 
 
+METRICS_OF: Final = ("vllm", "llamacpp")  # by whose names numbers may be told, too
+
+
 class SettingsError(CllmError):
     """The operator asked for something that cannot be; one line. `field` is the attribute at fault, if it is one."""
 
@@ -75,7 +78,10 @@ class SettingsError(CllmError):
 
 
 def is_origin(text: str) -> bool:
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # a bracket without its other one
+        return False
     has_scheme = bool(parts.scheme) and parts.scheme != "file"  # also `app://obsidian.md` and the like
     return text == "*" or (has_scheme and bool(parts.netloc) and not (parts.path or parts.query or parts.fragment))
 
@@ -95,6 +101,11 @@ def split_lora(text: str) -> tuple[str, float]:
         return (path, float(scale)) if colon else (text, 1.0)
     except ValueError:
         return text, 1.0
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """Return the words of `a,b`."""
+    return tuple(word.strip() for word in text.split(","))
 
 
 def split_shares(text: str) -> tuple[float, ...]:
@@ -126,11 +137,17 @@ def _at_least(low: int) -> Check:
     return _check(lambda n: low <= n, f"must be at least {low}, not {{}}")
 
 
+def _at_most(high: int) -> Check:
+    return _check(lambda n: n <= high, f"must be at most {high}, not {{}}")
+
+
 _positive = _check(lambda x: x > 0 and math.isfinite(x), "must be more than 0, not {}")
 _not_negative = _check(lambda x: x >= 0 and math.isfinite(x), "must be 0 or more, not {}")
 _not_empty = _check(lambda text: bool(text.strip()), "must not be empty")
 _file = _check(os.path.isfile, "no such file: {}")
+_aliases = _check(lambda text: set(split_words(text)) <= {*METRICS_OF}, "must be some of vllm,llamacpp, not {}")
 _lora_file = _check(lambda text: os.path.isfile(split_lora(text)[0]), "no such file: {}")
+_lora_scale = _check(lambda text: math.isfinite(split_lora(text)[1]), "the scale must be a finite number: {}")
 _name_value = _check(lambda text: text.partition("=")[0].strip() and "=" in text, "must be NAME=VALUE, not {}")
 # A model that is not a file name is the hub's, or its backend knows it by a name of its own.
 _model_file = _check(lambda text: not text.endswith(".gguf") or ":" in text or os.path.isfile(text), "no such file: {}")
@@ -191,7 +208,7 @@ class Settings:
     isolate: Annotated[bool, MODEL] = _setting(
         False, "compute in a process of its own: when it dies, another one goes on with every answer where it was"
     )
-    lora: Annotated[tuple[str, ...], MODEL] = _setting((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", _lora_file)
+    lora: Annotated[tuple[str, ...], MODEL] = _setting((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", _lora_file, _lora_scale)
     lora_dir: Annotated[str | None, MODEL] = _setting(
         None, "a folder whose LoRA adapters may be loaded with POST /v1/load_lora_adapter, where --enable-admin is given", _not_empty
     )
@@ -300,7 +317,7 @@ class Settings:
         2.0, "time to compile a schema or a grammar; what takes longer is answered with 400", _positive
     )
     sampling_defaults: Annotated[Profile, REQUESTS] = _setting("openai", "whose defaults hold for parameters that a request leaves out")
-    max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", _positive)
+    max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", _positive, _at_most(1 << 20))
     stream_buffer_kb: Annotated[int, REQUESTS] = _setting(
         1024, "unread KiB after which a stream is ended, so that no other waits", _at_least(1)
     )
@@ -337,9 +354,14 @@ class Settings:
     log_format: Annotated[LogFormat, OPERATION] = _setting("console", "for eyes or for machines")
     log_level: Annotated[LogLevel, OPERATION] = _setting("info", "the least that is logged")
     log_prompts: Annotated[bool, OPERATION] = _setting(False, "also log what is asked and answered")
+    metrics_aliases: Annotated[str | None, OPERATION] = _setting(
+        None,
+        "also tell numbers of /metrics by the names of vllm, llamacpp, or both with a comma between, as boards ask for",
+        _aliases,
+    )
     enable_benchmark: Annotated[bool, OPERATION] = _setting(False, "let POST /benchmark put load on the server")
     enable_admin: Annotated[bool, OPERATION] = _setting(
-        False, "let clients load and unload models with POST /models/load and /models/unload"
+        False, "let clients load and unload models, with POST /models/load and /models/unload, and LoRA adapters"
     )
 
     def __attrs_post_init__(self) -> None:
@@ -380,6 +402,11 @@ def names_of(settings: Settings) -> tuple[str, ...]:
     return settings.alias or (name_of_model(settings.model),)
 
 
+def aliases_of(settings: Settings) -> tuple[str, ...]:
+    """Return by whose names numbers are told as well."""
+    return () if settings.metrics_aliases is None else split_words(settings.metrics_aliases)
+
+
 def embedding_names_of(settings: Settings) -> tuple[str, ...]:
     """Return the names by which a request may ask for vectors beside those of the model itself."""
     own = () if settings.embedding_model is None else (name_of_file(settings.embedding_model),)
@@ -392,7 +419,8 @@ def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
     Raises: SettingsError for a model that cannot be, and for a name that two have.
     """
     if not settings.models:
-        return (settings,)
+        alias = tuple(_of_one(settings.model, word) for word in settings.alias)
+        return (settings if alias == settings.alias else attrs.evolve(settings, alias=alias),)
     shared = attrs.evolve(settings, models=(), **{name: _default_of(name) for name in _OF_ONE_MODEL})
     first = () if settings.model is None else (attrs.evolve(settings, models=(), alias=()),)
     each = _with_aliases((*first, *(_settings_of(shared, word) for word in settings.models)), settings.alias)
@@ -440,6 +468,12 @@ def _read_table(word: str) -> dict[str, Any]:
 
 def _section_of(name: str) -> object:
     return get_args(get_type_hints(Settings, include_extras=True)[name])[1]
+
+
+def _of_one(model: str | None, word: str) -> str:
+    """The alias of a model that is alone, and may have been named in the way of several. It may have an equals sign in it, too."""
+    of, _, name = word.partition("=")
+    return name if name.strip() and of in (model, name_of_model(model)) else word
 
 
 def _with_aliases(each: tuple[Settings, ...], words: Sequence[str]) -> tuple[Settings, ...]:

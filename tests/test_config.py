@@ -71,6 +71,7 @@ OTHER_WORDS = {
     "kv": "streams", "flash_attn": "on", "cache_type_k": "q8_0", "cache_type_v": "q8_0", "sampling_defaults": "llama",
     "host": "::1", "api_key": "k", "cors_origin": "*", "log_format": "json", "calibrate": "off", "log_level": "debug",
     "tool_format": "mistral",
+    "metrics_aliases": "vllm",
 }  # fmt: skip
 FILES = {"lora", "api_key_file", "ssl_certfile", "ssl_keyfile"}
 
@@ -153,11 +154,15 @@ def test_a_switch_reads_the_usual_words_in_a_variable(word: str) -> None:
         (["no-such.gguf"], "MODEL: no such file: no-such.gguf"),
         (["-m", "no-such.gguf"], "-m: no such file: no-such.gguf"),
         (["--lora", "no-such:0.5"], "--lora: no such file: no-such:0.5"),
+        (["--lora", f"{__file__}:nan"], f"--lora: the scale must be a finite number: {__file__}:nan"),
+        (["--cors-origin", "http://[::1"], "--cors-origin: must be * or an origin as in https://example.org, not http://[::1"),
+        (["--max-body-mb", "1e303"], "--max-body-mb: must be at most 1048576, not 1e+303"),
         (["--timeout-s", "nan"], "--timeout-s: must be more than 0, not nan"),
         (["--grace-s", "-1"], "--grace-s: must be 0 or more, not -1.0"),
         (["--tensor-split", "1,x"], "--tensor-split: must be numbers with commas between, as in 3,1, not 1,x"),
         (["--cors-origin", "example.org"], "--cors-origin: must be * or an origin as in https://example.org, not example.org"),
         (["--backend-option", "fast"], "--backend-option: must be NAME=VALUE, not fast"),
+        (["--metrics-aliases", "vllm,tgi"], "--metrics-aliases: must be some of vllm,llamacpp, not vllm,tgi"),
         (["--host", ""], "--host: must not be empty"),
         (["--config", "no-such.toml"], "--config: cannot read no-such.toml: No such file or directory"),
         (["--cache-type-v", "q4_0", "--flash-attn", "off"], "--cache-type-v: q4_0 needs flash attention, and --flash-attn is off"),
@@ -270,6 +275,15 @@ def test_several_models_share_the_settings_and_each_may_have_names() -> None:
         ("b", 77, ("second",)),
         ("user/repo:Q8_0", 77, ("third",)),
     ]
+
+
+@pytest.mark.parametrize("alias", ["chat", "b=chat", "a/b.gguf=chat"])
+def test_a_model_that_is_alone_takes_a_name_in_the_way_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alias: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
+    Path("a/b.gguf").touch()
+    (one,) = settings_of_models(load("a/b.gguf", "--alias", alias))
+    assert config.names_of(one) == ("chat",)
 
 
 def test_what_belongs_to_one_file_is_the_firsts_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import attrs
@@ -11,8 +12,10 @@ from quart import Blueprint, Response, request
 import cllm
 from cllm.api.context import Context
 from cllm.api.errors import whole_seconds
+from cllm.api.metric_aliases import WithAliases
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import TEXT, Operation
+from cllm.config import aliases_of
 from cllm.engine.params import SamplingParams
 from cllm.engine.scheduler import SequenceView
 from cllm.errors import Unavailable
@@ -51,7 +54,13 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get("/metrics")
     async def metrics() -> Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return Response(encode(house.registry), content_type=content_type)
+        kinds = aliases_of(context.settings)
+        model = "" if house.names_models else house.first.name
+        source = WithAliases(house.registry, kinds, model) if kinds else house.registry
+        # Every scheme of escaping leaves names such as these as they are, but the library's, which writes a sample's colon otherwise.
+        if isinstance(encode, functools.partial) and "escaping" in encode.keywords:
+            encode.keywords["escaping"] = "allow-utf-8"
+        return Response(encode(source), content_type=content_type)
 
     @routes.get("/slots")
     async def slots() -> Response:

@@ -68,6 +68,7 @@ class Server:
             self._keeper.drain()
             if self._code == EXIT_DRAINED:
                 await self._keeper.wait_kept()
+            self._keeper.stop_progress()  # before whatever may end the process
             self._exit_in(STEP_S)
             nursery.cancel_scope.cancel()
         self._keeper.stop_progress()
@@ -127,12 +128,16 @@ class Server:
         tell(f"cLLM {cllm.__version__} serves {names} at {self._url}\n\nTry:  {example}\n")
 
     async def _heed_signals(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        heeded = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it: a terminal that closes is to change nothing
+            heeded.append(signal.SIGHUP)
+        with trio.open_signal_receiver(*heeded) as signals:
             task_status.started()
             async for number in signals:
                 if self._shutdown.is_set():
                     log.warning("stop.now", signal=signal.Signals(number).name)
                     self._code = 128 + number
+                    self._keeper.stop_progress()
                     self._exit_in(STEP_S)
                     nursery.cancel_scope.cancel()
                     return

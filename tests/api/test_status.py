@@ -110,6 +110,50 @@ async def test_metrics_can_be_read_and_count_what_was_done(serve: Any) -> None:
     assert all(name.startswith("cllm_") for name, *_ in samples)
 
 
+def samples_of(answer: Any, name: str) -> list[tuple[dict[str, str], float]]:
+    families = text_string_to_metric_families(answer.body.decode())
+    return [(sample.labels, sample.value) for family in families for sample in family.samples if sample.name == name]
+
+
+async def test_boards_made_for_other_servers_find_numbers_by_their_names(serve: Any) -> None:
+    async with serve(metrics_aliases="vllm,llamacpp") as api:
+        await api.complete("once", max_tokens=5, ignore_eos=True)
+        await api.idle()
+        answer = await api.get("/metrics")
+        modern = await api.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    ((_, n_steps),) = samples_of(answer, "cllm_step_sequences_count")
+    of_fake = {"model_name": "fake"}
+    for name, labels, value in (
+        ("vllm:generation_tokens_total", of_fake, 5.0),
+        ("vllm:prompt_tokens_total", of_fake, 5.0),
+        ("vllm:num_requests_running", of_fake, 0.0),
+        ("vllm:num_requests_waiting", of_fake, 0.0),
+        ("vllm:kv_cache_usage_perc", of_fake, 0.0),
+        ("vllm:request_success_total", {"finished_reason": "length", **of_fake}, 1.0),
+        ("vllm:time_to_first_token_seconds_count", of_fake, 1.0),
+        ("vllm:e2e_request_latency_seconds_count", of_fake, 1.0),
+        ("llamacpp:tokens_predicted_total", {}, 5.0),
+        ("llamacpp:requests_processing", {}, 0.0),
+        ("llamacpp:n_decode_total", {}, n_steps),
+        ("llamacpp:n_busy_slots_per_decode", {}, 1.0),
+    ):
+        assert samples_of(answer, name) == [(labels, value)], name
+    assert samples_of(answer, "vllm:inter_token_latency_seconds_bucket") == [
+        ({**labels, **of_fake}, value) for labels, value in samples_of(answer, "cllm_inter_token_seconds_bucket")
+    ]
+    assert b"vllm:generation_tokens_total" in modern.body
+
+
+async def test_nothing_is_told_by_names_that_nobody_asked_for(serve: Any) -> None:
+    async with serve() as api:
+        plain = await api.get("/metrics")
+    async with serve(metrics_aliases="vllm") as api:
+        of_vllm = await api.get("/metrics")
+    assert b"vllm:" not in plain.body
+    assert b"vllm:" in of_vllm.body
+    assert b"llamacpp:" not in of_vllm.body
+
+
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
 async def test_steps_are_in_the_metrics_as_soon_as_they_are_done(serve: Any, accept: str) -> None:
     async with serve() as api:

@@ -235,16 +235,33 @@ def test_clients_that_leave_at_any_moment_leave_no_cell_held(server: Process) ->
     assert server.get("/health")[0] == 200
 
 
-def test_it_drains_and_exits_with_0() -> None:
-    process = serve("--grace-s", FOREVER_S)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_it_drains_and_exits_with_0(number: signal.Signals) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    try:
+        process = serve("--grace-s", FOREVER_S)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     process.wait_ready()
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(process.post, "/v1/chat/completions", chat("Count from 1 to 60.")) for _ in range(4)]
         wait_submitted(process, 4)
-        assert process.end(signal.SIGTERM) == 0
+        assert process.end(number) == 0
         for answer in answers:
             assert answer.result()["choices"][0]["finish_reason"] == "stop"
     assert "Traceback" not in process.output
+
+
+def test_a_terminal_that_closes_changes_nothing_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as the child has it from its parent
+    try:
+        process = serve()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.wait_ready()
+    process.popen.send_signal(signal.SIGHUP)
+    assert process.post("/v1/chat/completions", chat("What is cLLM?"))["choices"][0]["finish_reason"] == "stop"
+    assert process.end(signal.SIGTERM) == 0
 
 
 def test_it_serves_and_drains_though_its_log_has_no_room(full_disk: int) -> None:
