@@ -23,9 +23,12 @@ def free_memory_bytes() -> int:
 
 
 def memory_bytes() -> int:
-    """Return all the memory that this machine has, swap included; 0 where the system does not say."""
-    kib = [int(line.split()[1]) for line in _read(Path("/proc/meminfo")).splitlines() if line.startswith(("MemTotal:", "SwapTotal:"))]
-    return sum(kib) * 1024
+    """Return all the memory that there is for this process, swap included; 0 where the system does not say."""
+    lines = [line.split() for line in _read(Path("/proc/meminfo")).splitlines()]
+    memory, swap = (sum(int(line[1]) * 1024 for line in lines if line[0] == name) for name in ("MemTotal:", "SwapTotal:"))
+    limits = [int(limit) for group in _cgroups() if (limit := _read(group / "memory.max")).isdigit()]
+    swaps = [int(limit) for group in _cgroups() if (limit := _read(group / "memory.swap.max")).isdigit()]
+    return min([memory, *limits]) + min([swap, *swaps])
 
 
 def _allowed_cpus() -> set[int]:
@@ -58,8 +61,18 @@ def _mem_available() -> int:
 
 
 def _cgroup_memory_left() -> int:
-    pairs = [(_read(group / "memory.max"), _read(group / "memory.current")) for group in _cgroups()]
-    return min((int(limit) - int(used) for limit, used in pairs if limit.isdigit() and used.isdigit()), default=1 << 62)
+    lefts = [1 << 62]
+    for group in _cgroups():
+        limit, used = _read(group / "memory.max"), _read(group / "memory.current")
+        if limit.isdigit() and used.isdigit():
+            lefts.append(int(limit) - max(int(used) - _file_cache(group), 0))
+    return min(lefts)
+
+
+def _file_cache(group: Path) -> int:
+    """Return the bytes of files that a group has in memory: taken back before anything is killed, and free by ``MemAvailable``, too."""
+    lines = [line.split() for line in _read(group / "memory.stat").splitlines()]
+    return sum(int(line[1]) for line in lines if len(line) == 2 and line[0] in ("active_file", "inactive_file"))
 
 
 def _cgroups() -> list[Path]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from cllm.backend import Batch
 from cllm.engine.budget import RowBudget
-from cllm.engine.cost import N_TILE
+from cllm.engine.cost import N_TOGETHER
 from cllm.engine.events import Event
 from cllm.engine.fairness import Share
 from cllm.engine.fillers import N_STEPS_KEPT, Fillers
@@ -177,7 +177,7 @@ class BatchFormer:
         """Whether a prompt is kept out of the steps of so many answers: it has `n_deep` cells or more, and owed more than a few rows when
         it came. That of a key with few places goes beside answers all the same, when it is first.
         """
-        is_deep = prompt.n_computed >= n_deep and len(prompt.tokens) - prompt.n_shared > N_TILE
+        is_deep = prompt.n_computed >= n_deep and len(prompt.tokens) - prompt.n_shared > N_TOGETHER
         return is_deep and self._budget.gains_by_turns(n_decoding, prompt.n_computed)
 
     def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> tuple[Seq[Sequence], Seq[int], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cllm.engine.cost import N_TILE, CostModel
+from cllm.engine.cost import N_TOGETHER, CostModel
 
 # How many times as long as a step of all that run, if they all generated, one with prompts may take; the cells of prompts do not count, if
 # that is less. Eight at once with mixed prompts, on a machine with nothing else to do: with 2.6 they had 1.07 times the tokens/s and first
@@ -174,9 +174,9 @@ class RowBudget:
         it.
         """
         n_rows = self._cost.n_rows_efficient(PRICE_MOST, depth)
-        if not n_rows < N_TILE <= self._n_rows_max:
+        if not n_rows < N_TOGETHER <= self._n_rows_max:
             return n_rows
-        return min(n_rows, N_TILE, key=lambda n: self._cost.step_s(n, 0, 0, attended=((n, depth),)))
+        return min(n_rows, N_TOGETHER, key=lambda n: self._cost.step_s(n, 0, 0, attended=((n, depth),)))
 
     def n_rows_light(
         self,
@@ -235,7 +235,7 @@ class RowBudget:
         # not fit: what steps of that size took last is known at once, but not to the choice among sizes. After one that was slow a long
         # prompt went on row by row, and after two in steps of twelve at half the speed, since what those took was put down to all sizes.
         if n_keys <= 1 and self._cost.is_deep(depth):
-            return max(n_rows, self._cost.n_rows_fastest(math.inf, depth, n_most=N_TILE))
+            return max(n_rows, self._cost.n_rows_fastest(math.inf, depth, n_most=N_TOGETHER))
         return max(n_rows, self._cost.n_rows_efficient(PRICE, depth))
 
     def _adaptive_s(self, n_running: int, n_cells: int, n_attended: int, depth: int, n_shared: int, usual: float) -> float:

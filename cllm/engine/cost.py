@@ -35,7 +35,7 @@ GUESSED = 0.15**2  # of one that lies between measured ones
 ATTENTION = 1.0**2  # of what attention costs, which is measured in short sequences, where it is little beside the rest
 ATTENDED = 0.4**2  # of how much more so many rows of a sequence take for it than one
 ATTENDED_BEND_MAX = 4.0  # times as much, or as little, is what steps may make of the latter
-N_TILE = 64  # rows of a sequence that read its cells together
+N_TOGETHER = 64  # rows of a sequence that read its cells together
 KNOWN = 0.10**2  # a number with less was measured or met
 DRIFT = 0.01**2  # that the common factor gains with every step
 DRIFT_ENTRY = 0.001**2  # that a part gains whenever it is seen, so that none is believed for ever
@@ -102,8 +102,9 @@ class CostModel:
         self._cells = _Part.of_counts(((1, 1.0),), 1, measured=False)  # a factor of what the cells cost
         attended = one_by_one(cheaper_together(ascending(curve.attended), 1.0))
         self._attention = _Part(((1, 1.0),), 1, int.bit_length, bend_max=math.inf, variance=ATTENTION)  # a factor of what that says
-        self._attended = _Part(attended, N_TILE, int.bit_length, bend_max=ATTENDED_BEND_MAX, variance=ATTENDED)
+        self._attended = _Part(attended, N_TOGETHER, int.bit_length, bend_max=ATTENDED_BEND_MAX, variance=ATTENDED)
         seen_s = min(seconds / n for n, seconds in attended)
+        self._is_apart = apart
         self._row_cell_s = 0.0 if apart else max(curve.row_cell_s, WALKED * seen_s)
         self.apart_gain_cell_s = min(curve.apart_gain_cell_s or 0.0, WALKED_MOST * seen_s)  # of each row, for each cell that it walks by
         self._measured = measured
@@ -158,8 +159,8 @@ class CostModel:
         return n_full * self.step_s(size, 0, n_cells) + (self.step_s(n_rest, 0, n_cells) if n_rest else 0.0) + attended_s
 
     def carry_s(self, n_cells: int, n_rows: int) -> float:
-        """Seconds that `n_cells` cells which nobody reads add to a step of `n_rows` rows, because attention walks them too."""
-        return self._scale * self._cells_s(n_rows, n_cells)
+        """Seconds that `n_cells` cells which nobody reads add to a step of `n_rows` rows, because attention walks them too in a pool."""
+        return 0.0 if self._is_apart else self._scale * self._cells_s(n_rows, n_cells)
 
     def save_s(self, n_cells: int) -> float | None:
         """Seconds to save the content of `n_cells` cells; None when it was not measured."""
@@ -188,7 +189,7 @@ class CostModel:
         n = max(sizes[end - 1], n_least) if end else n_least
         if self.is_deep(depth):  # what else a row costs makes little difference
             following = next((size for size in sizes if size > n), n)
-            return next((m for m in range(min(following, n + N_TILE) - 1, n, -1) if fits(m, self._rows.of(m))), n)
+            return next((m for m in range(min(following, n + N_TOGETHER) - 1, n, -1) if fits(m, self._rows.of(m))), n)
         if n == n_least:
             return n_least
         base_s = self._rows.of(n_least)
@@ -197,7 +198,7 @@ class CostModel:
 
     def is_deep(self, depth: int) -> bool:
         """Whether rows with so many cells of their sequence before them are mostly attention."""
-        return depth * self._read_s(N_TILE) > N_TILE * self._least_row_s
+        return depth * self._read_s(N_TOGETHER) > N_TOGETHER * self._least_row_s
 
     def n_rows_fastest(self, seconds: float, depth: int = 0, *, n_most: int | None = None) -> int:
         """The size of step that computes prompts fastest, for each row, among those that take at most `seconds`; 0 when there is none.
@@ -252,9 +253,9 @@ class CostModel:
             return n * self._least_row_s + before * self._read_s(n)
 
         most_s = prompt_s(n_rows, depth)
-        n_tiles = bisect_right(range(n_rows // N_TILE + 1), most_s, key=lambda n: prompt_s(n * N_TILE, other)) - 1
-        n = max(n_tiles, 0) * N_TILE
-        n_more = min(N_TILE - 1, n_rows - n)
+        n_tiles = bisect_right(range(n_rows // N_TOGETHER + 1), most_s, key=lambda n: prompt_s(n * N_TOGETHER, other)) - 1
+        n = max(n_tiles, 0) * N_TOGETHER
+        n_more = min(N_TOGETHER - 1, n_rows - n)
         return max(n + bisect_right(range(n_more + 1), most_s, key=lambda more: prompt_s(n + more, other)) - 1, 1)
 
     # --- what was -----------------------------------------------------------------------------------------------------
@@ -325,7 +326,7 @@ class CostModel:
         seconds = self._reads_s.get(n)  # the same few, several times between two steps
         if seconds is None:
             n_tiles, n_rest = self._tiled(n)
-            seconds = (n_tiles * self._attended.of(N_TILE) + self._attended.of(n_rest)) * self._attention.of(1)
+            seconds = (n_tiles * self._attended.of(N_TOGETHER) + self._attended.of(n_rest)) * self._attention.of(1)
             self._reads_s[n] = seconds
         return seconds
 
@@ -333,15 +334,15 @@ class CostModel:
         """Tiles of rows that read their cells together, and rows that do so one by one; behind full tiles the rest is one more, if that is
         less.
         """
-        n_tiles, n_rest = divmod(n, N_TILE)
-        return (n_tiles + 1, 0) if n_tiles and self._attended.of(n_rest) > self._attended.of(N_TILE) else (n_tiles, n_rest)
+        n_tiles, n_rest = divmod(n, N_TOGETHER)
+        return (n_tiles + 1, 0) if n_tiles and self._attended.of(n_rest) > self._attended.of(N_TOGETHER) else (n_tiles, n_rest)
 
     def _tiles(self, attended: Attended) -> list[tuple[int, int]]:
         """The same, with no more rows than a tile in a pair."""
         tiles = []
         for n, cells in attended:
             n_tiles, n_rest = self._tiled(n)
-            tiles += [(N_TILE, n_tiles * cells)] if n_tiles else []
+            tiles += [(N_TOGETHER, n_tiles * cells)] if n_tiles else []
             tiles += [(n_rest, cells)] if n_rest else []
         return tiles
 
@@ -350,7 +351,7 @@ class CostModel:
         if not depth:
             return self._sizes_s
         of, deep_s = self._attended.of, depth * self._attention.of(1)
-        tile_s = of(N_TILE)  # asked for in every step: as `_read_s`, without a call for each size
+        tile_s = of(N_TOGETHER)  # asked for in every step: as `_read_s`, without a call for each size
         reads = [n_tiles * tile_s + (min(of(n_rest), tile_s) if n_tiles else of(n_rest)) for n_tiles, n_rest in self._sizes_tiles]
         return [seconds + deep_s * read for seconds, read in zip(self._sizes_s, reads, strict=True)]
 
@@ -370,7 +371,7 @@ class CostModel:
                 self._sizes_s.append(seconds[n])
         self._sizes.reverse()
         self._sizes_s.reverse()
-        self._sizes_tiles = [divmod(n, N_TILE) for n in self._sizes]
+        self._sizes_tiles = [divmod(n, N_TOGETHER) for n in self._sizes]
         self._efficient: dict[tuple[float, int], int] = {}  # by price and depth, as long as these stand
         self._least_row_s: float = min(map(truediv, self._sizes_s, self._sizes))
 
@@ -409,8 +410,10 @@ def ascending(points: Points) -> Points:
 def one_by_one(points: Points) -> Points:
     """The points of rows that read together, and between the last one below a tile and the tile that each row costs what it does there."""
     (n, seconds), (n_last, last_s) = ((0, 0.0), *points)[-2:]
-    without_s = seconds / n * (N_TILE - 1) if n else 0.0
-    return (*points[:-1], (N_TILE - 1, without_s), points[-1]) if n_last == N_TILE and n < N_TILE - 1 and without_s > last_s else points
+    without_s = seconds / n * (N_TOGETHER - 1) if n else 0.0
+    if n_last == N_TOGETHER and n < N_TOGETHER - 1 and without_s > last_s:
+        return (*points[:-1], (N_TOGETHER - 1, without_s), points[-1])
+    return points
 
 
 def plausible(points: Points) -> Points:

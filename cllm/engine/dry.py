@@ -152,7 +152,7 @@ class Dry:
         logits[ids] -= (multiplier * base**exponents).astype(np.float32)
 
     def _continuations(self, length_min: int) -> tuple[Ids, npt.NDArray[np.int32]]:
-        """Return the tokens that follow a repetition of at least `length_min` tokens, with the longest length for each."""
+        """Return the tokens, breakers apart, that follow a repetition of at least `length_min` tokens, with the longest length for each."""
         places = self._active
         lengths = self._agreement[places]
         if self.last_n is not None:  # what reaches back beyond the window does not count
@@ -162,7 +162,8 @@ class Dry:
         unique, where = np.unique(ids, return_inverse=True)
         longest = np.zeros(len(unique), np.int32)
         np.maximum.at(longest, where, lengths[long])
-        return unique, longest
+        may_come = np.array([token in self.breakers for token in unique.tolist()], np.bool_)  # whatever came before
+        return unique[~may_come], longest[~may_come]
 
 
 def _agreement(tokens: list[int], breakers: frozenset[int]) -> npt.NDArray[np.int32]:

@@ -95,11 +95,6 @@ class EmbedScheduler:
         """Inputs that no step has begun with."""
         return len(self._waiting)
 
-    @property
-    def n_tokens_owed(self) -> int:
-        """Tokens of all inputs that are not computed yet."""
-        return sum(_n_left(one) for one in (*self._begun, *self._waiting))
-
     def submit(self, inputs: Sequence[Sequence[int]], key: str = "") -> Job:
         """Queue the inputs of a request, of which there is one at least.
 

@@ -331,7 +331,7 @@ class Memory:
     def _texts_awaited(self) -> list[Text]:
         """What is known of the tokens of those who wait, the first of whom come first."""
         first = heapq.nsmallest(N_AWAITED_MOST, self._waiting.values(), key=_own_order)
-        return [(sequence.cache_key, sequence.tokens) for sequence in first]
+        return [(sequence.cache_key, sequence.tokens[: sequence.n_shareable]) for sequence in first]
 
     def _wait_for(self, sequence: Sequence, slot: int) -> None:
         self._wanted[sequence.seq_id] = slot

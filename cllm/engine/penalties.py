@@ -1,4 +1,4 @@
-"""What a sequence's own tokens do to its next logits: counters that are kept, never recounted.
+"""The penalties on logits by how often their tokens came before: counters that are kept, never recounted.
 
 Source of the formulas: llama_sampler_penalties_apply (llama.cpp, src/llama-sampler.cpp), except that presence and frequency count
 generated tokens only, as OpenAI's do.

@@ -61,14 +61,21 @@ class Prices:
     def is_worth_saving(self, n_cells: int, *, is_awaited: bool = False) -> bool:
         """Say whether cells that must go are to be saved: unless somebody waits for them, they may never be asked for again.
 
-        Where it would not even be for those, it costs a little less each time, so that a price which was measured on a disturbed machine
-        does not stand for ever.
+        Where it would not even be for those, it costs a little less each time, or to restore does, so that a price which was measured on a
+        disturbed machine does not stand for ever.
         """
         share = 1.0 if is_awaited else self.demand.share
-        save_s, gain_s = self.save_s(n_cells), self.prefill_s(n_cells) - self.restore_s(n_cells)
-        if save_s >= gain_s > 0 and self._save_cell_s is not None:
-            self._save_cell_s *= FADE
+        save_s, restore_s = self.save_s(n_cells), self.restore_s(n_cells)
+        gain_s = self.prefill_s(n_cells) - restore_s
+        if save_s >= gain_s:
+            self._fade(is_restore=restore_s > save_s)  # the dearer one is the likelier to be wrong
         return save_s < share * gain_s
+
+    def _fade(self, *, is_restore: bool) -> None:
+        if is_restore and self._restore_cell_s is not None:
+            self._restore_cell_s *= FADE
+        elif not is_restore and self._save_cell_s is not None:
+            self._save_cell_s *= FADE
 
     def is_worth_restoring(self, n_cells: int, n_gained: int) -> bool:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from cllm.backend import Batch, KvLayout, LaysOut, OnProgress, StepModel
-from cllm.engine.cost import N_TILE, WALKED
+from cllm.engine.cost import N_TOGETHER, WALKED
 from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
 from cllm.errors import LoadAborted, LoadFailed
 from cllm.threadtimes import ThreadTimes, n_cpus, own_times
@@ -39,7 +39,7 @@ HELD_UP: Final = 2.0  # times as long as it needs by its own numbers: whoever is
 # nearly all cores themselves: of more threads than cores some always wait.
 WAITED_MOST, WAITED_LEAST, OWN_LEAST = 0.3, 0.2, 0.8
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
-ATTENDING: Final = (N_ROWS_MANY, 1, N_TILE)  # rows of one sequence whose attention is measured, as long as there is time
+ATTENDING: Final = (N_ROWS_MANY, 1, N_TOGETHER)  # rows of one sequence whose attention is measured, as long as there is time
 N_DEEP: Final = 3  # pairs of steps of so many rows, in a slot that has cells and in an empty one
 ATTENDING_GUESS: Final = 1.5  # times as long as the longest of those that were measured takes a tile, where time was short
 DEEP_LEAST: Final = 0.01  # of such a step is what the slot's cells cost at least; less is noise
@@ -157,11 +157,12 @@ class _Measurement:
         self._n_deep = n_cells
         for n in ATTENDING:
             has_time = not found or self._has_time(1.0, N_DEEP * self._expected_s(n))
-            if has_time and self._n_deep + N_DEEP * n <= self._model.n_cells_slot:
+            has_room = n <= self._model.n_rows_max and self._n_deep + N_DEEP * n <= self._model.n_cells_slot
+            if has_time and has_room:
                 found[n] = median(self._deep_pair_s(n) for _ in range(N_DEEP))
                 self._tell()
-        if N_TILE not in found:
-            found[N_TILE] = ATTENDING_GUESS * max(found.values())
+        if N_TOGETHER not in found:
+            found[N_TOGETHER] = ATTENDING_GUESS * max(found.values())
         return tuple(sorted(found.items()))
 
     def _deep_pair_s(self, n: int) -> float:
@@ -184,7 +185,8 @@ class _Measurement:
         model = self._model
         if not isinstance(model, LaysOut) or not self._can_lie_apart:
             return None
-        n_slots, n_cells = min(N_SLOTS_APART, model.n_cells // N_CELLS_PART), min(N_CELLS_SAVED, model.n_rows_max)
+        n_slots = min(N_SLOTS_APART, model.n_cells // N_CELLS_PART, model.n_rows_max)
+        n_cells = min(N_CELLS_SAVED, model.n_rows_max)
         most_s = self._slow * APART_S_MAX
         if n_slots < 2 or self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > most_s:
             return None

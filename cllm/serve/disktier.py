@@ -75,7 +75,7 @@ class DiskTier:
                 tier._note(files.read_head(path))
             except Unfit as error:
                 log.warning("disk.removed", why=str(error))
-                path.unlink(missing_ok=True)
+                _unlink(path)
             except OSError as error:
                 log.warning("disk.unread", why=str(error))
         log.info("disk.found", n_pieces=len(tier._stored), n_mb=tier.n_bytes >> 20, folder=str(files.folder))
@@ -92,15 +92,16 @@ class DiskTier:
         That is given up, others' reading included, when it has taken as long as to compute what is to be read.
         """
         offload = memory.offload
-        if offload is None or not self._leads(key, tokens, 0, offload.pool):
+        usable = tokens[:-1]  # the last one is computed in any case, and what ends with it cannot be cut back everywhere
+        if offload is None or not self._leads(key, usable, 0, offload.pool):
             return
         n_kept = memory.n_kept(key, tokens)
-        chain = self._leads(key, tokens, n_kept, offload.pool)
+        chain = self._leads(key, usable, n_kept, offload.pool)
         if chain is None:  # nor is anybody else's reading waited for
             return
         with trio.move_on_after(offload.prices.prefill_s(chain.end - n_kept)) as patience:
             async with self._recalling:  # who comes with the same tokens finds them in the pool
-                await self.fetch(key, tokens, memory.n_kept(key, tokens), offload.pool, take=offload.pool.put)
+                await self.fetch(key, usable, memory.n_kept(key, tokens), offload.pool, take=offload.pool.put)
         self.totals.n_slow += patience.cancelled_caught
         self.offer(offload.pool.take_evicted())
 
@@ -155,7 +156,7 @@ class DiskTier:
             self._forget(stored.path)
             await trio.to_thread.run_sync(_unlink, stored.path)
             return None
-        except OSError as error:  # the machine's fault, not the file's
+        except Exception as error:  # the machine's fault, not the file's: it may have no memory left, or no thread
             log.warning("disk.unread", why=str(error))
             self.totals.n_failures += 1
             return None
@@ -193,6 +194,8 @@ class DiskTier:
         """As many of the last `pieces`, the last ones first, as there is room for, and when each was of use, ns."""
         n_bytes, now = 0, time.time_ns()
         for age, piece in enumerate(reversed(pieces)):
+            if piece.n_bytes > self.n_bytes_max:  # which is not written in any case
+                continue
             n_bytes += piece.n_bytes
             if n_bytes > self.n_bytes_max:
                 break
@@ -254,15 +257,15 @@ class DiskTier:
         """
         if piece.n_bytes > self.n_bytes_max:
             return
-        if (stored := self._stored_of(piece)) is not None:
-            if used_ns is not None:
-                await trio.to_thread.run_sync(_touch, stored.path, used_ns, limiter=self._writing)
-            return
         removed: list[Path] = []
         try:
+            if (stored := self._stored_of(piece)) is not None:
+                if used_ns is not None:
+                    await trio.to_thread.run_sync(_touch, stored.path, used_ns, limiter=self._writing)
+                return
             write = partial(_write_within, self._files, piece, self.n_bytes_max, removed, used_ns)
             stored = await trio.to_thread.run_sync(write, limiter=self._writing)
-        except OSError as error:
+        except Exception as error:  # the machine's fault: its disk is full, or it has no thread left
             log.warning("disk.unwritten", why=str(error))
             self.totals.n_failures += 1
             self.back_up_no_more()
@@ -273,9 +276,11 @@ class DiskTier:
             self._forget(path)
 
     def _stored_of(self, piece: Piece) -> StoredPiece | None:
-        """The file that ends with `piece`, if its cells are on disk."""
+        """The file that ends with `piece`, if its cells are on disk: in one file where it begins with the text, as in the host pool."""
         chain = self._tree.find(self._files.hidden(piece.key), piece.tokens, piece.start, can_cut=False)
-        return chain.pieces[-1] if chain is not None and chain.end == len(piece.tokens) else None
+        if chain is None or chain.end < len(piece.tokens) or (not piece.start and len(chain.pieces) > 1):
+            return None
+        return chain.pieces[-1]
 
     def _note(self, stored: StoredPiece) -> None:
         self._forget(stored.path)

@@ -174,7 +174,8 @@ class StepLoop:
         """Before sequences are submitted, bring what the disk has of their beginnings into memory; returns at once if it has nothing."""
         if self.disk is None:
             return
-        for spec in {(spec.cache_salt, spec.adapter, tuple(spec.prompt)): spec for spec in specs if spec.cache_prompt}.values():
+        shared = [spec for spec in specs if spec.cache_prompt and spec.n_prompt_logprobs is None]
+        for spec in {(spec.cache_salt, spec.adapter, tuple(spec.prompt)): spec for spec in shared}.values():
             await self.disk.recall(self.scheduler.memory, (spec.cache_salt, spec.adapter), list(spec.prompt))
 
     def stop(self) -> None:
@@ -250,7 +251,10 @@ class StepLoop:
         died_at = trio.current_time()
         log.error("worker.died", why=str(error), n_sequences=self.scheduler.n_sequences)
         self._metrics.step_failed(error)
-        self._owed += self._apply_death(plan, error, died_at)
+        events = self._apply_death(plan, error, died_at)
+        if any(isinstance(event, Failed) for event in events):
+            life.was_blameless()
+        self._owed += events
         self._deliver_owed()
         await run_apart(life.revive)  # other models compute meanwhile
         self._progress_at = trio.current_time()

@@ -30,6 +30,7 @@ _HEADER: Final = struct.Struct("<8s16s16sIIQ16s16s")  # magic, mark, owner, toke
 _N_DIGEST: Final = 16
 _N_SECRET: Final = 32
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+_TOKENS: Final[dict[int, int]] = {}  # one object for each token, of which the index of many long texts has millions
 
 
 class Unfit(Exception):
@@ -126,7 +127,8 @@ class StateFiles:
     def remove_partial(self) -> None:
         """Remove what a process that ended while it wrote has left."""
         for path in self.folder.glob(f"{self.mark.hex()}-*.partial"):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # on a disk that can only be read it does no harm
+                path.unlink(missing_ok=True)
 
     def _head(self, path: Path, file: BinaryIO) -> tuple[StoredPiece, bytes]:
         front = file.read(_HEADER.size)
@@ -139,7 +141,8 @@ class StateFiles:
         tokens = file.read(4 * n_tokens)
         if _digest(front[:-_N_DIGEST] + tokens) != of_head or not 0 <= start < n_tokens:
             raise Unfit(f"{path.name} is damaged")
-        return StoredPiece((owner.hex(), ""), np.frombuffer(tokens, "<i4").tolist(), start, path, n_bytes), of_state
+        ids = [_TOKENS.setdefault(token, token) for token in np.frombuffer(tokens, "<i4").tolist()]
+        return StoredPiece((owner.hex(), ""), ids, start, path, n_bytes), of_state
 
 
 def touch(path: Path, used_ns: int | None = None) -> None:

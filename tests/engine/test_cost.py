@@ -41,6 +41,11 @@ def test_where_slots_have_cells_of_their_own_a_row_does_not_walk_those_of_others
     assert apart.step_s(64, 8, 1000) - apart.step_s(64, 8, 0) == pytest.approx(1000 * 6e-7)
 
 
+def test_where_slots_have_cells_of_their_own_those_of_nobody_cost_no_step_anything() -> None:
+    assert model().carry_s(1000, 8) > 0
+    assert CostModel(model().curve, n_rows_max=2048, apart=True).carry_s(1000, 8) == 0
+
+
 def test_a_step_in_passes_corrects_the_sizes_of_its_passes() -> None:
     cost = CostModel(model().curve, n_rows_max=2048, measured=False)
     for _ in range(30):

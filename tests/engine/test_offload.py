@@ -381,6 +381,16 @@ def test_a_price_that_keeps_only_what_is_seldom_asked_for_from_being_saved_stand
     assert prices.is_worth_saving(100, is_awaited=True)
 
 
+def test_a_restore_that_something_held_up_does_not_end_restoring_for_good() -> None:
+    prices = Prices(Costs(prefill=2e-4))
+    prices.restored(100, 0.2)
+    assert not prices.is_worth_restoring(200, 200)
+    assert not prices.is_worth_saving(200)
+    n_refused = next(n for n in range(400) if prices.is_worth_saving(200, is_awaited=True))
+    assert n_refused > 5
+    assert prices.is_worth_restoring(200, 200)
+
+
 def test_saving_must_pay_though_few_branches_are_asked_for_again() -> None:
     assert Prices(Costs(prefill=1e-3)).is_worth_saving(100)
     assert not Prices(Costs(prefill=3e-5)).is_worth_saving(100)

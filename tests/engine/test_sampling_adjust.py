@@ -135,7 +135,7 @@ def dry_reference(tokens: list[int], breakers: set[int], last_n: int | None, all
         n = 0
         while n <= end and tokens[end - n] == tokens[-1 - n] and tokens[end - n] not in breakers:
             n += 1
-        if n >= allowed_length:
+        if n >= allowed_length and tokens[end + 1] not in breakers:
             longest[tokens[end + 1]] = max(n, longest.get(tokens[end + 1], 0))
     return longest
 
@@ -171,6 +171,12 @@ def test_a_history_taken_in_at_once_is_as_good_as_token_by_token(first: list[int
         at_once.penalise(after[0], 0.8, 1.75, 1)
         one_by_one.penalise(after[1], 0.8, 1.75, 1)
         assert after[0].tolist() == after[1].tolist()
+
+
+def test_a_breaker_is_not_penalised_though_it_would_make_a_repetition_longer() -> None:
+    logits = np.zeros(5, np.float32)
+    Dry.of([0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 2], frozenset({3}), None).penalise(logits, 0.8, 1.75, 2)
+    assert logits.tolist() == pytest.approx([0, 0, 0, 0, -0.8 * 1.75])
 
 
 def test_an_endless_repetition_is_penalised_by_a_finite_number() -> None:

@@ -65,6 +65,23 @@ def test_the_tightest_group_from_the_own_one_to_the_root_limits_memory_and_cores
     assert machine.n_cores() == 3
 
 
+def test_files_that_a_control_group_has_in_memory_count_as_free(monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text("1000000")
+    (tmp_path / "memory.current").write_text("400000")
+    (tmp_path / "memory.stat").write_text("anon 100000\nfile 300000\ninactive_file 250000\nactive_file 50000\n")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+
+    assert machine.free_memory_bytes() == 900_000
+
+
+def test_a_control_group_limits_what_there_is_with_the_swap_that_it_leaves(monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text("1000000")
+    (tmp_path / "memory.swap.max").write_text("0")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+
+    assert machine.memory_bytes() == 1_000_000
+
+
 def test_a_group_that_only_the_host_of_a_container_sees_leaves_the_limits_of_the_root(monkeypatch, tmp_path):
     (tmp_path / "memory.max").write_text("1000000")
     (tmp_path / "memory.current").write_text("400000")

@@ -136,7 +136,18 @@ def test_one_that_had_the_cores_is_whole_although_its_threads_waited(share_of_co
     assert not measure(model, lambda _share: True, model.clock, times).is_cut_short
 
 
-@pytest.mark.parametrize("small", [{"n_rows_max": 4}, {"n_cells": 20, "n_slots": 2}, {"n_slots": 1}, {"n_cells": 2, "n_slots": 1}])
+@pytest.mark.parametrize(
+    "small",
+    [
+        {"n_rows_max": 4},
+        {"n_rows_max": 32},
+        {"n_rows_max": 4, "lays_out": True},
+        {"n_rows_max": 1, "lays_out": True},
+        {"n_cells": 20, "n_slots": 2},
+        {"n_slots": 1},
+        {"n_cells": 2, "n_slots": 1},
+    ],
+)
 def test_a_small_model_is_measured_as_far_as_it_goes(small: dict[str, int]) -> None:
     assert measured(TimedModel(row_s=0.001, **small)).rows[0][0] == 1
 

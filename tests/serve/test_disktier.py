@@ -271,6 +271,21 @@ async def test_and_of_what_there_is_no_room_for_the_oldest_is_not_written(tmp_pa
     assert [len(await fetched(again, one.tokens)) for one in (given_up, older, newer)] == [0, 1, 1]
 
 
+async def test_what_is_too_large_to_be_kept_does_not_keep_what_is_not_from_it(tmp_path: Path) -> None:
+    small, huge = piece(TEXT[:200]), piece(TEXT[100:], n_bytes=100_000)
+    tier = open_tier(tmp_path, n_bytes_max=50_000)
+    await tier.keep([small, huge])
+    assert await fetched(open_tier(tmp_path), TEXT) == [small.state]
+
+
+async def test_what_begins_with_the_text_is_written_in_one_though_its_parts_are_there(tmp_path: Path) -> None:
+    tier, whole = open_tier(tmp_path), piece(TEXT[:400])
+    for one in (piece(TEXT[:200]), piece(TEXT[:400], 200), whole, whole):
+        await tier.write(one)
+    assert tier.totals.n_writes == 3
+    assert await fetched(tier, TEXT, takes_parts=False) == [whole.state]
+
+
 async def test_the_beginning_of_what_is_read_stays_longer_than_what_is_of_no_use_without_it(tmp_path: Path) -> None:
     tier, first, second = open_tier(tmp_path), piece(TEXT[:200]), piece(TEXT[:400], 200)
     for one in (first, second):
@@ -324,9 +339,12 @@ async def test_where_that_is_not_enough_what_was_removed_is_forgotten(tmp_path: 
     assert (tier.totals.n_failures, len(tier), tier.n_bytes, files(tmp_path)) == (1, 0, 0, [])
 
 
-async def test_a_machine_that_opens_no_more_files_costs_the_use_and_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many open files"), MemoryError()])
+async def test_a_machine_that_opens_no_more_files_costs_the_use_and_not_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def refuse(_self: StateFiles, _stored: StoredPiece, _key: Key) -> Piece:
-        raise OSError(errno.EMFILE, "too many open files")
+        raise error
 
     tier, one = open_tier(tmp_path), piece(TEXT[:200])
     await tier.write(one)
@@ -352,6 +370,21 @@ async def test_what_lies_on_a_disk_that_can_only_be_read_is_read(tmp_path: Path,
     assert await fetched(tier, TEXT[200:]) == []
     assert damaged.exists()
     assert tier.totals.n_failures == 1
+
+
+async def test_and_what_is_damaged_or_half_a_file_there_keeps_nobody_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    tier, good, bad = open_tier(tmp_path), piece(TEXT[:200]), piece(TEXT[200:400])
+    for one in (good, bad):
+        await tier.write(one)
+    spoil(path_of(tmp_path, bad), 0)
+    path_of(tmp_path, good).with_suffix(".partial").touch()
+    monkeypatch.setattr(Path, "unlink", refuse)
+    again = open_tier(tmp_path)
+    assert len(again) == 1
+    assert await fetched(again, TEXT) == [good.state]
 
 
 async def test_where_a_filesystem_has_no_links_the_folder_has_a_secret_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,6 +468,18 @@ async def test_an_engine_finds_again_what_the_one_before_it_computed(tmp_path: P
     assert first.finished.usage.n_cached == 0
     assert again.finished.usage.n_cached == len(PROMPT) - 1
     assert other.finished.usage.n_cached == len(PROMPT)
+
+
+async def test_where_slots_cannot_be_cut_what_ends_with_the_prompt_does_not_hide_what_can_be_had(tmp_path: Path) -> None:
+    longer = PROMPT + "and then they part, by more than what is worth opening a file for, which is a gain of 64 cells"
+    async with serving(FakeModel(can_trim=False), disk=open_tier(tmp_path)) as running:
+        await answer(running, PROMPT)
+        await answer(running, longer)
+        await running.loop.keep_prefixes()
+    async with serving(FakeModel(can_trim=False), disk=open_tier(tmp_path)) as running:
+        again = await answer(running, longer)
+    assert again.text == text_alone(longer, 8)
+    assert again.finished.usage.n_cached == len(PROMPT)
 
 
 async def test_requests_that_come_together_read_a_file_once(tmp_path: Path) -> None:
@@ -597,11 +642,12 @@ async def test_no_more_is_written_than_there_is_room_for_on_disk(tmp_path: Path)
     assert {len(stored.tokens) for stored in open_tier(tmp_path)._stored.values()} == {470, 480}, "the last ones"
 
 
-async def test_a_disk_that_takes_nothing_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.EROFS, "it can only be read"), RuntimeError("can't start new thread")])
+async def test_a_disk_that_takes_nothing_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     tier = open_tier(tmp_path)
 
     def write(*_arguments: object) -> StoredPiece:
-        raise OSError(errno.EROFS, "it can only be read")
+        raise error
 
     monkeypatch.setattr(disktier, "_write_within", write)
     async with trio.open_nursery() as nursery:
