@@ -19,6 +19,7 @@ from cllm.config import Settings, SettingsError, strange_variables
 from cllm.errors import CllmError, LoadAborted
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http.asgi import wrap_asgi
+from cllm.serve.lifecycle import KEEP_S
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
 from cllm.serve.server import EXIT_DIED, EXIT_NOT_STARTED, EXIT_USAGE, FLUSH_S
@@ -36,6 +37,7 @@ def create_app(settings: Settings | None = None) -> ASGIFramework:
             log.warning(line)
     keeper = Housekeeper(chosen, make_progress)
     app = create_api(keeper.house, keeper.settings)
+    app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = chosen.grace_s + KEEP_S + FLUSH_S  # five seconds, unasked, for all that ends it
     ended = trio.Event()
 
     @app.before_serving
@@ -67,6 +69,7 @@ async def _run(keeper: Housekeeper, ended: trio.Event) -> None:
     except Exception as error:
         log.critical("engine.died" if keeper.ready.is_set() else "load.failed", why=f"{error}")
         await trio.sleep(FLUSH_S)  # the streams have ended; let them be carried out
+        keeper.stop_progress()
         os._exit(EXIT_NOT_STARTED if isinstance(error, CllmError) and not keeper.ready.is_set() else EXIT_DIED)
     finally:
         ended.set()

@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return an error's kind and message, for a line of another one's."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 class CllmError(Exception):
     """The root of every error that cLLM raises on purpose."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from cllm.errors import BackendUnavailable
+from cllm.errors import BackendUnavailable, in_one_line
 
 if TYPE_CHECKING:
     from cllm.backend import Backend, Probe, StreamModel, Vocabulary
@@ -89,7 +89,7 @@ def _load(listed: Listed) -> Backend:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a foreign module may fail in any way: a panic of Rust's is no Exception
-        raise BackendUnavailable(f"{origin} is broken: {_one_line(error)}") from error
+        raise BackendUnavailable(f"{origin} is broken: {in_one_line(error)}") from error
     _check_contract(backend, origin)
     return backend  # type: ignore[no-any-return]  # the contract says that it is one
 
@@ -115,10 +115,6 @@ def _check_contract(backend: object, origin: str) -> None:
 
 def _what(thing: object) -> str:
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def vocabulary_of(model: StreamModel) -> Vocabulary | None:
@@ -155,7 +151,7 @@ def _probe(one: Listed, named: list[Listed]) -> Found:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the contract forbids it, but the others must go on
-        return Found(one, available=False, reason=f"probe failed: {_one_line(error)}")
+        return Found(one, available=False, reason=f"probe failed: {in_one_line(error)}")
     return Found(one, probe.available, " ".join(probe.reason.split()), probe.preference, backend)
 
 

@@ -88,8 +88,12 @@ class EmbedLoop:
         n_waiting, n_max = len(self._waiters), self._n_jobs_max
         if n_waiting >= n_max and not (n_waiting < 2 * n_max and self._n_of_key[key] < n_max * self._part(key)):
             rate = self._service.rate
-            retry_after_s = bearable(0.0 if rate is None else self.scheduler.n_tokens_owed / rate)
+            retry_after_s = bearable(0.0 if rate is None else self._n_tokens_owed() / rate)
             raise Unavailable("the queue is full", retry_after_s=retry_after_s, code="queue_full")
+
+    def _n_tokens_owed(self) -> float:
+        """About the tokens that are not computed yet, by requests: they may have millions of inputs."""
+        return sum(job.n_tokens * job.n_left / job.n_inputs for job in self._waiters)
 
     def _part(self, key: str) -> float:
         """The part of the queue that a key is due beside those who wait. Alone it has it all."""
@@ -190,7 +194,10 @@ class EmbedLoop:
         """The worker died: another one starts over, beside the answers that go on. Raises: ModelDied when there can be none."""
         log.error("worker.died", why=str(error), n_inputs=0 if plan is None else len(plan.parts))
         self._metrics.step_failed(error)
-        self._tell(self.scheduler.apply_death(plan, error))
+        given_up = self.scheduler.apply_death(plan, error)
+        if given_up:
+            life.was_blameless()
+        self._tell(given_up)
         await run_apart(life.revive)
         self._progress_at = trio.current_time()
         log.warning("worker.replaced", pid=life.pid)

@@ -97,7 +97,7 @@ class Housekeeper:
 
     async def unload(self, tenant: Tenant) -> None:
         """Let a model answer what it was asked, and give its memory back. Returns when it has; at once if it is not loaded."""
-        await tenant.until(lambda: tenant.state is not State.LOADING)
+        await tenant.until(lambda: tenant.state is not State.LOADING or self.house.is_draining)
         life = self._lives.get(tenant)
         if life is None:
             return
@@ -167,6 +167,7 @@ class Housekeeper:
         )
         self._nursery.start_soon(self._live, tenant, life)
         await tenant.until(lambda: tenant.state is not State.LOADING)
+        self._progress.stop()  # also where nothing came of it
 
     async def _live(self, tenant: Tenant, life: EngineLife) -> None:
         is_failed = False

@@ -18,10 +18,10 @@ from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.layout import N_FEW
 from cllm.engine.scheduler import Limits
-from cllm.errors import CllmError, LoadAborted, LoadFailed
+from cllm.errors import CllmError, LoadAborted, LoadFailed, in_one_line
 from cllm.registry import choose_backend, factory_of
 from cllm.serve import curves
-from cllm.serve.calibration import measure
+from cllm.serve.calibration import N_CELLS_PART, measure
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embedder, load_main
 from cllm.serve.engine import ServedModel
@@ -37,7 +37,6 @@ log = structlog.get_logger("cllm.load")
 
 N_LIVE_DEFAULT_MAX = 64
 N_SLOTS_APART = 16  # with cells of their own, where it is not said how many sequences run at once: each has a part of the cells only
-N_CELLS_PART = 256  # llama.cpp rounds parts to so many
 LAYOUT_S, LAYOUT_GIB_S = 0.1, 0.5  # to lay cells out anew, as measured: mostly for the system to give fresh memory
 SHARE_LOADING = 0.8  # of the progress that is shown; the rest is measuring
 
@@ -87,7 +86,7 @@ def measured(loaded: Loaded, settings: Settings, on_progress: OnProgress) -> Loa
     except Exception as error:
         loaded.close()
         log.debug("load.failed", exc_info=error)
-        raise LoadFailed(f"{loaded.served.name}: its steps could not be measured: {_in_a_line(error)}") from error
+        raise LoadFailed(f"{loaded.served.name}: its steps could not be measured: {in_one_line(error)}") from error
     except BaseException:
         loaded.close()
         raise
@@ -141,11 +140,7 @@ def _blaming(backend_name: str) -> Iterator[None]:
         raise
     except Exception as error:
         log.debug("load.failed", exc_info=error)
-        raise LoadFailed(f"backend {backend_name} failed to load the model: {_in_a_line(error)}") from error
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        raise LoadFailed(f"backend {backend_name} failed to load the model: {in_one_line(error)}") from error
 
 
 def _guess(model: StepModel) -> CostModel:

@@ -18,6 +18,7 @@ from cllm.serve.frames import Ended, Garbled
 from cllm.serve.workerprocess import WorkerProcess
 
 N_LIVES_MAX: Final = 12  # in a row without success: what dies so often will not be better the next time
+N_GIVEN_UP_MAX: Final = 12  # requests in a row of which it may have died
 LOAD_SILENCE_S: Final = 600.0  # between two words of how far a load is
 HANG_S_MAX: Final = 2_147_483.0  # 24 days: poll(2) takes no more milliseconds than an int has room for
 PAUSE_S: Final = 0.1  # before the second life in a row, doubled before each further one
@@ -33,8 +34,9 @@ class WorkerLife:
 
     def __init__(self, factory: str, spec: ModelSpec, hang_s: float, *, embeds: bool = False) -> None:
         self.hang_s = min(hang_s, HANG_S_MAX)
-        self.n_lives = 0  # since something went well, but for those that a text may have ended
+        self.n_lives = 0  # since something went well or a request was given up, but for those that a text may have ended
         self._n_deaths = 0  # those, too
+        self._n_given_up = 0  # requests of which it died, since something went well
         self.on_death: Callable[[], None] = lambda: None  # called from a thread of the worker's, whenever one has ended
         self.on_start: Callable[[WorkerProcess], None] = lambda process: None  # called before anybody else may use a new one
         self.process: WorkerProcess | None = None  # None: there is none just now
@@ -59,7 +61,16 @@ class WorkerLife:
 
     def went_well(self) -> None:
         """To be told by whoever asks the worker: it did what it is there for."""
-        self.n_lives = self._n_deaths = 0
+        self.n_lives = self._n_deaths = self._n_given_up = 0
+
+    def was_blameless(self) -> None:
+        """To be told by whoever asks the worker: it died of a request, which has been given up, and may well do without that.
+
+        When it died of so many, one after the other, that is not believed any more.
+        """
+        self._n_given_up += 1
+        if self._n_given_up <= N_GIVEN_UP_MAX:
+            self.n_lives = 0
 
     def of_vectors(self, spec: ModelSpec) -> WorkerLife:
         """Return another one, not begun yet, that gives vectors of the same file; of `spec` only its sizes and pooling count."""

@@ -7,7 +7,6 @@ parent's log.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import os
@@ -16,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias, TypeVar, cast
@@ -284,9 +284,13 @@ class _ToParent(logging.Handler):
     """Writes each record as a line that the parent reads."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = msgspec.json.encode(Line(record.name, record.levelno, self.format(record)))
-        with contextlib.suppress(OSError):  # the parent is gone
+        try:
+            line = msgspec.json.encode(Line(record.name, record.levelno, self.format(record)))
             os.write(sys.stderr.fileno(), line + b"\n")
+        except OSError:
+            pass  # the parent is gone
+        except Exception:
+            self.handleError(record)  # what cannot be written down is told, and costs who logs nothing
 
 
 def main() -> None:
@@ -295,13 +299,18 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # The parent's log says the level and the logger.
     logging.basicConfig(handlers=[_ToParent()], level=logging.WARNING, format="%(message)s", force=True)
+    code = 0
     try:
         Worker([socket.socket(fileno=int(number)) for number in sys.argv[1:5]]).run()
     except (Ended, ModelDied):
         pass
+    except BaseException:  # whose last line the parent tells with the death
+        code = 1
+        traceback.print_exc()
+        raise  # which comes no further than the end below
     finally:
         logging.shutdown()
-        os._exit(0)  # without the native library's own farewell, which has nobody to talk to
+        os._exit(code)  # without the native library's own farewell, which has nobody to talk to
 
 
 if __name__ == "__main__":

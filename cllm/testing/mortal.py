@@ -9,6 +9,7 @@ import sys
 import time
 
 import attrs
+import numpy as np
 
 from cllm.backend import CONTRACT_VERSION, Batch, Embedder, ModelSpec, OnProgress, Pooling, Probe, StepModel
 from cllm.testing.fake import FakeBackend, FakeModel, FakeVocabulary
@@ -42,8 +43,8 @@ class MortalVocabulary(FakeVocabulary):
 class MortalBackend:
     """`FakeBackend` with such models.
 
-    A path of `dies` ends the process while it loads, `dies loudly` writes to stderr before, `garbled` tells what is no bool, and `talks`
-    logs, and writes to stderr.
+    A path of `dies` ends the process while it loads, `dies loudly` writes to stderr before, `garbled` tells what is no bool, `untellable`
+    what no message can carry, and `talks` logs, and writes to stderr; `talks badly` logs what cannot be written down.
     """
 
     contract_version = CONTRACT_VERSION
@@ -57,6 +58,9 @@ class MortalBackend:
         """See `Backend.load`."""
         if spec.path == "talks":
             logging.getLogger("mortal").warning("a warning that\nhas %d lines", 2)
+        if spec.path == "talks badly":
+            logging.getLogger("mortal").warning("%d layers", "many")
+            logging.getLogger("mortal").warning("caf\udce9")
         if spec.path in ("talks", "dies loudly"):
             os.write(sys.stderr.fileno(), b"what native code writes\n")
         if spec.path in ("dies", "dies loudly"):
@@ -67,6 +71,8 @@ class MortalBackend:
         model.vocabulary = MortalVocabulary()
         if spec.path == "garbled":
             model.capabilities = attrs.evolve(model.capabilities, can_trim=1)  # type: ignore[arg-type]
+        if spec.path == "untellable":
+            model.n_cells = np.int64(model.n_cells)  # type: ignore[assignment]
         return model
 
     def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Embedder:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from cllm.backend import Batch, ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
@@ -506,3 +507,38 @@ async def test_draining_lets_every_model_end_what_it_has_and_turns_away_who_wait
             assert len(answer.tokens) == 20
     assert [error.code for error in errors] == ["draining"]
     assert kept.ends == [None]
+
+
+async def test_who_waits_to_unload_what_is_loading_does_not_hold_up_the_end(keep: Keep) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def during_load(name: str) -> None:
+        if name == "b":
+            begun.set()
+            assert go_on.wait(TEST_S)
+
+    backend = Backend()
+    backend.during_load = during_load
+    async with keep("a", "b", models_memory_mb=100, backend=backend) as kept, trio.open_nursery() as nursery:
+        kept.tenant("b").n_bytes = 0  # so that nobody has to make room
+        kept.keeper._want(kept.tenant("b"))
+        await until(begun.is_set)
+        nursery.start_soon(kept.keeper.unload, kept.tenant("b"))
+        await trio.testing.wait_all_tasks_blocked()
+        kept.keeper.drain()
+        go_on.set()
+    assert kept.ends == [None]
+
+
+async def test_no_load_is_shown_any_more_once_it_is_over_whatever_came_of_it(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Quiet] = []
+    stopped: list[Quiet] = []
+    monkeypatch.setattr(Quiet, "update", lambda self, _share: shown.append(self))
+    monkeypatch.setattr(Quiet, "stop", lambda self: stopped.append(self))
+    backend = Backend()
+    async with keep("a", "b", models_memory_mb=100, backend=backend) as kept:
+        backend.failing.add("b")
+        with pytest.raises(Unavailable):
+            await kept.ask("b")
+        assert {id(one) for one in shown} <= {id(one) for one in stopped}
+        assert len({id(one) for one in stopped}) == 2

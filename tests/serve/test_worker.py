@@ -225,6 +225,38 @@ async def test_a_request_that_kills_the_worker_every_time_gets_an_error_and_take
     assert [one.text for one in given] == [text_alone(prompt, 30) for prompt in PROMPTS[:4]]
 
 
+async def test_requests_that_kill_an_idle_worker_one_after_the_other_do_not_end_the_server(
+    model: WorkerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workerlife, "N_LIVES_MAX", 2)  # two such requests cost more
+    monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
+    async with serving(model) as running:
+        for _ in range(3):
+            deadly = make_spec("", 8)
+            deadly.prompt.extend([65, mortal.KILL, 66])  # type: ignore[attr-defined]
+            (given,) = await answers(running, deadly)
+            assert isinstance(given.error, GenerationFailed)
+        (answer,) = await answers(running, make_spec("the sea", 8))
+    assert answer.text == text_alone("the sea", 8)
+
+
+async def test_a_worker_that_dies_of_every_request_is_given_up(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
+    monkeypatch.setattr(workerlife, "N_LIVES_MAX", 2)
+    monkeypatch.setattr(workerlife, "N_GIVEN_UP_MAX", 1)
+
+    async def ask() -> None:
+        async with serving(model) as running:
+            for _ in range(2):
+                deadly = make_spec("", 8)
+                deadly.prompt.extend([65, mortal.KILL, 66])  # type: ignore[attr-defined]
+                await answers(running, deadly)
+            await trio.sleep_forever()
+
+    with pytest.RaisesGroup(pytest.RaisesExc(ModelDied, match="in a row"), flatten_subgroups=True):
+        await ask()
+
+
 async def test_a_worker_that_hangs_is_ended_and_replaced() -> None:
     model = load(hang_s=HANG_S)
     deadly = make_spec("", 8)
@@ -333,6 +365,15 @@ def test_what_it_said_last_is_told_with_its_death_however_late_it_is_read(monkey
 def test_a_model_that_says_of_itself_what_cannot_be_is_told_in_one_line() -> None:
     with pytest.raises(LoadFailed, match=r"^garbled: what came was no message: Expected `bool`, got `int`"):
         load("garbled")
+
+
+def test_a_model_that_cannot_be_told_is_so_in_one_line_and_why() -> None:
+    with pytest.raises(LoadFailed, match=r"^untellable: .*: exit code 1: TypeError: .*numpy.int64"):
+        load("untellable")
+
+
+def test_what_a_backend_logs_and_cannot_be_written_down_costs_it_nothing() -> None:
+    load("talks badly").close()
 
 
 def test_a_load_can_be_given_up() -> None:

@@ -59,10 +59,10 @@ class Connection:
         traffic: Traffic,
         on_idle: Callable[[], None],
     ) -> None:
-        tune(raw, config)
         self._raw = raw
         self._socket = trio.socket.from_stdlib_socket(raw)
         self._transport = trio.SocketStream(self._socket)
+        tune(raw, config)  # behind Trio, which has a bound of its own for what is not sent
         self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = self._transport
         if tls is not None:
             self._stream = trio.SSLStream(self._transport, tls, server_side=True, https_compatible=True)

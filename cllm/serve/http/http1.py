@@ -72,7 +72,9 @@ class Http1(hypercorn.H11Protocol):
         """Take bytes from the client."""
         if self.connection.their_state is h11.IDLE and not self.connection.trailing_data[0]:
             data = data.lstrip(b"\r\n")  # before a request line they mean nothing (RFC 9112, 2.2)
-        if data:
+        if data and self.connection.their_state is h11.MUST_CLOSE:  # behind the last request: nothing is to be read of it
+            self.connection.receive_data(data)
+        elif data:
             await self.handle(hypercorn.RawData(data))
 
     async def resume(self, data: bytes) -> None:
@@ -233,6 +235,6 @@ def origin_form(target: bytes) -> bytes:
 
 
 def error_body(status: int, message: str) -> bytes:
-    """Return the error object that every surface of the API uses."""
+    """Return the error object of OpenAI's surface: whose it would have been is not known yet."""
     type_ = {408: "timeout_error"}.get(status, "invalid_request_error" if status < 500 else "server_error")
     return json.dumps({"error": {"message": message, "type": type_, "param": None, "code": status}}).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+from typing import Any
 
 import trio
 
@@ -26,7 +27,7 @@ async def open_listeners(config: HttpConfig) -> list[socket.socket]:
     try:
         for family, _, _, _, address in found:
             port = listeners[0].getsockname()[1] if listeners else config.port
-            listeners += bind(family, (str(address[0]), port), config.backlog)
+            listeners += bind(family, (address[0], port, *address[2:]), config.backlog)
     except (OSError, OverflowError) as error:
         close_all(listeners)
         raise CannotListen(f"cannot listen on {where}: {reason(error)}") from error
@@ -35,8 +36,11 @@ async def open_listeners(config: HttpConfig) -> list[socket.socket]:
     return listeners
 
 
-def bind(family: int, address: tuple[str, int], backlog: int) -> list[socket.socket]:
-    """Return the listener, or none where this machine lacks the address ("localhost" may name an IPv6 address it has not)."""
+def bind(family: int, address: tuple[Any, ...], backlog: int) -> list[socket.socket]:
+    """Return the listener, or none where this machine lacks the address ("localhost" may name an IPv6 address it has not).
+
+    The address is as `getaddrinfo` tells it: IPv6 has a scope behind the port, without which nobody can listen on a link's own one.
+    """
     try:
         listener = socket.create_server(address, family=family, backlog=backlog)
     except OSError as error:
@@ -56,8 +60,13 @@ def close_all(listeners: list[socket.socket]) -> None:
 def addresses_of(listeners: list[socket.socket], config: HttpConfig) -> list[str]:
     """Return the URLs where the listeners can be reached."""
     scheme = "https" if config.ssl_certfile else "http"
-    names = [listener.getsockname()[:2] for listener in listeners]
-    return [f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}" for host, port in names]
+    return [f"{scheme}://{_host_of(*listener.getsockname())}:{listener.getsockname()[1]}" for listener in listeners]
+
+
+def _host_of(host: str, _port: int, _flow: int = 0, scope: int = 0) -> str:
+    if ":" not in host:
+        return host
+    return f"[{host}%{scope}]" if scope and "%" not in host else f"[{host}]"
 
 
 def make_tls(config: HttpConfig) -> ssl.SSLContext | None:

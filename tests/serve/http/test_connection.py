@@ -7,11 +7,12 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import pytest
 import trio
 
 from cllm.serve.http import HttpConfig
 from cllm.serve.http import hypercorn_private as hypercorn
-from cllm.serve.http.connection import Connection
+from cllm.serve.http.connection import NOTSENT_BYTES, Connection
 from cllm.serve.http.server import hypercorn_config
 from cllm.serve.http.traffic import Traffic
 from tests.serve.http.conftest import BOUND_S, Client
@@ -131,3 +132,18 @@ async def test_the_others_have_their_turns_while_a_body_of_one_byte_chunks_is_ta
         nursery.cancel_scope.cancel()
     before, after = n_at_read
     assert after - before >= 20
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the platform has no such bound; it runs where it has, as on Linux")
+def test_as_much_may_wait_in_the_kernel_as_is_meant_to() -> None:
+    async def make() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours = socket.create_connection(listener.getsockname())
+            theirs = listener.accept()[0]
+        config = HttpConfig()
+        shared = (hypercorn_config(config), hypercorn.WorkerContext(None), hypercorn.ConnectionState({}))
+        connection = Connection(theirs, None, None, config, shared, traffic=Traffic(), on_idle=lambda: None)  # type: ignore[arg-type]
+        with ours, theirs:
+            return connection._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+
+    assert trio.run(make) == NOTSENT_BYTES

@@ -74,6 +74,21 @@ async def test_a_stray_line_end_after_a_body_is_not_taken_for_a_request(serving)
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("behind", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n", b"x" * 100_000])
+async def test_what_comes_behind_the_last_request_is_thrown_away(serving, until, version, behind):
+    async with serving() as server:
+        client = await server.connect()
+        await client.send(f"POST /wait HTTP/{version}\r\nHost: test\r\nContent-Length: 4\r\n{CLOSE}\r\nbody".encode())
+        await until(lambda: server.log.n_started)
+        await client.send(behind)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        server.log.go_on.set()
+        answer = await client.read_to_end()
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert (answer.count(b"HTTP/1.1"), server.log.n_cancelled) == (1, 0)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("path", ["/health", "/stream?n=3"])
 async def test_a_client_that_wants_no_further_request_sees_the_end_at_once(serving, version, path):
     async with serving() as server:
