@@ -68,7 +68,7 @@ class PythonBody:
 
 
 _PYTHON_STRING = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
-_NAME = re.compile(r"\s*[\w.-]*\s*")
+_NAME = re.compile(r"\s*[\w.:/-]*\s*")
 _IN_PYTHON = re.compile(r"""\\.|['"()\[\]{}]""", re.DOTALL)
 
 

@@ -156,7 +156,7 @@ DSML: Final = CallFormat(
     again=("{", DSML_TAGS.opening),
     frame=_objects("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
 )
-_KIMI_HEAD: Final = re.compile(r"\s*(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*")
+_KIMI_HEAD: Final = re.compile(r"\s*(?:functions\.)?(?P<name>[^\s<]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*")
 KIMI: Final = CallFormat(
     name="kimi",
     begin="<|tool_call_begin|>",

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from llguidance.gbnf_to_lark import GrammarParser, is_lark_syntax, resolve
+from llguidance.gbnf_to_lark import (
+    AlternativeNode,
+    ASTNode,
+    GrammarParser,
+    RegexNode,
+    RepetitionNode,
+    RuleNode,
+    RuleRefNode,
+    is_lark_syntax,
+    resolve,
+)
 
 from cllm.errors import GrammarInvalid
 
 # Escapes by code point, which the converter would shorten into something that the compiler does not read. A backslash takes the
 # character after it along, so that the second of two begins nothing.
 _ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 N_RULES_MAX = 1000  # the converter takes the square of their number, half a second for so many
 _FIRST_PRINTABLE_BEYOND_ASCII = 0xA0
 
 
 def to_lark(text: str) -> str:
     """Return `text` as Lark; what is Lark already, as it is. Raises: GrammarInvalid."""
-    if is_lark_syntax(text):
+    if is_lark_syntax(text) and not _RULE.search(text):  # which takes a rule of GBNF for Lark's that is called `start`
         return text
     if (n_rules := text.count("::=")) > N_RULES_MAX:
         raise GrammarInvalid(f"the grammar has {n_rules} rules, and {N_RULES_MAX} are the most that is compiled")
@@ -33,7 +45,10 @@ def to_lark(text: str) -> str:
 
 def _converted(text: str) -> str:
     rules = GrammarParser().parse(text)
+    _free_start(rules)
     resolve(rules)
+    for rule in rules.values():
+        _mend(rule)
     start = rules["start"]
     lines = [f"{rule.name}: {rule.alternatives.top_str()}" for rule in rules.values() if rule is not start]
     # Terminals are matched as far as they go: in `[a-z]+ "b"` the first would never leave the b to the second. Where nothing recurses,
@@ -43,10 +58,38 @@ def _converted(text: str) -> str:
     return "\n".join([f"start: {start.alternatives.top_str()}", *lines])
 
 
+def _free_start(rules: dict[str, RuleNode]) -> None:
+    """Give a rule that is called `start` another name: Lark's first rule has that one."""
+    if "start" not in rules:
+        return
+    name = next(name for n in range(len(rules) + 1) if (name := f"start-{n}") not in rules)
+    rules[name] = rules.pop("start")
+    rules[name].name = name
+    for rule in rules.values():
+        for node in _nodes(rule):
+            if isinstance(node, RuleRefNode) and node.name == "start":
+                node.name = name
+
+
+def _mend(rule: RuleNode) -> None:
+    """Make of what the converter would write as something else what it means in GBNF."""
+    for node in _nodes(rule):
+        if isinstance(node, RegexNode) and node.rx == ".":  # a line break, too
+            node.rx = r"(.|\n)"
+        elif isinstance(node, RepetitionNode) and isinstance(node.node, RepetitionNode):  # which is written behind the other one's sign
+            node.node = AlternativeNode([node.node])
+
+
+def _nodes(node: ASTNode) -> Iterator[ASTNode]:
+    for child in node.children():
+        yield child
+        yield from _nodes(child)
+
+
 def _plain_escape(match: re.Match[str]) -> str:
     digits = match[1] or match[2]
     if digits is None:
-        return match[0]
+        return r"\x2d" if match[0] == r"\-" else match[0]
     code = int(digits, 16)
     if code < 0x80:
         return f"\\x{code:02x}"

@@ -47,6 +47,12 @@ NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "text": {"
 TOOLS = (Tool("add", "adds", NUMBERS), Tool("look_up", "looks up", NUMBERS))
 
 
+def test_names_in_expressions_may_have_what_names_may_have() -> None:
+    form = AnswerFormat(calls=LFM, tools=(Tool("mcp:a.b/c-d", "", NUMBERS),))
+    called = [CallBegun(0, "mcp:a.b/c-d"), Arguments(0, '{"a": 1}')]
+    assert read(form, "<|tool_call_start|>[mcp:a.b/c-d(a=1)]<|tool_call_end|>") == called
+
+
 def read(form: AnswerFormat, *pieces: str, stop: tuple[str, ...] = ()) -> list[Part]:
     """The parts of an answer that comes in pieces, neighbours of one kind joined."""
     reader = form.reader(StopStrings(stop) if stop else None)

@@ -28,8 +28,8 @@ POINT = {
     "additionalProperties": False,
     "$defs": {"p": {"type": "integer", "minimum": 0, "maximum": 9}},
 }
-TOOLS = (Tool("look_up", "", CITY, True), Tool("add.point", "", POINT, True))
-SCHEMAS = {"look_up": CITY, "add.point": POINT}
+TOOLS = (Tool("look_up", "", CITY, True), Tool("mcp:add.point/x", "", POINT, True))
+SCHEMAS = {"look_up": CITY, "mcp:add.point/x": POINT}
 
 
 def toolbox(**more: Any) -> Toolbox:
@@ -67,7 +67,7 @@ def test_whatever_is_written_is_read_as_calls_that_fit(form: CallFormat, paralle
 def test_a_function_that_is_named_is_the_only_one() -> None:
     grammar = compiled(call_grammar(LLAMA, toolbox(use=ToolUse.REQUIRED, only="look_up"), {}))
     assert takes(grammar, '{"name": "look_up", "parameters": {"city": "Ulm"}}')
-    assert not takes(grammar, '{"name": "add.point", "parameters": {"at": 1}}')
+    assert not takes(grammar, '{"name": "mcp:add.point/x", "parameters": {"at": 1}}')
 
 
 def test_free_text_may_call_and_must_call_well() -> None:
