@@ -96,7 +96,7 @@ def _students(pairs: npt.NDArray[np.float64], starts: Sequence[int]) -> tuple[fl
         by_start.setdefault(start, []).append(math.log(ours / theirs))
     n = len(by_start)
     logs = np.array([np.mean(values) for values in by_start.values()])
-    middle = float(logs.mean())
+    middle = min(float(logs.mean()), math.log(RATIO_MAX))
     if n < 2:
         return math.exp(middle), None, None
     half = T_95[min(n - 1, len(T_95)) - 1] * float(logs.std(ddof=1)) / math.sqrt(n)

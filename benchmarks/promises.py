@@ -144,9 +144,11 @@ class Served:
             return str(response.read().decode())
 
     def metric(self, name: str) -> float:
-        """A number of `/metrics`; 0 where it is not told yet."""
+        """A number of `/metrics`. Raises: LookupError where there is no such."""
         found = re.search(rf"^{name} (\S+)$", self.get("/metrics"), re.MULTILINE)
-        return float(found[1]) if found else 0.0
+        if found is None:
+            raise LookupError(f"/metrics tells no {name}")
+        return float(found[1])
 
     def note_error(self) -> None:
         """Keep how far off the cost model is now."""

@@ -195,11 +195,12 @@ def make_backend(): return FakeStreamBackend(Lying)
         ("top_p=1.0", "test_who_heeds_it_says_the_likeliest_token_where_no_other_is_left[top_p"),
         ("min_p=0.0", "test_who_heeds_it_says_the_likeliest_token_where_no_other_is_left[min_p"),
         ("repeat_penalty=1.0", "test_who_heeds_a_penalty_of_repeats"),
+        ("barred_tokens=frozenset()", "test_tokens_that_are_barred"),
     ],
 )
 def test_a_model_that_says_that_it_heeds_what_it_does_not_fails_the_suite(tmp_path: Path, meddle: str, seen_by: str) -> None:
     (tmp_path / "lying.py").write_text(LYING.format(meddle=meddle))
-    run = run_contract("--backend", "lying:make_backend", "-k", "who_heeds", folder=tmp_path)
+    run = run_contract("--backend", "lying:make_backend", "-k", "who_heeds or barred", folder=tmp_path)
     check_fails(run, seen_by)
 
 

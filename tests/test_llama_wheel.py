@@ -56,7 +56,15 @@ def test_other_build_options_give_another_wheel_and_distrust_what_pip_kept(wheel
     plain = wheel.wheel_folder()
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
     assert wheel.wheel_folder() != plain
-    assert ["--no-cache-dir" in command for command in commands] == [False, True]
+    assert ["--no-cache-dir" in command for command in commands] == [True, True]
+
+
+def test_another_processor_gets_another_wheel_and_not_the_one_that_pip_kept(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = pip(monkeypatch)
+    here = wheel.wheel_folder()
+    monkeypatch.setattr(wheel, "processor", lambda: "another")
+    assert wheel.wheel_folder() != here
+    assert ["--no-cache-dir" in command for command in commands] == [True, True]
 
 
 def test_a_build_that_fails_leaves_nothing_that_looks_whole(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

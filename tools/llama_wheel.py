@@ -86,9 +86,8 @@ def build(folder: Path) -> None:
     print(f"llama_wheel: compiling {requirement()} once; this takes some minutes", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         out = Path(scratch) / "out"
-        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(out), requirement()]
-        if any(os.environ.get(name) for name in BUILD_VARIABLES):
-            command.append("--no-cache-dir")  # pip keeps what it built, too, but would return it whatever the options
+        # pip keeps what it built, too, but would return it whatever the options, and on whatever processor.
+        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", str(out), requirement()]
         # The log goes to stderr: stdout carries the folder's address and nothing else.
         if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode:
             sys.exit(f"llama_wheel: {requirement()} could not be built; the reason is above")

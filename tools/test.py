@@ -28,12 +28,12 @@ def bin_of(environment: Path, program: str) -> Path:
 
 def make_runner() -> None:
     """Make the virtual environment that tox itself runs in."""
-    stamp = RUNNER / "installed"
-    if stamp.exists() and stamp.read_text() == TOX:
+    stamp, made_with = RUNNER / "installed", f"{TOX}\n{os.path.realpath(sys.executable)}\n{sys.version}"
+    if stamp.exists() and stamp.read_text() == made_with:
         return
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(RUNNER)], check=True)
     subprocess.run([bin_of(RUNNER, "pip"), "install", "--quiet", "--disable-pip-version-check", TOX], check=True, stdin=subprocess.DEVNULL)
-    stamp.write_text(TOX)
+    stamp.write_text(made_with)
 
 
 def find_links() -> str:
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
         codes = [tox(others, arguments, links, at_once=AT_ONCE), *(tox([name], arguments, links) for name in whole)]
     else:  # the longest first, so that those that run at once end together
         codes = [tox([*whole, *others, *ALSO], [], links, at_once=AT_ONCE), tox(["bench-smoke"], [], links)]
-    return max(codes)
+    return int(any(codes))  # one that a signal ended has a code below 0
 
 
 if __name__ == "__main__":

@@ -142,7 +142,9 @@ class FakeStreamModel:
 
     def _say(self, seq_id: int, live: _Live) -> int:
         """Draw a sequence's next token, and tell it."""
-        token = int(np.argmax(self._logits(live)))
+        logits = self._logits(live).ravel()
+        logits[list(live.request.barred_tokens)] = -np.inf
+        token = int(np.argmax(logits))
         self._tell(self._told(seq_id, token))
         return token
 
@@ -193,6 +195,7 @@ class HeedingFakeModel(FakeStreamModel):
 
 def _drawn(raw: npt.NDArray[np.float32], live: _Live) -> int:
     request, logits = live.request, raw.astype(np.float64)
+    logits[list(request.barred_tokens)] = -np.inf
     if live.n_generated < request.n_tokens_min:
         logits[list(request.end_tokens)] = -np.inf
     known = list(live.known)

@@ -7,6 +7,7 @@ import os
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from cllm.bench import load, process
 from cllm.bench.dialect import find_dialect
 from cllm.bench.load import N_PIECES_LATE, Progress, closed_loop, open_loop
 from cllm.bench.target import BenchFailed, Client, Dialect, Target, parse_url
-from cllm.bench.workloads import GREEDY, USUAL, Ask, Work
+from cllm.bench.workloads import GREEDY, USUAL, Ask, Work, arrivals
 
 TEST_S = 120.0
 Handler: TypeAlias = Callable[[str, dict[str, Any], trio.SocketStream], Awaitable[bool]]  # True keeps the connection
@@ -252,6 +253,32 @@ async def test_a_connection_that_was_closed_while_idle_is_replaced_without_a_fai
         done = await closed_loop(Client(target=target, sampling=GREEDY), chains(4), 1)
     assert seen.n_connections == 4
     assert all(one.is_exact for one in done.answers)
+
+
+async def test_a_request_that_was_at_work_on_a_kept_connection_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "RACE_S", 0.0)
+
+    async def fall_over(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        return await answer(path, body, stream) if body["prompt"][0] == 0 else False
+
+    async with served(fall_over) as (target, seen):
+        done = await closed_loop(Client(target=target, sampling=GREEDY), chains(2), 1)
+    assert [bool(one.error) for one in done.answers] == [False, True]
+    assert len(seen.requests) == 2
+
+
+async def test_that_a_request_was_sent_late_counts_as_waiting() -> None:
+    late_s = 0.3
+    work, rate = chains(2), 1000.0
+    async with served(answer) as (target, _), trio.open_nursery() as nursery:
+
+        async def hold_up() -> None:
+            time.sleep(late_s)  # noqa: ASYNC251  # as a machine does whose cores others have
+
+        nursery.start_soon(hold_up)
+        done = await open_loop(Client(target=target, sampling=GREEDY), work, rate, seed=1)
+    assert [one.sent_at for one in done.answers] == list(arrivals(2, rate, 1))
+    assert all(one.chunks_at[0] - one.sent_at > late_s / 2 for one in done.answers)
 
 
 async def test_an_answer_that_is_cut_off_is_a_failure_and_the_others_go_on() -> None:

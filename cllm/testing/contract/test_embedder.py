@@ -71,8 +71,12 @@ def test_other_tokens_have_another_vector(embedder: Embedder, plain: PlainTokens
 
 def test_too_many_rows_fail_and_change_nothing(embedder: Embedder, plain: PlainTokens) -> None:
     before = vectors(embedder, [plain.draw(5, seed=7)], embedder.n_rows_max)[0]
-    batch = Batch(embedder.n_rows_max + 1)
-    batch.n_rows = batch.n_outputs = embedder.n_rows_max + 1
+    n = embedder.n_rows_max + 1
+    batch = Batch(n)
+    batch.n_rows = batch.n_outputs = n
+    batch.tokens[:] = plain.draw(n, seed=7)
+    slots = np.sort(np.arange(n) % embedder.n_slots)  # in all slots, so that nothing is wrong with them but their number
+    batch.positions[:], batch.slots[:], batch.outputs[:] = np.arange(n) - np.searchsorted(slots, slots), slots, 1
     with pytest.raises(StepFailed):
         embedder.step(batch)
     assert likeness(before, vectors(embedder, [plain.draw(5, seed=7)], embedder.n_rows_max)[0]) > 0.999

@@ -204,6 +204,19 @@ def needs(ear: Ear, *fields: str) -> None:
         pytest.skip(f"this model heeds no {' and no '.join(sorted(ignored))}")
 
 
+def test_tokens_that_are_barred_never_come(ear: Ear, words: PlainTokens | PlainText) -> None:
+    needs(ear, "temperature")
+    prompt = words.draw(10)
+    ear.start(0, prompt, temperature=0.0)
+    ear.until_ended(0)
+    barred = frozenset(ear.tokens[0])
+    ear.start(1, prompt, temperature=0.0, barred_tokens=barred)
+    ear.until_ended(1)
+    assert ear.errors == {0: "", 1: ""}
+    assert len(ear.tokens[1]) == N_TOKENS
+    assert not barred & set(ear.tokens[1])
+
+
 def test_who_heeds_logprobs_tells_each_tokens_own_and_as_many_likely_ones_as_asked_for(ear: Ear, words: PlainTokens | PlainText) -> None:
     needs(ear, "n_logprobs")
     n_max = n_logprobs_max_of(ear.model)

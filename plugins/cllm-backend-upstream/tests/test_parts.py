@@ -104,6 +104,13 @@ def test_an_answer_is_whole_only_if_its_end_was_told() -> None:
     assert answer.end().is_cut
 
 
+def test_what_a_filter_has_cut_is_not_whole() -> None:
+    answer = Answer(0)
+    answer.take(chunk(delta={"content": "a"}))
+    answer.take(chunk(delta={}, finish_reason="content_filter"))
+    assert answer.end().is_cut
+
+
 def test_an_end_without_a_reason_is_none() -> None:
     answer = Answer(0)
     answer.take(chunk(delta={"role": "assistant", "content": ""}, finish_reason=""))
@@ -292,6 +299,24 @@ def test_each_kind_is_asked_in_its_own_words() -> None:
     assert (vllm["repetition_penalty"], llamacpp["repeat_penalty"]) == (1.1, 1.1)
     assert (vllm["temperature"], vllm["ignore_eos"]) == (1.0, True)  # said, since its own default may be another
     assert "top_p" not in asked(StreamRequest(text="once"), "tgi")
+
+
+def test_who_asks_for_no_likely_tokens_has_one_asked_for_that_is_left_out_again() -> None:
+    request = StreamRequest(chat=StreamChat(messages=[{"role": "user", "content": "hello"}]), n_logprobs=0)
+    body = asked(request, "llamacpp")
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 1)  # of 0 it tells none at all
+    one = {"token": "a", "bytes": [97], "logprob": -1.0}
+    text = Answer(0, n_logprobs=0).take(chunk(delta={"content": "a"}, logprobs={"content": [{**one, "top_logprobs": [one]}]}))
+    assert text is not None
+    assert [(logprob.logprob, logprob.top) for logprob in text.logprobs] == [(-1.0, ())]
+
+
+def test_who_refuses_what_it_would_do_unasked_is_not_sent_it() -> None:
+    chat = StreamChat(messages=[{"role": "user", "content": "hello"}])
+    sampling = {"temperature", "top_p", "presence_penalty", "frequency_penalty"}
+    assert not sampling & asked(StreamRequest(chat=chat), "openai").keys()
+    assert sampling & asked(StreamRequest(chat=chat, top_p=0.5), "openai").keys() == {"top_p"}
+    assert sampling <= asked(StreamRequest(chat=chat), "other").keys()
 
 
 def test_a_conversation_is_passed_on_as_it_came() -> None:

@@ -14,7 +14,7 @@ from cllm_backend_upstream.failures import Broken, Garbled
 from cllm_backend_upstream.logprobs import Logprobs
 
 DONE = b"[DONE]"
-_CUT = ("length", "max_tokens", "model_length")
+_CUT = ("length", "max_tokens", "model_length", "content_filter")
 _FAILED = ("error", "abort")
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 

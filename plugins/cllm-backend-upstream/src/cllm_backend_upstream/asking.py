@@ -46,8 +46,8 @@ def body_of(request: StreamRequest, model: str, kind: Kind) -> bytes:
 
 
 def _logprobs(n: int, *, is_chat: bool) -> dict[str, Any]:
-    """For completions 0 means none to some; what comes too much is left out again."""
-    return {"logprobs": True, "top_logprobs": n} if is_chat else {"logprobs": max(n, 1)}
+    """0 means none at all to some; what comes too much is left out again."""
+    return {"logprobs": True, "top_logprobs": max(n, 1)} if is_chat else {"logprobs": max(n, 1)}
 
 
 def _prompt(request: StreamRequest) -> str | list[int]:

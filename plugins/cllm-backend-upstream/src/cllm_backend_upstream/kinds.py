@@ -51,7 +51,7 @@ class Kind:
 
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "openai": Kind(limit="max_completion_tokens", knows_efforts=True),
+    "openai": Kind(limit="max_completion_tokens", knows_efforts=True, sends_defaults=False),  # its models that reason refuse some
     "vllm": Kind(
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt"},
