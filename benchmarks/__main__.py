@@ -18,7 +18,7 @@ COMMANDS: Final = {
     "kills": ("benchmarks.kills", "what clients see when the model's own process is killed, again and again"),
     "promises": ("benchmarks.promises", "what scheduling must come to: conversations, overload, keys that flood, too few cells"),
     "simulate": ("benchmarks.simulate", "what rules for the row budget would bring, on a machine that only counts time"),
-    "report": ("benchmarks.report", "Markdown and plots of the results that are kept, and README's table"),
+    "report": ("benchmarks.report", "Markdown and plots of the results that are kept, and README's tables"),
     "smoke": ("benchmarks.smoke", "all of it in two minutes on the demo model, to see that it works"),
 }
 

@@ -1,4 +1,4 @@
-"""Markdown, plots and README's table of the results that are kept: `python -m benchmarks report`.
+"""Markdown, plots and README's tables of the results that are kept: `python -m benchmarks report`.
 
 The text needs nothing but the results, so that a test can say when it is out of date; the plots need matplotlib.
 """
@@ -508,8 +508,16 @@ def _main_rows(run: Run, wanted: Sequence[str]) -> list[tuple[str, ...]]:
 
 def _title(run: Run) -> str:
     """A run's name, and how many requests a pass of it has."""
-    n_requests = run["settings"].get("workload", {}).get("n_requests")
-    return f"{run['name']}, {n_requests} requests" if n_requests else run["name"]
+    workload = run["settings"].get("workload", {})
+    return f"{run['name']}, {_requests(workload)}" if workload.get("n_requests") else run["name"]
+
+
+def _requests(workload: Run) -> str:
+    """What a pass of a workload has."""
+    n = workload["n_requests"]
+    if workload.get("n_turns", 1) > 1:
+        return f"{n} conversations of {workload['n_turns']} turns"
+    return f"{n} requests and a long one" if workload.get("n_prompt_late") else f"{n} requests"
 
 
 def _best(run: Run) -> list[Run]:
@@ -645,7 +653,7 @@ def _processor(machine: Run) -> str:
 
 def _fact(value: Any) -> str:
     if isinstance(value, dict) and "n_requests" in value:
-        return f"{value['name']} ({value['n_requests']} requests, {value['concurrency']} at a time)"
+        return f"{value['name']} ({_requests(value)}, {value['concurrency']} at a time)"
     if isinstance(value, dict):
         return str(value.get("file") or value.get("name") or " ".join(f"{name} {one}" for name, one in value.items()))
     if isinstance(value, list):
@@ -653,7 +661,7 @@ def _fact(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-# --- README's table ----------------------------------------------------------------------------------------------------
+# --- README's tables ---------------------------------------------------------------------------------------------------
 
 
 def with_table(text: str, runs: Sequence[Run]) -> str:

@@ -10,7 +10,7 @@ INTRODUCTION: Final = """\
 <!-- Written by `python -m benchmarks report` from benchmarks/results. -->
 
 `python -m benchmarks` lists the commands that measure; each writes a JSON file into `benchmarks/results`, from which `python -m benchmarks
-report` writes this page and README's table.
+report` writes this page and README's tables.
 
 Models named `qwen3-0.6b` have that shape and random weights, made by `python -m benchmarks.models`: speed does not depend on what weights
 say, texts mean nothing. The machine shares its two cores with others: it was up to three times as slow on one day as on another, and its
@@ -131,7 +131,8 @@ begins alternates. A ratio is ours over theirs, the geometric mean over the pair
 it is unclear who is better, which does not say that both are alike: in how many of the pairs ours was stands beside it. It is wide where
 pairs are few, and of a single pair there is none. Each figure of ours stands against the setting beside which it does worst, of those that
 were measured in that run; the others are named below each table. Ours is that of the pairs with this setting, so that the figures of one
-column may be of different minutes. Texts are chunks as a client sees them.
+column may be of different minutes. Texts are chunks as a client sees them. A ratio is 1000 at most, which is what much to nothing is told
+as; where both medians are 0, some passes had something.
 
 Where settings name `n_pairs_start`, both servers are started anew after so many pairs, and where they say `warms_up`, a whole pass goes by
 first that does not count: a server's first pass is not like those that follow. If there were several starts, the interval is over them,
@@ -162,13 +163,12 @@ steps.
 
 What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers. What it costs is that more of the
 gaps have a piece of a prompt in them, and that prompts end later where few wait; the smaller the pieces, the longer prompts wait for each
-other, and the fewer generate meanwhile. The runs of mixed prompts at 16 and of those to 512 tokens are of pieces that made a step beside
-answers two and a half times as long as one without, on the faster machine. So were four pairs at 8, which are not kept any more: 0.98 of
-the tokens/s of `-no-kvu`, and 0.72 of the gaps of `-b 32` at p99. On the slowest machine such a piece was of 16 rows, and ten pairs with
-three times as long a step, which are not kept either, had 0.93 (0.87 to 0.99) of the tokens/s of `-no-kvu`, first texts at p50 after 1.76
-times the time, and gaps 1.19 times as long at p50, 1.76 at p90 and 0.30 at p99. The run at 8 in the table is of the same machine, ten more
-pairs with steps of up to four times: 1.04 (0.91 to 1.19) of the tokens/s, first texts at p50 after 1.32 times the time, gaps 0.97 times as
-long at p50, 2.37 at p90 and 0.46 at p99.
+other, and the fewer generate meanwhile. Pieces that made a step beside answers two and a half times as long as one without had, in four
+pairs at 8 on the faster machine, which are not kept any more, 0.98 of the tokens/s of `-no-kvu`, and 0.72 of the gaps of `-b 32` at p99. On
+the slowest machine such a piece was of 16 rows, and ten pairs with three times as long a step, which are not kept either, had 0.93 (0.87 to
+0.99) of the tokens/s of `-no-kvu`, first texts at p50 after 1.76 times the time, and gaps 1.19 times as long at p50, 1.76 at p90 and 0.30
+at p99. The run at 8 in the table is of the same machine, ten more pairs with steps of up to four times: 1.04 (0.91 to 1.19) of the
+tokens/s, first texts at p50 after 1.32 times the time, gaps 0.97 times as long at p50, 2.37 at p90 and 0.46 at p99.
 
 Of mixed prompts at 8, hardly any order of the same rows gives more tokens/s than the fastest setting. By the single calls above, 117 rows
 of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
@@ -176,18 +176,21 @@ of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.
 1.10 of 25. What is gained beside that are gaps between slots: apart, a sequence that has ended leaves one, which is a pass more for those
 on either side of it, in llama-server as it was in cLLM, which closes them now with rows that it takes back.
 
-Of prompts to 512 tokens at 8, two pairs with a setting have 0.90 of `-no-kvu`'s tokens/s and 1.11 times `-b 32`'s, and gaps at p99 a fifth
-as long as the one's and 0.63 times the other's. A step with a piece of a prompt takes a little over twice what one without takes, as it was
-meant to, so that such a prompt is four steps or more; those who wait behind it generate the later, and first texts at p50 come after twice
-the time. A tenth of the throughput is what a wait of a fifth costs there.
+Of prompts to 512 tokens at 8, ten pairs have 0.92 of `-no-kvu`'s tokens/s (0.82 to 1.04), first texts at p50 after 1.28 times the time and
+at p90 after 0.73, and gaps 2.63 times as long at p90 and 0.31 at p99. Starts differ more than pairs: of five, one had 1.01 of the tokens/s
+and one 0.80, with gaps at p50 1.01 and 1.28 times as long, the reason of which was not looked for. Such a prompt is four steps or more,
+each a little over twice as long as one without a piece, by a log of an earlier run; those who wait behind it generate the later. Two pairs
+beside `-b 32` of a revision before, which are not kept any more, had 1.11 times its tokens/s, and gaps at p99 of 0.63.
 
 In an overload, by the means of two pairs, which says little, goodput is theirs at half and at the whole of what can be served, and not
 below theirs beyond it. First texts come by a third later at p90 up to there, for the same reason, and by half later at twice as much; gaps
 at p99 are a quarter of theirs from the whole on. These are bursts of few requests, whose end counts as much as their middle.
 
-Of mixed prompts at 16, a step beside answers took two and a half times as long as one without prompts, and had some 30 rows of them: ten
-that generate take nearly nine tenths of what sixteen do, so that more of them at once bring little, and four times as long brought 1.02
-times the tokens/s and gaps 1.4 times as long at p99. `-no-kvu` computes all prompts first, which makes gaps of a second and more.
+Of mixed prompts at 16, ten pairs have 1.04 of `-no-kvu`'s tokens/s (0.97 to 1.10), first texts at p90 after 0.74 of the time, and gaps 1.11
+times as long at p50 and 0.41 at p99. By a log of an earlier run, a step beside answers took two and a half times as long as one without
+prompts, and had some 30 rows of them: ten that generate take nearly nine tenths of what sixteen do, so that more of them at once bring
+little, and four times as long brought 1.02 times the tokens/s and gaps 1.4 times as long at p99. `-no-kvu` computes all prompts first,
+which makes gaps of a second and more.
 
 Of a shared prefix, the first eight of each pass wait until one of them has computed it, and compute what is their own together then: half
 of the first texts come a little earlier than there, and nine of ten after a quarter of the time, since there each slot computes the prefix

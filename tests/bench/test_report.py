@@ -235,6 +235,21 @@ def test_what_was_promised_is_kept_by_the_mean_alone_where_the_interval_has_the_
     assert line.endswith("| at least 1.05 | kept, by the mean alone |")
 
 
+@pytest.mark.parametrize(
+    ("workload", "told"),
+    [
+        ({"name": "chat-turns", "n_requests": 8, "concurrency": 8, "n_turns": 6}, "8 conversations of 6 turns"),
+        ({"name": "long-among-short", "n_requests": 7, "concurrency": 7, "n_prompt_late": 4096}, "7 requests and a long one"),
+        ({"name": "mixed", "n_requests": 32, "concurrency": 8, "n_turns": 1, "n_prompt_late": 0}, "32 requests"),
+    ],
+)
+def test_what_a_pass_had_is_told_as_what_it_was(tmp_path: Path, workload: dict[str, Any], told: str) -> None:
+    results.write("peers", "once", {"workload": workload}, {**peers.page([side("-no-kvu", 0.5)]), "not_found": []}, tmp_path)
+    runs = results.read_all(tmp_path)
+    assert f"| once, {told} |" in report.readme_table(runs)
+    assert f"workload {workload['name']} ({told}, {workload['concurrency']} at a time)" in report.page(runs)
+
+
 def test_of_a_single_pair_no_interval_is_told_and_nothing_is_said(tmp_path: Path) -> None:
     results.write("peers", "once", {}, {**peers.page([side("-no-kvu", 0.5, n_pairs=1)]), "not_found": []}, tmp_path)
     page = report.page(results.read_all(tmp_path))
