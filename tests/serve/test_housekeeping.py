@@ -540,5 +540,5 @@ async def test_no_load_is_shown_any_more_once_it_is_over_whatever_came_of_it(kee
         backend.failing.add("b")
         with pytest.raises(Unavailable):
             await kept.ask("b")
+        await until(lambda: len({id(one) for one in stopped}) == 2)
         assert {id(one) for one in shown} <= {id(one) for one in stopped}
-        assert len({id(one) for one in stopped}) == 2
