@@ -179,7 +179,7 @@ on either side of it, in llama-server as it was in cLLM, which closes them now w
 Of prompts to 512 tokens at 8, ten pairs have 0.92 of `-no-kvu`'s tokens/s (0.82 to 1.04), first texts at p50 after 1.28 times the time and
 at p90 after 0.73, and gaps 2.63 times as long at p90 and 0.31 at p99. Starts differ more than pairs: of five, one had 1.01 of the tokens/s
 and one 0.80, with gaps at p50 1.01 and 1.28 times as long, as if its cells had stayed in a pool: in single passes of 20 requests, which are
-not kept, a server that was told so had 26.2 tokens/s twice, and one with cells apart 30.7. The two starts that were looked at were laid
+not kept, a server that was told so had 26.2 tokens/s twice, and one with cells apart 30.7. The three starts that were looked at were laid
 apart at once, so it is not known. Such a prompt is four steps or more, each a little over twice as long as one without a piece, by a log of
 an earlier run; those who wait behind it generate the later. Two pairs beside `-b 32` of a revision before, which are not kept any more, had
 1.11 times its tokens/s, and gaps at p99 of 0.63.
