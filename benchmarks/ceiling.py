@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             requests: list[Ran] = []
             for turn in range(-1, arguments.turns):
                 _turn(arguments, fake, measured, phases, n_streams, turn)
-                ran = run_checked(one_piece, work_of(fake, n_streams, 1, 7000 + turn, arguments.least), fake.layers["http"])
+                ran = run_checked(one_piece, work_of(fake, n_streams, 1, _seed(n_streams, 7 + turn), arguments.least), fake.layers["http"])
                 requests += [ran] if turn >= 0 else []
             rungs.append({"streams": n_streams, "stages": pages_of(measured), "step": phases.page(), **requests_page(requests)})
             show(fake, rungs[-1])
@@ -154,8 +154,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"rungs": rungs, "profile": page, "reading_ms": reading_ms(model.logits[:PROFILED])}
 
 
+def _seed(n_streams: int, turn: int) -> int:
+    """Of requests that are new to the server, which has those of all rungs before."""
+    return 100_000 * n_streams + 1000 * (turn + 2)
+
+
 def _turn(arguments: argparse.Namespace, fake: Fake, measured: list[Measured], phases: Phases, n_streams: int, turn: int) -> None:
-    work = work_of(fake, n_streams, arguments.generated if turn >= 0 else 4, 1000 * (turn + 2), arguments.least)
+    work = work_of(fake, n_streams, arguments.generated if turn >= 0 else 4, _seed(n_streams, turn), arguments.least)
     for one in measured:
         run = partial(run_checked, one.stage, work, fake.layers[one.stage.name])
         ran = phases.watch(run) if turn >= 0 and one is measured[-1] else run()

@@ -1,7 +1,8 @@
 """`cllm serve` with counters at the layers' entry points, for measurements: python -m benchmarks.counted_server serve MODEL ...
 
 It runs what a user runs, by the command line's own entry point. For every line on standard input it prints a line of JSON: the calls so
-far, what some of them took, and the CPU time of the process. Its parent may ask for a fake model or for a profile (`benchmarks.serving`).
+far, what some of them took, and the CPU time of the process; it ends with its standard input. Its parent may ask for a fake model or for a
+profile (`benchmarks.serving`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import cProfile
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -45,6 +47,7 @@ def _answer(counter: Counter) -> None:
     while os.read(0, 4096):  # not sys.stdin, whose lock a daemon thread must not hold when the interpreter ends
         line = json.dumps({"counts": counter.counts, "seconds": counter.seconds, "cpu_s": time.process_time()})
         os.write(1, f"{line}\n".encode())  # at once: print writes a line's end by itself, and the server announces itself meanwhile
+    os.kill(os.getpid(), signal.SIGTERM)  # its parent has ended, maybe killed: nobody else would end it, and it would have the cores
 
 
 def _profiled() -> cProfile.Profile:

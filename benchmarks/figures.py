@@ -17,6 +17,7 @@ T_95: Final = (  # Student's t that 95 % lie within, by degrees of freedom from 
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
     2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
+N_STARTS_LEAST: Final = 3  # of the servers, before one is called better: two may agree by luck, and say little of the next
 N_RESAMPLES: Final = 10_000
 N_RESAMPLED_LEAST: Final = 6  # pairs of which drawing again tells more than the least and the most of them
 RATIO_MAX: Final = 1000.0  # for what is much to nothing
@@ -42,13 +43,17 @@ class Compared:
     n_pairs: int
     n_above: int  # pairs in which ours is the higher,
     n_below: int  # and the lower
+    n_starts: int | None = None  # of the servers, which the pairs are of; None: each pair counts as one
 
     def verdict(self, figure: Figure, *, n_failed: int = 0) -> str:
-        """Who is better; unclear where the interval has 1 in it, or there is none, as of a single pair.
+        """Who is better; unclear where the interval has 1 in it, or there is none, as of a single pair, or the servers were started
+        fewer than `N_STARTS_LEAST` times.
 
         So it is of who left `n_failed` requests of ours unanswered, and is quick with the others.
         """
         if self.low is None or self.high is None or (n_failed and not figure.counts_failures) or self.low <= 1 <= self.high:
+            return "unclear"
+        if self.n_starts is not None and self.n_starts < N_STARTS_LEAST:
             return "unclear"
         return "win" if (self.ratio > 1) == figure.is_higher_better else "loss"
 
@@ -76,11 +81,12 @@ def compare(
         return None
     counts = len(pairs), int((pairs[:, 0] > pairs[:, 1]).sum()), int((pairs[:, 0] < pairs[:, 1]).sum())
     found_starts = [start for _, _, start in found]
+    n_starts = len(set(starts)) if starts else None
     if not pairs.all() and numbers is starts:
         pairs, found_starts = _sums(pairs, found_starts)
     if pairs.all():
-        return Compared(*_students(pairs, found_starts), *counts)
-    return Compared(float(_mean_ratio(pairs[None])[0]), *(_resampled(pairs, seed) or (None, None)), *counts)
+        return Compared(*_students(pairs, found_starts), *counts, n_starts)
+    return Compared(float(_mean_ratio(pairs[None])[0]), *(_resampled(pairs, seed) or (None, None)), *counts, n_starts)
 
 
 def _sums(pairs: npt.NDArray[np.float64], starts: Sequence[int]) -> tuple[npt.NDArray[np.float64], list[int]]:

@@ -29,6 +29,7 @@ from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.serving import CountedServer
 from benchmarks.stages import Ran, Stage, Work, run_checked
 from benchmarks.workload import GREEDY, PLAIN, USUAL, Ask, seed_workload
+from cllm.bench.workloads import id_range
 from cllm.config import Settings
 from cllm.serve.loading import load
 from cllm.serve.logs import configure_logging
@@ -38,7 +39,6 @@ STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http
 BESIDE: Final = {"isolated": "loop"}  # which stage another one is compared with, where that is not the one below
 COMPUTED: Final = ("native", "sampling")  # layers that compute what a step is for
 BESIDE_THOSE: Final = "rest"  # of a step, which is in no layer that is timed
-FIRST_TOKEN: Final = 40  # of the first prompt; each has another, so that no prompt is the beginning of one that was computed before
 
 
 @attrs.define(kw_only=True)
@@ -162,10 +162,15 @@ def found(names: Sequence[str]) -> list[str]:
     return [name for name in names if name != "client" or importlib.util.find_spec("openai") is not None]
 
 
-def work_of(asks: Sequence[Ask], number: int, **fields: Any) -> Work:
-    """The requests of a turn for one stage; `number` tells them from others'."""
-    firsts = range(FIRST_TOKEN + number, FIRST_TOKEN + number + len(STAGES) * len(asks), len(STAGES))
-    return Work(asks=[attrs.evolve(ask, prompt=(first, *ask.prompt[1:])) for first, ask in zip(firsts, asks, strict=True)], **fields)
+def work_of(asks: Sequence[Ask], number: int, n_vocab: int, **fields: Any) -> Work:
+    """The requests of a turn for one stage. `number` tells them from others': each prompt begins with another pair of tokens, so that none
+    is the beginning of one that was computed before.
+    """
+    low, high = id_range(n_vocab)
+    numbers = range(number, number + len(STAGES) * len(asks), len(STAGES))
+    begins = [(low + one % (high - low), low + one // (high - low) % (high - low)) for one in numbers]
+    told = [attrs.evolve(ask, prompt=(*begin, *ask.prompt[2:])[: len(ask.prompt)]) for begin, ask in zip(begins, asks, strict=True)]
+    return Work(asks=told, **fields)
 
 
 # --- a run -------------------------------------------------------------------------------------------------------------
@@ -213,7 +218,7 @@ def _turn(
     asks = seed_workload(n_requests, n_prompt=arguments.prompt, n_generated=arguments.generated, n_vocab=n_vocab, seed=seed)
     for one in in_turn(measured, arguments.seed, turn):
         number = one.number + len(STAGES) * len(asks) * serial
-        ran = run_checked(one.stage, work_of(asks, number, concurrency=concurrency, sampling=sampling, seed=seed))
+        ran = run_checked(one.stage, work_of(asks, number, n_vocab, concurrency=concurrency, sampling=sampling, seed=seed))
         if turn >= 0:
             one.passes.append(ran)
             tell(f"concurrency {concurrency:3} {sampling.name:16} turn {turn} {one.stage.name:9} {one.tokens_per_s[-1]:9.1f} tokens/s")

@@ -7,8 +7,8 @@ theirs, one after the other, with the same fresh requests; which goes first alte
 anew, since passes of one start have much in common; the first pass of a start does not count, for no server is as it will be in service:
 ours finds out how its cells had better lie, others have nothing yet in their caches. What is compared is the ratio within a pair, so that
 the machine's own speed cancels out, and every figure of ours stands against the setting that is best at that figure. A run that is told
-to end (SIGTERM) ends after the pair that it is in, and keeps what it has; one that is told to `--add` goes on from what an earlier one has
-kept, so that ten pairs of a long workload can be those of several evenings.
+to end (SIGTERM, Ctrl-C) ends after the pair that it is in, and keeps what it has; one that is told to `--add` goes on from what an earlier
+one has kept, so that ten pairs of a long workload can be those of several evenings.
 
 `data` of a result:
 
@@ -327,14 +327,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser().parse_args(arguments)
     asked.ends, asked.missing = [], []
     comparisons = [_comparison(asked, workload) for workload in _workloads(asked)]
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.ends.append(number))
+    before = {number: signal.signal(number, lambda number, _frame: _end(asked.ends, number)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         for comparison in comparisons:
             _run_comparison(asked, comparison)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if asked.missing:
         raise SystemExit(f"not measured: {', '.join(asked.missing)}")
+
+
+def _end(ends: list[int], number: int) -> None:
+    """After the pair that is under way; a second Ctrl-C does not wait for that."""
+    if number == signal.SIGINT and number in ends:
+        raise KeyboardInterrupt
+    ends.append(number)
+    print("ends after this pair", flush=True)
 
 
 def _workloads(asked: argparse.Namespace) -> list[Workload]:

@@ -17,7 +17,7 @@ import attrs
 
 from benchmarks import results
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
-from benchmarks.figures import FIGURES, compare
+from benchmarks.figures import FIGURES, N_STARTS_LEAST, compare
 from benchmarks.standings import compared_by, n_wrong, title_of
 from benchmarks.words import INTRODUCTION, KILLS, LADDER, MENDED, PASSES, PEERS, PROMISES, REASONS, STACK, VERIFY
 from cllm.bench.metrics import CLIENT_SHARE_MAX
@@ -48,7 +48,8 @@ PROMISED: Final = {  # beside the setting that is best at a figure, by workload,
 PROMISED_DEFAULT: Final = {"mixed": {"between texts p99, ms": 0.25}, "mixed-small": {"between texts p99, ms": 0.25}}  # and beside this one
 FIGURES_BY_NAME: Final = {figure.name: figure for figure in FIGURES}
 BESIDE_HEAD: Final = (
-    "workload", "figure", "cLLM", "best of the others", "ratio (95 %)", "", "which, of how many settings", "pairs in which cLLM is better",
+    "workload", "figure", "cLLM", "the other", "cLLM over it (95 %)", "", "which, the best of how many settings",
+    "pairs in which cLLM is better",
 )  # fmt: skip
 N_FUNCTIONS: Final = 10  # of a profile
 FLOOR: Final = "native"  # the first stage, without which there is no ratio to llama.cpp alone
@@ -441,7 +442,7 @@ def _all_peers(runs: Sequence[Run]) -> list[str]:
         return [_peers(run) for run in runs]
     as_it_comes, others = ([run for run in runs if bool(run["settings"].get("ours")) is with_options] for with_options in (False, True))
     parts = (("as it comes", as_it_comes), ("With options, as another backend", others))
-    counts = [f"{what}: {_verdicts(some, only_main=True)}; of all figures {_verdicts(some)}" for what, some in parts if some]
+    counts = [f"{what}: {_verdicts(some)}" for what, some in parts if some]
     return [
         f"The main figures of all ({'. '.join(counts)}). What follows has the others, and every setting.\n",
         table(BESIDE_HEAD, rows),
@@ -450,9 +451,9 @@ def _all_peers(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _verdicts(runs: Sequence[Run], *, only_main: bool = False) -> str:
-    """How many of the figures were won and lost."""
-    verdicts = Counter(row["verdict"] for run in runs for row in _best(run) if not only_main or row["figure"] in _main_figures(run))
+def _verdicts(runs: Sequence[Run]) -> str:
+    """How many of the main figures were won and lost; the others say much of the same, as requests/s beside tokens/s."""
+    verdicts = Counter(row["verdict"] for run in runs for row in _best(run) if row["figure"] in _main_figures(run))
     return ", ".join(f"{name} {n}" for name, n in sorted(verdicts.items(), reverse=True))
 
 
@@ -466,7 +467,7 @@ def _promised_beside(runs: Sequence[Run]) -> list[str]:
 def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
     workload, sides = run["settings"].get("workload", {}).get("name"), run["data"]["sides"]
     own = PROMISED_DEFAULT.get(workload, {})
-    if not own or len(sides) > 1:  # a default alone is not the best of their settings
+    if not own or len(sides) > 1 or sides[0]["setting"] != THEIR_DEFAULT:  # a default alone is not the best of their settings
         best = f"the best of {_n_settings(sides)}" if len(sides) > 1 else "the only setting measured"
         rows = {row["figure"]: row for row in _best(run)}
         yield from (_held(run, name, best, rows[name], bound) for name, bound in PROMISED.get(workload, {}).items() if name in rows)
@@ -490,7 +491,8 @@ def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[s
     """A row of what was promised; who left requests unanswered has kept nothing by being quick with the others."""
     is_least = FIGURES_BY_NAME[figure].is_higher_better
     is_kept = row["ratio"] >= bound if is_least else row["ratio"] <= bound
-    is_sure = row["low"] is not None and not row["low"] < bound < row["high"]
+    has_starts = row["n_starts"] is None or row["n_starts"] >= N_STARTS_LEAST
+    is_sure = has_starts and row["low"] is not None and not row["low"] < bound < row["high"]
     verdict = f"{'kept' if is_kept else 'missed'}{'' if is_sure else ', by the mean alone'}"
     if row.get("n_failed") and not FIGURES_BY_NAME[figure].counts_failures:
         verdict = f"unclear: {row['n_failed']} requests of ours were not answered as asked"
@@ -687,6 +689,7 @@ def readme_table(runs: Sequence[Run]) -> str:
                     "ratio, by turns (least to most)",
                     "of its steps' time in llama.cpp",
                     "turns",
+                    "when",
                 ),
                 ladder,
             )
@@ -702,7 +705,8 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
         if SERVED in by_name and rung["stages"][0]["name"] == FLOOR:
             floor, served = rung["stages"][0], by_name[SERVED]
             speeds = [number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
-            rows.append((_with_requests(run, rung), *speeds, _ratios(served["ratios"]), _share(served), str(len(served["ratios"]))))
+            turns = str(len(served["ratios"]))
+            rows.append((_with_requests(run, rung), *speeds, _ratios(served["ratios"]), _share(served), turns, _when(run)))
     return rows
 
 
@@ -716,7 +720,8 @@ def _readme_peers(runs: Sequence[Run]) -> list[str]:
         if (first := rows.get(wanted[0])) is not None:
             ratios = (_told(row) if (row := rows.get(name)) else UNKNOWN for name in wanted)
             among = _n_settings(run["data"]["sides"])
-            line = (_title(run), number(first["ours"]), number(first["theirs"]), *ratios, among, str(first["n_pairs"]))
+            pairs = f"{first['n_pairs']} ({first['n_starts'] or UNKNOWN})"
+            line = (_title(run), number(first["ours"]), number(first["theirs"]), *ratios, among, pairs, _when(run))
             lines.setdefault(wanted, []).append(line)
     return [table(_readme_head(wanted), some) for wanted, some in lines.items()]
 
@@ -729,7 +734,15 @@ def _told(row: Run) -> str:
 def _readme_head(wanted: tuple[str, ...]) -> tuple[str, ...]:
     first, *_ = wanted
     ratios = (f"ratio of {name.removesuffix(', ms')} (95 %)" for name in wanted)
-    return ("workload", f"cLLM, {first}", f"best of the others, {first}", *ratios, "measured", "pairs")
+    return ("workload", f"cLLM, {first}", f"the other, {first}", *ratios, "the best of", "pairs (starts)", "when")
+
+
+def _when(run: Run) -> str:
+    """The day, the revision of cLLM, and the widest instructions of the processor, of which earlier runs have not kept any."""
+    machine = run["machine"]
+    instructions = machine.get("instructions", "")
+    widest = next((name for name, word in (("AVX-512", "avx512"), ("AVX2", "avx2")) if word in instructions), UNKNOWN)
+    return f"{run['date']}, {machine['revision']}, {widest}"
 
 
 # --- forms -------------------------------------------------------------------------------------------------------------

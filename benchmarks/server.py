@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -95,13 +96,13 @@ class Server:
         return self._log.read().decode("utf-8", "replace").strip()[-1000:]
 
     def _end(self) -> None:
-        """Ask it to end; its children, too, should they not obey."""
+        """Ask it to end; what has not, or what it left running, is killed: it would have the cores while others are measured."""
         self._process.send_signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):  # nobody is left of its group
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
         self._log.close()
 
 

@@ -37,9 +37,9 @@ def title_of(side: Page) -> str:
 
 
 def compared_by(side: Page, figure: str) -> Compared | None:
-    """The figure of ours over theirs; None where no pair has it."""
+    """The figure of ours over theirs; None where no pair has it. Of older results nobody knows the starts: they may be of one."""
     values = side["figures"].get(figure)
-    return compare(values["ours"], values["theirs"], side.get("starts")) if values else None
+    return compare(values["ours"], values["theirs"], side.get("starts") or [0] * len(values["ours"])) if values else None
 
 
 def n_wrong(side: Page, whose: str) -> int:

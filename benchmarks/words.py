@@ -13,9 +13,12 @@ INTRODUCTION: Final = """\
 report` writes this page and README's tables.
 
 Models named `qwen3-0.6b` have that shape and random weights, made by `python -m benchmarks.models`: speed does not depend on what weights
-say, texts mean nothing. The machine shares its two cores with others: it was up to three times as slow on one day as on another, and its
-speed changes within minutes. So ratios are taken within a pair or a turn, and tokens/s of different runs cannot be compared. Where a ratio
-stands beside two figures, these are medians each by itself, of which it is not the quotient.
+say, texts mean nothing. They were measured on several machines alike in name, each with two cores that it shares with others: some have
+AVX-512, some AVX2 alone, which runs name since that is kept; one was up to three times as slow as another, and the speed of each changes
+within minutes. So ratios are taken within a pair or a turn, and tokens/s of different runs cannot be compared. Where a ratio stands beside
+two figures, these are medians each by itself, of which it is not the quotient. A ratio is cLLM's figure over the other's: of times less
+than 1 is better, of tokens/s more. The first text is the first chunk that a client sees of an answer, and between texts is the time from
+one chunk to the next.
 """
 
 LADDER: Final = """\
@@ -74,9 +77,10 @@ gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draw
 that need no real model, but that `app` is asked for streams here, so that `sse` over it is the socket and the server's process. CPU time is
 that of the process that serves. Up to `app` that is its own client, too; with `sse` the client is a process by itself on the same cores, so
 that `sse` looks cheaper over `app` than it is, and may come out below 0. Between steps the scheduler applies what came and plans anew; what
-is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python, of which the kernel's send takes a fifth:
-an event and a packet for each token. What bounds `gpu` at 64 streams is sampling, at eight times its floor, which is to read all logits
-once.
+is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python: an event and a packet for each token. The
+kernel's send is a fifth of it under the profiler, which makes Python's part more than twice as long and hardly the kernel's; of the time
+that a token takes without one, what the profile says of the send would be four tenths. What bounds `gpu` at 64 streams is sampling, at
+eight times its floor, which is to read all logits once.
 
 The aim of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than the
 scheduler's own part: of `gpu-draws`, whose host draws nothing, the bare `engine` makes 378, and what is served 326.
@@ -137,7 +141,11 @@ as; where both medians are 0, some passes had something.
 Where settings name `n_pairs_start`, both servers are started anew after so many pairs, and where they say `warms_up`, a whole pass goes by
 first that does not count: a server's first pass is not like those that follow. If there were several starts, the interval is over them,
 each counting once. In the other runs each setting stands beside one start of either server, and the interval is over its passes, which say
-less of the next start: over ten passes each, four starts of ours had 102, 107, 109 and 110 tokens/s.
+less of the next start: in a run that is not kept, four starts of ours had 102, 107, 109 and 110 tokens/s over ten passes each. Of fewer
+than three starts nobody is called better, whatever their interval: two may agree by luck.
+
+A server's memory is its greatest since it was started: caches of prompts grow with every pass on either side, so that two passes of a start
+have more than one, and a server that has answered for a day may have more than either.
 
 Where a run has not all settings, those it has were chosen by shorter runs, which are not kept, and what it does not have is not known to be
 slower: of `seed-40x8` at 8 `no prompt cache` is the best at tokens/s, and most other runs do not have it. The rest of that workload's stand
@@ -147,19 +155,19 @@ tokens/s.
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 48
 steps of their answers and six seconds, or thirty where they have all places (more than six were needed on the slowest of these machines
-only), and then generates for all of them in every step. What that comes to at 8, 16, 24 and 32 stands in the table, with intervals that are
-wide where starts differ or pairs are few. The runs at 16, 24 and 32, the conversations, the shared prefix, and the long prompt among short
-ones are of the slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what
-was borne at first, and went in pieces. At 16, where that was three seconds, two pairs each, which are not kept, had 0.94 of the tokens/s of
-`no prompt cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as long; and what cells gain apart was not known, since the
-time in which that is measured was over before: without pieces, two more pairs still had 0.94 of `-no-kvu`. At 32, where it was ten seconds
-and 24 steps, ten pairs, which are not kept either, had 0.99 (0.95 to 1.03) of `-no-kvu`, whole answers at p90 after 1.19 times the time,
-and four 0.94 of `no prompt cache`, which was not measured again. All this was mended before the runs in the table. Starts of the servers
-differ by more than the passes of one: of five at 32, one had 0.95 of the tokens/s and one 1.19. So it is not known either whether steps of
-16 rows do take longer than there, as the median gap of that run would have it. One at a time first texts come after 0.78 of the default's
-time, and tokens then at 0.93 of its pace, with gaps at p90 1.22 times as long: of a step of 21 ms, one is outside llama.cpp, by the ladder.
-On the instant fake a whole step takes 0.14 ms: perhaps since nothing there drives Python's code and data out of the caches between two
-steps.
+only), and then generates for all of them in every step. What that comes to at 24 and 32 stands in the table, with intervals that are wide
+where starts differ; the runs at fewer are of revisions before that, as their dates say. The runs at 16, 24 and 32, the conversations, the
+shared prefix, and the long prompt among short ones are of the slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45
+for 32. There the prompts took longer than what was borne at first, and went in pieces. At 16, where that was three seconds, two pairs each,
+which are not kept, had 0.94 of the tokens/s of `no prompt cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as long; and
+what cells gain apart was not known, since the time in which that is measured was over before: without pieces, two more pairs still had 0.94
+of `-no-kvu`. At 32, where it was ten seconds and 24 steps, ten pairs, which are not kept either, had 0.99 (0.95 to 1.03) of `-no-kvu`,
+whole answers at p90 after 1.19 times the time, and four 0.94 of `no prompt cache`, which was not measured again. All this was mended before
+the runs in the table. Starts of the servers differ by more than the passes of one: of five at 32, one had 0.95 of the tokens/s and one
+1.19. So it is not known either whether steps of 16 rows do take longer than there, as the median gap of that run would have it. One at a
+time first texts come after 0.78 of the default's time, and tokens then at 0.93 of its pace, with gaps at p90 1.22 times as long: of a step
+of 21 ms, one is outside llama.cpp, by the ladder. On the instant fake a whole step takes 0.14 ms: perhaps since nothing there drives
+Python's code and data out of the caches between two steps.
 
 What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers. What it costs is that more of the
 gaps have a piece of a prompt in them, and that prompts end later where few wait; the smaller the pieces, the longer prompts wait for each
@@ -170,24 +178,29 @@ the slowest machine such a piece was of 16 rows, and ten pairs with three times 
 at p99. The run at 8 in the table is of the same machine, ten more pairs with steps of up to four times: 1.04 (0.91 to 1.19) of the
 tokens/s, first texts at p50 after 1.32 times the time, gaps 0.97 times as long at p50, 2.37 at p90 and 0.46 at p99.
 
-Of mixed prompts at 8, hardly any order of the same rows gives more tokens/s than the fastest setting. By the single calls above, 117 rows
-of a prompt and the 91 tokens for which thirteen steps of seven would do take 1.00 s if the prompt is computed at once, apart, which is what
-`-no-kvu` does and what makes gaps of 0.7 s; 1.02 in a pool in steps with 9 of its rows, 1.06 with 25; and apart 1.07 in pieces of 64 rows,
-1.10 of 25. What is gained beside that are gaps between slots: apart, a sequence that has ended leaves one, which is a pass more for those
-on either side of it, in llama-server as it was in cLLM, which closes them now with rows that it takes back.
+Of mixed prompts at 8, no order of the same rows gives much more tokens/s than the fastest setting. These workloads have some sixteen rows
+of prompts for each seven tokens. By the medians of the single calls above, such a share takes 101 ms if prompts are computed at once,
+apart, which is what `-no-kvu` does and what makes its gaps (62.9 for a step of seven, and sixteen times 308 / 128); 109 apart in pieces of
+64 rows (a quarter of the steps at 245, the others without), and 110 in pieces of 25; 104 in a pool in pieces of 25. Nine rows fill a tile
+of sixteen in a pool, which costs little (78.2 in place of 69.1), but they are not all: with the other seven at once it would be 96. What is
+gained beside that are gaps between slots: apart, a sequence that has ended leaves one, which is a pass more for those on either side of it,
+in llama-server as it was in cLLM, which closes them now with rows that it takes back.
 
 Of prompts to 512 tokens at 8, ten pairs have 0.92 of `-no-kvu`'s tokens/s (0.82 to 1.04), first texts at p50 after 1.28 times the time and
 at p90 after 0.73, and gaps 2.63 times as long at p90 and 0.31 at p99. Starts differ more than pairs: of five, one had 1.01 of the tokens/s
-and one 0.80, with gaps at p50 1.01 and 1.28 times as long, as if its cells had stayed in a pool: in single passes of 20 requests, which are
-not kept, a server that was told so had 26.2 tokens/s twice, and one with cells apart 30.7. The three starts that were looked at were laid
-apart at once, so it is not known. Such a prompt is four steps or more, each a little over twice as long as one without a piece, by a log of
-an earlier run; those who wait behind it generate the later. Two pairs beside `-b 32` of a revision before, which are not kept any more, had
-1.11 times its tokens/s, and gaps at p99 of 0.63.
+and one 0.80, with gaps at p50 1.01 and 1.28 times as long. Cells lay apart from the beginning in all starts of the same requests that were
+looked at since, which had no other start as slow. On a machine that only counts time (`python -m benchmarks simulate`, with what steps cost
+here) the scheduler needs as long for these requests as the first two starts did, within four percent, and with whole prompts as long as
+`-no-kvu` in all five, within seven; the slow start took 1.2 times as long in both of its passes. So it is no order of rows, but what a
+start has of the machine: eight of the bare model, each measured in turns with one that stayed, had 0.91 to 1.10 of its time for a step of
+eight. Large pages for the weights make no difference (1.01 of the time, twenty-four turns). None of this is kept. Such a prompt is four
+steps or more, each a little over twice as long as one without a piece, by a log of an earlier run; those who wait behind it generate the
+later. Two pairs beside `-b 32` of a revision before, which are not kept any more, had 1.11 times its tokens/s, and gaps at p99 of 0.63.
 
-In an overload, by four pairs of two starts, which say little, good requests are as many as theirs at half and at the whole of what can be
-served (0.98 of theirs), and fewer at four times as much (0.79, 0.69 to 0.90), of which it was not looked for whether their texts came too
-late or too slowly; the machine served 0.59 requests/s. First texts come later at p90 by a seventh to six tenths, since prompts go in
-pieces; gaps at p99 are 0.40 to 0.45 of theirs from the whole on. Two pairs of an earlier revision, on a day when the machine served 1.0,
+In an overload, four pairs of two starts do not tell who has more good requests: 0.98 of theirs in the mean at half and at the whole of
+what can be served, 1.35 at twice and 0.79 at four times as much, where ours were more in one pair of four; the machine served 0.59
+requests/s. In the mean first texts come later at p90 by a seventh to six tenths, with intervals that all have 1 in them; gaps at p99 are
+0.40 to 0.45 of theirs from the whole on. Two pairs of an earlier revision, on a day when the machine served 1.0,
 which are not kept any more, had 0.997 at the whole, 1.31 at twice and 1.06 at four times as much. These are bursts of few requests, whose
 end counts as much as their middle.
 
@@ -202,12 +215,13 @@ of the first texts come a little earlier than there, and nine of ten after a qua
 once. Four pairs on the faster machine beside two settings, which are not kept any more, had 2.25 of the tokens/s.
 
 A long prompt among short ones is where small steps cost most. Rows of a sequence that do not fill a tile of 64 read what is before them one
-by one: two thousand tokens deep, sixteen take 0.36 s for that and sixty-four 0.42. In steps of which the others take little notice only few
-go: by ten pairs the prompt takes twice as long as at once, and a fifth of the tokens/s is lost. In turn the others' longest wait is 0.6 s,
-where they wait 58 s for the whole prompt there, and their answers end after 0.63 of the time at p50. Once they have ended, it goes in full
-tiles. Who would rather have it sooner says a longer `--itl-target-ms`. With the cells that the workload needs, 6,144, `-no-kvu` refuses the
-prompt, which then has to fit an eighth of them: all have 33,280 here. Two pairs of an older revision on the faster machine, beside
-`llama-server` as it comes, which are not kept any more, had 0.56 of the tokens/s.
+by one: 2,048 tokens deep, sixteen rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. In a step beside the
+others only few go, and the others' gaps are 1.8 times as long at p50 and p90 all the same: by ten pairs the prompt takes twice as long as
+at once, and a fifth of the tokens/s is lost. In turn the others' longest wait is 0.6 s, where they wait 58 s for the whole prompt there,
+and their answers end after 0.63 of the time at p50. Seven first texts and the late one's are too few for a p90: it lies between these. Once
+they have ended, it goes in full tiles. Who would rather have it sooner says a longer `--itl-target-ms`. With the cells that the workload
+needs, 6,144, `-no-kvu` refuses the prompt, which then has to fit an eighth of them: all have 33,280 here. Two pairs of an older revision on
+the faster machine, beside `llama-server` as it comes, which are not kept any more, had 0.56 of the tokens/s.
 
 Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the change, in
 which everybody's cells go to the host and back. Eight end a turn together and begin the next one together, whose prompts take 6 to 10 s on

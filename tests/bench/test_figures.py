@@ -54,7 +54,17 @@ def test_of_several_starts_each_counts_once_however_alike_its_pairs_are() -> Non
 
 
 def test_of_a_single_start_the_interval_is_over_its_pairs() -> None:
-    assert compare([1.0, 2.0, 4.0], [1.0] * 3, [0, 0, 0]) == compare([1.0, 2.0, 4.0], [1.0] * 3)
+    single, pairs = compare([1.0, 2.0, 4.0], [1.0] * 3, [0, 0, 0]), compare([1.0, 2.0, 4.0], [1.0] * 3)
+    assert single is not None
+    assert pairs is not None
+    assert (single.ratio, single.low, single.high) == (pairs.ratio, pairs.low, pairs.high)
+
+
+@pytest.mark.parametrize(("starts", "verdict"), [([0, 0, 0, 0], "unclear"), ([0, 0, 1, 1], "unclear"), ([0, 0, 1, 2], "win")])
+def test_nobody_is_called_better_by_fewer_than_three_starts_which_may_agree_by_luck(starts: list[int], verdict: str) -> None:
+    compared = compare([2.0] * 4, [1.0] * 4, starts)
+    assert compared is not None
+    assert (compared.low, compared.verdict(HIGHER)) == (2.0, verdict)
 
 
 def test_the_machines_own_speed_cancels_out() -> None:

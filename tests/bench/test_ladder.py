@@ -22,6 +22,7 @@ from benchmarks.stages import Bench, Cores, Ran, Work, layers_of, run_checked
 from benchmarks.workload import GREEDY, PLAIN, Ask
 from cllm.backend import Batch, ModelSpec
 from cllm.bench import process
+from cllm.bench.workloads import id_range
 from cllm.config import Settings
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.worker import WorkerBackend, WorkerModel
@@ -215,9 +216,19 @@ def test_fixed_batches_carry_every_token_once(bench: Bench) -> None:
 
 def test_stages_ask_for_the_same_with_prompts_that_no_cache_knows() -> None:
     asks = small_work().asks
-    works = [ladder.work_of(asks, number, concurrency=2, sampling=GREEDY, seed=1) for number in range(3)]
+    works = [ladder.work_of(asks, number, 1024, concurrency=2, sampling=GREEDY, seed=1) for number in range(3)]
     assert len({work.asks[0].prompt[0] for work in works}) == 3
-    assert all(work.asks[1].prompt[1:] == asks[1].prompt[1:] for work in works)
+    assert all(work.asks[1].prompt[2:] == asks[1].prompt[2:] for work in works)
+
+
+def test_prompts_stay_within_a_small_vocabulary_and_begin_otherwise_however_many_there_are() -> None:
+    asks = small_work().asks
+    serials = range(0, 20_000, len(ladder.STAGES) * len(asks))
+    works = [ladder.work_of(asks, number, 1024, concurrency=2, sampling=GREEDY, seed=1) for number in serials]
+    prompts = [ask.prompt for work in works for ask in work.asks]
+    low, high = id_range(1024)
+    assert all(low <= token < high for prompt in prompts for token in prompt[:2])
+    assert len({prompt[:2] for prompt in prompts}) == len(prompts)
 
 
 # --- whole runs --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.server import Server
+
+ROOT = str(Path(__file__).parents[2])
+SERVES = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
+LEAVES = f"import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, file=open(sys.argv[2], 'w')); {SERVES}"
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and not only its entry, which nobody has read yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="whether a process is there is read from /proc")
+def test_what_a_server_left_running_does_not_keep_the_cores_from_the_next(tmp_path: Path) -> None:
+    left = tmp_path / "pid"
+    with Server([sys.executable, "-c", LEAVES, "{port}", str(left)], ready_path="/"):
+        pid = int(left.read_text())
+        assert is_running(pid)
+    deadline = time.monotonic() + 60
+    while is_running(pid) and time.monotonic() < deadline:  # it was killed, and ends when the kernel comes to it
+        time.sleep(0.01)
+    assert not is_running(pid)
+
+
+def test_a_counted_server_ends_with_the_process_that_started_it() -> None:
+    answers = "from benchmarks.counted_server import _answer; from benchmarks.layers import Counter; _answer(Counter(()))"
+    asked = subprocess.run(
+        [sys.executable, "-c", answers], input=b"\n", capture_output=True, env={**os.environ, "PYTHONPATH": ROOT}, timeout=300, check=False
+    )
+    assert asked.stdout.startswith(b'{"counts"')
+    assert asked.returncode == -signal.SIGTERM
