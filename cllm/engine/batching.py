@@ -38,13 +38,10 @@ NO_MEETINGS: Mapping[Sequence, int] = MappingProxyType({})
 class BatchFormer:
     """Fills the columns of one batch anew for every step."""
 
-    def __init__(
-        self, budget: RowBudget, *, n_rows_max: int, rows_by_slot: bool, must_stop: bool = False, fillers: Fillers | None = None
-    ) -> None:
+    def __init__(self, budget: RowBudget, *, n_rows_max: int, rows_by_slot: bool, fillers: Fillers | None = None) -> None:
         self._batch = Batch(n_rows_max)
         self._budget = budget
         self._rows_by_slot = rows_by_slot
-        self._must_stop = must_stop  # where prompts meet, whoever generates meanwhile: slots cannot be cut back to it later
         self._fillers = fillers  # None: gaps between slots stay
         self._singles_known: dict[tuple[int, ...], tuple[Seq[int], int]] = {}
         self._n_asked = 0
@@ -65,8 +62,7 @@ class BatchFormer:
         """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use.
 
         Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. Prompts in `meetings` stop after so many
-        tokens, where others go on with them: when nobody generates, since who began to before would leave these the room of a step beside
-        answers, and always where slots cannot be cut. `places_taken` when nobody generates and no more could run.
+        tokens, where others go on with them. `places_taken` when nobody generates and no more could run.
         """
         decoding = [sequence for sequence in running if sequence.phase is DECODE]
         n_attended = sum([sequence.n_computed for sequence in decoding])
@@ -137,7 +133,7 @@ class BatchFormer:
                 outputs,
                 scoring,
                 riders,
-                NO_MEETINGS if (decoding or n_waiting) and not self._must_stop else meetings,
+                meetings,
             )
             n_alone = sum([sequence.n_computed for sequence, n in prefilling if n == 1])
             n_attended = n_alone if n_waiting else n_attended + n_alone

@@ -13,7 +13,7 @@ from cllm.engine.events import TokenLogprob
 from cllm.engine.logprobs import score
 from cllm.engine.plan import Drop, Move, Restore, Restored, Save, Scored, Share, StepOutput, Trim, Work
 from cllm.engine.sampling import Sampled, Sampler, sample
-from cllm.errors import Aborted, ModelDied, NoRoom
+from cllm.errors import Aborted, ModelDied, NoRoom, call_foreign, in_one_line
 
 Scores: TypeAlias = list[TokenLogprob] | None
 
@@ -21,8 +21,8 @@ Scores: TypeAlias = list[TokenLogprob] | None
 def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOutput:
     """Do the plan's step; blocks. `clock` gives seconds, for the output's times.
 
-    Raises: what the model's calls raise (cllm/backend.py) · Aborted when it was given up meanwhile. When that or `NoRoom` comes, the
-    moves are done and the rows are not.
+    Raises: what the model's calls raise (cllm/backend.py) · Aborted when it was given up meanwhile · ModelDied for a slot that cannot be
+    emptied. When Aborted or NoRoom comes, the moves are done and the rows are not.
     """
     began_at = clock()
     for move in plan.moves:
@@ -45,7 +45,7 @@ def take_back(model: StepModel, slot: int, n_keep: int) -> None:
     if n_keep:
         model.trim(slot, n_keep)
     else:
-        model.drop(slot)
+        _drop(model, slot)
 
 
 def _step(model: StepModel, plan: Work, clock: Callable[[], float], moves_s: float) -> StepOutput:
@@ -96,7 +96,7 @@ def do_move(model: StepModel, plan: Work, move: Move, clock: Callable[[], float]
     """
     match move:
         case Drop(slot):
-            model.drop(slot)
+            _drop(model, slot)
         case Trim(slot, n_keep):
             model.trim(slot, n_keep)
         case Share(slot, source, n_tokens):
@@ -108,9 +108,20 @@ def do_move(model: StepModel, plan: Work, move: Move, clock: Callable[[], float]
             plan.restored.append(_restore(model, move, clock))
 
 
-def _save(model: StepModel, move: Save) -> bytes | None:
+def _drop(model: StepModel, slot: int) -> None:
+    """Empty a slot, which is always possible: who cannot would be asked again for ever, and nobody could have the slot."""
     try:
-        return model.save(move.slot, move.start) if move.start else model.save(move.slot)
+        call_foreign(model.drop, slot)
+    except ModelDied:
+        raise
+    except Exception as error:
+        raise ModelDied(f"slot {slot} could not be emptied: {in_one_line(error)}") from error
+
+
+def _save(model: StepModel, move: Save) -> bytes | None:
+    place = (move.slot, move.start) if move.start else (move.slot,)
+    try:
+        return call_foreign(model.save, *place)
     except ModelDied:
         raise
     except Exception:  # it is counted
@@ -122,7 +133,7 @@ def _restore(model: StepModel, move: Restore, clock: Callable[[], float]) -> Res
     started_at, n_tokens, n_moved, unfit = clock(), move.chain.start, 0, None
     for piece, end in move.chain.cuts():
         try:
-            model.restore(move.slot, piece.state)
+            call_foreign(model.restore, move.slot, piece.state)
         except ModelDied:
             raise
         except NoRoom:

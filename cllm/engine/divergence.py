@@ -36,7 +36,9 @@ class Rows:
 def compare_rows(reference: Logits, other: Logits) -> Rows:
     """Compare logits of shape (rows, n_vocab): D(reference || other) of each row, over the whole vocabulary."""
     log_p, log_q = _log_softmax(reference), _log_softmax(other)
-    divergences = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
+    p = np.exp(log_p)
+    # What never comes tells nothing, whatever the other one holds of it: 0 * log 0 is 0 here. What is no number stays none.
+    divergences = (p * np.subtract(log_p, log_q, out=np.zeros_like(p), where=p != 0)).sum(axis=1)
     # It is never below 0, but its sum may round there.
     return Rows(np.maximum(divergences, 0.0), reference.argmax(axis=1) == other.argmax(axis=1))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 
 import attrs
@@ -53,7 +54,8 @@ def _breaker_tokens(key: _Identity, breakers: tuple[str, ...]) -> frozenset[int]
     found: set[int] = set()
     for breaker in breakers:
         if breaker:
-            places = [match.start() for match in re.finditer(re.escape(breaker.encode("utf-8", "surrogatepass")), text)]
+            pattern = re.escape(breaker.encode("utf-8", "surrogatepass")) + rb"[^\xff]*"  # with the rest of its token: once is enough
+            places = [match.start() for match in re.finditer(pattern, text)]
             found.update((np.searchsorted(starts, places, "right") - 1).tolist())
     return frozenset(found)
 
@@ -96,7 +98,8 @@ class Dry:
     n: int = 0  # tokens seen
     _tokens: Int64s = attrs.field(factory=lambda: np.zeros(64, np.int64))
     _agreement: npt.NDArray[np.int32] = attrs.field(factory=lambda: np.zeros(64, np.int32))  # tokens up to a place = as many at the end
-    _places: dict[int, _Places] = attrs.field(factory=dict)
+    _first_places: Mapping[int, Int64s] = attrs.field(factory=dict)  # where tokens occur in what was taken in at once
+    _places: dict[int, _Places] = attrs.field(factory=dict)  # of those that were met since
     _active: Int64s = attrs.field(factory=lambda: np.zeros(0, np.int64))  # where `_agreement` is not 0
 
     @classmethod
@@ -105,12 +108,9 @@ class Dry:
         if not tokens:
             return cls(breakers, last_n)
         history = np.array(tokens, np.int64)
-        dry = cls(breakers, last_n, n=len(tokens), tokens=history, agreement=_agreement(tokens, breakers))
-        order = np.argsort(history, kind="stable")
-        starts = np.flatnonzero(np.diff(history[order], prepend=-1))
-        for places in np.split(order, starts[1:]):
-            dry._places[int(history[places[0]])] = _Places(len(places), places.copy())
-        earlier = dry._places[tokens[-1]].since(dry._window_start())
+        agreement, first_places = _read(history.tobytes(), breakers)
+        dry = cls(breakers, last_n, n=len(tokens), tokens=history, agreement=agreement.copy(), first_places=first_places)
+        earlier = dry._places_of(tokens[-1]).since(dry._window_start())
         dry._active = earlier[earlier < len(tokens) - 1]
         dry._agreement[np.setdiff1d(np.flatnonzero(dry._agreement), dry._active)] = 0
         return dry
@@ -126,14 +126,19 @@ class Dry:
         self._agreement = grown(self._agreement, self.n)
         self._tokens[here] = token
         self._extend(token)
-        self._places.setdefault(token, _Places()).append(here)
+        self._places_of(token).append(here)
+
+    def _places_of(self, token: int) -> _Places:
+        places = self._places.get(token)
+        if places is None:
+            first = self._first_places.get(token)
+            places = self._places[token] = _Places() if first is None else _Places(len(first), first)  # it is full: no append changes it
+        return places
 
     def _extend(self, token: int) -> None:
-        if token in self.breakers or token not in self._places:
-            self._agreement[self._active] = 0
-            self._active = self._active[:0]
-            return
-        places = self._places[token].since(self._window_start())
+        places = self._places_of(token).since(self._window_start())
+        if token in self.breakers:
+            places = places[:0]
         agreement = self._agreement[places - 1] + 1
         if len(places) and places[0] == 0:  # nothing stands before the first token
             agreement[0] = 1
@@ -164,6 +169,16 @@ class Dry:
         np.maximum.at(longest, where, lengths[long])
         may_come = np.array([token in self.breakers for token in unique.tolist()], np.bool_)  # whatever came before
         return unique[~may_come], longest[~may_come]
+
+
+@lru_cache(maxsize=2)  # the choices of a request begin with one prompt, and all of them in one step
+def _read(tokens: bytes, breakers: frozenset[int]) -> tuple[npt.NDArray[np.int32], Mapping[int, Int64s]]:
+    """Return `_agreement` of tokens that come as int64s, and the places of each; nobody changes either."""
+    history = np.frombuffer(tokens, np.int64)
+    order = np.argsort(history, kind="stable")
+    starts = np.flatnonzero(np.diff(history[order], prepend=-1))
+    places = {int(history[each[0]]): each for each in np.split(order, starts[1:])}
+    return _agreement(history.tolist(), breakers), places
 
 
 def _agreement(tokens: list[int], breakers: frozenset[int]) -> npt.NDArray[np.int32]:

@@ -67,14 +67,19 @@ class Followers:
         """Tokens of a follower that its leader computes for it, or has."""
         return self._leads[sequence].n_common
 
-    def meetings(self) -> dict[Sequence, int]:
-        """For leaders whose followers have much left of their own, the tokens after which these go on: together they have it sooner."""
+    def meetings(self, *, beside_answers: bool) -> dict[Sequence, int]:
+        """For leaders whose followers have much left of their own, the tokens after which these go on: together they have it sooner, since
+        who began to generate before would leave these the room of a step beside answers. Where it is that already, nothing is gained.
+
+        For leaders whose cells are gone with them, in any case: their first token may be the last.
+        """
         n_left: Counter[Sequence] = Counter()
         ends: dict[Sequence, int] = {}
         for sequence, lead in self._leads.items():
             n_left[lead.leader] += len(sequence.tokens) - lead.n_common
             ends[lead.leader] = max(ends.get(lead.leader, 0), lead.n_common)
-        return {leader: end for leader, end in ends.items() if n_left[leader] >= N_COMMON_LEAST}
+        gains = {leader for leader, n in n_left.items() if n >= N_COMMON_LEAST and not beside_answers}
+        return {leader: end for leader, end in ends.items() if leader in gains or not leader.may_keep}
 
     def stops(self) -> dict[Sequence, int]:
         """For leaders, the tokens after which the first of their followers can go on from all that they have."""

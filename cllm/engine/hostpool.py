@@ -90,11 +90,9 @@ class HostPool:
         if self.n_bytes > self.n_bytes_max:
             self._make_room()
         for piece in spare:
-            self._add(piece)
-            if self.n_bytes > self.n_bytes_max:
-                self._evict(piece)
+            self._add(piece, is_spare=True)
 
-    def _add(self, piece: Piece) -> None:
+    def _add(self, piece: Piece, *, is_spare: bool = False) -> None:
         if piece.start and not self.takes_parts:
             return
         if piece.n_bytes > self.n_bytes_max or self.covers(piece.key, piece.tokens, piece.start, in_one=not piece.start):
@@ -104,9 +102,12 @@ class HostPool:
         self._tree.add(piece)
         self.n_bytes += piece.n_bytes
         self.n_cells += piece.n_cells
-        if self.can_cut:
-            for other in self._tree.within(piece):
-                self.discard(other)
+        covered = self._tree.within(piece) if self.can_cut else []
+        if is_spare and self.n_bytes - sum(other.n_bytes for other in covered) > self.n_bytes_max:
+            self._evict(piece)
+            return
+        for other in covered:
+            self.discard(other)
 
     def _make_room(self) -> None:
         order = self._order_of_eviction()

@@ -306,11 +306,12 @@ class Memory:
         tree.extend(slot, sequence.tokens[tree.n_tokens(slot) : sequence.n_computed])
         self.cells.release(sequence.n_held - sequence.n_computed)
         self._let_go(sequence)
+        if comes_back:
+            self._waiting[sequence.seq_id] = sequence
         if not tree.rest(slot):
             self._drop(slot)
             return
         if comes_back:
-            self._waiting[sequence.seq_id] = sequence
             self._wait_for(sequence, slot)
         if self.offload is not None:
             self.offload.rests(slot)

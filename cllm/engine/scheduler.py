@@ -139,6 +139,7 @@ class Scheduler:
         self._n_live_max, self._places, self._former = self._dealer()
         self._restores_alone = False  # whether the last step had nothing but moves, since some of these bring cells back
         self._n_live_max_usual = self._n_live_max
+        self._n_wanted_max = limits.n_live_max  # apart fewer may have a slot, which is not to hide how many would run in a pool
         self._choice = _layout_choice(limits, self.cost)
         self._cost_other: CostModel | None = None  # of the layout that is not in force
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
@@ -183,7 +184,6 @@ class Scheduler:
             budget,
             n_rows_max=limits.n_rows_max,
             rows_by_slot=limits.rows_by_slot,
-            must_stop=not limits.can_trim,
             fillers=fillers,
         )
         return n_live_max, Places(cost, n_max=n_live_max, itl_max_s=limits.itl_max_s), former
@@ -304,7 +304,7 @@ class Scheduler:
             n_cells,
             self.totals.n_prefill_rows,
             self._shares.n_late,
-            self._meetings(),
+            self._meetings(beside_answers=is_decoding),
             places_taken,
         )
         if plan.n_rows:
@@ -317,7 +317,7 @@ class Scheduler:
         These moves come before rows in any case. So where nobody generates they go by themselves, and who comes back is among the others in
         the step after that. Answers do not wait for it, nor does anybody twice in a row.
         """
-        running = self._trials.members_of(self._running) if self._trials else self._running
+        running = self._trials.take_turns(self._running) if self._trials else self._running
         restored_alone, self._restores_alone = self._restores_alone, False
         if not self.memory.n_restoring:
             return running
@@ -618,18 +618,24 @@ class Scheduler:
                 self._fail(sequence, error, events)
                 continue
             if not self._fits(sequence) and not self._make_way(sequence):
-                passing = self._passes(sequence, now)
+                passing = self._passes(sequence, now, events)
                 if passing is None:
                     return
                 sequence = passing
             self._start(sequence, now)
 
-    def _passes(self, first: Sequence, now: float) -> Sequence | None:
+    def _passes(self, first: Sequence, now: float, events: list[Event]) -> Sequence | None:
         """Who may come though it is the turn of `first`, whose prompt would only wait inside; that of a key with fewer places would not."""
         if not self._is_crowded(first):
             return None
-        for sequence in self._queue.lighter(first, now):
-            if self._follows(sequence) or self._hopeless(sequence, now) is not None:
+        lighter = self._queue.lighter(first, now)
+        while lighter:
+            sequence = lighter.pop(0)
+            if self._follows(sequence):
+                continue
+            if (error := self._hopeless(sequence, now)) is not None:
+                self._fail(sequence, error, events)
+                lighter = self._queue.lighter(first, now)  # it is the turn of its key's next one
                 continue
             if self._fits(sequence) or self._make_way(sequence):
                 return sequence
@@ -670,10 +676,10 @@ class Scheduler:
             self._rank(leader, sequence.order)
         return True
 
-    def _meetings(self) -> Mapping[Sequence, int]:
+    def _meetings(self, *, beside_answers: bool) -> Mapping[Sequence, int]:
         """Where prompts are to stop, since others go on from there; in slots that cannot be cut also where others will."""
         if self.limits.can_trim:
-            return self._followers.meetings() if self._followers else NO_MEETINGS
+            return self._followers.meetings(beside_answers=beside_answers) if self._followers else NO_MEETINGS
         stops = self._followers.stops()
         for sequence in self._running:
             if sequence.phase is PREFILL and sequence.stop_at > sequence.n_computed:
@@ -729,7 +735,7 @@ class Scheduler:
 
     def _n_crowd(self, n_coming: int) -> int:
         """How many would run if all had room, and `n_coming` with them."""
-        return min(len(self._running) + self.n_waiting + n_coming, self.limits.n_live_max)
+        return min(len(self._running) + self.n_waiting + n_coming, self._n_wanted_max)
 
     def _make_way(self, sequence: Sequence) -> bool:
         return self._make_way_for_trial(sequence) if self._trials else self._make_way_for_justice(sequence)
@@ -816,8 +822,6 @@ class Scheduler:
             return
         self.totals.n_generated += 1
         n_tokens = len(tokens)
-        if self._choice is not None and self._choice.is_apart:
-            self._choice.grew(n_tokens)
         logprobs = None if logprob is None else [logprob]
         can_end = n_tokens >= sequence.n_final_from
         if can_end and token in sequence.final_tokens:
@@ -839,6 +843,8 @@ class Scheduler:
         elif n_tokens >= sequence.n_max:
             self._finish(sequence, FinishReason.LENGTH, None, now, events)
         else:
+            if self._choice is not None and self._choice.is_apart:  # the last token would have needed no cell
+                self._choice.grew(n_tokens)
             if grammar is not None:
                 sequence.sampler.grammar_waits = transcript.is_reasoning
             if due := transcript.due():
@@ -856,10 +862,12 @@ class Scheduler:
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None, now: float, events: list[Event]) -> None:
         self._end(sequence)
         try:
-            text, parts = sequence.transcript.finish()
+            text, parts, match = sequence.transcript.finish()
         except Exception as error:  # as above
             self._tell_failed(sequence, _unread(error), events)
             return
+        if match is not None and reason is not FinishReason.CANCELLED:  # in what was held back
+            reason, stop_reason = FinishReason.STOP, match
         if reason is FinishReason.STOP and sequence.transcript.n_calls:
             reason = FinishReason.TOOL_CALLS
         sequence.timeline.end(now, "finished", reason=reason.value, n_generated=sequence.n_generated)

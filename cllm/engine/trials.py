@@ -13,12 +13,14 @@ N_DEATHS_TOGETHER = 2  # a model that dies once may have died of anything
 class Trials:
     """The groups of sequences that must each get through a step without the others before all run together again.
 
-    While there is a group, only the first one's members get rows. A member is acquitted by an output of a step that went well, or by
+    While there is a group, only the first one's members get rows, by turns with those whom nobody suspects: a long prompt on trial does not
+    hold up their answers, and in no step is it open whose fault it was. A member is acquitted by an output of a step that went well, or by
     its end.
     """
 
     def __init__(self) -> None:
         self._groups: deque[set[Sequence]] = deque()
+        self._others_turn = False  # whether the last step was of those whom nobody suspects
         self._n_deaths: Counter[Sequence] = Counter()  # of the model while a sequence was in its step, since its last token
 
     def __bool__(self) -> bool:
@@ -65,11 +67,15 @@ class Trials:
         for group in self._groups:
             group.discard(sequence)
 
-    def members_of(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those of `sequences` that are in the group on trial; all of them when there is none."""
+    def take_turns(self, running: list[Sequence]) -> list[Sequence]:
+        """Those of `running` that the next step is for; all of them when no group is on trial."""
         if not self._groups:
-            return sequences
-        return [sequence for sequence in sequences if sequence in self._groups[0]]
+            return running
+        members = [sequence for sequence in running if sequence in self._groups[0]]
+        suspects = set().union(*self._groups)
+        others = [sequence for sequence in running if sequence not in suspects]
+        self._others_turn = bool(others) and not (self._others_turn and members)
+        return others if self._others_turn else members
 
     def first_of(self, waiting: Iterable[Sequence]) -> Sequence | None:
         """The first of `waiting` that is on trial; the first of all when no group is."""

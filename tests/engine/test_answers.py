@@ -19,10 +19,11 @@ LIMITS = Limits(n_cells=1000, n_slots=8, n_ctx=500, n_rows_max=64, row_budget=64
 CALL = '<tool_call>{"name": "add"}</tool_call>'
 
 
-def answer(form: AnswerFormat, drawn: str, *stop: str, grammar: Grammar | None = None) -> list[Event]:
+def answer(form: AnswerFormat, drawn: str, *stop: str, grammar: Grammar | None = None, max_tokens: int | None = None) -> list[Event]:
     """The events of a sequence that draws the bytes of `drawn`, save where its sampler is forced; then it ends its turn."""
     scheduler = Scheduler(LIMITS, FakeVocabulary())
-    scheduler.submit(SequenceSpec(prompt=[1], answer=form, stopping=StopParams(stop=stop), grammar=grammar), 0.0)
+    stopping = StopParams(stop=stop, max_tokens=max_tokens)
+    scheduler.submit(SequenceSpec(prompt=[1], answer=form, stopping=stopping, grammar=grammar), 0.0)
     tokens = [*drawn.encode(), 257]
     events: list[Event] = []
     while (plan := scheduler.plan(0.0)) is not None:
@@ -80,6 +81,17 @@ def test_where_one_call_is_wanted_the_answer_is_over_with_it() -> None:
         events = answer(form, CALL + CALL)
         assert told(events) == "add{}" * n_calls
         assert end(events).reason is FinishReason.TOOL_CALLS
+
+
+def test_a_stop_string_that_is_found_in_what_was_held_back_is_why_the_answer_ended() -> None:
+    form = AnswerFormat(calls=HERMES, tools=(Tool("add"),))
+    cut = answer(form, 'so <tool_call>{"STOP": 1', "STOP")
+    assert told(cut) == 'so <tool_call>{"'
+    assert (end(cut).reason, end(cut).stop_reason) == (FinishReason.STOP, "STOP")
+    cut = answer(form, 'so <tool_call>{"STOP": 1', "STOP", max_tokens=22)
+    assert (end(cut).reason, end(cut).stop_reason) == (FinishReason.STOP, "STOP")
+    whole = answer(form, 'so <tool_call>{"STOP": 1', "STOP", max_tokens=17)
+    assert (end(whole).reason, end(whole).stop_reason) == (FinishReason.LENGTH, None)
 
 
 def test_a_stop_string_after_a_call_ends_the_answer_with_the_call() -> None:

@@ -32,6 +32,13 @@ def test_far_logits_make_no_infinities() -> None:
     assert not found.agree[0]
 
 
+def test_what_never_comes_counts_nothing_and_what_the_other_never_says_without_bound() -> None:
+    some = np.array([[0, 0, -math.inf]], np.float32)
+    assert compare_rows(some, some).divergences.tolist() == [0]
+    assert compare_rows(some, np.zeros((1, 3), np.float32)).divergences[0] == pytest.approx(math.log(1.5))
+    assert compare_rows(np.zeros((1, 3), np.float32), some).divergences.tolist() == [math.inf]
+
+
 def test_a_summary_is_of_all_rows_whichever_part_they_came_in() -> None:
     first = compare_rows(logits([0.5, 0.5], [0.2, 0.8]), logits([0.5, 0.5], [0.8, 0.2]))
     second = compare_rows(logits([0.3, 0.7]), logits([0.3, 0.7]))

@@ -202,6 +202,27 @@ def test_a_longer_piece_takes_the_place_of_those_it_contains() -> None:
     assert found(pool, [*TEXT[:20], 1, 2]) == (0, 21, [0, 20])
 
 
+def test_a_spare_piece_that_finds_no_room_leaves_what_it_contains() -> None:
+    short, other, long = piece(TEXT[:20]), piece([1] * 30), piece(TEXT[:50])
+    pool = make_pool(short.n_bytes + other.n_bytes)
+    pool.keep_evicted()
+    pool.put(short)
+    pool.put(other)
+    pool.put(long, is_spare=True)
+    assert (pool.pieces(), pool.take_evicted()) == ([short, other], [long])
+    assert found(pool, TEXT) == (0, 20, [0])
+    pool.check()
+
+
+def test_a_spare_piece_has_the_room_of_what_it_contains() -> None:
+    short, long = piece(TEXT[:20]), piece(TEXT[:50])
+    pool = make_pool(long.n_bytes)
+    pool.put(short)
+    pool.put(long, is_spare=True)
+    assert pool.pieces() == [long]
+    pool.check()
+
+
 def test_a_state_that_cannot_be_cut_stays_beside_a_longer_one() -> None:
     pool = make_pool(can_cut=False)
     pool.put(piece(TEXT[:20]))

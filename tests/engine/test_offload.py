@@ -7,6 +7,7 @@ import pytest
 
 from cllm.backend import KvLayout
 from cllm.config import Settings
+from cllm.engine.compute import compute
 from cllm.engine.hostpool import Piece
 from cllm.engine.offload import Offload
 from cllm.engine.prices import MOVE_S, Prices
@@ -267,6 +268,20 @@ def test_a_step_that_is_told_to_end_before_its_moves_costs_no_reuse() -> None:
         pass
     scheduler.check()
     assert scheduler.totals.n_prefill_rows == 200 + 230 + len("more")
+
+
+def test_a_preempted_one_waits_for_its_beginning_also_where_another_has_all_its_cells() -> None:
+    model, scheduler, offload = make(Costs(), n_cells=2000)
+    for _ in range(2):
+        scheduler.submit(make_spec(tuple(b"a" * 200), 0, 20, 0.0), 0.0)
+    while (plan := scheduler.plan(0.0)) is not None and scheduler.n_running < 2:
+        scheduler.apply(plan, compute(model, plan, lambda: 0.0), 0.0)
+    assert plan is not None
+    assert len(plan.moves) == 1, "the second one shares what the first one has"
+    plan.n_moves_done = 1
+    scheduler.apply_failure(plan, Aborted("aborted"), 0.0)
+    assert len(list(offload.pool.texts_awaited())) == 2
+    scheduler.check()
 
 
 def test_what_nobody_waits_for_any_more_is_like_everybodys() -> None:

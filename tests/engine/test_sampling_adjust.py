@@ -19,6 +19,7 @@ from cllm.engine.penalties import TokenCounts, repeat
 from cllm.engine.sampling import Sampler, dry_breaker_tokens, sample
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
 from cllm.text.grammar import Grammars, GrammarSource, Kind
+from tests.lines import n_lines
 
 N_VOCAB = 12
 tokens_lists = st.lists(st.integers(0, N_VOCAB - 1), max_size=60)
@@ -173,6 +174,24 @@ def test_a_history_taken_in_at_once_is_as_good_as_token_by_token(first: list[int
         assert after[0].tolist() == after[1].tolist()
 
 
+def test_the_choices_of_a_prompt_share_its_reading_and_nothing_else() -> None:
+    prompt = np.random.default_rng(1).integers(0, 4, 5000).tolist()
+    first = Dry.of(prompt, frozenset({3}), None)
+    for token in prompt[:50]:
+        first.observe(token)
+    second, afresh = Dry.of(prompt, frozenset({3}), None), Dry(frozenset({3}))
+    for token in prompt:
+        afresh.observe(token)
+    after = np.zeros((2, 4), np.float32)
+    for token in prompt[50:100]:
+        second.observe(token)
+        afresh.observe(token)
+        second.penalise(after[0], 0.8, 1.75, 1)
+        afresh.penalise(after[1], 0.8, 1.75, 1)
+    assert after[0].tolist() == after[1].tolist()
+    assert n_lines(lambda: Dry.of(prompt, frozenset({3}), None)) < 500
+
+
 def test_a_breaker_is_not_penalised_though_it_would_make_a_repetition_longer() -> None:
     logits = np.zeros(5, np.float32)
     Dry.of([0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 2], frozenset({3}), None).penalise(logits, 0.8, 1.75, 2)
@@ -215,6 +234,20 @@ def test_breakers_are_the_tokens_whose_text_contains_them_and_are_found_once() -
     assert words.n_reads == 5, "it was read once"
     assert dry_breaker_tokens(words, ("",)) == frozenset()
     assert dry_breaker_tokens(Words(), ("a",)) == {0}
+
+
+class Rows(Words):
+    """As many words, of which the first is a long row of blanks."""
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        return b" " * 10_000 if token == 0 else super().token_bytes(token, special=special)
+
+
+def test_a_breaker_is_found_once_in_a_token() -> None:
+    rows = Rows()
+    assert dry_breaker_tokens(rows, ("a",)) == frozenset()
+    assert n_lines(lambda: dry_breaker_tokens(rows, (" ", "\n"))) < 2000
+    assert dry_breaker_tokens(rows, (" ", "\n")) == {0, 1, 2}
 
 
 # --- bias, ends, mask -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The scheduler's rules as text: each file in scenarios/ is a conversation with it, and what it answered is checked line by line.
 
 A block is commands, a line `----`, and what they gave. `CLLM_REWRITE=1 pytest tests/engine` writes the answers anew, for a
-reviewer to read in the diff. Commands:
+reviewer to read in the diff, and fails: nothing was checked. Commands:
 
     limits NAME=N ...           a new scheduler (n_cells n_slots n_ctx n_rows_max row_budget n_live_max n_waiting_max patience_s)
                                 (row_budget=auto leaves it to the costs, itl_target_ms=N to them and a target; itl_max_ms=N leaves to them
@@ -218,7 +218,8 @@ class Conversation:
             lines += [*_plan_lines(plan), *self._apply(plan, {})]
         self.scheduler.vacate()
         is_apart = layout is KvLayout.STREAMS
-        slots = {"n_slots": limits.n_slots_apart} if is_apart else {"n_slots": LIMITS["n_slots"]}
+        n_slots = (limits.n_slots_apart or 1) if is_apart else LIMITS["n_slots"]
+        slots = {"n_slots": n_slots, "n_live_max": min(LIMITS["n_live_max"], n_slots)}  # as `limits_of` has it
         changes = {"rows_by_slot": is_apart, "copies_slots": is_apart, "can_share": not is_apart, "can_save_part": not is_apart}
         self.scheduler.laid_out(attrs.evolve(limits, **changes, **slots), 0.1)
         return lines
@@ -379,6 +380,7 @@ def test_the_scheduler_answers_as_the_scenario_says(path: Path) -> None:
             assert given == answers, f"{path.name}: after {commands}"
     if os.environ.get("CLLM_REWRITE"):
         path.write_text("\n\n".join(written) + "\n", "utf-8")
+        pytest.fail(f"{path.name} was written anew, since CLLM_REWRITE is set")
 
 
 def test_there_are_scenarios() -> None:

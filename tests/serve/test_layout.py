@@ -23,6 +23,7 @@ from cllm.errors import ContextExceeded, LoadFailed, ModelDied, Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
+from cllm.testing.mortal import Panic
 from tests.api.conftest import Api
 from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, text_alone, until
 
@@ -92,6 +93,18 @@ async def test_where_nothing_is_shared_the_cells_come_to_lie_apart_and_texts_sta
         assert (told["kv_layout"], told["n_slots"], told["n_ctx"]) == ("streams", 16, 4096)
         await ask_and_compare(running, words(12, seed=2))
         assert running.scheduler.totals.n_layouts == 1
+
+
+async def test_more_at_once_than_there_are_parts_bring_the_pool_back_also_when_nobody_said_how_many_run() -> None:
+    model = FakeModel(lays_out=True)
+    async with running_engine(model, Settings(), cost=cost(model)) as running:
+        await ask_and_compare(running, words(60, seed=1))
+        assert model.capabilities.kv_layout is KvLayout.STREAMS
+        n_promised = running.engine.model.n_live_max
+        assert n_promised > model.n_slots
+        await ask(running, [make_spec(prompt, 30) for prompt in words(60, seed=2)], n_at_once=40)
+        assert model.capabilities.kv_layout is KvLayout.UNIFIED
+        assert running.engine.model.n_live_max == n_promised
 
 
 async def test_rows_that_close_gaps_between_slots_change_no_text_and_leave_what_is_cached() -> None:
@@ -271,10 +284,11 @@ async def test_an_answer_that_outgrows_its_part_goes_on_in_the_pool() -> None:
         assert model.capabilities.kv_layout is KvLayout.UNIFIED
 
 
-async def test_a_layout_that_cannot_be_had_costs_a_pause_and_is_not_tried_again() -> None:
+@pytest.mark.parametrize("error", [LoadFailed("no memory"), RuntimeError("a mistake"), Panic("a mistake")])
+async def test_a_layout_that_cannot_be_had_costs_a_pause_and_is_not_tried_again(error: BaseException) -> None:
     def refuse(layout: KvLayout, n_slots: int) -> None:
         tried.append(layout)
-        raise LoadFailed("no memory")
+        raise error
 
     tried: list[KvLayout] = []
     model = FakeModel(lays_out=True, before_lay_out=refuse)
