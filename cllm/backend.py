@@ -2,7 +2,7 @@
 
 A backend is a distribution with an entry point in the group ``cllm.backends``. The entry point names a callable without
 arguments that gives a `Backend`. Errors are those of `cllm.errors`, by name; any other exception that leaves a model's call is
-taken for `StepFailed`.
+taken for `StepFailed`, a panic of Rust's and SystemExit too.
 
 Words. *Slot*: the model's place for one sequence, ``0 <= slot < n_slots``. *Cell*: the KV of one token. *Row*: one token to
 compute in a step. *Output*: a row whose logits are wanted. Positions count from 0 within a sequence.
@@ -119,7 +119,10 @@ class ModelInfo:
     quantization: str = ""
     build: str = ""  # what computes was compiled for, as its library tells, and with how many threads; with another steps take other times
     cells_bytes: int = 0  # memory of all cells; 0: not known
-    fingerprint: str = ""  # differs where saved states do not fit each other, also between processes; empty: they end with the process
+    fingerprint: str = ""
+    """Differs where saved states do not fit, and wherever equal tokens would not have equal cells: with other weights, other adapters or
+    scales of theirs, other cache types, another build. The same in each process. Empty: saved states end with the process."""
+
     metadata: Mapping[str, str] = attrs.field(factory=dict)
 
 
@@ -247,7 +250,7 @@ class StepModel(Protocol):
         """Free the cells of `slot` at positions ``>= n_keep``. Source: llama_memory_seq_rm (llama.h)."""
 
     def drop(self, slot: int) -> None:
-        """Free all cells of `slot`; harmless on an empty one. Always possible."""
+        """Free all cells of `slot`; harmless on an empty one. Always possible: whatever it raises is taken for ModelDied."""
 
     def save(self, slot: int, start: int = 0) -> bytes:
         """Return the state of the cells of `slot` at positions ``>= start``, for `restore` by the same model.

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
 
 
 def in_one_line(error: BaseException) -> str:
     """Return an error's kind and message, for a line of another one's."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def call_foreign(call: Callable[..., T], *arguments: Any) -> T:
+    """Call what is a plugin's. What it raises that is no Exception, a panic of Rust's or SystemExit, comes as StepFailed.
+
+    Whoever serves many catches no such thing, so that one request would end all. KeyboardInterrupt is the operator's, and comes as it is.
+    """
+    try:
+        return call(*arguments)
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise StepFailed(in_one_line(error)) from error
 
 
 class CllmError(Exception):

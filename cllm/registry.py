@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from cllm.errors import BackendUnavailable, in_one_line
+from cllm.errors import BackendUnavailable, LoadFailed, in_one_line
 
 if TYPE_CHECKING:
-    from cllm.backend import Backend, Probe, StreamModel, Vocabulary
+    from cllm.backend import Backend, Probe, StepModel, StreamModel, Vocabulary
 
 GROUP: Final = "cllm.backends"
+STEP_MODEL: Final = ("vocabulary", "info", "capabilities", "n_cells", "n_cells_slot", "n_slots", "n_rows_max", "step", "drop", "close")
+"""What no `StepModel` can do without, whatever its capabilities are."""
 
 
 @attrs.frozen
@@ -57,11 +59,15 @@ def load_backend(name: str) -> Backend:
 
     Raises: BackendUnavailable with one line: no such name, a name that is claimed twice, an import that fails, another contract.
     """
+    return _load(_listed(name))
+
+
+def _listed(name: str) -> Listed:
     listed = list_backends()
     named = [one for one in listed if one.name == name]
     if not named:
         raise BackendUnavailable(_missing(name, sorted({one.name for one in listed})))
-    return _load(_only(named))
+    return _only(named)
 
 
 def factory_of(name: str) -> str:
@@ -86,11 +92,13 @@ def _load(listed: Listed) -> Backend:
     origin = _origin(listed)
     try:
         backend = listed.entry_point.load()()
+        complaint = _complaint(backend)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a foreign module may fail in any way: a panic of Rust's is no Exception
         raise BackendUnavailable(f"{origin} is broken: {in_one_line(error)}") from error
-    _check_contract(backend, origin)
+    if complaint:
+        raise BackendUnavailable(f"{origin} {complaint}")
     return backend  # type: ignore[no-any-return]  # the contract says that it is one
 
 
@@ -98,23 +106,33 @@ def _origin(listed: Listed) -> str:
     return f"backend {listed.name} ({listed.distribution} {listed.version})"
 
 
-def _check_contract(backend: object, origin: str) -> None:
+def _complaint(backend: object) -> str:
+    """Say why this is no backend of this server's; empty if it is one."""
     from cllm.backend import CONTRACT_VERSION, Backend
 
     if isinstance(backend, type) or not isinstance(backend, Backend):  # a class has what its instances have, and can do nothing of it
-        raise BackendUnavailable(f"{origin} is broken: its entry point gives {_what(backend)}, which is no Backend")
+        return f"is broken: its entry point gives {_what(backend)}, which is no Backend"
     version: object = backend.contract_version
     if not isinstance(version, int):
-        raise BackendUnavailable(f"{origin} is broken: its contract_version is {_what(version)}, not a number")
+        return f"is broken: its contract_version is {_what(version)}, not a number"
     if version != CONTRACT_VERSION:
         older = "cLLM" if version > CONTRACT_VERSION else "the backend"
-        raise BackendUnavailable(
-            f"{origin} speaks version {version} of the contract, this server version {CONTRACT_VERSION}; update {older}"
-        )
+        return f"speaks version {version} of the contract, this server version {CONTRACT_VERSION}; update {older}"
+    return ""
 
 
 def _what(thing: object) -> str:
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def checked_model(model: StepModel | StreamModel) -> StepModel | StreamModel:
+    """Return what a backend's `load` gave. Raises: LoadFailed when that is no model."""
+    from cllm.backend import StreamModel
+
+    missing = [name for name in STEP_MODEL if not hasattr(model, name)]
+    if missing and not isinstance(model, StreamModel):
+        raise LoadFailed(f"the backend's load gave {_what(model)}, which is no model: it has no {', '.join(missing)}")
+    return model
 
 
 def vocabulary_of(model: StreamModel) -> Vocabulary | None:
@@ -144,10 +162,17 @@ def probe_backends() -> list[Found]:
 def _probe(one: Listed, named: list[Listed]) -> Found:
     try:
         _only(named)
-        backend = _load(one)
-        probe = _checked(backend.probe())
+        return _found(one, _load(one))
     except BackendUnavailable as error:
         return Found(one, available=False, reason=str(error).removeprefix(_origin(one) + " "))
+
+
+def _found(one: Listed, backend: Backend) -> Found:
+    """Ask a backend whether it can work here; one whose probe breaks its word cannot."""
+    try:
+        probe = _checked(backend.probe())
+    except BackendUnavailable as error:
+        return Found(one, available=False, reason=" ".join(str(error).split()))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the contract forbids it, but the others must go on
@@ -160,16 +185,26 @@ def _checked(probe: object) -> Probe:
 
     if not isinstance(probe, Probe):
         raise TypeError(f"it gave {_what(probe)}, which is no Probe")
+    reason: object = probe.reason
+    if not isinstance(reason, str):
+        raise TypeError(f"its reason is {_what(reason)}, not text")
+    preference: object = probe.preference
+    if not isinstance(preference, int):
+        raise TypeError(f"its preference is {_what(preference)}, not a number")
     return probe
 
 
 def choose_backend(name: str = "auto") -> tuple[str, Backend]:
     """Return a backend with its name: the named one, or for `auto` the available one with the highest preference.
 
-    Raises: BackendUnavailable with one line, for `auto` with every backend and why not.
+    Raises: BackendUnavailable with one line, for a named one with its own reason, for `auto` with every backend and why not.
     """
     if name != "auto":
-        return name, load_backend(name)
+        one = _listed(name)
+        backend = _load(one)
+        if not (asked := _found(one, backend)).available:
+            raise BackendUnavailable(f"{_origin(one)} cannot work here: {asked.reason or 'it does not say why'}")
+        return name, backend
     found = probe_backends()
     able = [one for one in found if one.backend is not None and one.available and one.preference > 0]
     if not able:

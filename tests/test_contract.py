@@ -204,6 +204,43 @@ def test_a_model_that_says_that_it_heeds_what_it_does_not_fails_the_suite(tmp_pa
     check_fails(run, seen_by)
 
 
+CARELESS = """
+from cllm.testing import fake, fake_streams
+
+class Steps(fake.FakeBackend):
+    def load(self, spec, on_progress):
+        assert spec.n_cells > 0 and spec.n_live > 0
+        return super().load(spec, on_progress)
+
+class Streams(fake_streams.FakeStreamBackend):
+    def load(self, spec, on_progress):
+        assert spec.n_cells > 0 and spec.n_live > 0
+        return super().load(spec, on_progress)
+
+class Limited(fake_streams.FakeTextModel):
+    def start(self, seq_id, request):
+        assert request.n_tokens_max > 0
+        super().start(seq_id, request)
+
+class Texts(fake_streams.FakeStreamBackend):
+    made = classmethod(lambda cls: cls(Limited))
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "seen_by"),
+    [
+        ("Steps", "test_a_model_that_was_left_the_choice_of_its_sizes_computes_the_same"),
+        ("Streams", "test_a_model_that_was_left_the_choice_of_its_sizes_answers"),
+        ("Texts.made", "test_a_text_without_a_limit_is_begun_and_can_be_given_up"),
+    ],
+)
+def test_a_model_that_takes_what_is_left_open_for_a_number_fails_the_suite(tmp_path: Path, backend: str, seen_by: str) -> None:
+    (tmp_path / "careless.py").write_text(CARELESS)
+    run = run_contract("--backend", f"careless:{backend}", "-k", "left_the_choice or without_a_limit", folder=tmp_path)
+    check_fails(run, seen_by)
+
+
 def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     check(run_contract("--backend", "cllm_backend_echo:EchoBackend", folder=tmp_path))

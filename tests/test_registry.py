@@ -149,6 +149,8 @@ def test_an_operator_who_interrupts_a_backend_is_heard(install: Install, source:
         ("return None", "probe failed: TypeError: it gave a NoneType, which is no Probe"),
         ("raise SystemExit('no device')", "probe failed: SystemExit: no device"),
         ("raise BaseException('panicked')", "probe failed: BaseException: panicked"),
+        ("return Probe(available=True, reason=OSError('no device'))", "probe failed: TypeError: its reason is a OSError, not text"),
+        ("return Probe(available=True, preference='high')", "probe failed: TypeError: its preference is a str, not a number"),
         ("return Probe(available=False, reason='no device\\n\\tinstall one\\n')", "no device install one"),
     ],
 )
@@ -199,6 +201,20 @@ def test_auto_with_nothing_that_works_names_each_backend_and_why(install: Instal
 def test_a_backend_without_preference_is_taken_when_named(install: Install) -> None:
     install("shy", source=backend_source(AVAILABLE.format(0)))
     assert registry.choose_backend("shy")[0] == "shy"
+
+
+@pytest.mark.parametrize(
+    ("probe", "reason"),
+    [
+        ("return Probe(available=False, reason='no device:\\n\\tinstall one')", "no device: install one"),
+        ("raise OSError('cannot look')", "probe failed: OSError: cannot look"),
+        ("return Probe(available=False)", "it does not say why"),
+    ],
+)
+def test_a_named_backend_that_cannot_work_here_is_told_by_name_with_its_own_reason(install: Install, probe: str, reason: str) -> None:
+    install("absent", source=backend_source(probe))
+    with pytest.raises(BackendUnavailable, match=rf"^backend absent \(dist-absent 1\.0\) cannot work here: {reason}$"):
+        registry.choose_backend("absent")
 
 
 def test_the_built_in_backends_come_through_the_same_door() -> None:

@@ -143,7 +143,7 @@ class Bench:
         work = self._work(step)
         try:
             check()
-            output = compute(self.model, work, clock)
+            output = errors.call_foreign(compute, self.model, work, clock)
         except Exception as error:
             return _stepped(StepOutput([], [], None), work, failed(error))
         return _stepped(output, work, None)

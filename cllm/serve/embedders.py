@@ -11,6 +11,7 @@ import trio
 from cllm.backend import Backend, Embedder, Embeds, LoadsEmbedders, ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import Settings, api_keys, embedding_names_of
 from cllm.errors import DoesNotGenerate, LoadFailed
+from cllm.registry import checked_model
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.engine import Embeddings
 from cllm.serve.loop import StepLoop
@@ -45,7 +46,7 @@ class LoadedEmbedder:
 def load_main(backend: Backend, spec: ModelSpec, vectors: ModelSpec, on_progress: OnProgress) -> StepModel:
     """Load the served model, or, where it gives vectors only, that. Raises: LoadFailed · LoadAborted · BackendUnavailable."""
     try:
-        model = backend.load(spec, on_progress)
+        model = checked_model(backend.load(spec, on_progress))
         return _streams_only(model, spec) if isinstance(model, StreamModel) else model
     except DoesNotGenerate:
         if not isinstance(backend, LoadsEmbedders):

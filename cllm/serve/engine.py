@@ -17,7 +17,7 @@ from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
 from cllm.config import Settings
 from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, Unavailable
+from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, Unavailable, call_foreign
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.grammars import GrammarDesk
 from cllm.serve.loop import StepLoop
@@ -187,14 +187,17 @@ class Engine:
     async def tokenized(self, tokenize: Callable[[], T], n_chars: int) -> T:
         """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long. Raises: Unavailable · TokenizeFailed."""
         if n_chars <= getattr(self.model.vocabulary, "n_chars_inline", N_CHARS_INLINE):  # another process may keep one waiting
-            return tokenize()
+            return call_foreign(tokenize)
         try:
-            return await trio.to_thread.run_sync(tokenize, abandon_on_cancel=True, limiter=self._tokenizing)
+            return await trio.to_thread.run_sync(partial(call_foreign, tokenize), abandon_on_cancel=True, limiter=self._tokenizing)
         except ModelDied:  # and the next one takes long to load, or there will be none
             raise Unavailable("the model is being started anew", retry_after_s=5.0, code="loading") from None
 
-    async def grammar(self, model: ServedModel, source: GrammarSource, *, timeout_s: float) -> Grammar:
-        """The compiled grammar of `source`. Raises: GrammarInvalid, also after `timeout_s` · Unavailable · NotSupported."""
+    async def grammar(self, model: ServedModel, source: GrammarSource | Callable[[], GrammarSource], *, timeout_s: float) -> Grammar:
+        """The compiled grammar of `source`, or of what that writes in a thread.
+
+        Raises: GrammarInvalid, also after `timeout_s` · Unavailable · NotSupported.
+        """
         if model.grammars is None:
             raise NotSupported("this model's answers cannot be held to a grammar here")
         return await self._desk.compiled(model.grammars, source, timeout_s=timeout_s)
@@ -227,7 +230,10 @@ class Engine:
         self.phase = EnginePhase.READY
 
     def _laid_out(self, model: StepModel) -> None:
-        """Its cells lie otherwise now: what is told of it is told anew. What one sequence may have stays as it was promised, if it can."""
+        """Its cells lie otherwise now: what is told of it is told anew. What one sequence may have stays as it was promised, if it can.
+
+        So does how many may run: if more come than there are parts, the pool is back.
+        """
         assert self._model is not None
         assert self._loop is not None
         self._model = attrs.evolve(

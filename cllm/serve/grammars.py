@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import trio
 
@@ -12,6 +14,8 @@ from cllm.bigstack import NoStack, call_with_stack
 from cllm.errors import GrammarInvalid, Unavailable
 from cllm.serve.metrics import Metrics
 from cllm.text.grammar import N_BYTES_STACK, Grammar, Grammars, GrammarSource
+
+T = TypeVar("T")
 
 N_COMPILING_MAX = 2  # each has a core; what takes too long goes on until its fuel is used up, and takes one of these places meanwhile
 
@@ -21,23 +25,30 @@ class GrammarDesk:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._limiter = trio.CapacityLimiter(N_COMPILING_MAX)
+        self._writing = trio.CapacityLimiter(N_COMPILING_MAX)  # apart: what was compiled before need not wait for others' compiling
+        self._compiling = trio.CapacityLimiter(N_COMPILING_MAX)
 
-    async def compiled(self, grammars: Grammars, source: GrammarSource, *, timeout_s: float) -> Grammar:
-        """The grammar of `source`. Raises: GrammarInvalid, also for what takes longer than `timeout_s` · Unavailable."""
-        known = grammars.known(source)
-        if known is not None:
-            self._metrics.grammars.labels("cached").inc()
-            return known
+    async def compiled(self, grammars: Grammars, source: GrammarSource | Callable[[], GrammarSource], *, timeout_s: float) -> Grammar:
+        """The grammar of `source`, or of what that writes, which takes its time, too.
+
+        Raises: GrammarInvalid, also for what takes longer than `timeout_s` · Unavailable.
+        """
+        ends_at = trio.current_time() + timeout_s
         try:
-            grammar = await self._compile(grammars, source, timeout_s)
+            if not isinstance(source, GrammarSource):
+                source = await self._apart(source, self._writing, ends_at, timeout_s)
+            known = grammars.known(source)
+            if known is not None:
+                self._metrics.grammars.labels("cached").inc()
+                return known
+            grammar = await self._compile(grammars, source, ends_at, timeout_s)
         except GrammarInvalid:
             self._metrics.grammars.labels("refused").inc()
             raise
         self._metrics.grammars.labels("compiled").inc()
         return grammar
 
-    async def _compile(self, grammars: Grammars, source: GrammarSource, timeout_s: float) -> Grammar:
+    async def _compile(self, grammars: Grammars, source: GrammarSource, ends_at: float, timeout_s: float) -> Grammar:
         started_at = math.inf
 
         def work() -> Grammar:
@@ -45,18 +56,30 @@ class GrammarDesk:
             started_at = time.perf_counter()
             return call_with_stack(partial(grammars.compile, source), N_BYTES_STACK)
 
-        with trio.move_on_after(timeout_s):
-            try:
-                grammar = await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
-            except NoStack:
-                raise Unavailable("there is no memory to compile a grammar", retry_after_s=timeout_s) from None
-            finally:
-                if started_at < math.inf:
-                    self._metrics.grammar_s.observe(time.perf_counter() - started_at)
-            return grammar
-        known = grammars.known(source)
-        if known is not None:  # it was compiled in time, and Trio came too late to see that: the whole process stood still
-            return known
-        if started_at < math.inf:
+        try:
+            return await self._apart(work, self._compiling, ends_at, timeout_s)
+        except NoStack:
+            raise Unavailable("there is no memory to compile a grammar", retry_after_s=timeout_s) from None
+        except (GrammarInvalid, Unavailable):
+            known = grammars.known(source)
+            if known is None:
+                raise
+            return known  # it was compiled in time, and Trio came too late to see that: the whole process stood still
+        finally:
+            if started_at < math.inf:
+                self._metrics.grammar_s.observe(time.perf_counter() - started_at)
+
+    async def _apart(self, work: Callable[[], T], limiter: trio.CapacityLimiter, ends_at: float, timeout_s: float) -> T:
+        """What `work` gives in a thread. Raises: GrammarInvalid when it takes too long · Unavailable when its turn does not come."""
+        is_begun = False
+
+        def begin() -> T:
+            nonlocal is_begun
+            is_begun = True
+            return work()
+
+        with trio.move_on_at(ends_at):
+            return await trio.to_thread.run_sync(begin, abandon_on_cancel=True, limiter=limiter)
+        if is_begun:
             raise GrammarInvalid(f"it takes longer than {timeout_s:g} s to compile")
         raise Unavailable("other grammars are being compiled", retry_after_s=timeout_s, code="grammars_busy")

@@ -115,7 +115,7 @@ class EngineLife:
             self._embed_loop.end_all(error)
 
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
-        disk = None if self._settings.cache_dir is None else await run_apart(open_disk, loaded.step_model, self._settings)
+        disk = None if self._settings.cache_dir is None else await run_apart(open_disk, loaded, self._settings)
         keep = partial(keep_layout, loaded.curve_key, self._settings)
         loop = make_loop(loaded.step_model, self._settings, loaded.limits, loaded.cost, self.engine.metrics, thread, disk, keep)
         if self._draining:
@@ -168,7 +168,7 @@ def make_loop(
     disk: DiskTier | None = None,
     keep_layout: Callable[[KvLayout], None] = lambda layout: None,
 ) -> StepLoop:
-    """Return what runs `model`, with a scheduler of its kind."""
+    """Return what runs `model`, with a scheduler of its kind. Raises: LoadFailed when one that schedules itself cannot begin."""
     if isinstance(model, StreamsOnly):
         return StreamLoop(model, _stream_scheduler(model, limits), metrics, thread)
     return StepLoop(

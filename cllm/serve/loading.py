@@ -12,13 +12,13 @@ import attrs
 import structlog
 
 from cllm import hub
-from cllm.backend import Backend, KvLayout, LaysOut, OnProgress, StepModel
-from cllm.config import Settings, api_keys, name_of_model
+from cllm.backend import Backend, Embedder, KvLayout, LaysOut, OnProgress, StepModel
+from cllm.config import Settings, SettingsError, api_keys, name_of_model
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.layout import N_FEW
 from cllm.engine.scheduler import Limits
-from cllm.errors import CllmError, LoadAborted, LoadFailed, in_one_line
+from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, call_foreign, in_one_line
 from cllm.registry import choose_backend, factory_of
 from cllm.serve import curves
 from cllm.serve.calibration import N_CELLS_PART, measure
@@ -59,10 +59,17 @@ class Loaded:
         return info.size_bytes + info.cells_bytes
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Give all memory back. What is raised meanwhile is logged: other models go on, and whoever closes this one has a reason to."""
         if not isinstance(self.embedder, str):  # first: it may stand on the model's weights
-            self.embedder.embedder.close()
-        self.step_model.close()
+            _close(self.embedder.embedder)
+        _close(self.step_model)
+
+
+def _close(model: StepModel | Embedder) -> None:
+    try:
+        call_foreign(model.close)
+    except Exception as error:
+        log.error("close.failed", model=model.info.name, why=in_one_line(error))
 
 
 def load(settings: Settings, on_progress: OnProgress) -> Loaded:
@@ -80,16 +87,12 @@ def measured(loaded: Loaded, settings: Settings, on_progress: OnProgress) -> Loa
         cost = cost_of(loaded.step_model, loaded.curve_key, settings, on_measuring)
         limits = attrs.evolve(loaded.limits, begins_apart=_begins_apart(loaded.curve_key, settings))
         return attrs.evolve(loaded, cost=cost, limits=limits)
-    except (LoadAborted, LoadFailed):
+    except BaseException as error:  # see `call_foreign`
         loaded.close()
-        raise
-    except Exception as error:
-        loaded.close()
+        if isinstance(error, LoadAborted | LoadFailed | KeyboardInterrupt):
+            raise
         log.debug("load.failed", exc_info=error)
         raise LoadFailed(f"{loaded.served.name}: its steps could not be measured: {in_one_line(error)}") from error
-    except BaseException:
-        loaded.close()
-        raise
 
 
 def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
@@ -103,7 +106,7 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
     spec = model_spec(settings)
     on_loading, _ = _in_turn(on_progress, settings)
     other = settings.embedding_model
-    with _blaming(name):
+    with blaming(name):
         if _knows_models(backend):
             spec = attrs.evolve(spec, path=settings.model or "")
         else:
@@ -124,23 +127,23 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
                 embedder=embedder,
             )
         except BaseException:
-            model.close()
+            _close(model)
             raise
 
 
 @contextmanager
-def _blaming(backend_name: str) -> Iterator[None]:
+def blaming(backend_name: str, to_do: str = "load the model") -> Iterator[None]:
     """Tell what a backend raises against its contract, or the hub's library, as a load that failed.
 
     As our own mistake it would be tried again for ever, and on demand it would end the server.
     """
     try:
         yield
-    except CllmError:
+    except (LoadFailed, LoadAborted, BackendUnavailable, SettingsError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # see `call_foreign`
         log.debug("load.failed", exc_info=error)
-        raise LoadFailed(f"backend {backend_name} failed to load the model: {in_one_line(error)}") from error
+        raise LoadFailed(f"backend {backend_name} failed to {to_do}: {in_one_line(error)}") from error
 
 
 def _guess(model: StepModel) -> CostModel:
@@ -301,18 +304,25 @@ def what_is_kept(model: StepModel, limits: Limits) -> str:
     return "ended sequences, whole: this memory cannot be cut"
 
 
-def open_disk(model: StepModel, settings: Settings) -> DiskTier | None:
+def open_disk(loaded: Loaded, settings: Settings) -> DiskTier | None:
     """Open the folder that the settings name, if any; blocks. Raises: LoadFailed when it cannot be used."""
     if settings.cache_dir is None:
         return None
-    what_is_missing = _why_no_disk(model, settings)
+    what_is_missing = _why_no_disk(loaded.step_model, settings)
     if what_is_missing:
         log.warning("disk.off", why=what_is_missing)
         return None
     try:
-        return DiskTier.open(settings.cache_dir, model.info.fingerprint, settings.cache_dir_mb << 20)
+        return DiskTier.open(settings.cache_dir, _mark_of(loaded, settings), settings.cache_dir_mb << 20)
     except OSError as error:
         raise LoadFailed(f"--cache-dir {settings.cache_dir}: {error.strerror or error}") from error
+
+
+def _mark_of(loaded: Loaded, settings: Settings) -> str:
+    """What tells a model's files from others'. Its fingerprint should do; states that came of what is known to differ never fit."""
+    info = loaded.step_model.info
+    loras = [(os.path.abspath(lora.path), lora.scale) for lora in model_spec(settings).loras]
+    return repr((loaded.served.backend, info.size_bytes, loras, info.fingerprint))
 
 
 def _why_no_disk(model: StepModel, settings: Settings) -> str:

@@ -18,7 +18,7 @@ from cllm.engine.events import Delta, Event, Failed
 from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, Unavailable
+from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, Unavailable, in_one_line
 from cllm.serve.disktier import DiskTier
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, Waiting, run_apart
@@ -238,8 +238,13 @@ class StepLoop:
         vacated_at = self._progress_at = trio.current_time()
         try:
             await self._turns.run(self._model.lay_out, layout, n_slots)
+        except ModelDied:
+            raise
         except LoadFailed as error:
             log.warning("layout.failed", layout=layout.value, why=str(error))
+        except Exception as error:  # the contract has it that every slot is empty, whatever comes of it
+            self._metrics.step_failed(error)
+            log.error("layout.failed", layout=layout.value, why=in_one_line(error))
         self._progress_at = trio.current_time()
         self._owed += self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
         self.on_layout(self._model)

@@ -16,7 +16,7 @@ from cllm.engine.events import Failed, Finished
 from cllm.engine.hostpool import HostPool
 from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Scheduler
-from cllm.errors import RequestError
+from cllm.errors import RequestError, call_foreign
 from cllm.serve.disktier import DiskTier
 
 log = structlog.get_logger("cllm.metrics")
@@ -187,7 +187,7 @@ class _ModelCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            families = _families(self._model.measures())
+            families = _families(call_foreign(self._model.measures))
         except Exception as error:
             log.error("metrics.failed", why=f"{type(error).__name__}: {error}")
             families = []
@@ -201,9 +201,10 @@ def _families(measures: Sequence[Measure]) -> list[Metric]:
             raise ValueError(f"{measure.name!r} is no name of a measure")
         family = families.get(measure.name)
         if family is None:
-            family = families[measure.name] = Metric(f"cllm_{measure.name}", measure.help, "counter" if measure.is_count else "gauge")
+            family = families[measure.name] = Metric(f"cllm_{measure.name}", str(measure.help), "counter" if measure.is_count else "gauge")
         suffix = "_total" if measure.is_count else ""
-        family.add_sample(family.name + suffix, dict(measure.labels), float(measure.value))
+        labels = {str(name): str(value) for name, value in measure.labels.items()}  # the text of all is made later, where it ends all
+        family.add_sample(family.name + suffix, labels, float(measure.value))
     return list(families.values())
 
 

@@ -19,6 +19,8 @@ import attrs
 import outcome
 import trio
 
+from cllm.errors import call_foreign
+
 T = TypeVar("T")
 
 PATIENCE_S = 5.0  # with a model in another process whose turn it is: longer than most steps
@@ -31,7 +33,7 @@ class _Call:
     token: trio.lowlevel.TrioToken
 
     def do(self) -> None:
-        result = outcome.capture(self.work)
+        result = outcome.capture(call_foreign, self.work)
         self.token.run_sync_soon(trio.lowlevel.reschedule, self.caller, result)
 
 
@@ -51,7 +53,7 @@ class ModelThread:
         self.n_sharing = 0  # loops that compute here
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call `work` in the thread; return or raise what it does.
+        """Call `work` in the thread; return or raise what it does, as `call_foreign`.
 
         A call cannot be cancelled: a cancelled caller gets its result, and learns of it at its next checkpoint.
         """
@@ -134,16 +136,16 @@ class Waiting:
 
 def _in_turn(begun: threading.Event, work: Callable[[], T]) -> T:
     begun.wait()
-    return work()
+    return call_foreign(work)
 
 
 async def run_apart(work: Callable[..., T], *arguments: Any) -> T:
     """Call `work` in a thread that ends with it, and with it the team that OpenMP made for it; for loading beside models that compute.
 
-    As with `ModelThread.run`, a call cannot be cancelled.
+    As with `ModelThread.run`, a call cannot be cancelled, and what it raises is an Exception.
     """
     results: list[outcome.Value[T] | outcome.Error] = []
-    thread = threading.Thread(target=lambda: results.append(outcome.capture(work, *arguments)), name="load")
+    thread = threading.Thread(target=lambda: results.append(outcome.capture(call_foreign, work, *arguments)), name="load")
     await trio.lowlevel.checkpoint_if_cancelled()
     thread.start()
     with trio.CancelScope(shield=True):

@@ -16,7 +16,7 @@ from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import BackendUnavailable, LoadFailed, NotSupported, RequestError
 from cllm.serve.engine import ServedModel
-from cllm.serve.loading import Loaded, load
+from cllm.serve.loading import Loaded, blaming, load
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import shown
 from cllm.serve.stepless import StreamsOnly
@@ -47,7 +47,7 @@ def run(
             seed=secrets.randbits(63) if seed is None else seed,
         )
         return _answer(loaded, spec)
-    except RequestError as error:
+    except (RequestError, LoadFailed) as error:
         print(f"cllm: {error}", file=sys.stderr)
         return FAILED
     finally:
@@ -73,7 +73,9 @@ def _answer(loaded: Loaded, spec: SequenceSpec) -> int:
         assert plan is not None, "a sequence that has not ended always has something to do"
         events = plan.events
         if plan.is_step:
-            events = events + scheduler.apply(plan, compute(loaded.step_model, plan, time.perf_counter), time.monotonic())
+            with blaming(loaded.served.backend, "compute"):
+                output = compute(loaded.step_model, plan, time.perf_counter)
+            events = events + scheduler.apply(plan, output, time.monotonic())
         for event in events:
             _print(event)
     return OK

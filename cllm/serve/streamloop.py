@@ -15,7 +15,7 @@ from cllm.engine.plan import Plan
 from cllm.engine.sequence import Sequence
 from cllm.engine.streaming import StreamScheduler, Turn, request_of
 from cllm.engine.telling import TextScheduler, text_request_of
-from cllm.errors import ModelDied, RequestError
+from cllm.errors import LoadFailed, ModelDied, RequestError, call_foreign, in_one_line
 from cllm.serve.loop import StepLoop, log
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread
@@ -26,6 +26,7 @@ class StreamLoop(StepLoop):
     """A `StepLoop` without steps. What the model tells is heard from any thread; all else belongs to the Trio thread."""
 
     def __init__(self, model: StreamsOnly, scheduler: StreamScheduler, metrics: Metrics, thread: ModelThread) -> None:
+        """Opens the model, before anybody is told that it is there. Raises: LoadFailed when it cannot be."""
         super().__init__(model, scheduler, metrics, thread)
         metrics.watch_model(model.stream_model)
         self._streaming = scheduler
@@ -33,11 +34,14 @@ class StreamLoop(StepLoop):
         self._keeps_prefixes = model.keeps_prefixes
         self._heard: deque[StreamEvent] = deque()
         self._token: trio.lowlevel.TrioToken | None = None
+        try:
+            call_foreign(self._model_of_streams.open, self._hear)
+        except Exception as error:
+            raise LoadFailed(f"the model {model.info.name} could not be opened: {in_one_line(error)}") from error
 
     async def run(self) -> None:
         """See `StepLoop.run`."""
         self._token = trio.lowlevel.current_trio_token()
-        self._model_of_streams.open(self._hear)
         try:
             await super().run()
         finally:
@@ -81,28 +85,51 @@ class StreamLoop(StepLoop):
             self._progress_at = now
 
     def _settle(self, event: StreamEvent, now: float) -> list[Event]:
-        if isinstance(event, StreamToken):
-            return self._streaming.take(event, now)
-        if isinstance(event, StreamText):
-            assert isinstance(self._streaming, TextScheduler), "a model with a vocabulary tells tokens"
-            return self._streaming.take_text(event, now)
+        if isinstance(event, StreamEnd):
+            if event.error:
+                log.error("stream.failed", why=event.error)
+            return self._streaming.take_end(event, now)
         if isinstance(event, StreamBeat):
             return []
-        if event.error:
-            log.error("stream.failed", why=event.error)
-        return self._streaming.take_end(event, now)
+        if isinstance(self._streaming, TextScheduler):
+            if isinstance(event, StreamText):
+                return self._streaming.take_text(event, now)
+        elif isinstance(event, StreamToken):
+            return self._streaming.take(event, now)
+        return self._settle_wrong(event, now)
+
+    def _settle_wrong(self, event: object, now: float) -> list[Event]:
+        """What a model of its kind does not tell costs the sequence that it tells it of, if there is one."""
+        why = f"the model told a {type(event).__name__}"
+        log.error("stream.failed", why=why)
+        seq_id = getattr(event, "seq_id", None)
+        if not isinstance(seq_id, int):
+            return []
+        events = self._streaming.take_end(StreamEnd(seq_id, why), now)
+        if events:
+            self._cancel(seq_id)
+        return events
 
     def _tell(self, turn: Turn) -> None:
         for seq_id in turn.stopped:
-            self._model_of_streams.cancel(seq_id)
+            self._cancel(seq_id)
         for sequence in turn.started:
             try:
-                self._model_of_streams.start(sequence.seq_id, self._request_of(sequence))
+                call_foreign(self._model_of_streams.start, sequence.seq_id, self._request_of(sequence))
             except ModelDied:
                 raise
             except Exception as error:
                 self._refused(sequence.seq_id, error)
                 self._work.set()  # its place is free again
+
+    def _cancel(self, seq_id: int) -> None:
+        try:
+            call_foreign(self._model_of_streams.cancel, seq_id)
+        except ModelDied:
+            raise
+        except Exception as error:  # nobody here waits for the sequence any more
+            self._metrics.step_failed(error)
+            log.error("cancel.failed", why=in_one_line(error))
 
     def _request_of(self, sequence: Sequence) -> StreamRequest:
         reads_text = isinstance(self._streaming, TextScheduler)

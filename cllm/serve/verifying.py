@@ -18,7 +18,8 @@ from cllm.backend import Backend, Batch, Logits, ModelSpec, StepModel, StreamMod
 from cllm.config import Settings, SettingsError
 from cllm.engine.divergence import Divergence, compare_rows, summary
 from cllm.errors import BackendUnavailable, LoadFailed
-from cllm.registry import load_backend
+from cllm.registry import checked_model, load_backend
+from cllm.serve.loading import blaming
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
 from cllm.serve.spec import model_spec
@@ -111,13 +112,15 @@ def _loaded(name: str, spec: ModelSpec) -> Iterator[StepModel | StreamModel]:
         return True
 
     try:
-        model = backend.load(_fetched(backend, spec, on_progress), on_progress)
+        with blaming(name):
+            model = checked_model(backend.load(_fetched(backend, spec, on_progress), on_progress))
     finally:
         progress.stop()
-    try:
-        yield model
-    finally:
-        model.close()
+    with blaming(name, "compute"):
+        try:
+            yield model
+        finally:
+            model.close()
 
 
 def _scored(model: StepModel | StreamModel, tokens: list[list[int]]) -> list[Logits]:

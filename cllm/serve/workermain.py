@@ -7,7 +7,6 @@ parent's log.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import EntryPoint
 from typing import Final, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -38,7 +38,8 @@ from cllm.backend import (
     infill_of,
     n_logprobs_max_of,
 )
-from cllm.errors import Aborted, BackendError, LoadFailed, ModelDied, RequestError
+from cllm.errors import Aborted, BackendError, LoadFailed, ModelDied, RequestError, call_foreign, in_one_line
+from cllm.registry import GROUP, checked_model
 from cllm.serve import frames
 from cllm.serve.calibration import measure
 from cllm.serve.crossing import Bench, failed, fill, told_of
@@ -62,6 +63,7 @@ class Worker:
         self._channel: Channel[frames.ToWorker] = Channel(engine, frames.ToWorker)
         self._control: Channel[frames.Abort] = Channel(control, frames.Abort)
         self._tokenizers: list[Channel[frames.ToTokenizer]] = [Channel(end, frames.ToTokenizer) for end in (short, long)]
+        self._tell = _Telling(self._channel)
         self._model: StepModel | None = None
         self._number: int | None = None  # of the step under way
         self._aborted = 0  # the last step that was to end
@@ -85,8 +87,10 @@ class Worker:
         """What `load_it` gives; what it raises is told, and nothing is left to do."""
         try:
             return load_it(load)
-        except Exception as error:
-            self._channel.send(failed(error if isinstance(error, BackendError) else LoadFailed(f"{type(error).__name__}: {error}")))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # see `call_foreign`
+            self._channel.send(failed(error if isinstance(error, BackendError) else LoadFailed(in_one_line(error))))
             return None
 
     def _run_model(self, model: StepModel | StreamModel, load: frames.Load) -> None:
@@ -118,7 +122,10 @@ class Worker:
             threading.Thread(target=_tokenize, args=(channel, vocabulary, pair), daemon=True).start()
 
     def _load(self, load: frames.Load) -> StepModel | StreamModel:
-        return _backend(load.factory).load(load.spec, self._on_progress)
+        model = checked_model(_backend(load.factory).load(load.spec, self._on_progress))
+        if isinstance(model, StreamModel):
+            model.open(self._tell)
+        return model
 
     def _load_embedder(self, load: frames.Load) -> Embedder:
         backend = _backend(load.factory)
@@ -146,21 +153,20 @@ class Worker:
             self._channel.send(answer)
 
     def _serve_streams(self, model: StreamModel) -> None:
-        tell = _Telling(self._channel)
-        model.open(tell)
+        self._tell.begin()
         while True:
             match self._channel.receive():
                 case frames.Begin(seq_id, request):
                     try:
-                        model.start(seq_id, request)
+                        call_foreign(model.start, seq_id, request)
                     except ModelDied:
                         raise
                     except RequestError as error:
-                        tell(StreamEnd(seq_id, str(error), error))
+                        self._tell(StreamEnd(seq_id, str(error), error))
                     except Exception as error:
-                        tell(StreamEnd(seq_id, f"{type(error).__name__}: {error}"))
+                        self._tell(StreamEnd(seq_id, f"{type(error).__name__}: {error}"))
                 case frames.GiveUp(seq_id):
-                    model.cancel(seq_id)
+                    _cancel(model, seq_id)
                 case other:
                     raise AssertionError(other)
 
@@ -219,22 +225,45 @@ def _told(kind: type[Told], source: object, **fields: object) -> Told:
 def _answered(give: Callable[[], msgspec.Struct]) -> msgspec.Struct:
     """What `give` gives, or what it raises."""
     try:
-        return give()
+        return call_foreign(give)
     except Exception as error:
         return failed(error)
 
 
+def _cancel(model: StreamModel, seq_id: int) -> None:
+    try:
+        call_foreign(model.cancel, seq_id)
+    except ModelDied:
+        raise
+    except Exception as error:  # nobody waits for the sequence any more
+        logging.getLogger("cllm.worker").error("a sequence could not be given up: %s", in_one_line(error))
+
+
 class _Telling:
-    """Sends what a model tells, from any of its threads. When the parent has gone, so does this process."""
+    """Sends what a model tells, from any of its threads, once it may `begin`. When the parent has gone, so does this process."""
 
     def __init__(self, channel: Channel[frames.ToWorker]) -> None:
         self._channel = channel
         self._lock = threading.Lock()
+        self._early: list[StreamEvent] | None = []  # told before the parent knows that the model is there; None: it does
+
+    def begin(self) -> None:
+        """The parent has been told of the model."""
+        with self._lock:
+            early, self._early = self._early or [], None
+            for event in early:
+                self._send(event)
 
     def __call__(self, event: StreamEvent) -> None:
+        with self._lock:
+            if self._early is None:
+                self._send(event)
+            else:
+                self._early.append(event)
+
+    def _send(self, event: StreamEvent) -> None:
         try:
-            with self._lock:
-                self._channel.send(told_of(event))
+            self._channel.send(told_of(event))
         except Ended:
             os._exit(0)
 
@@ -276,8 +305,7 @@ def _text(data: bytes) -> str:
 
 
 def _backend(factory: str) -> Backend:
-    module, _, name = factory.partition(":")
-    return cast(Callable[[], Backend], getattr(importlib.import_module(module), name))()
+    return cast(Callable[[], Backend], EntryPoint("", factory, GROUP).load())()
 
 
 class _ToParent(logging.Handler):

@@ -35,9 +35,9 @@ from cllm.testing.fake import FakeModel
 HEEDS = frozenset({"temperature", "cache_salt", "cache_prompt"})  # no request finds anything of another
 HEEDS_MORE = HEEDS | {"n_tokens_min", "n_logprobs", "seed", "top_k", "top_p", "min_p", "repeat_penalty"}
 UNWANTED, DEADLY = "\x05", "\x06"  # prompts of which `FakeStreamBackend`'s models refuse one, and end their process on the other
+BEARS = "bears "  # begins a path that ends in a file's
 
-
-CHILD_S = 30  # of a process that a model may begin
+CHILD_S = 600  # of a process that a model may begin: longer than any test, which is to end it
 
 
 @attrs.define(eq=False)
@@ -136,9 +136,12 @@ class FakeStreamModel:
         token = self._say(seq_id, live)
         live.tokens = [token]
         live.n_generated += 1
-        if token in live.request.end_tokens or live.n_generated == live.request.n_tokens_max:
+        if token in live.request.end_tokens or self._is_cut(live):
             self._leave(seq_id)
             self._tell(self._ended(seq_id, live))
+
+    def _is_cut(self, live: _Live) -> bool:
+        return live.n_generated == live.request.n_tokens_max or live.n_cells + len(live.tokens) >= self.n_ctx
 
     def _say(self, seq_id: int, live: _Live) -> int:
         """Draw a sequence's next token, and tell it."""
@@ -232,7 +235,7 @@ class FakeTextModel(FakeStreamModel):
 
     def _ended(self, seq_id: int, live: _Live) -> StreamEnd:
         usage = StreamUsage(n_prompt=len(live.request.prompt), n_generated=live.n_generated)
-        return StreamEnd(seq_id, is_cut=live.n_generated == live.request.n_tokens_max, usage=usage)
+        return StreamEnd(seq_id, is_cut=self._is_cut(live), usage=usage)
 
 
 def _said(request: StreamRequest) -> str:
@@ -248,6 +251,10 @@ def _touchy(request: StreamRequest) -> str:
     return "not this one" if request.prompt == tuple(UNWANTED.encode()) else ""
 
 
+def _stay_closed(_tell: Callable[[StreamEvent], None]) -> None:
+    raise RuntimeError("no thread left")
+
+
 def make_isolated() -> object:
     """For the contract suite: such a model in a process of its own."""
     from cllm.serve.worker import WorkerBackend
@@ -256,7 +263,11 @@ def make_isolated() -> object:
 
 
 class FakeStreamBackend:
-    """A backend that gives `FakeStreamModel`s, or what `make` makes. With a path of `bears` it also starts a process."""
+    """A backend that gives `FakeStreamModel`s, or what `make` makes.
+
+    With a path of `BEARS` and a file's it also starts a process for each model, and adds its id to the file as a line.
+    Models of the path `closed` cannot be opened.
+    """
 
     contract_version = CONTRACT_VERSION
     knows_models = True
@@ -272,10 +283,14 @@ class FakeStreamBackend:
         """Give a `FakeStreamModel`. See `Backend.load`."""
         if not on_progress(1.0):
             raise LoadAborted("the load was asked to stop")
-        if spec.path == "bears":
-            subprocess.Popen(["sleep", str(CHILD_S)])
+        if spec.path.startswith(BEARS):
+            child = subprocess.Popen(["sleep", str(CHILD_S)])
+            with open(spec.path.removeprefix(BEARS), "a") as children:
+                children.write(f"{child.pid}\n")
         model = self._make(**{name: int(value) for name, value in spec.options.items()})  # type: ignore[arg-type]
         model.fails = _touchy
+        if spec.path == "closed":
+            model.open = _stay_closed  # type: ignore[method-assign, assignment]
         return model
 
 

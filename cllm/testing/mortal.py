@@ -1,4 +1,4 @@
-"""A fake backend whose models end or hang their process when they are given a certain token: for tests of what stands up again."""
+"""A fake backend whose models end or hang their process, or panic, at a certain token: for tests of what stands up again."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from cllm.backend import CONTRACT_VERSION, Batch, Embedder, ModelSpec, OnProgres
 from cllm.testing.fake import FakeBackend, FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
 
-KILL, ABORT, HANG = 1, 2, 3  # tokens that no text has
+KILL, ABORT, HANG, PANIC = 1, 2, 3, 4  # tokens that no text has
 HANG_S = 3600.0
 DEADLY_TEXT = "a text that kills"
+PANICKING_TEXT = "a text that panics"
+
+
+class Panic(BaseException):
+    """What a library that is written in Rust raises when it panics: no Exception."""
 
 
 def _die(batch: Batch) -> None:
@@ -28,15 +33,19 @@ def _die(batch: Batch) -> None:
         os.abort()
     if HANG in tokens:
         time.sleep(HANG_S)
+    if PANIC in tokens:
+        raise Panic("called unwrap on nothing")
 
 
 class MortalVocabulary(FakeVocabulary):
-    """Ends the process when it is to tokenise a certain text."""
+    """Ends the process when it is to tokenise a certain text, and panics at another one."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """See `Vocabulary.tokenize`."""
         if text == DEADLY_TEXT:
             os.kill(os.getpid(), signal.SIGKILL)
+        if text == PANICKING_TEXT:
+            raise Panic("called unwrap on nothing")
         return super().tokenize(text, add_special=add_special, parse_special=parse_special)
 
 
@@ -44,7 +53,8 @@ class MortalBackend:
     """`FakeBackend` with such models.
 
     A path of `dies` ends the process while it loads, `dies loudly` writes to stderr before, `garbled` tells what is no bool, `untellable`
-    what no message can carry, and `talks` logs, and writes to stderr; `talks badly` logs what cannot be written down.
+    what no message can carry, and `talks` logs, and writes to stderr; `talks badly` logs what cannot be written down. `panics` does so, and
+    `nothing` gives no model.
     """
 
     contract_version = CONTRACT_VERSION
@@ -65,6 +75,10 @@ class MortalBackend:
             os.write(sys.stderr.fileno(), b"what native code writes\n")
         if spec.path in ("dies", "dies loudly"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if spec.path == "panics":
+            raise Panic("called unwrap\non nothing")
+        if spec.path == "nothing":
+            return None  # type: ignore[return-value]
         model = FakeBackend().load(attrs.evolve(spec), on_progress)
         assert isinstance(model, FakeModel)
         model.before_step = _die

@@ -23,6 +23,7 @@ from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.errors import call_foreign
 from cllm.serve import loop
 from cllm.serve.disktier import DiskTier
 from cllm.serve.modelthread import ModelThread
@@ -200,7 +201,8 @@ async def kill_again_and_again(running: RunningEngine, worker: Worker, *counts: 
 class Steps:
     """Stands for the worker thread: what is sent there runs in the Trio thread, at once or when the test says so.
 
-    As with a thread, a call that has begun cannot be cancelled; its result comes back, and the cancel is met afterwards.
+    As with a thread, a call that has begun cannot be cancelled; its result comes back, and the cancel is met afterwards. What it raises
+    is an Exception.
     """
 
     def __init__(self) -> None:
@@ -224,7 +226,7 @@ class Steps:
             await self._go.wait()
             if self.call_s:
                 await trio.sleep(self.call_s)
-        return function(*args)
+        return call_foreign(function, *args)
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from cllm.engine.prices import Prices
 from cllm.errors import StepFailed
 from cllm.serve import disktier, loop, statefiles
 from cllm.serve.disktier import DiskTier
+from cllm.serve.loading import load, open_disk
 from cllm.serve.statefiles import SECRET_NAME, SUFFIX, StateFiles, StoredPiece
 from cllm.testing.engine import RunningEngine
-from cllm.testing.fake import FakeModel
+from cllm.testing.fake import FakeBackend, FakeModel
 from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, serving, text_alone, until
 
 KEY, OTHER_KEY = ("", ""), ("salt of somebody", "")
@@ -108,6 +109,26 @@ async def test_a_small_gain_is_not_worth_a_file(tmp_path: Path) -> None:
     assert await fetched(tier, TEXT[:10]) == []
     assert await fetched(tier, TEXT, 190) == []
     assert tier.totals.n_reads == 0
+
+
+async def test_with_other_adapters_or_of_another_backend_nothing_is_found_whatever_the_fingerprint_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = tmp_path / "style.gguf"
+    adapter.touch()
+
+    def opened(*lora: str, backend: str = "fake") -> DiskTier:
+        monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: (backend, FakeBackend()))
+        settings = Settings(calibrate="off", cache_dir=str(tmp_path / "cache"), lora=lora)
+        tier = open_disk(load(settings, lambda _share: True), settings)
+        assert tier is not None
+        return tier
+
+    await opened().write(piece(TEXT[:200]))
+    await opened(str(adapter)).write(piece(TEXT[:300]))
+    monkeypatch.chdir(tmp_path)
+    found = [opened(), opened(backend="other"), opened(f"{adapter}:0.5"), opened(str(adapter)), opened(adapter.name)]
+    assert [len(await fetched(tier, TEXT)) for tier in found] == [1, 0, 0, 1, 1]
 
 
 async def test_another_owner_finds_nothing_and_the_salt_is_nowhere_in_the_folder(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import trio
 
 from cllm.backend import Batch, Embedder, ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
-from cllm.errors import LoadFailed, ModelDied, NotSupported, Unavailable
+from cllm.errors import GenerationFailed, LoadFailed, ModelDied, NotSupported, Unavailable
 from cllm.serve.lifecycle import EngineLife
 from cllm.testing.engine import running_engine
 from cllm.testing.fake import FakeBackend, FakeModel
 from cllm.testing.fake_embedder import FakeEmbedder
+from cllm.testing.mortal import Panic
 from tests.serve.conftest import TEST_S, make_spec, read_all, text_alone, until
 from tests.serve.test_lifecycle import Told
 
@@ -133,6 +134,19 @@ async def test_a_dead_embedder_is_the_engines_death_and_who_waits_is_told(monkey
 
     (end,) = await live(monkeypatch, Ordered(FakeEmbedder(before_step=die)), body)
     assert isinstance(end, ModelDied)
+
+
+async def test_a_panic_over_an_input_costs_that_request_alone() -> None:
+    def panic(batch: Batch) -> None:
+        if 13 in batch.tokens[: batch.n_rows]:
+            raise Panic("called unwrap on nothing")
+
+    with trio.fail_after(TEST_S):
+        async with running_engine(FakeModel(), embedder=FakeEmbedder(before_step=panic)) as running:
+            loop = running.engine.embeddings.loop
+            with pytest.raises(GenerationFailed):
+                await loop.vectors([[13]])
+            assert (await loop.vectors([[1]])).shape[0] == 1
 
 
 async def test_without_memory_for_it_the_model_is_served_and_vectors_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,42 @@ async def test_what_was_compiled_is_there_at_once(metrics: Metrics) -> None:
     assert counted(metrics.registry) == {"compiled": 1, "cached": 1}
 
 
+async def test_a_source_is_written_in_a_thread_and_what_was_compiled_of_an_equal_one_is_there(metrics: Metrics) -> None:
+    desk, grammars, threads = GrammarDesk(metrics), Grammars(FakeVocabulary()), []
+
+    def write() -> GrammarSource:
+        threads.append(threading.current_thread())
+        return ANY_OBJECT
+
+    first = await desk.compiled(grammars, write, timeout_s=MORE_THAN_ENOUGH_S)
+    assert await desk.compiled(grammars, write, timeout_s=MORE_THAN_ENOUGH_S) is first
+    assert threading.main_thread() not in threads
+    assert counted(metrics.registry) == {"compiled": 1, "cached": 1}
+
+
+async def test_a_source_that_takes_too_long_to_write_is_refused_at_the_deadline(
+    metrics: Metrics, slow_clock: trio.testing.MockClock
+) -> None:
+    begun, may_go = threading.Event(), threading.Event()
+
+    def write() -> GrammarSource:
+        begun.set()
+        may_go.wait(MORE_THAN_ENOUGH_S)
+        return ANY_OBJECT
+
+    async def refused() -> None:
+        with pytest.raises(GrammarInvalid, match="longer than 60 s"):
+            await GrammarDesk(metrics).compiled(Grammars(FakeVocabulary()), write, timeout_s=MORE_THAN_ENOUGH_S)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(refused)
+            await trio.to_thread.run_sync(begun.wait)
+            slow_clock.jump(MORE_THAN_ENOUGH_S)
+    finally:
+        may_go.set()
+
+
 async def test_what_does_not_compile_is_refused_and_counted(metrics: Metrics) -> None:
     with pytest.raises(GrammarInvalid):
         await GrammarDesk(metrics).compiled(Grammars(FakeVocabulary()), BAD, timeout_s=MORE_THAN_ENOUGH_S)

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from cllm.backend import Batch, ModelSpec, OnProgress, StepModel
+from cllm.backend import Batch, ModelSpec, OnProgress, StepModel, StreamEvent
 from cllm.config import Settings
 from cllm.engine.hostpool import Piece
 from cllm.errors import LoadAborted, LoadFailed, ModelDied, NotFound, StepFailed, Unavailable
@@ -24,6 +24,8 @@ from cllm.serve.house import Hold, House, State, Tenant
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeBackend, FakeModel
+from cllm.testing.fake_streams import FakeStreamModel
+from cllm.testing.mortal import Panic
 from tests.serve.conftest import TEST_S, make_spec, read_all, text_alone, until
 
 SIZE = 100 << 20  # of every model here
@@ -357,10 +359,11 @@ async def test_what_takes_no_memory_makes_no_room(keep: Keep) -> None:
         assert kept.tenant("a").state is State.LOADED
 
 
-async def test_a_load_on_demand_whose_steps_fail_while_they_are_measured_is_no_more_than_that(keep: Keep) -> None:
+@pytest.mark.parametrize("error", [StepFailed("no memory"), Panic("no memory")])
+async def test_a_load_on_demand_whose_steps_fail_while_they_are_measured_is_no_more_than_that(keep: Keep, error: BaseException) -> None:
     def fail(name: str, _batch: Batch) -> None:
         if name == "b":
-            raise StepFailed("no memory")
+            raise error
 
     backend = Backend()
     backend.before_step = fail
@@ -394,6 +397,36 @@ async def test_a_model_that_dies_ends_all(keep: Keep) -> None:
         await kept.ask("b")
     assert [type(end) for end in kept.ends] == [ModelDied]
     assert [model.n_closed for _, model in backend.loaded] == [1, 1]
+
+
+async def test_a_model_that_cannot_be_opened_is_a_load_that_failed_and_the_others_answer(keep: Keep) -> None:
+    class Closed(FakeStreamModel):
+        def open(self, tell: Callable[[StreamEvent], None]) -> None:
+            raise RuntimeError("no thread left")
+
+    class Mixed(Backend):
+        def load(self, spec: ModelSpec, on_progress: OnProgress) -> Any:
+            return Closed() if spec.path == "b" else super().load(spec, on_progress)
+
+    async with keep("a", "b", models_memory_mb=100, backend=Mixed()) as kept:
+        with pytest.raises(Unavailable) as caught:
+            await kept.ask("b")
+        assert caught.value.code == "load_failed"
+        assert await kept.ask("a") == text_alone("once upon a time", 8)
+    assert kept.ends == [None]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the driver is gone"), Panic("the driver is gone")])
+async def test_a_model_whose_close_raises_is_unloaded_and_the_others_answer(keep: Keep, error: BaseException) -> None:
+    def close() -> None:
+        raise error
+
+    async with keep("a", "b") as kept:
+        kept.backend.loaded[1][1].close = close  # type: ignore[method-assign]
+        await kept.keeper.unload(kept.tenant("b"))
+        assert kept.states() == "loaded unloaded"
+        assert await kept.ask("a") == text_alone("once upon a time", 8)
+    assert kept.ends == [None]
 
 
 async def test_a_model_may_be_unloaded_and_is_loaded_again_when_asked(keep: Keep) -> None:

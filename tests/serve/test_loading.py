@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 
 from cllm import demo
-from cllm.backend import KvLayout, ModelSpec, OnProgress, StepModel, StreamModel
+from cllm.backend import Batch, KvLayout, ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import DEMO_NAME, Settings
-from cllm.errors import LoadFailed
+from cllm.errors import LoadFailed, StepFailed
+from cllm.registry import STEP_MODEL
 from cllm.serve.loading import limits_of, load, what_is_kept
 from cllm.serve.stepless import StreamsOnly
 from cllm.testing.fake import FakeBackend, FakeModel
+from cllm.testing.fake_embedder import FakeEmbedder
 from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
+from cllm.testing.mortal import Panic
 
 
 class Remembering(FakeBackend):
@@ -140,16 +145,68 @@ def test_what_is_kept_is_the_models_own_where_it_schedules_itself(prefix_cache: 
 
 
 class Broken(FakeBackend):
-    """Raises what its contract knows nothing of."""
+    """Does what its contract knows nothing of."""
+
+    def __init__(self, do: Callable[[], Any]) -> None:
+        self._do = do
 
     def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
-        raise ValueError("tensor 7\nis upside down")
+        model: StepModel = self._do()
+        return model
 
 
-def test_a_backend_that_raises_anything_else_than_it_may_is_told_by_name_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("broken", Broken()))
-    with pytest.raises(LoadFailed, match=r"^backend broken failed to load the model: ValueError: tensor 7 is upside down$"):
+def raising(error: BaseException) -> Callable[[], None]:
+    def do() -> None:
+        raise error
+
+    return do
+
+
+@pytest.mark.parametrize("kind", [ValueError, StepFailed, SystemExit, Panic])
+def test_a_backend_that_raises_anything_else_than_it_may_is_told_by_name_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    broken = Broken(raising(kind("tensor 7\nis upside down")))
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("broken", broken))
+    with pytest.raises(LoadFailed, match=rf"^backend broken failed to load the model: {kind.__name__}: tensor 7 is upside down$"):
         load(Settings(calibrate="off"), lambda _share: True)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (None, "a NoneType, which is no model: it has no vocabulary, info, "),
+        (FakeModel, "the class FakeModel, which is no model: it has no vocabulary, info, "),
+        (SimpleNamespace(**dict.fromkeys(STEP_MODEL[:-1])), "a SimpleNamespace, which is no model: it has no close$"),
+    ],
+)
+def test_what_a_load_gives_and_is_no_model_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, given: Any, complaint: str) -> None:
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("broken", Broken(lambda: given)))
+    with pytest.raises(LoadFailed, match=rf"^the backend's load gave {complaint}"):
+        load(Settings(calibrate="off"), lambda _share: True)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the driver is gone"), Panic("the driver is gone")])
+def test_a_close_that_raises_does_not_hide_why_a_load_failed(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(_batch: Batch) -> None:
+        raise RuntimeError("no memory")
+
+    model = FakeModel(before_step=fail)
+    model.close = raising(error)  # type: ignore[method-assign]
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("broken", Broken(lambda: model)))
+    with pytest.raises(LoadFailed, match=r"^fake: its steps could not be measured: RuntimeError: no memory$"):
+        load(Settings("fake", calibrate="again"), lambda _share: True)
+
+
+def test_a_model_is_closed_behind_an_embedder_whose_close_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    model, embedder = FakeModel(), FakeEmbedder()
+    embedder.close = raising(RuntimeError("the driver is gone"))  # type: ignore[method-assign]
+    model.make_embedder = lambda _spec: embedder  # type: ignore[method-assign]
+    model.close = lambda: closed.append("model")  # type: ignore[method-assign]
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", Broken(lambda: model)))
+    load(Settings(calibrate="off", embeddings=True), lambda _share: True).close()
+    assert closed == ["model"]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,14 @@ from cllm.backend import Batch, KvLayout, Logits
 from cllm.config import Settings
 from cllm.engine.events import Delta, Failed, Finished, FinishReason
 from cllm.engine.plan import Plan
+from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
 from cllm.errors import Aborted, ContextExceeded, GenerationFailed, ModelDied, NoRoom, StepFailed, Unavailable
 from cllm.serve import loop
 from cllm.serve.streams import N_BYTES_DELTA, EventStream
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
+from cllm.testing.mortal import Panic
 from tests.serve.conftest import TEST_S, Answer, Steps, make_spec, read_all, serving, text_alone, until
 
 PROMPTS = ["once upon a time", "the sea", "a", "seven long winters and seven short summers went by", "lorem ipsum dolor"]
@@ -108,20 +110,24 @@ async def test_who_comes_during_a_step_is_in_the_next_one_and_leaves_before_thos
     assert model.n_steps == 30, "the short one had no steps of its own"
 
 
-async def test_events_of_a_step_are_delivered_while_the_next_one_runs(steps: Steps) -> None:
-    async with serving(FakeModel()) as running:
+async def test_events_of_a_step_are_delivered_while_the_next_one_runs() -> None:
+    second, go_on = threading.Event(), threading.Event()
+
+    def hold(_batch: Batch) -> None:
+        if model.n_steps == 1:  # those before this one
+            second.set()
+            go_on.wait(TEST_S)
+
+    model = FakeModel(before_step=hold)
+    async with serving(model) as running:
         with running.engine.open([make_spec("x", 10)]) as stream:
-            steps.hold()
-            await trio.testing.wait_all_tasks_blocked()
-            steps.go_on()
-            await anext(stream)
-            steps.hold()
-            await trio.testing.wait_all_tasks_blocked()
-            n_begun = steps.n_begun
-            events = await anext(stream) if stream._events else []
-            assert steps.n_begun == n_begun
-            assert all(isinstance(event, Delta) for _, event in events)
-            steps.go_on()
+            try:
+                await until(second.is_set)
+                with trio.fail_after(TEST_S / 2):
+                    events = await anext(stream)
+            finally:
+                go_on.set()
+    assert [type(event) for _, event in events] == [Delta]
 
 
 async def test_256_streams_at_once_end_without_an_error() -> None:
@@ -542,8 +548,8 @@ async def test_logits_that_are_no_numbers_end_their_own_sequence_alone(steps: St
         assert readers.answers[prompt][0].text == text_alone(prompt, 12)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("poison"), StepFailed("poison")], ids=["python", "named"])
-async def test_a_sequence_on_which_every_step_fails_is_told_apart_and_the_others_finish(steps: Steps, error: Exception) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("poison"), StepFailed("poison"), Panic("poison")], ids=["python", "named", "no exception"])
+async def test_a_sequence_on_which_every_step_fails_is_told_apart_and_the_others_finish(steps: Steps, error: BaseException) -> None:
     model = FakeModel()
 
     def refuse_poison(batch: Batch) -> None:
@@ -561,7 +567,8 @@ async def test_a_sequence_on_which_every_step_fails_is_told_apart_and_the_others
                     readers.ask("poison", make_spec("poi\0son", 15))
         await all_given_back(running, model)
     poisoned = readers.answers["poison"][0].error
-    assert (poisoned.code, poisoned.__cause__) == ("step_failed", error)
+    assert poisoned.code == "step_failed"
+    assert error in (poisoned.__cause__, poisoned.__cause__.__cause__)
     for prompt in PROMPTS:
         assert readers.answers[prompt][0].text == text_alone(prompt, 15)
 
@@ -658,6 +665,52 @@ async def test_when_the_engine_dies_every_stream_gets_an_error_event_and_the_dea
         assert isinstance(answer.error, Unavailable)
         assert answer.error.code == "stopped"
     assert [len(answer.tokens) for answer in answers] == [3, 3, 0, 0, 0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the driver hangs"), NoRoom("the driver hangs"), Panic("the driver hangs")])
+async def test_a_slot_that_cannot_be_emptied_is_the_models_death_and_not_tried_for_ever(steps: Steps, error: BaseException) -> None:
+    n_drops = 0
+
+    def drop(_slot: int) -> None:
+        nonlocal n_drops
+        n_drops += 1
+        raise error
+
+    async def be_there() -> None:
+        model = FakeModel()
+        async with serving(model, Settings(prefix_cache=False)) as running:
+            await read_all(running.engine.open([make_spec("before it came to that")]))
+            await all_given_back(running, model)
+            model.drop = drop  # type: ignore[method-assign]
+            with running.engine.open([make_spec()]):
+                await trio.sleep_forever()
+
+    died = pytest.RaisesExc(ModelDied, match=r"^slot \d+ could not be emptied: .*: the driver hangs$")
+    with pytest.RaisesGroup(died, flatten_subgroups=True):
+        await be_there()
+    assert n_drops == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), Panic("no")])
+async def test_a_state_that_cannot_be_saved_costs_no_more_than_its_use(steps: Steps, error: BaseException) -> None:
+    n_saves = 0
+
+    def save(_slot: int, _start: int = 0) -> bytes:
+        nonlocal n_saves
+        n_saves += 1
+        raise error
+
+    model = FakeModel(n_cells=256)
+    model.save = save  # type: ignore[method-assign]
+    async with serving(model, Settings(row_budget=64)) as running:
+        memory = running.scheduler.memory
+        assert memory.offload is not None
+        memory.offload.prices = Prices()  # of a larger model, for which a move is always worth it
+        await read_all(running.engine.open([make_spec("once upon a time " * 8)]))
+        memory.retire_oldest()
+        (answer,) = await read_all(running.engine.open([make_spec("the sea")]))
+        assert answer.text == text_alone("the sea", 8)
+        assert memory.offload.pool.totals.n_failures == n_saves > 0
 
 
 async def test_a_model_that_can_only_compute_and_drop_serves_everybody_also_when_cells_run_out() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cllm.backend import Measure
@@ -9,6 +11,7 @@ from cllm.engine.compute import compute
 from cllm.engine.events import Finished
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.serve.metrics import Metrics
+from cllm.testing.mortal import Panic
 from tests.serve.conftest import make_spec
 from tests.serve.timed import TimedModel
 
@@ -41,6 +44,22 @@ def test_a_model_that_keeps_none_tells_none() -> None:
 def test_nonsense_is_left_out_and_the_rest_is_told(name: str) -> None:
     metrics = Metrics()
     metrics.watch_model(Counting(Measure(name=name, help="", value=1.0)))
+    assert b"cllm_queue_seconds" in metrics.text()
+
+
+def test_labels_and_a_help_that_are_no_text_are_told_as_such() -> None:
+    floor: Any = 3
+    assert told(Counting(Measure(name="doors", help=floor, value=1, labels={"floor": floor}))) == ['cllm_doors_total{floor="3"} 1.0']
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), Panic("no")])
+def test_a_model_that_cannot_count_is_left_out_and_the_rest_is_told(error: BaseException) -> None:
+    class Lost:
+        def measures(self) -> list[Measure]:
+            raise error
+
+    metrics = Metrics()
+    metrics.watch_model(Lost())
     assert b"cllm_queue_seconds" in metrics.text()
 
 

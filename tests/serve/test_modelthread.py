@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 
 import pytest
 import trio
 import trio.testing
 
-from cllm.serve.modelthread import Waiting, open_model_thread
+from cllm.errors import StepFailed
+from cllm.serve.modelthread import Waiting, open_model_thread, run_apart
+from cllm.testing.mortal import Panic
 
 
 async def test_all_calls_run_in_one_thread_that_is_not_trios() -> None:
@@ -24,6 +27,21 @@ async def test_what_a_call_gives_or_raises_is_its_callers() -> None:
         assert await thread.run(divmod, 7, 2) == (3, 1)
         with pytest.raises(ZeroDivisionError):
             await thread.run(divmod, 7, 0)
+        assert await thread.run(int) == 0
+
+
+def panic() -> None:
+    raise Panic("called unwrap on nothing")
+
+
+async def test_what_is_raised_and_is_no_exception_is_a_failed_step_wherever_the_call_is_made() -> None:
+    """As such it would pass whatever stands between a request and the server's end."""
+    async with open_model_thread() as thread:
+        ways: list[Callable[..., Awaitable[object]]] = [thread.run, Waiting(thread).run, run_apart]
+        with thread.shared(), thread.shared():
+            for run in ways:
+                with pytest.raises(StepFailed, match=r"^Panic: called unwrap on nothing$"):
+                    await run(panic)
         assert await thread.run(int) == 0
 
 

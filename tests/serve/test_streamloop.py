@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from cllm.backend import StreamEvent, StreamRequest, StreamToken
+from cllm.backend import StreamEvent, StreamRequest, StreamText, StreamToken
 from cllm.config import Settings
 from cllm.engine.events import Delta, FinishReason
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sequence import Phase
-from cllm.errors import DeadlineExceeded, GenerationFailed, ModelDied, NotHeeded, NotSupported, Unavailable
+from cllm.errors import DeadlineExceeded, GenerationFailed, LoadFailed, ModelDied, NotHeeded, NotSupported, Unavailable
 from cllm.serve.loading import load
 from cllm.serve.stepless import StreamsOnly
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
+from cllm.testing.mortal import Panic
 from tests.serve.conftest import TEST_S, Answer, make_spec, read_all, text_alone
 
 PROMPT = "once upon a time"
@@ -144,6 +147,74 @@ async def test_one_that_cannot_be_begun_fails_and_the_next_has_its_place() -> No
         ((failed,), (answer,)) = (await read_all(bad), await read_all(good))
     assert isinstance(failed.error, GenerationFailed)
     assert answer.text == text_alone(PROMPT, 8)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), Panic("no")])
+async def test_whatever_a_start_raises_is_that_requests_misfortune_alone(error: BaseException) -> None:
+    class Picky(FakeStreamModel):
+        def start(self, seq_id: int, request: StreamRequest) -> None:
+            if request.seed == 1:
+                raise error
+            super().start(seq_id, request)
+
+    async with streaming(Picky()) as running:
+        bad, good = running.engine.open([make_spec(seed=1)]), running.engine.open([make_spec(seed=2)])
+        ((failed,), (answer,)) = (await read_all(bad), await read_all(good))
+    assert isinstance(failed.error, GenerationFailed)
+    assert answer.text == text_alone(PROMPT, 8)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), Panic("no")])
+async def test_whatever_a_cancel_raises_the_others_go_on(error: BaseException, logged: list[MutableMapping[str, Any]]) -> None:
+    class Stubborn(FakeStreamModel):
+        def cancel(self, seq_id: int) -> None:
+            super().cancel(seq_id)
+            raise error
+
+    model = Stubborn(by_itself=False)
+    async with streaming(model) as running:
+        stays = running.engine.open([make_spec()])
+        with running.engine.open([make_spec()]):
+            await settled()
+        await settled()
+        for _ in range(8):
+            model.go()
+            await settled()
+        (answer,) = await read_all(stays)
+    assert answer.text == text_alone(PROMPT, 8)
+    assert [one["event"] for one in logged if one["log_level"] == "error"] == ["cancel.failed"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda seq_id: StreamText(seq_id, "a text"), lambda seq_id: SimpleNamespace(seq_id=seq_id)], ids=["a text", "no event"]
+)
+async def test_an_event_of_another_kind_than_it_may_tell_costs_its_sequence_alone(wrong: Callable[[int], Any]) -> None:
+    model = FakeStreamModel(by_itself=False)
+    nothing: Any = None
+    async with streaming(model) as running:
+        bad, good = running.engine.open([make_spec()]), running.engine.open([make_spec()])
+        await settled()
+        model._tell(nothing)  # which is no sequence's
+        model._tell(wrong(bad.seq_ids[0]))
+        model._tell(wrong(bad.seq_ids[0]))
+        await settled()
+        assert model.cancelled == list(bad.seq_ids)
+        for _ in range(8):
+            model.go()
+        ((failed,), (answer,)) = (await read_all(bad), await read_all(good))
+    assert isinstance(failed.error, GenerationFailed)
+    assert answer.text == text_alone(PROMPT, 8)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no thread left"), Panic("no thread left")])
+async def test_a_model_that_cannot_be_opened_is_a_load_that_failed(error: BaseException) -> None:
+    class Closed(FakeStreamModel):
+        def open(self, tell: Callable[[StreamEvent], None]) -> None:
+            raise error
+
+    with pytest.raises(LoadFailed, match=r"^the model fake could not be opened: .*: no thread left$"):
+        async with streaming(Closed()):
+            pass
 
 
 async def test_one_that_fails_on_its_way_gets_an_error_and_the_others_go_on() -> None:

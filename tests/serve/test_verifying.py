@@ -102,3 +102,24 @@ def test_other_models_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(BACKENDS, "small", Small())
     with pytest.raises(LoadFailed, match="different sizes"):
         run(order("small"), as_json=True)
+
+
+class Failing(FakeBackend):
+    """Its models fail to compute; with a path they are not even loaded."""
+
+    def load(self, spec: ModelSpec, on_progress: OnProgress) -> FakeModel:
+        if spec.path == "unloadable":
+            fail()
+        return FakeModel(before_step=fail)
+
+
+def fail(_batch: object = None) -> None:
+    raise RuntimeError("tensor 7\nis upside down")
+
+
+@pytest.mark.parametrize(("model", "to_do"), [("unloadable", "load the model"), (None, "compute")])
+def test_what_a_backend_raises_is_told_by_its_name_in_one_line(monkeypatch: pytest.MonkeyPatch, model: str | None, to_do: str) -> None:
+    monkeypatch.setattr(verifying.hub, "local_path", lambda path, _on_bytes: path)
+    monkeypatch.setitem(BACKENDS, "failing", Failing())
+    with pytest.raises(LoadFailed, match=rf"^backend failing failed to {to_do}: RuntimeError: tensor 7 is upside down$"):
+        run(Order(Settings(model, backend="failing"), "right", None, (), 40), as_json=True)

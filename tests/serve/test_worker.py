@@ -311,6 +311,20 @@ async def test_a_text_that_kills_the_worker_again_and_again_is_refused_and_costs
     assert given[0].text == text_alone("the sea", 3000)
 
 
+async def test_whatever_panics_in_the_worker_costs_the_request_that_it_panicked_over_and_not_the_worker(model: WorkerModel) -> None:
+    panicking = make_spec("", 8)
+    panicking.prompt.extend([65, mortal.PANIC, 66])  # type: ignore[attr-defined]
+    pid = model.pid
+    async with serving(model) as running:
+        with pytest.raises(TokenizeFailed, match="Panic: called unwrap on nothing"):
+            await running.engine.tokenize(mortal.PANICKING_TEXT, add_special=False, parse_special=False)
+        assert await running.engine.tokenize("ab", add_special=False, parse_special=False) == [97, 98]
+        given, failed = await answers(running, make_spec("the sea", 8), panicking)
+    assert given.text == text_alone("the sea", 8)
+    assert isinstance(failed.error, GenerationFailed)
+    assert model.pid == pid
+
+
 async def test_texts_that_kill_an_idle_worker_are_refused_and_do_not_end_the_server(
     model: WorkerModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +362,20 @@ async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
 def test_a_worker_that_dies_while_it_loads_is_told_in_one_line() -> None:
     with pytest.raises(LoadFailed, match=r"^dies: the worker died while it loaded this: killed by SIGKILL$"):
         load("dies")
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [("panics", "Panic: called unwrap on nothing"), ("nothing", "the backend's load gave a NoneType, which is no model")],
+)
+def test_a_load_that_panics_or_gives_nothing_is_told_in_one_line(path: str, complaint: str) -> None:
+    with pytest.raises(LoadFailed, match=rf"^{complaint}"):
+        load(path)
+
+
+def test_an_entry_point_may_name_an_attribute_of_what_its_module_has() -> None:
+    backend = WorkerBackend(make_backend(), "cllm.testing.fake:make_backend.__call__", TEST_S)
+    backend.load(ModelSpec(path=""), lambda share: True).close()
 
 
 def test_what_it_said_last_is_told_with_its_death_however_late_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ import trio
 import trio.testing
 
 from cllm.backend import ModelSpec, StreamEnd, StreamRequest, StreamToken
-from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, RateLimited, RequestError, Unavailable
+from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, LoadFailed, RateLimited, RequestError, Unavailable
 from cllm.serve import frames, workerstreams
 from cllm.serve.crossing import event_of, told_of
 from cllm.serve.frames import Ended
@@ -65,6 +67,11 @@ async def test_one_that_cannot_be_begun_gets_an_error_and_the_others_go_on(model
         good, bad = await answers(running, make_spec("the sea", 8), make_spec(fake_streams.UNWANTED, 8))
     assert good.text == text_alone("the sea", 8)
     assert isinstance(bad.error, GenerationFailed)
+
+
+def test_one_that_cannot_be_opened_is_a_load_that_failed() -> None:
+    with pytest.raises(LoadFailed, match=r"^RuntimeError: no thread left$"):
+        load("closed")
 
 
 async def test_streams_go_on_where_they_were_when_the_worker_is_killed_again_and_again(model: WorkerStreams) -> None:
@@ -176,8 +183,9 @@ async def test_who_asks_much_of_one_that_does_not_listen_holds_nobody_up() -> No
         model.close()
 
 
-async def test_one_whose_own_child_keeps_its_output_open_is_replaced_all_the_same() -> None:
-    model = load("bears")
+async def test_one_whose_own_child_keeps_its_output_open_is_replaced_all_the_same(tmp_path: Path) -> None:
+    children = tmp_path / "children"
+    model = load(f"{fake_streams.BEARS}{children}")
     try:
         async with serving(StreamsOnly(model)) as running, trio.open_nursery() as nursery:
             given: list[Answer] = []
@@ -189,11 +197,13 @@ async def test_one_whose_own_child_keeps_its_output_open_is_replaced_all_the_sam
             await until(lambda: running.scheduler.totals.n_generated >= 5)
             kill(model, signal.SIGSTOP)
             await trio.testing.wait_all_tasks_blocked(0.1)  # nothing is told any more that would wake anybody
-            with trio.fail_after(0.6 * fake_streams.CHILD_S):
+            with trio.fail_after(TEST_S / 2):
                 await until_replaced(model, kill(model))
         assert given[0].text == text_alone("the sea", 60)
     finally:
         model.close()
+        for pid in children.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

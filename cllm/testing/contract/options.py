@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, cast
@@ -49,9 +49,8 @@ def backend_of(config: pytest.Config) -> Backend:
     name = config.getoption("backend")
     if not name:
         raise pytest.UsageError("--backend NAME is missing: which backend is to be tried?")
-    module, colon, attribute = name.partition(":")
-    if colon:
-        return _make(module, attribute)
+    if ":" in name:
+        return _make(name)
     try:
         return registry.load_backend(name)
     except BackendUnavailable as error:
@@ -64,11 +63,11 @@ def factory_of(config: pytest.Config) -> str:
     return name if ":" in name else registry.factory_of(name)
 
 
-def _make(module: str, attribute: str) -> Backend:
+def _make(factory: str) -> Backend:
     try:
-        make = cast(Callable[[], Backend], getattr(importlib.import_module(module), attribute))
+        make = cast(Callable[[], Backend], EntryPoint("", factory, registry.GROUP).load())
     except (ImportError, AttributeError) as error:
-        raise pytest.UsageError(f"--backend {module}:{attribute}: {error}") from error
+        raise pytest.UsageError(f"--backend {factory}: {error}") from error
     return make()
 
 

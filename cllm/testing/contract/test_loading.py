@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 import pytest
 
-from cllm.backend import CONTRACT_VERSION, Backend, ModelInfo, ModelSpec, Probe, StepModel
+from cllm.backend import CONTRACT_VERSION, Backend, ModelInfo, ModelSpec, Probe, StepModel, StreamModel
 from cllm.errors import LoadAborted, LoadFailed
 from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens
 
@@ -125,6 +125,21 @@ def test_a_model_has_no_fewer_cells_and_rows_than_were_asked_for(model: StepMode
     assert spec.n_cells is not None
     assert model.n_cells >= min(spec.n_cells, model.info.n_ctx_train)
     assert model.n_rows_max >= min(spec.n_rows_max, model.n_cells)
+
+
+def test_a_model_that_was_left_the_choice_of_its_sizes_computes_the_same(
+    backend: Backend, spec: ModelSpec, hand: Hand, plain: PlainTokens, near: Near
+) -> None:
+    """As it is where the operator names none."""
+    tokens = plain.draw(12)
+    expected = hand.alone(tokens)
+    model = backend.load(attrs.evolve(spec, n_cells=None, n_live=None), go_on)
+    assert not isinstance(model, StreamModel)
+    try:
+        assert min(model.n_cells, model.n_cells_slot, model.n_slots, model.n_rows_max) >= 1
+        near.check(Hand(model).put(0, tokens, Outputs.ALL), expected)
+    finally:
+        model.close()
 
 
 # --- its end ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ import attrs
 import pytest
 
 from cllm.backend import (
+    Backend,
     FormKind,
+    ModelSpec,
     StreamBeat,
     StreamChat,
     StreamEnd,
@@ -46,7 +48,7 @@ class Ear:
         self._queue: SimpleQueue[StreamEvent] = SimpleQueue()
         model.open(self._queue.put)
 
-    def start(self, seq_id: int, prompt: list[int] | str, n_tokens: int = N_TOKENS, **fields: object) -> None:
+    def start(self, seq_id: int, prompt: list[int] | str, n_tokens: int | None = N_TOKENS, **fields: object) -> None:
         said = {"text": prompt} if isinstance(prompt, str) else {"prompt": tuple(prompt)}
         self.model.start(seq_id, StreamRequest(n_tokens_max=n_tokens, **said, **fields))  # type: ignore[arg-type]
 
@@ -126,6 +128,33 @@ def test_a_single_token_may_be_all(ear: Ear, words: PlainTokens | PlainText) -> 
     ear.start(0, words.draw(10), n_tokens=1)
     ear.until_ended(0)
     assert ear.n_told[0] == 1
+
+
+def test_a_text_without_a_limit_is_begun_and_can_be_given_up(ear: Ear, words: PlainTokens | PlainText) -> None:
+    """As where a client names none: how many tokens a prompt leaves room for, only a model without a vocabulary knows."""
+    if ear.vocabulary is not None:
+        pytest.skip("this model is always told how many tokens there may be")
+    ear.start(0, words.draw(10), n_tokens=None)
+    ear.until(lambda: ear.has_heard(0, 1) or 0 in ear.errors)
+    ear.model.cancel(0)
+    ear.start(1, words.draw(5))
+    ear.until_ended(1)
+    assert (ear.errors.get(0, ""), ear.errors[1]) == ("", "")
+
+
+def test_a_model_that_was_left_the_choice_of_its_sizes_answers(backend: Backend, spec: ModelSpec, streams: StreamModel) -> None:
+    """As it is where the operator names none."""
+    streams.close()
+    model = backend.load(attrs.evolve(spec, n_cells=None, n_live=None), lambda _share: True)
+    assert isinstance(model, StreamModel)
+    try:
+        ear = Ear(model)
+        words = PlainText() if ear.vocabulary is None else PlainTokens(ear.vocabulary)
+        ear.start(0, words.draw(5))
+        ear.until_ended(0)
+    finally:
+        model.close()
+    assert (ear.errors, ear.n_told[0]) == ({0: ""}, N_TOKENS)
 
 
 def test_a_conversation_is_answered_by_who_reads_text(ear: Ear) -> None:
