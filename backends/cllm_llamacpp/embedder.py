@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import re
 from contextlib import ExitStack
@@ -193,6 +194,9 @@ class LlamaEmbedder:
             raise ModelDied("the model is closed")
 
 
+N_QUERIES_KEPT: Final = 8  # each is asked with up to thousands of documents
+
+
 class Pairs:
     """Writes a query and a document as a ranking model was trained on them."""
 
@@ -207,32 +211,37 @@ class Pairs:
         self._start = _known(vocabulary.bos) if vocabulary.adds_bos else []
         self._between = [*end, *separator]
         self._end = end or separator  # BERT's own way has a separator at the end, too
+        plain = functools.partial(vocabulary.tokenize, add_special=False, parse_special=False)
+        self._query = functools.lru_cache(N_QUERIES_KEPT)(plain)
+        self._query_names_tokens = functools.lru_cache(N_QUERIES_KEPT)(functools.partial(_names_tokens, vocabulary))
 
     def tokens(self, query: str, document: str) -> list[int]:
         """By the model's own template for it, else BOS query EOS SEP document EOS, as far as its tokeniser adds them."""
         if self._template is not None:
             before, _, after = self._template.partition("{query}")  # one after the other: a query may contain "{document}"
             before, after = before.replace("{document}", document), after.replace("{document}", document)
-            if not (self._names_tokens(query) or self._names_tokens(document)):
+            if not (self._query_names_tokens(query) or _names_tokens(self._vocabulary, document)):
                 return self._special(f"{before}{query}{after}")
             return self._apart(query, document)
-        return [*self._start, *self._plain(query), *self._between, *self._plain(document), *self._end]
+        return [*self._start, *self._query(query), *self._between, *self._plain(document), *self._end]
 
     def _apart(self, query: str, document: str) -> list[int]:
         """Piece by piece, so that names of special tokens in what is judged are text, though the others may be split otherwise."""
         assert self._template is not None
-        given = {"{query}": query, "{document}": document}
+        given = {"{query}": self._query(query), "{document}": self._plain(document)}
         pieces = re.split(r"(\{query\}|\{document\})", self._template)
-        return [token for piece in pieces for token in (self._plain(given[piece]) if piece in given else self._special(piece))]
-
-    def _names_tokens(self, text: str) -> bool:
-        return self._special(text) != self._plain(text)
+        return [token for piece in pieces for token in (given[piece] if piece in given else self._special(piece))]
 
     def _special(self, text: str) -> list[int]:
         return self._vocabulary.tokenize(text, add_special=False, parse_special=True)
 
     def _plain(self, text: str) -> list[int]:
         return self._vocabulary.tokenize(text, add_special=False, parse_special=False)
+
+
+def _names_tokens(vocabulary: LlamaVocabulary, text: str) -> bool:
+    special, plain = (vocabulary.tokenize(text, add_special=False, parse_special=parse_special) for parse_special in (True, False))
+    return special != plain
 
 
 def _token(token: int) -> int | None:

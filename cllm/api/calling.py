@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+
+import trio
 
 from cllm.api.context import Context
 from cllm.api.structured import Form, compiled
@@ -29,6 +33,8 @@ async def grammar_of(
     try:
         return await _compiled(context, model, _source(model, toolbox, form, opening or ""))
     except GrammarInvalid as error:
+        if form is not None and toolbox.use is not ToolUse.REQUIRED:
+            await compiled(context, model, form)  # alone it says what is wrong with it, if that is it
         raise await _complaint(context, model, toolbox, parameters, error) from error
 
 
@@ -46,22 +52,22 @@ async def _of_content(context: Context, model: ServedModel, form: Form | None, o
     """The grammar of an answer that calls nothing."""
     if form is not None and form.source.kind is Kind.JSON_SCHEMA and opening is not None:
         with suppress(GrammarInvalid):  # the schema alone says better what is wrong with it
-            source = content_grammar(form.source.text, model.dialect.control, opening=opening, header=header)
+            source = partial(content_grammar, form.source.text, model.dialect.control, opening=opening, header=header)
             return await _compiled(context, model, source)
     return await compiled(context, model, form)
 
 
-def _source(model: ServedModel, toolbox: Toolbox, form: Form | None, opening: str) -> GrammarSource:
+def _source(model: ServedModel, toolbox: Toolbox, form: Form | None, opening: str) -> Callable[[], GrammarSource]:
     content = None
     if form is not None and toolbox.use is not ToolUse.REQUIRED:
         if form.source.kind is not Kind.JSON_SCHEMA:
             raise InvalidRequest(f"{form.param}: beside tools an answer can be held to a JSON Schema only", param=form.param)
         content = form.source.text
     dialect = model.dialect
-    return call_grammar(dialect.calls, toolbox, dialect.control, opening=opening, content=content)
+    return partial(call_grammar, dialect.calls, toolbox, dialect.control, opening=opening, content=content)
 
 
-async def _compiled(context: Context, model: ServedModel, source: GrammarSource) -> Grammar:
+async def _compiled(context: Context, model: ServedModel, source: GrammarSource | Callable[[], GrammarSource]) -> Grammar:
     return await context.engine.grammar(model, source, timeout_s=context.settings.grammar_timeout_s)
 
 
@@ -69,12 +75,13 @@ async def _complaint(context: Context, model: ServedModel, toolbox: Toolbox, par
     """The same, with the tool's field: it may be known, or else is found by trying each schema alone."""
     place, hash_sign, pointer = error.pointer.partition("#")
     if hash_sign and place.isdecimal():
-        return _invalid(f"tools[{place}].{parameters}", error.complaint, hash_sign + pointer)
-    for i, tool in enumerate(toolbox.tools):
-        try:
-            await _compiled(context, model, GrammarSource(Kind.JSON_SCHEMA, json.dumps(tool.parameters)))
-        except GrammarInvalid as own:
-            return _invalid(f"tools[{i}].{parameters}", own.complaint, own.pointer)
+        return _invalid(f"{toolbox.place(int(place))}.{parameters}", error.complaint, hash_sign + pointer)
+    with trio.move_on_after(context.settings.grammar_timeout_s):  # for all of them
+        for i, tool in enumerate(toolbox.tools):
+            try:
+                await _compiled(context, model, GrammarSource(Kind.JSON_SCHEMA, json.dumps(tool.parameters)))
+            except GrammarInvalid as own:
+                return _invalid(f"{toolbox.place(i)}.{parameters}", own.complaint, own.pointer)
     return _invalid("tools", error.complaint, "")
 
 

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import attrs
 import structlog
+import trio
 from quart import g, request
 
 from cllm.api.metrics import HttpMetrics
@@ -23,6 +24,7 @@ from cllm.serve.house import House, State, Tenant
 log = structlog.get_logger("cllm.api")
 
 CLEANUP_KEY = "cllm.cleanup"  # in the ASGI scope
+N_DECODING_MAX = 2  # long bodies at a time: nothing else runs in Python meanwhile, and what is made of one is ten times as large
 
 
 def cleanup() -> ExitStack:
@@ -55,6 +57,7 @@ class Context:
     settings: Settings
     metrics: HttpMetrics
     operations: tuple[Operation, ...] = ()  # of every surface
+    decoding: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(N_DECODING_MAX))
 
     _defaults: WeakKeyDictionary[Engine, SamplingParams] = attrs.field(factory=WeakKeyDictionary)
 

@@ -34,10 +34,11 @@ from cllm.serve.engine import ServedModel
 from cllm.text import generic_tools
 from cllm.text.answers import AnswerFormat
 from cllm.text.call_grammar import is_held
-from cllm.text.channels import is_in_content
+from cllm.text.channels import is_in_content, is_in_reasoning
 from cllm.text.dialect import Dialect
 from cllm.text.grammar import Grammar, Kind
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
+from cllm.text.reasoning import ReasoningReader
 from cllm.text.template import n_chars
 from cllm.text.thinking import Thinking
 from cllm.text.tools import Toolbox, ToolUse
@@ -211,6 +212,7 @@ async def _open_unread(
 ) -> Chat:
     """Submit a conversation to a model that writes and reads conversations by itself."""
     name, parameters = conversation.tool_fields
+    prompts.check_texts_fit(model, conversation.messages)
     check_toolbox(conversation.toolbox, name=name, parameters=parameters)
     chat = _as_sent(conversation)
     prompt = UnreadPrompt.of(chat, n_chars([chat.messages, chat.tools]), model.n_ctx)
@@ -250,8 +252,9 @@ async def prompt_of(context: Context, model: ServedModel, conversation: Conversa
 
 
 async def render(model: ServedModel, conversation: Conversation) -> str:
-    """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed."""
+    """The conversation as the model's own template writes it. Raises: InvalidRequest · ContextExceeded by far · TemplateFailed."""
     name, parameters = conversation.tool_fields
+    prompts.check_texts_fit(model, conversation.messages)
     check_toolbox(conversation.toolbox, name=name, parameters=parameters)
     known, thinking = model.template.features.variables, conversation.thinking
     toolbox, dialect = conversation.toolbox, model.dialect
@@ -309,6 +312,18 @@ def _is_opened(dialect: Dialect, text: str) -> bool:
     return dialect.tags is not None and text.rstrip().endswith(dialect.tags.opening)
 
 
+def _goes_on_reasoning(dialect: Dialect, conversation: Conversation, text: str) -> bool:
+    """Whether the answer goes on from a message that has begun to reason, and that the template has not closed."""
+    tags = dialect.tags
+    if tags is None or not conversation.continue_final_message:
+        return False
+    if dialect.calls.channels:
+        return is_in_reasoning(text)
+    reader = ReasoningReader(tags, opened=False)
+    reader.push(conversation.messages[-1].get("content") or "")
+    return reader.is_inside and text.rfind(tags.opening) > text.rfind(tags.closing)
+
+
 async def _grammar(context: Context, model: ServedModel, conversation: Conversation, form: AnswerFormat | None) -> Grammar | None:
     """What holds the answer, whose reasoning stays free."""
     opening: str | None = None
@@ -331,9 +346,12 @@ def _form(model: ServedModel, conversation: Conversation, text: str) -> AnswerFo
     dialect, toolbox = model.dialect, _toolbox(model, conversation)
     if dialect.tags is None and not toolbox.is_open:
         return None
+    is_opened = _is_opened(dialect, text)
+    goes_on = not is_opened and _goes_on_reasoning(dialect, conversation, text)
     return AnswerFormat(
         tags=dialect.tags,
-        opened=_is_opened(dialect, text),
+        opened=is_opened or goes_on,
+        resumed=goes_on,
         n_reasoning_max=conversation.thinking.budget(model.template.features.variables) if dialect.closing else None,
         closing=dialect.closing,
         begun=dialect.calls.channels and is_in_content(text),

@@ -7,13 +7,14 @@ import hmac
 import re
 import time
 import uuid
+from urllib.parse import urlsplit
 
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
 from cllm.api.context import Context, route_path
 from cllm.config import Settings, api_keys
-from cllm.errors import NotAuthenticated
+from cllm.errors import NotAuthenticated, NotPermitted
 from cllm.keys import ApiKey
 
 OPEN = ApiKey(secret="")  # whose requests are nobody's
@@ -23,6 +24,7 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")
 _CORS_EXPOSED = "retry-after, x-request-id, request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
 _ANTHROPIC = "/v1/messages"
 _CORS_MAX_AGE_S = 600
+_CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
 
 
 def install(app: QuartTrio, context: Context) -> None:
@@ -38,6 +40,8 @@ def install(app: QuartTrio, context: Context) -> None:
             return _preflight()
         key = OPEN if route_path() in public else keys.check(_given_key())
         g.key, g.priority_least = key.name, key.priority
+        if keys.is_open:
+            _check_page(context.settings)
         return None
 
     @app.after_request
@@ -62,9 +66,14 @@ class Keys:
         self._keys = keys
         self._digests = [_digest(key.secret) for key in keys]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are none."""
+        return not self._keys
+
     def check(self, given: str) -> ApiKey:
         """Return whose request it is. Raises: NotAuthenticated."""
-        if not self._keys:
+        if self.is_open:
             return OPEN
         candidate = _digest(given)
         matches = [hmac.compare_digest(key, candidate) for key in self._digests]  # all of them, of equal length: the time tells nothing
@@ -86,6 +95,34 @@ def _given_key() -> str:
 
 def _request_id(given: str | None) -> str:
     return given if given is not None and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _check_page(settings: Settings) -> None:
+    """Refuse what a page of another site posts: browsers send it unasked, and here it needs no key. Raises: NotPermitted.
+
+    Source: `CrossOriginProtection` of Go's net/http, and Ollama's `AllowedOrigins`.
+    """
+    origin = request.headers.get("Origin")
+    if request.method in _CHANGES_NOTHING or not origin:  # programs send none
+        return
+    # Which tells also behind a proxy that sends another host on. Browsers leave it out where there is no TLS.
+    if request.headers.get("Sec-Fetch-Site") in ("same-origin", "none"):
+        return
+    if not {"*", origin} & set(settings.cors_origin) and not _is_at_home(origin, request.headers.get("Host", "")):
+        raise NotPermitted(f"pages of {origin[:100]} may not ask this server; --cors-origin lets them", code="origin_not_allowed")
+
+
+def _is_at_home(origin: str, host: str) -> bool:
+    """Whether it is the server's own page, one of this machine's, or no page of the web at all: an app's or an extension's."""
+    try:
+        parts = urlsplit(origin.lower())
+        name = parts.hostname or ""
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https"):
+        return bool(parts.scheme)  # "null" has none: that may be any page
+    own = host.lower().removesuffix(":443" if parts.scheme == "https" else ":80")
+    return parts.netloc == own or name in ("localhost", "127.0.0.1", "::1") or name.endswith(".localhost")
 
 
 def _is_preflight() -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import attrs
 import msgspec
 from quart import Blueprint, Response, g, request
+from werkzeug.datastructures import MIMEAccept
+from werkzeug.http import parse_accept_header
 
 from cllm.api import benchmark, pages, prompts, wire
 from cllm.api.context import Context
@@ -18,7 +20,7 @@ from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import HTML, JSON, SSE, Operation
 from cllm.api.sampling_fields import SamplingFields, Wanted
 from cllm.api.sse import SseBody, TextFrame, data, sse_response
-from cllm.api.tokens import plain_tokens
+from cllm.api.tokens import TokenIds, plain_tokens
 from cllm.engine.events import Delta, Finished
 from cllm.engine.params import SamplingParams
 from cllm.errors import InvalidRequest
@@ -26,6 +28,7 @@ from cllm.serve.engine import ServedModel
 
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9, top_k=0, repeat_penalty=1.1)  # whatever --sampling-defaults says
 N_TOKENS_DEFAULT = 100
+N_CHARS_ACCEPT = 1024  # browsers send a tenth of that
 
 
 class GenerateRequest(SamplingFields, kw_only=True):
@@ -44,7 +47,7 @@ class EncodeRequest(msgspec.Struct):
 class DecodeRequest(msgspec.Struct):
     """The body."""
 
-    tokens: list[int]
+    tokens: TokenIds
 
 
 generate_decoder = msgspec.json.Decoder(GenerateRequest)
@@ -109,8 +112,9 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.get("/")
     async def index() -> Response:
-        wants_page = request.accept_mimetypes.best_match(["application/json", "text/html"]) == "text/html"
-        return pages.index_page(context.operations) if wants_page else json_response(pages.index(context.operations))
+        if _wants_page(request.headers.get("Accept", "")):
+            return pages.index_page(context.operations)
+        return json_response(pages.index(context.operations))
 
     return routes
 
@@ -186,6 +190,11 @@ def _model_info(model: ServedModel) -> dict[str, Any]:
         "n_slots": model.n_slots,
         "kv_layout": model.capabilities.kv_layout.value,
     }
+
+
+def _wants_page(accept: str) -> bool:
+    accepted = parse_accept_header(accept[:N_CHARS_ACCEPT], MIMEAccept)
+    return accepted.best_match(["application/json", "text/html"]) == "text/html"
 
 
 def _success(data: dict[str, Any]) -> Response:

@@ -23,7 +23,7 @@ _CSP = "default-src 'none'; style-src 'unsafe-inline'"
 _REASONS = {
     400: "the request is malformed, of the wrong type, out of range, or can never fit",
     401: "a key is wanted",
-    403: "the operator has not enabled it",
+    403: "the operator has not enabled it, or not for pages of this origin",
     404: "no such model or object",
     408: "the body did not come in time",
     409: "it cannot be done as things stand",

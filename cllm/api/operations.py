@@ -13,6 +13,7 @@ JSON, SSE, NDJSON, TEXT, HTML = "application/json", "text/event-stream", "applic
 
 OF_ALL = (500,)
 OF_GUARDED = (401,)
+OF_PAGES = (403,)  # where something is asked for or changed
 OF_BODIES = (400, 408, 413)
 OF_ENGINE = (404, 429, 501, 503, 504)  # where a model is asked for, and has to be there and ready
 _CONVERTER = re.compile(r"<(?:\w+:)?(\w+)>")
@@ -50,4 +51,5 @@ class Operation:
         """Every status of an error that it may be answered with."""
         of_body = OF_BODIES if self.body is not None else ()
         of_engine = OF_ENGINE if self.generates else ()
-        return sorted({*OF_ALL, *(() if self.public else OF_GUARDED), *of_body, *of_engine, *self.also})
+        of_pages = () if self.method == "GET" else OF_PAGES
+        return sorted({*OF_ALL, *(() if self.public else OF_GUARDED), *of_body, *of_engine, *of_pages, *self.also})

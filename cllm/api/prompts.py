@@ -22,6 +22,7 @@ from cllm.text.unread import UnreadPrompt
 T = TypeVar("T")
 
 N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
+N_CHARS_VALUE = 32  # that each value counts for besides its own: three of them are a message, which a template takes some time for
 
 N_TOKENS_INLINE = 16_384  # longer lists are looked through in a thread: a million takes 20 ms
 # A bound on what a token stands for. The longest tokens in use are runs of some 128 spaces; to find a vocabulary's own longest takes a
@@ -51,9 +52,23 @@ async def render(
         continue_final_message=continue_final_message,
         **variables,
     )
-    if n_chars([messages, tools]) <= N_CHARS_INLINE:
+    if _is_short([messages, tools, variables]):
         return render()
     return await trio.to_thread.run_sync(render, abandon_on_cancel=True)
+
+
+def _is_short(value: Any) -> bool:
+    """Whether there is little in `value`; what is long is not looked through to its end."""
+    n_left, rest = N_CHARS_INLINE, [value]
+    while rest and n_left >= 0:
+        value = rest.pop()
+        if isinstance(value, str):
+            n_left -= len(value)
+        elif isinstance(value, Mapping | list | tuple):
+            n_left -= N_CHARS_VALUE * len(value)
+            if n_left >= 0:
+                rest.extend(value.values() if isinstance(value, Mapping) else value)
+    return n_left >= 0
 
 
 def check_fits(model: ServedModel, prompt: str | Sequence[object]) -> None:
@@ -66,6 +81,19 @@ def check_fits(model: ServedModel, prompt: str | Sequence[object]) -> None:
         n_bytes = len(prompt.encode("utf-8", "replace"))
         if n_bytes > n_ctx * N_TOKEN_BYTES_MAX:
             raise ContextExceededByFar(math.ceil(n_bytes / N_TOKEN_BYTES_MAX), n_ctx)
+
+
+def check_turns(model: ServedModel, turns: Sequence[object]) -> None:
+    """Refuse a conversation of more turns than there can be tokens, before anything is made of them. Raises: ContextExceeded."""
+    if len(turns) > model.n_ctx:
+        raise ContextExceededByFar(len(turns), model.n_ctx)
+
+
+def check_texts_fit(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a conversation whose texts alone can never fit, before they are joined and rendered. Raises: ContextExceeded."""
+    n_tokens_least = math.ceil(n_chars(messages) / N_TOKEN_BYTES_MAX)
+    if n_tokens_least > model.n_ctx:
+        raise ContextExceededByFar(n_tokens_least, model.n_ctx)
 
 
 async def chat_prompt(context: Context, text: str, param: str) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import attrs
 import msgspec
@@ -195,7 +195,7 @@ def _given(fields: SamplingFields, defaults: SamplingParams, n_ctx: int) -> Samp
     if fields.dry_penalty_last_n is not None:
         given["dry_penalty_last_n"] = None if fields.dry_penalty_last_n == -1 else fields.dry_penalty_last_n
     if fields.dry_sequence_breakers is not None:
-        given["dry_sequence_breakers"] = tuple(fields.dry_sequence_breakers)
+        given["dry_sequence_breakers"] = tuple(dict.fromkeys(fields.dry_sequence_breakers))
     return attrs.evolve(defaults, **given) if given else defaults
 
 
@@ -271,6 +271,7 @@ _METADATA: Mapping[str, str] = {  # GGUF keys by the field they set
     "mirostat_tau": "mirostat_tau",
     "mirostat_eta": "mirostat_eta",
 }
+_TYPES: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs.fields(SamplingFields)}
 
 
 def base_params(profile: Profile, metadata: Mapping[str, str], n_ctx: int) -> SamplingParams:
@@ -280,9 +281,9 @@ def base_params(profile: Profile, metadata: Mapping[str, str], n_ctx: int) -> Sa
     if profile == "openai":
         return SamplingParams()
     recommended = {field: metadata.get(f"general.sampling.{key}") for field, key in _METADATA.items()}
-    text = ",".join(f'"{field}":{value}' for field, value in recommended.items() if value is not None)
-    try:  # by the same limits as a request: a file is no more to be trusted
-        fields = msgspec.json.decode(b"{" + text.encode() + b"}", type=SamplingFields)
-    except msgspec.DecodeError:
+    given = {field: value.encode() for field, value in recommended.items() if value is not None}
+    try:  # by the same limits as a request: a file is no more to be trusted. Each by itself, or a value could bring other fields
+        fields = SamplingFields(**{field: msgspec.json.decode(value, type=_TYPES[field]) for field, value in given.items()})
+    except msgspec.MsgspecError:
         return SamplingParams()
     return _given(fields, SamplingParams(), n_ctx)

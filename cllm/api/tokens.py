@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,8 @@ from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.backend import Vocabulary
 from cllm.errors import InvalidRequest, TokenizeFailed
+
+TokenIds: TypeAlias = Annotated[list[int], Meta(max_length=1 << 20)]  # more than any context has
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -33,7 +35,7 @@ class TokenizeRequest(msgspec.Struct):
 class DetokenizeRequest(msgspec.Struct):
     """The body."""
 
-    tokens: list[int]
+    tokens: TokenIds
     model: str | None = None
 
 

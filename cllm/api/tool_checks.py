@@ -10,6 +10,8 @@ from cllm.text.tools import Tool, Toolbox
 
 N_TOOLS_MAX: Final = 512
 N_MEMBERS_MAX: Final = 10_000  # of one schema, at all levels together
+N_MEMBERS_ALL_MAX: Final = 100_000  # of all tools' schemas
+N_CHARS_ALL_MAX: Final = 1 << 20  # of names and texts in them
 N_LEVELS_MAX: Final = 64  # of JSON in a schema; the longest in use have some ten
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
@@ -20,9 +22,15 @@ def check_toolbox(toolbox: Toolbox, *, name: str, parameters: str) -> None:
     if len(toolbox.tools) > N_TOOLS_MAX:
         raise InvalidRequest(f"tools: more than {N_TOOLS_MAX}", param="tools")
     names: set[str] = set()
+    n_members = n_chars = 0
     for i, tool in enumerate(toolbox.tools):
-        _check_name(tool, names, f"tools[{i}].{name}")
-        _check_schema(tool.parameters, f"tools[{i}].{parameters}")
+        place = toolbox.place(i)
+        _check_name(tool, names, f"{place}.{name}")
+        n_more_members, n_more_chars = _check_schema(tool.parameters, f"{place}.{parameters}")
+        n_members, n_chars = n_members + n_more_members, n_chars + n_more_chars
+        if n_members > N_MEMBERS_ALL_MAX or n_chars > N_CHARS_ALL_MAX:
+            limit = f"{N_MEMBERS_ALL_MAX} members" if n_members > N_MEMBERS_ALL_MAX else f"{N_CHARS_ALL_MAX} characters"
+            raise InvalidRequest(f"tools: their schemas have more than {limit} together", param="tools")
 
 
 def parameters_of(given: dict[str, Any] | None) -> dict[str, Any]:
@@ -38,15 +46,20 @@ def _check_name(tool: Tool, names: set[str], place: str) -> None:
     names.add(tool.name)
 
 
-def _check_schema(schema: Any, place: str) -> None:
+def _check_schema(schema: Any, place: str) -> tuple[int, int]:
+    """How many members it has, and how many characters in names and texts."""
     if schema.get("type") != "object":
         raise InvalidRequest(f"{place}.type: arguments are an object", param=f"{place}.type")
-    n_members, owed = 0, [(schema, 1)]
+    n_members = n_chars = 0
+    owed = [(schema, 1)]
     while owed:
         value, level = owed.pop()
         members = list(value.values()) if isinstance(value, dict) else value
         n_members += len(members)
+        n_chars += sum(map(len, value)) if isinstance(value, dict) else 0
+        n_chars += sum([len(member) for member in members if isinstance(member, str)])
         if level > N_LEVELS_MAX or n_members > N_MEMBERS_MAX:
             limit = f"{N_LEVELS_MAX} levels" if level > N_LEVELS_MAX else f"{N_MEMBERS_MAX} members"
             raise InvalidRequest(f"{place}: the schema has more than {limit}", param=place)
         owed += [(member, level + 1) for member in members if isinstance(member, dict | list)]
+    return n_members, n_chars

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import attrs
+import msgspec
 import numpy as np
 import trio
 from quart import g
 
 from cllm.api.context import Context
-from cllm.api.prompts import N_TOKEN_BYTES_MAX
+from cllm.api.prompts import N_TOKEN_BYTES_MAX, by_length
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import Pooling, Vectors
 from cllm.engine.embedding import InputTooLong
@@ -21,7 +23,12 @@ from cllm.errors import DeadlineExceeded, InvalidRequest, NotSupported, RequestE
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import Embeddings
 
+T = TypeVar("T")
+
 N_INPUTS_MAX = 2048  # of one request, as OpenAI's
+N_NUMBERS_MAX = 1 << 24  # of all its vectors: 64 MiB here, and some 300 as JSON
+N_TOKENS_MAX = 1 << 22  # of all its inputs: a query counts with each of its documents
+N_ROWS_PIECE = 1024
 
 
 @attrs.frozen
@@ -55,12 +62,11 @@ async def embed(
     if embeddings.model.pooling is Pooling.RANK:
         raise NotSupported(f"{embeddings.model.name} judges documents and gives no vectors: it serves /v1/rerank", param="model")
     check_number(len(inputs), param, n_most)
+    _check_size(embeddings.model, len(inputs), param)
     _check_room(context, embeddings)
     if truncates:
         inputs = [one[: embeddings.model.n_tokens_max * N_TOKEN_BYTES_MAX] for one in inputs]
-    tokens = await _tokens(context, embeddings.model, inputs, param)
-    if truncates:
-        tokens = [_cut(embeddings.model, one) for one in tokens]
+    tokens = await _tokens(context, embeddings.model, inputs, param, truncates=truncates)
     return await _computed(context, embeddings, tokens)
 
 
@@ -70,13 +76,12 @@ async def judge(context: Context, name: str | None, query: str, documents: Seque
     check_number(len(documents), "documents")
     if embeddings.model.pooling is not Pooling.RANK:
         embedded = await embed(context, name, [query, *documents], "documents", n_most=N_INPUTS_MAX + 1)
-        unit = normalised(embedded.vectors)
-        return embedded, (unit[1:] @ unit[0]).tolist()
+        return embedded, await by_length(embedded.vectors.size, functools.partial(_cosines, embedded.vectors))
     _check_room(context, embeddings)
     n_chars = [len(query) + len(document) for document in documents]
     _check_fit(embeddings.model, n_chars)
-    pairs = functools.partial(_pairs, embeddings.model, query, documents)
-    tokens = await _tokenized(context, pairs, sum(n_chars), "documents")
+    pair = functools.partial(embeddings.model.pair, query)
+    tokens = await _tokenized(context, pair, documents, sum(n_chars), "documents")
     judged = await _computed(context, embeddings, tokens)
     return judged, judged.vectors[:, 0].tolist()
 
@@ -92,16 +97,37 @@ def _cut(model: ServedEmbedder, tokens: Sequence[int]) -> Sequence[int]:
 
 def normalised(vectors: Vectors, n_dimensions: int | None = None) -> Vectors:
     """The vectors' first `n_dimensions`, or all, at length 1; one without length stays as it is."""
-    cut = vectors[:, :n_dimensions].astype(np.float64)
-    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
-    unit: Vectors = (cut / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
+    unit = vectors[:, :n_dimensions].astype(np.float32)
+    for start in range(0, len(unit), N_ROWS_PIECE):  # in double precision there is a piece at a time
+        rows = unit[start : start + N_ROWS_PIECE].astype(np.float64)
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        unit[start : start + N_ROWS_PIECE] = rows / np.where(lengths > 0, lengths, 1.0)
     return unit
+
+
+def written(vector: Vectors) -> msgspec.Raw:
+    """A vector as JSON. Of many each is written by itself, so that what else there is to do can be done in between."""
+    return msgspec.Raw(msgspec.json.encode(vector.tolist()))
+
+
+def _cosines(vectors: Vectors) -> list[float]:
+    """Of the first vector with each of the others."""
+    unit = normalised(vectors)
+    cosines: list[float] = (unit[1:] @ unit[0]).tolist()
+    return cosines
 
 
 def check_number(n: int, param: str, n_most: int = N_INPUTS_MAX) -> None:
     """Raises: InvalidRequest for no inputs, or too many."""
     if not 1 <= n <= n_most:
         raise InvalidRequest(f"{param}: expected 1 to {n_most}, not {n}", param=param)
+
+
+def _check_size(model: ServedEmbedder, n: int, param: str) -> None:
+    """Raises: InvalidRequest for more vectors than memory is kept for."""
+    n_most = N_NUMBERS_MAX // model.n_embd
+    if n > n_most:
+        raise InvalidRequest(f"{param}: expected {n_most} at most, since this model's vectors have {model.n_embd} numbers", param=param)
 
 
 def _check_room(context: Context, embeddings: Embeddings) -> None:
@@ -122,32 +148,42 @@ async def _computed(context: Context, embeddings: Embeddings, tokens: Sequence[S
     raise DeadlineExceeded("the server's time limit passed before all inputs were computed")
 
 
-async def _tokens(context: Context, model: ServedEmbedder, inputs: Sequence[str | Sequence[int]], param: str) -> Sequence[Sequence[int]]:
+async def _tokens(
+    context: Context, model: ServedEmbedder, inputs: Sequence[str | Sequence[int]], param: str, *, truncates: bool
+) -> Sequence[Sequence[int]]:
     """The token ids of each input; names of special tokens are not read as such."""
     _check_fit(model, [len(one) for one in inputs if isinstance(one, str)])
-    return await _tokenized(context, functools.partial(_each, model, inputs, param), sum(map(len, inputs)), param)
+    tokenize = functools.partial(_each, model, param, truncates)
+    return await _tokenized(context, tokenize, inputs, sum(map(len, inputs)), param)
 
 
-def _each(model: ServedEmbedder, inputs: Sequence[str | Sequence[int]], param: str) -> list[Sequence[int]]:
-    tokens: list[Sequence[int]] = []
-    for one in inputs:
-        if isinstance(one, str):
-            tokens.append(model.vocabulary.tokenize(one, add_special=True, parse_special=False))
-        else:
-            check_tokens(one, model.vocabulary.n_tokens, param)
-            tokens.append(one)
-    return tokens
+def _each(model: ServedEmbedder, param: str, truncates: bool, given: str | Sequence[int]) -> Sequence[int]:
+    if isinstance(given, str):
+        tokens: Sequence[int] = model.vocabulary.tokenize(given, add_special=True, parse_special=False)
+    else:
+        check_tokens(given, model.vocabulary.n_tokens, param)
+        tokens = given
+    return _cut(model, tokens) if truncates else tokens
 
 
-def _pairs(model: ServedEmbedder, query: str, documents: Sequence[str]) -> list[Sequence[int]]:
-    return [model.pair(query, document) for document in documents]
-
-
-async def _tokenized(context: Context, tokenize: Callable[[], list[Sequence[int]]], n_chars: int, param: str) -> Sequence[Sequence[int]]:
+async def _tokenized(
+    context: Context, tokenize: Callable[[T], Sequence[int]], given: Iterable[T], n_chars: int, param: str
+) -> Sequence[Sequence[int]]:
     try:
-        return await context.engine.tokenized(tokenize, n_chars)
+        return await context.engine.tokenized(lambda: _all(tokenize, given, param), n_chars)
     except TokenizeFailed as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
+
+
+def _all(tokenize: Callable[[T], Sequence[int]], given: Iterable[T], param: str) -> list[Sequence[int]]:
+    tokens: list[Sequence[int]] = []
+    n_left = N_TOKENS_MAX
+    for one in given:
+        tokens.append(tokenize(one))
+        n_left -= len(tokens[-1])
+        if n_left < 0:
+            raise InvalidRequest(f"{param}: they have more than {N_TOKENS_MAX} tokens together", param=param)
+    return tokens
 
 
 def _check_fit(model: ServedEmbedder, n_chars: Sequence[int]) -> None:

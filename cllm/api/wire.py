@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 import trio
-from quart import g, request
+from quart import current_app, g, request
 
+from cllm.api.context import Context
 from cllm.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -18,6 +19,8 @@ NULL: Any = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))  # msgsp
 N_BYTES_OF_NOTHING = 16
 
 N_BYTES_INLINE = 262_144  # a longer body is decoded in a thread, so that others' tokens need not wait for it
+N_OPENED_MAX = 1_000_000  # arrays and objects of a body: each takes a hundred times the byte that it may be written with
+N_CHARS_COMPLAINT = 200  # a complaint may have the client's own value in it
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
@@ -28,7 +31,8 @@ async def read(decoder: msgspec.json.Decoder[T]) -> T:
     g.n_bytes_in = len(body)
     if len(body) <= N_BYTES_INLINE:
         return decode(body, decoder)
-    return await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True)
+    context: Context = current_app.extensions["cllm"]
+    return await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True, limiter=context.decoding)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -36,6 +40,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
     Raises: InvalidRequest, with the member's name in `param` where one is at fault.
     """
+    if len(body) > N_OPENED_MAX and body.count(b"[") + body.count(b"{") > N_OPENED_MAX:
+        raise InvalidRequest(f"the body has more than {N_OPENED_MAX} [ and {{")
     try:
         text = body.decode("utf-8")  # msgspec looks at the encoding of known members only
         value = decoder.decode(body)
@@ -53,13 +59,14 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 def is_nothing(value: msgspec.Raw) -> bool:
     """Whether a field carries what clients send that have no use for it: null, no tools, an empty grammar."""
-    return len(bytes(value)) <= N_BYTES_OF_NOTHING and msgspec.json.decode(value) in (None, [], "")
+    # Not by msgspec, which refuses numbers beyond the range of a float only now: what it leaves undecoded it has not looked at.
+    return len(bytes(value)) <= N_BYTES_OF_NOTHING and json.loads(bytes(value)) in (None, [], "")
 
 
 def _invalid(complaint: str) -> InvalidRequest:
     place = _PLACE.search(complaint)
     where = "" if place is None else place[1].removesuffix("[...]")
-    what = _plain(complaint if place is None else complaint[: place.start()])
+    what = _plain(complaint if place is None else complaint[: place.start()])[:N_CHARS_COMPLAINT]
     missing = _MISSING.search(complaint)
     if missing is not None:
         where, what = f"{where}.{missing[1]}".lstrip("."), "it is missing"
@@ -75,6 +82,10 @@ class _Repeated(ValueError):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len({name for name, _ in pairs}) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Repeated(f"{next(name for name in names if names.count(name) > 1)[:64]!r} comes twice")
+    if len({name for name, _ in pairs}) == len(pairs):
+        return
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise _Repeated(f"{name[:64]!r} comes twice")
+        seen.add(name)

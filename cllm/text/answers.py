@@ -18,7 +18,8 @@ class AnswerFormat:
     """How an answer is to be read: facts."""
 
     tags: ReasoningTags | None = None  # around reasoning; None: there is none
-    opened: bool = False  # the prompt ends with the opening tag
+    opened: bool = False  # the prompt ends within reasoning
+    resumed: bool = False  # of which it has some words
     n_reasoning_max: int | None = None  # tokens of the reasoning, after which `closing` is written
     closing: tuple[int, ...] = ()  # the tokens that end the reasoning
     begun: bool = False  # the prompt ends within content that has a header
@@ -33,9 +34,12 @@ class AnswerFormat:
         if self.calls is not None and self.calls.channels:
             channels = ChannelReader(self.tools, assured=self.assured, single=self.single, opened=self.opened, begun=self.begun)
             return AnswerReader(None, channels, stops)
-        reasoning = None if self.tags is None else ReasoningReader(self.tags, opened=self.opened)
-        calls = None if self.calls is None else CallReader(self.calls, self.tools, assured=self.assured, single=self.single)
-        return AnswerReader(reasoning, calls, stops)
+        reasoning = None if self.tags is None else ReasoningReader(self.tags, opened=self.opened, resumed=self.resumed)
+        return AnswerReader(reasoning, None if self.calls is None else self._call_reader(self.calls, stops), stops)
+
+    def _call_reader(self, form: CallFormat, stops: StopStrings | None) -> CallReader:
+        keeps_blanks = stops is not None and stops.any_ends_blank  # or none of them would be seen before the blanks' end
+        return CallReader(form, self.tools, assured=self.assured, single=self.single, keeps_blanks=keeps_blanks)
 
 
 class AnswerReader:
@@ -85,16 +89,16 @@ class AnswerReader:
             parts += [Content(text)] if self._calls is None else self._calls.push(text)
         return watched(parts, self._stops) if can_stop and self._stops is not None else (parts, None)
 
-    def finish(self) -> list[Part]:
-        """Return what was still undecided, the end having come otherwise than by a stop string."""
+    def finish(self) -> tuple[list[Part], str | None]:
+        """Return what was still undecided, the end having come otherwise than by a stop string; and the one that is found in it now."""
         parts = [] if self._reasoning is None else self._reasoning.finish()
         if self._calls is not None:
             parts += self._calls.finish()
         if self._stops is None:
-            return parts
+            return parts, None
         parts, match = watched(parts, self._stops)
         held = self._stops.flush()
-        return parts if match is not None or not held else [*parts, Content(held)]
+        return parts if match is not None or not held else [*parts, Content(held)], match
 
 
 def watched(parts: list[Part], stops: StopStrings) -> tuple[list[Part], str | None]:

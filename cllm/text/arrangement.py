@@ -46,23 +46,25 @@ def _joined(messages: list[Message]) -> list[Message]:
 
 def _told_by_users(messages: list[Message]) -> list[Message]:
     """System messages as a part of the user's turn before or behind, else as one of his, before the model says more."""
-    told: list[Message] = []
+    told: list[list[Message]] = []  # each is to be one turn
     pending: list[Any] = []  # between a call and its results nothing may come
     for message in messages:
         role = message.get("role")
-        if role == "system" and not pending and told and told[-1].get("role") == "user":
-            told[-1] = _with(told[-1], message)
+        if role == "system" and not pending and told and told[-1][0].get("role") == "user":
+            told[-1].append(message)
         elif role == "system":
             pending.append(message["content"])
         elif role == "tool":
-            told.append(message)
+            told.append([message])
         elif pending and role == "user":
-            told.append(message | {"content": together([*pending, message["content"]])})
+            told.append([message | {"content": together([*pending, message["content"]])}])
             pending = []
         else:
-            told += [_user(pending), message] if pending else [message]
+            told += [[_user(pending)], [message]] if pending else [[message]]
             pending = []
-    return [*told, _user(pending)] if pending else told
+    if pending:
+        told.append([_user(pending)])
+    return [_one(turns) for turns in told]
 
 
 def _user(contents: list[Any]) -> Message:
@@ -71,24 +73,28 @@ def _user(contents: list[Any]) -> Message:
 
 def _apart(messages: list[Message], takes: Takes) -> list[Message]:
     """No two turns of one role in a row, nor a user's after a result, where the template does not take these."""
-    turns: list[Message] = []
+    apart: list[list[Message]] = []  # each is to be one turn
     for message in messages:
-        before, role = (turns[-1].get("role") if turns else None), message.get("role")
+        before, role = (apart[-1][0].get("role") if apart else None), message.get("role")
         is_neighbour = not takes.takes_neighbours and before == role and role in ("user", "assistant")
         if is_neighbour or (not takes.takes_text_after_results and before == "tool" and role == "user"):
-            turns[-1] = _with(turns[-1], message)
+            apart[-1].append(message)
         else:
-            turns.append(message)
-    return turns
+            apart.append([message])
+    return [_one(turns) for turns in apart]
 
 
-def _with(turn: Message, more: Message) -> Message:
-    """One turn in place of two; calls and reasoning of both are its."""
-    content = together([one["content"] for one in (turn, more) if one.get("content")] or [turn.get("content")])
-    calls = [*(turn.get("tool_calls") or []), *(more.get("tool_calls") or [])]
-    thoughts = [one["reasoning_content"] for one in (turn, more) if one.get("reasoning_content")]
-    both = {"tool_calls": calls} if calls else {}
-    return {**more, **turn, "content": content, **both, **({"reasoning_content": together(thoughts)} if thoughts else {})}
+def _one(turns: list[Message]) -> Message:
+    """One turn in place of several; calls and reasoning of all are its, and of everything else the first one's."""
+    if len(turns) == 1:
+        return turns[0]
+    one = {name: value for turn in reversed(turns) for name, value in turn.items()}
+    one["content"] = together([turn["content"] for turn in turns if turn.get("content")] or [turns[0].get("content")])
+    if calls := [call for turn in turns for call in turn.get("tool_calls") or ()]:
+        one["tool_calls"] = calls
+    if thoughts := [turn["reasoning_content"] for turn in turns if turn.get("reasoning_content")]:
+        one["reasoning_content"] = together(thoughts)
+    return one
 
 
 def together(contents: list[Any]) -> Any:

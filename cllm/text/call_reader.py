@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
+from cllm.text.backlog import Backlog
 from cllm.text.call_bodies import Body, is_object
 from cllm.text.call_formats import CallFormat
-from cllm.text.markers import first_marker, n_undecided
+from cllm.text.markers import N_BLANKS_MAX, first_marker, n_before_blanks, n_undecided
 from cllm.text.parts import Arguments, CallBegun, Content, Part
 from cllm.text.tools import Tool
 
@@ -28,18 +29,20 @@ class CallReader:
 
     Where calls are `assured` (a grammar makes sure of them) they are told as they come. Otherwise each is held until it is complete,
     and one that is not well formed, or names no tool of these, is content: nothing that the model wrote is lost but blanks and markers
-    around calls.
+    around calls. Calls within such a one are looked for as far as the backlog allows.
     """
 
-    def __init__(self, form: CallFormat, tools: Sequence[Tool], *, assured: bool, single: bool) -> None:
-        """`single`: the answer is over with the end of its first call."""
+    def __init__(self, form: CallFormat, tools: Sequence[Tool], *, assured: bool, single: bool, keeps_blanks: bool) -> None:
+        """`single`: the answer is over with the end of its first call; `keeps_blanks`: those before a call are content, told at once."""
         self.n_calls = 0
         self._form = form
         self._tools = {tool.name: tool for tool in tools}
         self._assured = assured
         self._single = single
+        self._keeps_blanks = keeps_blanks
+        self._backlog = Backlog()
         self._state = _State.START if form.bare else _State.TEXT
-        self._text = ""  # not yet read
+        self._text = ""  # what is being read
         self._raw = ""  # what of a call would be content if it were none: blanks before it, the marker, all of it since
         self._n_marker = 0  # so much of it comes before the call's body
         self._body: Body | None = None
@@ -54,10 +57,12 @@ class CallReader:
 
     def push(self, text: str) -> list[Part]:
         """Return the parts that are certain now."""
-        self._text += text
+        self._backlog.put(text)
         parts: list[Part] = []
-        while self._text and not self.is_done and self._read(parts):
-            pass
+        while piece := self._backlog.take():
+            self._text += piece
+            while self._text and not self.is_done and self._read(parts):
+                pass
         return parts
 
     def finish(self) -> list[Part]:
@@ -74,29 +79,31 @@ class CallReader:
     def _read(self, parts: list[Part]) -> bool:
         """Read on from where it stands; return whether there may be more to read."""
         if self._state is _State.START:
-            return self._start()
+            return self._start(parts)
         if self._state is _State.TEXT:
             return self._read_text(parts)
         if self._state is _State.BEFORE_BODY:
-            return self._begin_body()
+            return self._begin_body(parts)
         return self._read_body(parts) if self._state is _State.BODY else self._go_on()
 
-    def _start(self) -> bool:
+    def _start(self, parts: list[Part]) -> bool:
         begun = self._text.lstrip()
-        if begun.startswith("{"):
-            self._raw, self._text = self._text[: -len(begun)], begun
-            self._n_marker = len(self._raw)
-            self._state = _State.BEFORE_BODY
-        elif begun:
+        n_blanks = len(self._text) - len(begun)
+        if self._keeps_blanks and n_blanks:
+            parts.append(Content(self._text[:n_blanks]))
+            self._text, n_blanks = begun, 0
+        if begun.startswith("{") and n_blanks <= N_BLANKS_MAX:
+            self._mark(self._text[:n_blanks], begun)
+        elif begun or n_blanks > N_BLANKS_MAX:
             self._state = _State.TEXT
-        return bool(begun)
+        return self._state is not _State.START
 
     def _read_text(self, parts: list[Part]) -> bool:
         form = self._form
         markers = (form.begin, *form.ignored, *([form.opens] if form.opens else []))
         found = first_marker(self._text, markers)
         pos = found[0] if found else len(self._text) - n_undecided(self._text, markers)
-        n_told = len(self._text[:pos].rstrip())
+        n_told = pos if self._keeps_blanks else n_before_blanks(self._text, pos)
         if n_told:
             parts.append(Content(self._text[:n_told]))
         if not found:
@@ -115,11 +122,14 @@ class CallReader:
         self._raw, self._text, self._n_marker = raw, rest, len(raw) if n_marker is None else n_marker
         self._state = _State.BEFORE_BODY
 
-    def _begin_body(self) -> bool:
+    def _begin_body(self, parts: list[Part]) -> bool:
         begun = self._text.lstrip(_BLANKS + "[")
+        n = len(self._text) - len(begun)
+        if n > N_BLANKS_MAX:
+            self._give_up(parts)
+            return True
         if not begun:
             return False
-        n = len(self._text) - len(begun)
         self._is_list = "[" in self._text[:n] or (self._is_list and not self._raw)
         self._raw, self._text = self._raw + self._text[:n], begun
         self._body = self._form.body(begun[0], self._tools)
@@ -160,12 +170,12 @@ class CallReader:
         return True
 
     def _give_up(self, parts: list[Part]) -> None:
-        """It is no call: its marker is text, and what follows is read once more."""
+        """It is no call: its marker is text, and what follows is read once more, if it may be."""
         if not self._is_begun:
-            raw = self._raw + self._text
-            if self._n_marker:
-                parts.append(Content(raw[: self._n_marker]))
-            self._text = raw[self._n_marker :]
+            raw, self._text = self._raw + self._text, ""
+            n_told = self._n_marker if self._backlog.put_again(raw[self._n_marker :]) else len(raw)
+            if n_told:
+                parts.append(Content(raw[:n_told]))
         self._reset(_State.TEXT)
 
     def _reset(self, state: _State) -> None:
@@ -173,9 +183,16 @@ class CallReader:
 
     def _go_on(self) -> bool:
         """After a call: more of the list, its end, the next call, or text."""
+        self._text = self._text.lstrip()  # at once, however many blanks come
+        if self._is_list and self._text.startswith("]"):
+            self._text, self._is_list = self._text[1:].lstrip(), False
         rest = self._text.lstrip(_BLANKS + ",;]")
+        skipped = self._text[: len(self._text) - len(rest)]
+        if len(skipped) > N_BLANKS_MAX:
+            self._state = _State.TEXT
+            return True
         again = self._form.again
-        is_listed = self._form.other is not None and self._is_list and "]" not in self._text[: len(self._text) - len(rest)]
+        is_listed = self._form.other is not None and self._is_list and "]" not in skipped
         markers = (*self._form.ends, self._form.begin, *self._form.ignored)
         marker = next((marker for marker in markers if rest.startswith(marker)), None)
         if marker == self._form.begin:
@@ -187,13 +204,8 @@ class CallReader:
         elif rest.startswith(again) or (is_listed and rest[0].isidentifier()):
             self._mark("", rest)
         else:
-            self._text = self._after_list()
             self._state = _State.TEXT
         return True
-
-    def _after_list(self) -> str:
-        rest = self._text.lstrip()
-        return rest.removeprefix("]").lstrip() if self._is_list else rest
 
 
 def _joined(parts: list[Part]) -> tuple[CallBegun, Arguments]:

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
+from cllm.text.backlog import Backlog
 from cllm.text.call_bodies import N_HEAD_MAX, JsonValue, is_object
-from cllm.text.markers import first_marker, n_undecided
+from cllm.text.markers import N_BLANKS_MAX, first_marker, n_undecided
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningTags
 from cllm.text.tools import Tool
@@ -46,9 +47,19 @@ def is_written_in(template: str) -> bool:
 
 def is_in_content(prompt: str) -> bool:
     """Whether a prompt ends within a message of content, so that what comes next is more of it."""
+    return _channel_of(prompt) not in (None, "analysis")
+
+
+def is_in_reasoning(prompt: str) -> bool:
+    """Whether a prompt ends within a message of reasoning."""
+    return _channel_of(prompt) == "analysis"
+
+
+def _channel_of(prompt: str) -> str | None:
+    """The channel of the message that a prompt ends within; None where it ends between two, or in one without a channel."""
     start, end = prompt.rfind(MESSAGE), max(prompt.rfind(marker) for marker in _BREAKS[:-1])
-    header = prompt[prompt.rfind(CHANNEL, 0, max(start, 0)) : start]
-    return start > end and _CHANNEL.match(header) is not None and not header.startswith(f"{CHANNEL}analysis")
+    channel = _CHANNEL.match(prompt[prompt.rfind(CHANNEL, 0, max(start, 0)) : start])
+    return channel[1] if start > end and channel is not None else None
 
 
 class _State(Enum):
@@ -73,7 +84,8 @@ class ChannelReader:
         self._single = single
         self._state = _State.REASONING if opened else _State.CONTENT if begun else _State.HEADER
         self._has_reasoned = False  # and nothing has begun since
-        self._text = ""  # not yet read
+        self._backlog = Backlog()
+        self._text = ""  # what is being read
         self._raw = ""  # of a call: what comes before its arguments
         self._name = ""
         self._body = ""  # its arguments so far
@@ -105,10 +117,12 @@ class ChannelReader:
 
     def push(self, text: str) -> list[Part]:
         """Return the parts that are certain now."""
-        self._text += text
+        self._backlog.put(text)
         parts: list[Part] = []
-        while self._text and not self.is_done and self._read(parts):
-            pass
+        while piece := self._backlog.take():
+            self._text += piece
+            while self._text and not self.is_done and self._read(parts):
+                pass
         return parts
 
     def finish(self) -> list[Part]:
@@ -191,6 +205,9 @@ class ChannelReader:
         if not self._body:
             begun = self._text.lstrip()
             self._raw, self._text = self._raw + self._text[: len(self._text) - len(begun)], begun
+            if len(self._raw) > N_HEAD_MAX + N_BLANKS_MAX:
+                self._give_up(parts)
+                return True
             if not begun:
                 return False
         end = self._arguments.push(self._text, 0) if self._body or self._text[0] == "{" else 0
@@ -215,11 +232,11 @@ class ChannelReader:
         return True
 
     def _give_up(self, parts: list[Part]) -> None:
-        """It is no call: its header is text, and what follows is read once more."""
-        raw, body = self._raw, self._body
+        """It is no call: its header is text, and what follows is read once more, if it may be."""
+        raw, n_header = self._raw + self._body, self._raw.index(MESSAGE) + len(MESSAGE)
         self._raw = self._body = ""
         self._state = _State.CONTENT
         if not self._assured:
-            n_header = raw.index(MESSAGE) + len(MESSAGE)
-            self._text = raw[n_header:] + body + self._text
-            self._tell(_State.CONTENT, raw[:n_header], parts)
+            raw, self._text = raw + self._text, ""
+            n_told = n_header if self._backlog.put_again(raw[n_header:]) else len(raw)
+            self._tell(_State.CONTENT, raw[:n_told], parts)

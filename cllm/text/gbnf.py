@@ -13,7 +13,6 @@ from llguidance.gbnf_to_lark import (
     RepetitionNode,
     RuleNode,
     RuleRefNode,
-    is_lark_syntax,
     resolve,
 )
 
@@ -23,13 +22,15 @@ from cllm.errors import GrammarInvalid
 # character after it along, so that the second of two begins nothing.
 _ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+# As llguidance's `is_lark_syntax`, whose blanks run over the ends of lines: of many empty lines it takes the square.
+_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
 N_RULES_MAX = 1000  # the converter takes the square of their number, half a second for so many
 _FIRST_PRINTABLE_BEYOND_ASCII = 0xA0
 
 
 def to_lark(text: str) -> str:
     """Return `text` as Lark; what is Lark already, as it is. Raises: GrammarInvalid."""
-    if is_lark_syntax(text) and not _RULE.search(text):  # which takes a rule of GBNF for Lark's that is called `start`
+    if _LARK.search(text) and not _RULE.search(text):  # which takes a rule of GBNF for Lark's that is called `start`
         return text
     if (n_rules := text.count("::=")) > N_RULES_MAX:
         raise GrammarInvalid(f"the grammar has {n_rules} rules, and {N_RULES_MAX} are the most that is compiled")

@@ -23,21 +23,23 @@ and nothing after it; several calls may follow each other. The results come in <
 def told(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Return `messages` with the tools in the system message, calls as the assistant's text, and results as the user's."""
     plain: list[dict[str, Any]] = []
-    was_result = False
+    results: list[str] = []  # several are one message, with what the user says then, as many templates want the roles to alternate
     for message in messages:
-        is_result = message.get("role") == "tool"
-        if is_result and was_result:  # several are one message, with what the user says then, as many templates want the roles to alternate
-            plain[-1]["content"] += "\n" + _result(message)
-        elif is_result:
-            plain.append({"role": "user", "content": _result(message)})
-        elif was_result and message.get("role") == "user" and isinstance(message.get("content"), str):
-            plain[-1]["content"] += "\n" + message["content"]
-        elif message.get("tool_calls"):
-            plain.append(_as_text(message))
+        if message.get("role") == "tool":
+            results.append(_result(message))
+            continue
+        if results and message.get("role") == "user" and isinstance(message.get("content"), str):
+            plain.append(_user([*results, message["content"]]))
         else:
-            plain.append(dict(message))
-        was_result = is_result
+            plain += [*([_user(results)] if results else []), _as_text(message) if message.get("tool_calls") else dict(message)]
+        results = []
+    if results:
+        plain.append(_user(results))
     return _offered(plain, tools) if tools else plain
+
+
+def _user(texts: list[str]) -> dict[str, Any]:
+    return {"role": "user", "content": "\n".join(texts)}
 
 
 def _offered(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:

@@ -71,6 +71,7 @@ ANY_OBJECT: Final = GrammarSource(Kind.JSON_SCHEMA, '{"type":"object"}')
 
 def json_rule(schema_text: str) -> str:
     """A rule's body, for a Lark source: JSON that fits the schema. Raises: GrammarInvalid."""
+    _check_size(GrammarSource(Kind.JSON_SCHEMA, schema_text))
     return "%json " + json.dumps(schema.prepared(schema_text))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+N_BLANKS_MAX: Final = 1024  # held back at once: they are looked through again at each token, and what follows so many is no marker
 
 
 def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
@@ -17,6 +20,11 @@ def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
 def n_undecided(text: str, markers: Sequence[str]) -> int:
     """Characters at the end of `text` that might be the beginning of a marker."""
     return max([_n_begun(text, marker) for marker in markers], default=0)
+
+
+def n_before_blanks(text: str, end: int) -> int:
+    """Characters of `text[:end]` before the blanks at its end, which a marker may yet swallow: the last `N_BLANKS_MAX` of them at most."""
+    return max(len(text[:end].rstrip()), end - N_BLANKS_MAX)
 
 
 def _n_begun(text: str, marker: str) -> int:

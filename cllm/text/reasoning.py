@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from cllm.text.markers import first_marker, n_undecided
+from cllm.text.markers import N_BLANKS_MAX, first_marker, n_before_blanks, n_undecided
 from cllm.text.parts import Content, Part, Reasoning
 
 
@@ -54,12 +54,12 @@ class ReasoningReader:
     Blanks around the reasoning are left out. Reasoning that never closes is reasoning to the end.
     """
 
-    def __init__(self, tags: ReasoningTags, *, opened: bool) -> None:
-        """`opened`: the prompt ends with the opening tag."""
+    def __init__(self, tags: ReasoningTags, *, opened: bool, resumed: bool = False) -> None:
+        """`opened`: the prompt ends within reasoning, of which it has some words if that is `resumed`."""
         self._tags = tags
         self._state = _State.INSIDE if opened else _State.BEFORE
         self._held = ""
-        self._has_text = False  # of the reasoning: what comes before it is blank
+        self._has_text = resumed  # of the reasoning: what comes before it is blank
 
     @property
     def is_inside(self) -> bool:
@@ -101,7 +101,9 @@ class ReasoningReader:
     def _look_for_opening(self) -> None:
         begun = self._held.lstrip()
         opening = self._tags.opening
-        if begun.startswith(opening):
+        if len(self._held) - len(begun) > N_BLANKS_MAX:
+            self._state = _State.PAST
+        elif begun.startswith(opening):
             self._held = begun[len(opening) :]
             self._state = _State.INSIDE
         elif not opening.startswith(begun):
@@ -113,12 +115,11 @@ class ReasoningReader:
         closing = (self._tags.closing,)
         if found := first_marker(self._held, closing):
             pos, marker = found
-            self._tell(self._held[:pos].rstrip(), parts)
+            self._tell(self._held[: n_before_blanks(self._held, pos)], parts)
             self._held = self._held[pos + len(marker) :]
             self._state = _State.AFTER
             return
-        n_certain = len(self._held) - n_undecided(self._held, closing)
-        n_told = len(self._held[:n_certain].rstrip())
+        n_told = n_before_blanks(self._held, len(self._held) - n_undecided(self._held, closing))
         self._tell(self._held[:n_told], parts)
         self._held = self._held[n_told:]
 

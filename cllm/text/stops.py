@@ -12,7 +12,7 @@ class _Automaton:
     The state after a text is the longest prefix of a stop string that the text ends with: it is exactly what must be held back.
     """
 
-    __slots__ = ("depths", "falls", "first_letters", "moves", "stops")
+    __slots__ = ("any_ends_blank", "depths", "falls", "first_letters", "moves", "stops")
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self.moves: list[dict[str, int]] = [{}]
@@ -23,6 +23,7 @@ class _Automaton:
             self._add(stop)
         self._link()
         self.first_letters = frozenset(self.moves[0])
+        self.any_ends_blank = any(stop != stop.rstrip() for stop in stops)
 
     def _add(self, stop: str) -> None:
         state = 0
@@ -77,6 +78,11 @@ class StopStrings:
         self._held = ""  # the prefix that `_state` stands for
         self._state = 0
         self.matched: str | None = None
+
+    @property
+    def any_ends_blank(self) -> bool:
+        """Whether one of them ends with a blank, so that blanks must not be withheld from the search."""
+        return self._automaton.any_ends_blank
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Return the text that may be released now, and the stop string that has ended it, if one has.

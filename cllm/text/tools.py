@@ -17,6 +17,7 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = attrs.field(factory=lambda: {"type": "object", "properties": {}})
     strict: bool = False  # whether arguments must fit the schema even where the model calls of its own accord
+    place: str = ""  # where the request has it, as in `tools[1]`; "": where it stands among the tools that are offered
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates expect it, which is OpenAI's shape."""
@@ -45,6 +46,10 @@ class Toolbox:
     def is_open(self) -> bool:
         """Whether the answer may call anything."""
         return bool(self.tools) and self.use is not ToolUse.NONE
+
+    def place(self, i: int) -> str:
+        """Where the request has the tool that is the `i`th here."""
+        return self.tools[i].place or f"tools[{i}]"
 
     @property
     def callable(self) -> tuple[Tool, ...]:

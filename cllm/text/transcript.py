@@ -62,18 +62,24 @@ class Transcript:
         self._is_stopped = match is not None
         return text, None, match
 
-    def finish(self) -> tuple[str, list[Part] | None]:
-        """Return what was held back because it might have become more; nothing after a stop string."""
+    def finish(self) -> tuple[str, list[Part] | None, str | None]:
+        """Return what was held back because it might have become more, and the stop string that ends it there, if one does.
+
+        After a stop string that `push` has told there is nothing.
+        """
         if self._is_stopped:
-            return "", None
+            return "", None, None
         text = self._detokenizer.flush()
         if self._reader is not None:
             parts, match = self._reader.push(text, can_stop=True)
-            return told(parts if match is not None else [*parts, *self._reader.finish()])
+            if match is None:
+                rest, match = self._reader.finish()
+                parts += rest
+            return *told(parts), match
         if self._stops is None:
-            return text, None
+            return text, None, None
         released, match = self._stops.push(text)
-        return (released if match is not None else released + self._stops.flush()), None
+        return (released if match is not None else released + self._stops.flush()), None, match
 
     def _read(self, reader: AnswerReader, text: str, can_stop: bool) -> tuple[str, list[Part] | None, str | None]:
         self.n_reasoning += reader.is_reasoning

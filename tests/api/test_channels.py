@@ -120,6 +120,16 @@ async def test_an_answer_goes_on_within_the_final_message(serve: Any) -> None:
     assert told(answer) == ("", " 5.", [])
 
 
+@pytest.mark.parametrize("form", [None, FORM])
+async def test_an_answer_goes_on_within_the_reasoning_of_the_final_message(serve: Any, form: Any) -> None:
+    said = '{"zone": "utc"}' if form else "It is 5."
+    messages = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": f"{ANALYSIS}hm,"}]
+    async with serve(says(f"{START}{FINAL}{ANALYSIS}hm, so{NEXT}{FINAL}{said}")) as api:
+        fields = {"response_format": form} if form else {}
+        answer = await api.chat(messages=messages, continue_final_message=True, add_generation_prompt=False, max_tokens=300, **fields)
+    assert told(answer) == (" so", said, [])
+
+
 async def test_stop_strings_count_in_content_only(serve: Any) -> None:
     async with serve(says(f"{START}{ANALYSIS}so, stop{NEXT}{FINAL}go, stop it")) as api:
         answer = await api.chat(max_tokens=300, stop=["stop"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import trio
 
+from cllm.api import vectors as api_vectors
 from cllm.backend import Batch, Pooling
 from cllm.errors import StepFailed
 from cllm.serve.embedders import EmbeddingsOnly
@@ -272,3 +274,66 @@ async def test_as_many_documents_as_are_allowed_are_judged_by_any_model(serve: A
         more = await api.post("/v1/rerank", {"query": "a", "documents": ["b"] * 2049})
     assert (answer.status, len(answer.json["results"])) == (200, 2048)
     assert (more.status, more.error["param"]) == (400, "documents")
+
+
+# --- what a request may cost ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+async def test_more_numbers_than_memory_is_kept_for_are_refused_before_anything_is_computed(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(api_vectors, "N_NUMBERS_MAX", 2 * N_EMBD)
+    embedder = FakeEmbedder()
+    async with serve(embedder=embedder) as api:
+        monkeypatch.setattr(FakeVocabulary, "tokenize", lambda *a, **k: 1 / 0)
+        answer = await api.post(path, {"input": ["x"] * 3})
+    assert answer.status == 400
+    assert b"input: expected 2 at most" in answer.body
+    assert embedder.n_steps == 0
+
+
+async def test_a_query_counts_with_each_document_and_no_more_are_read_than_may_be(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_vectors, "N_TOKENS_MAX", 100)
+    embedder, n_read = FakeEmbedder(pooling=Pooling.RANK), 0
+    pair = embedder.pair
+
+    def counted(query: str, document: str) -> list[int]:
+        nonlocal n_read
+        n_read += 1
+        return pair(query, document)
+
+    embedder.pair = counted  # type: ignore[method-assign]
+    async with serve(embedder=embedder) as api:
+        answer = await api.post("/v1/rerank", {"query": "x" * 40, "documents": ["y"] * 1000})
+        assert (answer.status, answer.error["param"], "100 tokens" in answer.error["message"]) == (400, "documents", True)
+        assert (n_read, embedder.n_steps) == (3, 0)
+        assert (await api.post("/v1/rerank", {"query": "x" * 40, "documents": ["y"] * 2})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/api/embed", {"input": ["x"] * 2100}), ("/v1/rerank", {"query": "x", "documents": ["x"] * 2048})]
+)
+async def test_many_vectors_are_brought_to_length_one_where_that_holds_nobody_up(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    normalised, threads = api_vectors.normalised, []
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return normalised(*args)
+
+    monkeypatch.setattr(api_vectors, "normalised", noted)
+    async with serve(embedder=FakeEmbedder()) as api:
+        assert (await api.post(path, body)).status == 200
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_vectors_are_brought_to_length_one_piece_by_piece_as_they_would_be_at_once() -> None:
+    given = np.random.default_rng(1).normal(size=(2500, 6)).astype(np.float32)
+    given[7] = 0
+    cut = given[:, :4].astype(np.float64)
+    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
+    assert (api_vectors.normalised(given, 4) == (cut / np.where(lengths > 0, lengths, 1)).astype(np.float32)).all()
+    assert (api_vectors.normalised(given)[7] == 0).all()

@@ -164,6 +164,35 @@ async def test_400_of_what_does_not_fit_the_context(serve: Any, surface: Surface
             assert all(words in answer.body for words in (b"prompt is too long: ", b" tokens > 6", b"exceeds the available context size"))
 
 
+CONVERSING = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/api/chat",
+    "/tokenize",
+    "/apply-template",
+)
+
+
+def conversation(path: str, *texts: str) -> dict[str, Any]:
+    """A body in which users and the assistant say these by turns."""
+    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    return {"max_tokens": 1, "input" if path == "/v1/responses" else "messages": turns}
+
+
+@pytest.mark.parametrize("path", CONVERSING)
+async def test_400_of_a_conversation_that_cannot_fit_by_its_turns_or_texts_alone_comes_before_it_is_rendered(
+    serve: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(FakeModel(n_ctx_train=64)) as api:
+        monkeypatch.setattr(ChatTemplate, "render", lambda *a, **k: 1 / 0)
+        many = await api.post(path, conversation(path, *(["x"] * 65)))
+        long = await api.post(path, conversation(path, "x" * 8192, "x" * 8192, "x"))
+    for answer in (many, long):
+        assert (answer.status, b"prompt is too long: at least 65 tokens" in answer.body) == (400, True), answer.body
+
+
 @of_every_surface
 async def test_401_without_a_key(serve: Any, surface: Surface) -> None:
     async with serve(FakeModel(n_ctx_train=64), embedder=FakeEmbedder(), api_key=("k",)) as api:

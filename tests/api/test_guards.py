@@ -153,6 +153,55 @@ async def test_a_star_opens_it_to_every_page(serve: Any) -> None:
         assert (await api.get("/health", Origin="https://b.example")).headers["Access-Control-Allow-Origin"] == "*"
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "https://evil.example", "Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Origin": "https://evil.example", "Host": "127.0.0.1:8080"}, 403),
+        ({"Origin": "https://evil.example:8443", "Host": "evil.example"}, 403),
+        ({"Origin": "https://localhost.evil.example"}, 403),
+        ({"Origin": "https://evil.example/#localhost"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 200),
+        ({"Origin": "http://["}, 403),
+        ({"Origin": "https://chat.example"}, 200),
+        ({"Origin": "https://own.example", "Host": "own.example"}, 200),
+        ({"Origin": "http://own.example", "Host": "OWN.example:80"}, 200),
+        ({"Origin": "https://own.example", "Host": "own.example:443"}, 200),
+        ({"Origin": "http://192.168.1.5:8080", "Host": "192.168.1.5:8080"}, 200),
+        ({"Origin": "https://own.example", "Host": "127.0.0.1:8080", "Sec_Fetch_Site": "same-origin"}, 200),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "https://127.0.0.1"}, 200),
+        ({"Origin": "http://[::1]:5173"}, 200),
+        ({"Origin": "http://app.localhost"}, 200),
+        ({"Origin": "app://obsidian.md"}, 200),
+        ({"Origin": "file://"}, 200),
+        ({"Origin": "tauri://localhost"}, 200),
+        ({"Origin": "vscode-webview://1a2b"}, 200),
+        ({"Origin": "chrome-extension://abcdef"}, 200),
+    ],
+)
+async def test_without_keys_a_page_of_another_site_can_make_the_server_do_nothing(serve: Any, headers: dict[str, str], status: int) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    async with serve(cors_origin=("https://chat.example",)) as api:
+        answer = await api.post("/v1/completions", body, Content_Type="text/plain", **headers)
+        assert answer.status == status, answer.body
+        assert api.scheduler.totals.n_submitted == (status == 200)
+        native = await api.post("/generate", body, **headers)
+        assert (native.status, native.json["success"]) == (status, status == 200)
+        assert (await api.get("/v1/models", **headers)).status == 200
+
+
+@pytest.mark.parametrize("settings", [{"cors_origin": ("*",)}, {"api_key": ("k",)}])
+async def test_with_keys_or_where_all_pages_may_call_none_is_refused(serve: Any, settings: dict[str, Any]) -> None:
+    async with serve(**settings) as api:
+        for origin in ("https://a.example", "null"):
+            body = {"prompt": "x", "max_tokens": 1}
+            assert (await api.post("/v1/completions", body, Origin=origin, X_Api_Key="k")).status == 200
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cllm.api.anthropic import requests as anthropic
 from cllm.api.openai.chat import ChatRequest
 from cllm.api.openai.completions import CompletionRequest
+from cllm.api.openai.responses import requests as responses
 from cllm.testing.fake import FakeModel
+from cllm.text import generic_tools
 
 NUMBERS = st.one_of(
     st.integers(),
@@ -95,3 +101,22 @@ async def test_long_prompts_of_one_class_of_characters_are_400_or_served(serve: 
             answer = await api.complete(piece * (20_000 // len(piece.encode())))
             assert (answer.status, answer.error["type"]) == (400, "exceed_context_size_error")
         await api.idle()
+
+
+LONG = "x" * 2000
+N_NEIGHBOURS = 20_000
+NEIGHBOURS: dict[str, Callable[[], Any]] = {
+    "messages": lambda: anthropic._joined([anthropic.Message(role="user", content=LONG)] * N_NEIGHBOURS),
+    "thoughts": lambda: anthropic._joined([anthropic.Message(role="assistant", content=[anthropic.Thought(thinking=LONG)] * N_NEIGHBOURS)]),
+    "items": lambda: responses.messages_of([responses.Item(role="assistant", content=LONG)] * N_NEIGHBOURS),
+    "results": lambda: generic_tools.told([{"role": "tool", "content": LONG}] * N_NEIGHBOURS, ()),
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_many_that_become_one_turn_are_joined_once(name: str) -> None:
+    """Joined one by one they copy 400 GB: a minute at least, whatever the machine."""
+    started_s = time.process_time()
+    (turn,) = NEIGHBOURS[name]()
+    assert len(turn.get("reasoning_content") or turn["content"]) >= len(LONG) * N_NEIGHBOURS
+    assert time.process_time() - started_s < 5

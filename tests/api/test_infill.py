@@ -102,5 +102,7 @@ async def test_of_what_does_not_fit_the_nearest_to_the_gap_is_read(
     async with serve(infilling(n_ctx_train=64)) as api:
         cut = (await infill(api, input_prefix=before, input_suffix=after)).json
         fitting = await infill(api, input_prefix=before[n_before - n_of_each[0] :], input_suffix=after[: n_of_each[1]])
+        beside = (await infill(api, input_prefix=before, input_suffix=after, input_extra=[{"text": "z" * 100}])).json
+    assert beside["tokens_predicted"] == 8
     assert (cut["content"], cut["tokens_evaluated"]) == (fitting.json["content"], fitting.json["tokens_evaluated"])
     assert cut["tokens_predicted"] == 8

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from cllm.api.app import OPERATIONS
+from cllm.api.native import _wants_page
 from cllm.testing.fake import FakeModel
+from tests.lines import n_lines
 
 
 async def test_generate_answers_in_the_first_cllms_shape(serve: Any) -> None:
@@ -73,6 +75,20 @@ async def test_the_root_lists_the_endpoints_and_shows_a_browser_a_page_without_e
     assert listed <= {(one.method, one.public_path) for one in OPERATIONS}
     assert page.headers["content-type"].startswith("text/html")
     assert not re.search(r"(src|href)\s*=", page.body.decode())
+
+
+def test_no_more_of_what_a_browser_takes_is_read_than_browsers_send() -> None:
+    browsers = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    assert _wants_page(browsers)
+    assert n_lines(lambda: _wants_page("a/b;q=0.1," * 6000)) < 100 * n_lines(lambda: _wants_page(browsers))
+
+
+@pytest.mark.parametrize("path", ["/decode", "/detokenize"])
+async def test_more_tokens_than_any_context_has_are_400(serve: Any, path: str) -> None:
+    async with serve() as api:
+        answer = await api.post(path, {"tokens": [97] * ((1 << 20) + 1)})
+    assert answer.status == 400
+    assert b"tokens: Expected array of length <= 1048576" in answer.body
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
 from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
 from tests.api.conftest import failing
+from tests.lines import n_lines
 
 
 def lines(answer: Any) -> list[Any]:
@@ -269,6 +270,23 @@ def test_results_without_an_id_have_that_of_their_call() -> None:
     turns = [called("a", "b"), result(tool_call_id="call_0"), result(), called("b"), result()]
     assert [turn.get("tool_call_id") for turn in _with_ids(turns)] == [None, "call_0", "call_1", None, "call_0"]
     assert "tool_call_id" not in _with_ids([result()])[0]
+
+
+@pytest.mark.parametrize("fields", [{}, {"name": "look"}, {"tool_call_id": "call_1"}, {"name": "other"}])
+def test_a_result_finds_its_call_without_looking_through_all_of_them(fields: dict[str, str]) -> None:
+    def work(n: int) -> int:
+        calls = [{"id": f"call_{i}", "function": {"name": "look"}} for i in range(n)]
+        turns = [{"role": "assistant", "tool_calls": calls}, *({"role": "tool", "content": "x", **fields} for _ in range(n))]
+        return n_lines(lambda: _with_ids(turns))
+
+    assert work(800) < 5 * work(200)
+
+
+async def test_more_calls_in_a_turn_than_there_may_be_are_400(serve: Any) -> None:
+    calls = [{"function": {"name": "look"}}] * 1025
+    async with serve() as api:
+        answer = await api.post("/api/chat", {"messages": [{"role": "assistant", "content": "x", "tool_calls": calls}]})
+    assert (answer.status, "messages[0].tool_calls" in answer.error) == (400, True), answer.error
 
 
 async def test_a_tool_loop_goes_on_with_a_template_that_wants_ids(serve: Any) -> None:

@@ -118,6 +118,42 @@ async def test_an_answer_that_is_held_to_a_schema_may_reason_first(serve: Any, t
     assert template is SWITCHED or unasked.text() == answer.text()
 
 
+GOES_ON = {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 300}
+
+
+def begun(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "2 + <think>3?"}, {"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("final", "reasoning", "content"),
+    [
+        ("<think>\nhm", ", so", "It is 5."),
+        ("<think>\nhm,", " so", "It is 5."),
+        ("<think>\n", "hm, so", "It is 5."),
+        ("<think>\nhm, so\n</think>\n\nIt", "", " is 5."),
+    ],
+)
+async def test_an_answer_goes_on_within_the_reasoning_of_the_final_message(serve: Any, final: str, reasoning: str, content: str) -> None:
+    async with serve(says(THOUGHT)) as api:
+        answer = await api.chat(messages=begun(final), **GOES_ON)
+    assert (reasoning_of(answer), answer.text()) == (reasoning, content)
+
+
+async def test_a_tag_in_the_middle_of_the_final_message_begins_no_reasoning(serve: Any) -> None:
+    async with serve(says("The tag <think> is one.")) as api:
+        answer = await api.chat(messages=begun("The tag <think> is"), **GOES_ON)
+    assert (reasoning_of(answer), answer.text()) == ("", " one.")
+
+
+async def test_reasoning_that_is_gone_on_with_is_held_to_no_schema(serve: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+    async with serve(says('<think>\nhm, so\n</think>\n{"a": 5}')) as api:
+        answer = await api.chat(messages=begun("<think>\nhm"), response_format=form, **GOES_ON)
+    assert reasoning_of(answer) == ", so"
+    assert json.loads(answer.text()) == {"a": 5}
+
+
 async def test_calls_that_are_required_may_be_reasoned_about_first(serve: Any) -> None:
     tools = [
         {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cllm.api.openai.responses.requests import Item
-from cllm.api.openai.responses.store import ResponseStore
+from cllm.api.openai.responses.requests import Item, Part
+from cllm.api.openai.responses.store import N_BYTES_OBJECT, ResponseStore
 from cllm.errors import NotFound
 from cllm.testing.scripted import ScriptedModel
 from tests.api.conftest import failing
@@ -183,6 +184,15 @@ async def test_an_item_that_is_kept_may_be_referred_to(serve: Any) -> None:
     assert len(listener.prompts) == 3  # the last one's is the same as the second
 
 
+async def test_an_item_is_referred_to_once(serve: Any) -> None:
+    listener = Listener()
+    async with serve(listener.model) as api:
+        (item,) = (await api.post("/v1/responses", {"input": "hello"})).json["output"]
+        answer = await api.post("/v1/responses", {"input": [{"type": "item_reference", "id": item["id"]}] * 2})
+    assert (answer.status, answer.error["param"]) == (400, "input[1].id")
+    assert len(listener.prompts) == 1
+
+
 async def test_the_items_that_a_response_was_asked_with_may_be_referred_to_as_well(serve: Any) -> None:
     async with serve(Listener().model) as api:
         response = (await api.post("/v1/responses", {"input": "hello"})).json
@@ -295,6 +305,14 @@ def test_the_oldest_responses_make_room_for_the_latest() -> None:
     assert known(store, "d", "e") == ["d"]
 
 
+@pytest.mark.parametrize("items", [lambda n: (Item(),) * n, lambda n: (Item(content=[Part(type="t")] * (n - 1)),)])
+def test_items_and_their_parts_count_though_they_say_nothing(items: Callable[[int], tuple[Item, ...]]) -> None:
+    store = ResponseStore(n_max=9, n_bytes_max=100 * N_BYTES_OBJECT, ttl_s=10.0)
+    for name, n in (("many", 100), ("fewer", 80)):
+        store.keep({"id": name}, (), items(n), key="k", now=0.0)
+    assert known(store, "many", "fewer") == ["fewer"]
+
+
 def test_a_response_is_forgotten_when_its_time_is_over() -> None:
     store = ResponseStore(n_max=9, n_bytes_max=10_000, ttl_s=10.0)
     kept(store, "a", now=0.0)
@@ -337,9 +355,14 @@ async def test_items_are_what_the_template_sees(serve: Any) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [{"type": "web_search"}, {"type": "function", "name": "bad name"}]}, "tools[1].name"),
+        (
+            {"tools": [TOOL, {"type": "namespace", "name": "n", "tools": [TOOL, {"type": "function", "name": "bad name"}]}]},
+            "tools[1].tools[1].name",
+        ),
         ({"tools": [{"type": "namespace", "tools": [TOOL]}]}, "tools[0].name"),
         ({"tools": [{"type": "namespace", "name": "mcp", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
-        ({"tools": [{"type": "namespace", "name": "mcp", "tools": [TOOL, TOOL]}]}, "tools[1].name"),
+        ({"tools": [{"type": "namespace", "name": "mcp", "tools": [TOOL, TOOL]}]}, "tools[0].tools[1].name"),
         ({"input": [{"type": "agent_message"}]}, "input[0].content"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools"),

@@ -60,7 +60,7 @@ def test_nothing_asked_for_is_the_defaults() -> None:
         ({"repetition_penalty": 1.2, "repeat_penalty": 1.3}, {"repeat_penalty": 1.3}),
         ({"repeat_last_n": -1}, {"repeat_last_n": 512}),
         ({"dry_penalty_last_n": -1}, {"dry_penalty_last_n": None}),
-        ({"dry_sequence_breakers": ["a", "b"]}, {"dry_sequence_breakers": ("a", "b")}),
+        ({"dry_sequence_breakers": ["a", "b", "a"]}, {"dry_sequence_breakers": ("a", "b")}),
         ({"logit_bias": {"7": -100, "3": 5}}, {"logit_bias": ((3, 5.0), (7, -100.0))}),
         ({"logit_bias": [[7, -1.5], [3, False]]}, {"logit_bias": ((3, -math.inf), (7, -1.5))}),
         ({"logit_bias": {}}, {}),
@@ -216,9 +216,7 @@ def test_defaults_are_told_to_a_model_that_samples_by_itself_as_far_as_it_can(he
 
 @pytest.mark.parametrize("value", ["nan", "hot", "-3", '1,"top_k":7', "1e999"])
 def test_nonsense_in_the_file_is_not_taken(value: str) -> None:
-    params = base_params("model", {"general.sampling.temp": value}, 512)
-    assert params.temperature == 1.0 or value.startswith("1,")
-    assert params.temperature >= 0
+    assert base_params("model", {"general.sampling.temp": value}, 512) == SamplingParams()
 
 
 @pytest.mark.parametrize(

@@ -167,13 +167,20 @@ async def test_a_schema_keeps_the_order_of_its_members(serve: Any) -> None:
         ({"grammar": 'root ::= "a"', "structured_outputs": {"regex": "a"}}, "grammar", None),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "add"}}]}),
+        ("/v1/completions", {}),
+    ],
+)
 async def test_what_cannot_be_honoured_is_refused_before_anything_runs(
-    serve: Any, path: str, fields: dict[str, Any], param: str, pointer: str | None
+    serve: Any, path: str, more: dict[str, Any], fields: dict[str, Any], param: str, pointer: str | None
 ) -> None:
     model = FakeModel()
     async with serve(model) as api:
-        body = {"messages": [{"role": "user", "content": "hello"}], "prompt": "hello", **fields}
+        body = {"messages": [{"role": "user", "content": "hello"}], "prompt": "hello", **more, **fields}
         answer = await api.post(path, body)
         assert (answer.status, answer.error["param"], answer.error.get("pointer")) == (400, param, pointer)
         assert model.n_steps == 0

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from cllm.backend import StreamCall, StreamChat, StreamEnd, StreamEvent, StreamForm, StreamLogprob, StreamRequest, StreamText, StreamUsage
+from cllm.backend import (
+    StreamCall,
+    StreamChat,
+    StreamEnd,
+    StreamEvent,
+    StreamForm,
+    StreamLogprob,
+    StreamRequest,
+    StreamText,
+    StreamToken,
+    StreamUsage,
+)
 from cllm.errors import InvalidRequest, RateLimited, RequestError, Unavailable
 from cllm.serve.stepless import StreamsOnly
 from cllm.testing.fake_streams import FakeTextModel
@@ -89,6 +100,13 @@ def test_a_conversation_goes_to_it_as_it_came_and_its_usage_comes_back(model: To
             chat=StreamChat(messages=[{"role": "user", "content": "hello"}]), n_tokens_max=9, seed=3, stop=("x",), temperature=0.5
         )
     ]
+
+
+def test_a_token_instead_of_a_text_costs_that_request_alone(model: Told, url: str) -> None:
+    usual, model.events = model.events, [StreamText(0, "a b "), StreamToken(0, 5)]
+    assert post(url + CHAT, hello())[0] == 500
+    model.events = usual
+    assert post(url + CHAT, hello())[0] == 200
 
 
 def test_without_a_limit_none_is_set(model: Told, url: str) -> None:

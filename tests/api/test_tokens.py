@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from cllm.serve.engine import N_CHARS_INLINE
+from cllm.testing.fake import FakeModel, FakeVocabulary
+from cllm.testing.mortal import Panic
+
 
 async def test_text_becomes_tokens_without_bos_unless_asked_for(serve: Any) -> None:
     async with serve() as api:
@@ -38,6 +42,21 @@ async def test_messages_are_rendered_and_tokenised_as_a_chat_would(serve: Any) -
         chat = await api.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
     assert tokens == again
     assert len(tokens) == chat.json["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("n_chars", [6, N_CHARS_INLINE + 1])  # in Trio's thread, and in another one
+async def test_a_text_over_which_the_tokeniser_panics_is_a_500_and_the_server_lives(serve: Any, n_chars: int) -> None:
+    class Panicking(FakeVocabulary):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            if text.startswith("unwrap"):
+                raise Panic("called unwrap on nothing")
+            return super().tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    model = FakeModel()
+    model.vocabulary = Panicking()
+    async with serve(model) as api:
+        assert (await api.post("/tokenize", {"content": "unwrap".ljust(n_chars, "x")})).status == 500
+        assert (await api.post("/tokenize", {"content": "ab"})).json == {"tokens": [97, 98]}
 
 
 async def test_tokens_become_text_again(serve: Any) -> None:

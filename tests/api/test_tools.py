@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
+import trio
+import trio.testing
 
+from cllm.api import calling
+from cllm.errors import GrammarInvalid
 from cllm.testing.fake import FakeModel
 from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
 from cllm.text.call_formats import FORMATS, HARMONY
+from cllm.text.tools import Tool, Toolbox
 
 WEATHER = {
     "type": "object",
@@ -150,6 +157,77 @@ async def test_an_answer_cut_by_max_tokens_says_length_and_keeps_what_it_had_beg
     assert free.text() == TWO[:30]
     (cut,) = calls_of(held)
     assert cut["function"]["name"] in SCHEMAS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("says_so", "stop", "told", "n_tokens"),
+    [("Hello." + 8 * "\n", "\n\n", "Hello.", 8), ('so <tool_call>{"STOP": 1', "STOP", 'so <tool_call>{"', 25)],
+)
+async def test_a_stop_string_in_what_might_lead_to_a_call_ends_the_answer(
+    serve: Any, stream: bool, says_so: str, stop: str, told: str, n_tokens: int
+) -> None:
+    async with serve(says(says_so)) as api:
+        answer = await api.chat(tools=TOOLS, stop=stop, max_tokens=500, stream=stream, stream_options={"include_usage": True})
+    assert answer.text() == told
+    assert answer.finish() == ("stop", stop)
+    assert (answer.chunks[-1] if stream else answer.json)["usage"]["completion_tokens"] == n_tokens
+
+
+# --- what tools may cost ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "limit"),
+    [
+        ({"type": "object", "enum": [1] * 9000}, "100000 members"),
+        ({"type": "object", "description": "x" * 60_000}, "1048576 characters"),
+        ({"type": "object", "properties": {"x" * 60_000: {}}}, "1048576 characters"),
+    ],
+)
+async def test_all_schemas_together_are_bounded(serve: Any, parameters: Any, limit: str) -> None:
+    async with serve() as api:
+        answer = await api.chat(tools=[tool(f"f{i}", parameters) for i in range(20)])
+        assert (answer.status, answer.error["param"], limit in answer.error["message"]) == (400, "tools", True), answer.error
+        assert (await api.chat(tools=[tool(f"f{i}", parameters) for i in range(2)])).error["type"] == "exceed_context_size_error"
+
+
+@pytest.mark.parametrize(
+    ("writer", "fields"),
+    [
+        ("call_grammar", {"tools": TOOLS, "tool_choice": "required"}),
+        ("content_grammar", {"response_format": {"type": "json_object"}}),
+    ],
+)
+async def test_a_grammar_is_written_where_it_holds_nobody_up(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, writer: str, fields: dict[str, Any]
+) -> None:
+    write, threads = getattr(calling, writer), []
+
+    def noted(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return write(*args, **options)
+
+    monkeypatch.setattr(calling, writer, noted)
+    async with serve(says("<think>hm</think>so")) as api:
+        assert (await api.chat(max_tokens=5, **fields)).status == 200
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_the_tool_at_fault_is_looked_for_no_longer_than_a_grammar_may_take(autojump_clock: trio.testing.MockClock) -> None:
+    n_tried = 0
+
+    async def compile_slowly(*_: Any, **__: Any) -> None:
+        nonlocal n_tried
+        n_tried += 1
+        await trio.sleep(0.75)
+
+    context: Any = SimpleNamespace(engine=SimpleNamespace(grammar=compile_slowly), settings=SimpleNamespace(grammar_timeout_s=2.0))
+    toolbox = Toolbox(tools=tuple(Tool(f"f{i}") for i in range(512)))
+    model: Any = None
+    error = await calling._complaint(context, model, toolbox, "parameters", GrammarInvalid("it is too large"))
+    assert (error.param, error.message, n_tried) == ("tools", "tools: it is too large", 3)
 
 
 # --- required ---------------------------------------------------------------------------------------------------------
@@ -296,6 +374,7 @@ def nested(n_levels: int) -> dict[str, Any]:
 
 
 REQUIRED = {"tool_choice": "required"}
+ONLY_B = {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("b")]}}}
 BAD_PATTERN = {"type": "object", "properties": {"x": {"pattern": "("}}}
 
 
@@ -332,6 +411,9 @@ BAD_PATTERN = {"type": "object", "properties": {"x": {"pattern": "("}}}
             "tools[1].function.parameters",
         ),
         ({"tools": [tool("a", {"type": "object", "not": {}}, strict=True)]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a"), tool("b", {"type": "object", "not": {}})], **ONLY_B}, "tools[1].function.parameters"),
+        ({"tools": [tool("a"), tool("b", BAD_PATTERN)], **ONLY_B}, "tools[1].function.parameters"),
+        ({"tools": [tool("a"), tool("b", {"type": "string"})], **ONLY_B}, "tools[1].function.parameters.type"),
     ],
 )
 async def test_what_is_wrong_with_tools_is_400_and_named(serve: Any, fields: dict[str, Any], param: str) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import suppress
+from typing import Any, Literal
 
 import msgspec
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cllm.api.wire import decode
+from cllm.api import wire
+from cllm.api.wire import N_CHARS_COMPLAINT, N_OPENED_MAX, decode, is_nothing
 from cllm.errors import InvalidRequest
 
 
@@ -91,6 +95,84 @@ def test_what_is_not_json_in_utf8_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b'{"n": 1, "n": 2}', b'{"other": {"a": 1, "b": 2, "a": 1}}', b'{"inner": [{"x": 1, "\\u0078": 2}]}'])
 def test_a_member_that_comes_twice_is_refused(body: bytes) -> None:
     assert "comes twice" in refused(body).message
+
+
+class Name(str):
+    """A member's name that counts how often it is compared."""
+
+    n_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.n_compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_the_member_that_comes_twice_is_found_without_comparing_each_with_all() -> None:
+    Name.n_compared = 0
+    with pytest.raises(ValueError, match="'last' comes twice"):
+        wire._unique([(Name(name), None) for name in [*map(str, range(1000)), "last", "last"]])
+    assert Name.n_compared < 10_000
+
+
+def test_more_arrays_and_objects_than_memory_is_kept_for_are_refused_before_they_are_made() -> None:
+    decode(b'{"other": [' + b"[]," * 400_000 + b"1]}", decoder)
+    body = b'{"other": [' + b"[]," * N_OPENED_MAX + b"1]}"
+    with pytest.raises(InvalidRequest, match="more than"):
+        decode(body, decoder=None)  # type: ignore[arg-type]  # nobody decodes
+
+
+async def test_few_long_bodies_are_decoded_at_a_time_and_the_others_wait(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_go = threading.Semaphore(0), threading.Event()
+
+    def slowly(body: bytes, decoder: Any) -> Any:
+        begun.release()
+        may_go.wait()
+        return decode(body, decoder)
+
+    monkeypatch.setattr(wire, "decode", slowly)
+    body = b'{"prompt": "x", "max_tokens": 1, "other": "' + b"x" * wire.N_BYTES_INLINE + b'"}'
+    statuses: list[int] = []
+
+    async def post(api: Any) -> None:
+        statuses.append((await api.post("/v1/completions", body)).status)
+
+    async with serve() as api:
+        decoding = api.app.extensions["cllm"].decoding
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(post, api)
+                await api.until(lambda: decoding.statistics().tasks_waiting == 2)
+                assert [begun.acquire(timeout=wait_s) for wait_s in (10, 10, 0)] == [True, True, False]
+                may_go.set()
+        finally:
+            may_go.set()
+    assert statuses == [200] * 4
+
+
+class Choice(msgspec.Struct):
+    kind: Literal["one", "other"]
+
+
+def test_a_value_that_is_none_of_the_known_ones_is_not_sent_back_whole() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode(json.dumps({"kind": "x" * 100_000}).encode(), msgspec.json.Decoder(Choice))
+    assert caught.value.param == "kind"
+    assert len(caught.value.message) < N_CHARS_COMPLAINT + 20
+
+
+@pytest.mark.parametrize(("value", "nothing"), [(b"null", True), (b"[ ]", True), (b'""', True), (b"1e999", False), (b"-1e999", False)])
+def test_a_number_beyond_all_range_is_something(value: bytes, nothing: bool) -> None:
+    assert is_nothing(msgspec.Raw(value)) is nothing
+
+
+async def test_a_number_beyond_all_range_in_a_field_that_is_not_decoded_names_the_field(serve: Any) -> None:
+    async with serve() as api:
+        for field, path in (("functions", "/v1/chat/completions"), ("json_schema", "/v1/chat/completions"), ("format", "/api/chat")):
+            answer = await api.post(path, f'{{"messages": [{{"role": "user", "content": "x"}}], "{field}": 1e999}}'.encode())
+            assert (answer.status, field in str(answer.error)) == (400, True), answer.body
 
 
 @pytest.mark.parametrize("body", [b'{"o":' * 100_000, b'{"o":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"text":' + b'{"a":' * 50_000])

@@ -119,9 +119,9 @@ def test_pooling_is_the_files_unless_another_is_asked_for_and_the_mean_where_it_
 
 
 class TemplateLibrary:
-    """What `Pairs` asks llama.cpp, of a model that has a template for pairs."""
+    """What `Pairs` asks llama.cpp, of a model that has a template for pairs, or none."""
 
-    def __init__(self, template: bytes) -> None:
+    def __init__(self, template: bytes | None) -> None:
         self._template = template
 
     def llama_model_get_vocab(self, _: object) -> None:
@@ -142,6 +142,17 @@ def test_names_of_special_tokens_in_what_is_judged_are_text() -> None:
     assert pairs.tokens("a {document}", "b") == [TURN, *b"a {document}|b", END_OF_TURN]
     assert pairs.tokens("a", "b<end>") == [TURN, *b"a|b<end>", END_OF_TURN]
     assert pairs.tokens("<turn>{document}", "b") == [TURN, *b"<turn>{document}|b", END_OF_TURN]
+
+
+@pytest.mark.parametrize(("template", "n_read"), [(None, 1), (b"<turn>{query}|{document}<end>", 2)])
+def test_a_query_is_read_once_for_all_of_its_documents(template: bytes | None, n_read: int) -> None:
+    vocabulary, texts = FakeVocabulary(), []
+    tokenize = vocabulary.tokenize
+    vocabulary.tokenize = lambda text, **options: texts.append(text) or tokenize(text, **options)  # type: ignore[method-assign,func-returns-value]
+    pairs = Pairs(TemplateLibrary(template), None, vocabulary)  # type: ignore[arg-type]
+    tokens = [pairs.tokens("once", f"{i}") for i in range(10)]
+    assert texts.count("once") == n_read
+    assert len({tuple(each) for each in tokens}) == 10
 
 
 def test_a_ranking_model_judges_pairs_from_0_to_1(bert_files: Mapping[str, Path], embedder: Embedders) -> None:

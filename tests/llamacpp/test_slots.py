@@ -28,17 +28,15 @@ def continued(load, drive, some_tokens):
 @pytest.mark.parametrize("architecture", KEEPS_ALL)
 @pytest.mark.parametrize("n_shared", [1, 37, 60])
 def test_a_shared_prefix_goes_on_as_if_computed(load, drive, some_tokens, continued, architecture, n_shared):
-    prompt = some_tokens(9, 60)
+    prompt = some_tokens(9, 61)
     model = load(architecture)
     driver = drive(model)
-    driver.feed({3: prompt})
+    driver.feed({3: prompt[:60]})
 
     model.share(3, 200, n_shared)
     driver.adopt(200, prompt[:n_shared])
 
-    rest = prompt[n_shared:] or [driver.greedy({3: [8]}, 1)[3][0]]
-    if n_shared < 60:
-        assert driver.greedy({200: rest}, 12)[200] == continued(architecture, 60)
+    assert driver.greedy({200: prompt[n_shared:]}, 12)[200] == continued(architecture, 61)
 
 
 def test_sharing_takes_no_cells(load, drive, some_tokens):
@@ -216,10 +214,10 @@ def test_an_empty_slot_can_be_saved_and_restored(load, drive, some_tokens, layou
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_restore_without_room_leaves_the_slot_empty(load, drive, some_tokens, layout, architecture):
+    if layout is KvLayout.STREAMS:
+        pytest.skip("every state fits an empty stream")
     model = load(architecture, kv_layout=layout, n_live=2, n_cells=512)
     driver = drive(model)
-    if layout is KvLayout.STREAMS:
-        return  # every state fits an empty stream
     driver.feed({0: some_tokens(9, 300)})
     state = model.save(0)
 

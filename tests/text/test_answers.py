@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cllm.text import call_expressions
+from cllm.text import backlog, call_expressions
 from cllm.text.answers import AnswerFormat
+from cllm.text.backlog import N_PIECE_MAX
 from cllm.text.call_formats import (
     APRIEL,
     COHERE,
@@ -37,10 +39,12 @@ from cllm.text.call_formats import (
     CallFormat,
     format_of,
 )
+from cllm.text.markers import N_BLANKS_MAX
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import TAGS, tags_in
 from cllm.text.stops import StopStrings
 from cllm.text.tools import Tool
+from tests.lines import n_lines
 
 THINK = TAGS[0]
 NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "text": {"type": "string"}}}
@@ -62,7 +66,7 @@ def read(form: AnswerFormat, *pieces: str, stop: tuple[str, ...] = ()) -> list[P
         parts += more
         if match is not None or reader.is_done:
             return joined(parts)
-    return joined(parts + reader.finish())
+    return joined(parts + reader.finish()[0])
 
 
 def joined(parts: list[Part]) -> list[Part]:
@@ -294,6 +298,42 @@ def test_a_call_after_a_malformed_one_is_still_read() -> None:
     assert read(of(HERMES), text) == [Content('so: <tool_call>{"name"'), *ADD]
 
 
+VAIN = [  # calls within calls, of which only the end tells that none is one
+    (HERMES, '<tool_call>{"arguments":{"\\"', lambda _: '"]'),
+    (GEMMA, "<|tool_call>call:add{a:", lambda n: n * "}"),
+    (QWEN_CODER, "<tool_call><function=add><parameter=a>", lambda _: "</parameter>x</function>"),
+    (HARMONY, '<|channel|>commentary to=functions.add<|message|>{"\\"', lambda _: '"]'),
+]
+
+
+@pytest.mark.parametrize(("form", "begun", "end"), VAIN)
+def test_calls_within_malformed_ones_are_looked_for_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, form: CallFormat, begun: str, end: Callable[[int], str]
+) -> None:
+    monkeypatch.setattr(backlog, "N_AGAIN_MAX", 1000)
+
+    def work(n: int) -> int:
+        text = begun * n + end(n)
+        assert read(of(form), text) == [Content(text)]
+        return n_lines(lambda: read(of(form), *pieces_of(text, list(range(0, len(text), 16)))))
+
+    assert work(200) < 2.5 * work(100)
+
+
+def test_what_follows_what_is_not_read_again_is_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "N_AGAIN_MAX", 100)
+    vain = 10 * '<tool_call>{"arguments":{"\\"' + '"]'
+    text = vain + '\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    assert read(of(HERMES), *text) == [Content(vain), *ADD]
+
+
+def test_a_long_malformed_call_is_read_again_in_pieces() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    for n in range(N_PIECE_MAX - 2 * len(call), N_PIECE_MAX):
+        text = '<tool_call>{"arguments": "' + "x" * n + call
+        assert read(of(HERMES), text) == [Content(text[: -len(call)]), *ADD]
+
+
 def test_content_before_and_after_calls_is_told_without_the_blanks_between() -> None:
     text = 'I add.\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n, done\n'
     assert read(of(HERMES), text) == [Content("I add."), *ADD, Content(", done\n")]
@@ -429,12 +469,61 @@ def test_a_long_argument_is_looked_through_once(monkeypatch: pytest.MonkeyPatch)
     assert Counting.n_looked < 2 * len(written)
 
 
+@pytest.mark.parametrize(
+    ("form", "before"),
+    [
+        (HERMES, "so"),
+        (HERMES, "<tool_call>"),
+        (HERMES, '<tool_call>{"name": "add"}'),
+        (HERMES, '<tool_call>{"name": "add"},'),
+        (MISTRAL, '[TOOL_CALLS][{"name": "add"}]'),
+        (LLAMA, ""),
+        (HERMES, "<think>"),
+        (HERMES, "<think>hm"),
+        (HERMES, "<think>hm</think>"),
+        (HARMONY, ""),
+        (HARMONY, "<|channel|>commentary to=functions.add<|message|>"),
+        (HARMONY, '<|channel|>commentary to=functions.add<|message|>{"a": 1}'),
+    ],
+)
+def test_however_many_blanks_come_few_are_held(form: CallFormat, before: str) -> None:
+    reader = of(form, thinks=True).reader(None)
+    reader.push(before, can_stop=True)
+    for _ in range(10_000):
+        reader.push(128 * " ", can_stop=True)
+    held = [value for each in (reader._reasoning, reader._calls) if each for value in vars(each).values() if isinstance(value, str)]
+    assert sum(map(len, held)) < 2 * N_BLANKS_MAX
+
+
+@pytest.mark.parametrize(
+    ("form", "before", "after"),
+    [
+        (HERMES, "so", '<tool_call>{"name": "add", "arguments": {"a": 1}}'),
+        (HERMES, "<tool_call>", '{"name": "add", "arguments": {"a": 1}}'),
+        (HERMES, '<tool_call>{"name": "add"}</tool_call>', "so"),
+        (HERMES, '<tool_call>{"name": "add"}</tool_call>, ', "so"),
+        (MISTRAL, '[TOOL_CALLS][{"name": "add"}]', "so"),
+        (LLAMA, "", '{"name": "add", "parameters": {"a": 1}}'),
+        (HERMES, "", "<think>hm</think>so"),
+        (HERMES, "<think>hm", "</think>so"),
+        (HERMES, "<think>hm</think>", "so"),
+        (HARMONY, "<|channel|>commentary to=functions.add<|message|>", '{"a": 1}'),
+    ],
+)
+def test_many_blanks_are_told_alike_in_whatever_pieces_they_come(form: CallFormat, before: str, after: str) -> None:
+    for n_blanks in (N_BLANKS_MAX - 2, N_BLANKS_MAX, N_BLANKS_MAX + 1, 3 * N_BLANKS_MAX):
+        text = before + n_blanks * " " + after
+        chosen = of(form, thinks=True)
+        whole = read(chosen, text)
+        assert whole == read(chosen, *text) == read(chosen, *pieces_of(text, list(range(0, len(text), 100))))
+
+
 def test_a_single_call_ends_the_answer() -> None:
     reader = of(HERMES, single=True).reader(None)
     parts, _ = reader.push('<tool_call>{"name": "add", "arguments": {"a": 1}} and more', can_stop=True)
     assert parts == ADD
     assert reader.is_done
-    assert reader.finish() == []
+    assert reader.finish() == ([], None)
 
 
 def test_assured_calls_are_told_as_they_come_and_others_when_they_are_complete() -> None:

@@ -6,10 +6,12 @@ import itertools
 from typing import Any
 
 import attrs
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cllm.text.arrangement import Message, arranged
+from tests.lines import n_lines
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
@@ -59,6 +61,23 @@ def test_calls_and_reasoning_of_neighbours_are_one_turns() -> None:
     second = {"role": "assistant", "content": None, "reasoning_content": "so", "tool_calls": [2]}
     (turn,) = arranged([first, second], Takes(takes_neighbours=False))
     assert turn == {"role": "assistant", "content": "a", "reasoning_content": "hm\n\nso", "tool_calls": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("role", "takes"),
+    [
+        ("user", Takes(takes_neighbours=False)),
+        ("system", Takes(takes_system_anywhere=False)),
+        ("user", Takes(takes_text_after_results=False)),
+    ],
+)
+def test_a_long_row_of_turns_is_put_together_once(role: str, takes: Takes) -> None:
+    def work(n: int) -> int:
+        said = {"content": [{"type": "text", "text": "x"}]}
+        first = "user" if takes.takes_text_after_results else "tool"
+        return n_lines(lambda: arranged([{"role": first, **said}, *([{"role": role, **said}] * n)], takes))
+
+    assert work(800) < 5 * work(200)
 
 
 ANY_TAKES = st.builds(Takes, st.booleans(), st.booleans(), st.booleans(), st.booleans())

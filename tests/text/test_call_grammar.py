@@ -55,7 +55,7 @@ def test_whatever_is_written_is_read_as_calls_that_fit(form: CallFormat, paralle
     for seed in range(8):
         reader = AnswerFormat(calls=form, tools=TOOLS, assured=True, single=not parallel).reader(None)
         parts, _ = reader.push(written(grammar, random.Random(seed)).strip(), can_stop=True)
-        parts += reader.finish()
+        parts += reader.finish()[0]
         calls = [part for part in parts if isinstance(part, CallBegun)]
         assert len(calls) + len([part for part in parts if isinstance(part, Arguments)]) == len(parts)
         assert len(calls) == 1 or (parallel and calls)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cllm.text.answers import AnswerFormat, AnswerReader
 from cllm.text.call_formats import HARMONY
-from cllm.text.channels import is_in_content
+from cllm.text.channels import is_in_content, is_in_reasoning
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.tools import Tool
 from tests.text.test_answers import joined
@@ -27,7 +27,7 @@ def form(**facts: bool) -> AnswerFormat:
 
 def read(text: str, **facts: bool) -> list[Part]:
     reader = form(**facts).reader(None)
-    return joined(reader.push(text, can_stop=True)[0] + reader.finish())
+    return joined(reader.push(text, can_stop=True)[0] + reader.finish()[0])
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,17 @@ def test_a_prompt_tells_whether_it_ends_within_content() -> None:
     assert not is_in_content("")
 
 
+def test_a_prompt_tells_whether_it_ends_within_reasoning() -> None:
+    turn = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+    assert is_in_reasoning(turn + ANALYSIS)
+    assert is_in_reasoning(f"{turn}{ANALYSIS}hm")
+    assert is_in_reasoning(f"{turn}{FINAL}{ANALYSIS}hm")
+    assert not is_in_reasoning(f"{turn}{ANALYSIS}hm{NEXT}")
+    assert not is_in_reasoning(f"{turn}{ANALYSIS}hm{NEXT}{FINAL}5")
+    assert not is_in_reasoning(turn)
+    assert not is_in_reasoning("<|start|>user<|message|>Hi")
+
+
 def test_the_way_from_reasoning_to_the_next_header_is_reasoning_too() -> None:
     """There the tokens that close it have not all come yet, and a grammar begins behind them."""
     reader = form().reader(None)
@@ -106,7 +117,7 @@ def test_a_single_call_ends_the_answer() -> None:
     reader = form(single=True).reader(None)
     assert reader.push(f"{CALL}<|start|>assistant{FINAL}more", can_stop=True)[0] == ADD
     assert reader.is_done
-    assert reader.finish() == []
+    assert reader.finish() == ([], None)
 
 
 PIECES = [
@@ -133,4 +144,4 @@ def test_any_split_gives_the_same_parts(messages: list[str], cuts: list[int], as
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     reader = form(assured=assured, opened=opened).reader(None)
     parts = [part for start, end in pairwise(places) for part in reader.push(text[start:end], can_stop=True)[0]]
-    assert joined(parts + reader.finish()) == read(text, assured=assured, opened=opened)
+    assert joined(parts + reader.finish()[0]) == read(text, assured=assured, opened=opened)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import jsonschema
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
+from cllm.text import gbnf
 from cllm.text.grammar import ANY_OBJECT, N_CHARS_MAX, N_GRAMMARS_KEPT, Grammar, Grammars, GrammarSource, Kind, json_rule
 from tests.schemas import cases
 from tests.text.conftest import allowed, compiled, takes
@@ -239,6 +241,7 @@ HOSTILE = {
     "60,000 parentheses": (Kind.GRAMMAR, "root ::= " + "(" * 60_000 + '"x"'),
     "15,000 parentheses": (Kind.GRAMMAR, "root ::= " + "(" * 15_000 + '"x"' + ")" * 15_000),
     "15,000 parentheses in Lark": (Kind.GRAMMAR, "start: " + "(" * 15_000 + '"x"' + ")" * 15_000),
+    "65,000 empty lines": (Kind.GRAMMAR, "\n" * 65_000),
     "200,000 rules": (Kind.GRAMMAR, _chain(200_000, '"a" NEXT | "b"')),
     "2,000 rules": (Kind.GRAMMAR, _chain(2000, "NEXT").replace(": ", " ::= ").replace("start", "root")),
     "15,000 groups": (Kind.REGEX, "(" * 15_000 + "a" + ")" * 15_000),
@@ -256,6 +259,18 @@ HOSTILE = {
 def test_hostile_sources_are_refused(name: str) -> None:
     with pytest.raises(GrammarInvalid):
         of_kind(*HOSTILE[name])
+
+
+def test_a_schema_within_a_grammar_is_no_longer_than_one_that_comes_alone() -> None:
+    with pytest.raises(GrammarInvalid, match="131072 are the most"):
+        json_rule(json.dumps({"description": "x" * N_CHARS_MAX["schema"]}))
+
+
+def test_a_sources_language_is_found_in_one_pass_over_it() -> None:
+    started_s = time.process_time()
+    with pytest.raises(GrammarInvalid):
+        gbnf.to_lark("\n" * 65_000)
+    assert time.process_time() - started_s < 5, "empty lines were looked at from each of them: 24 s"
 
 
 def _references(n: int) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cllm.text.stops import StopStrings
+from tests.lines import n_lines
 
 
 def searched(stops: tuple[str, ...], text: str) -> tuple[str, str | None]:
@@ -80,24 +76,6 @@ def test_nothing_comes_after_a_match() -> None:
     assert matcher.push("more") == ("", "stop")
     assert matcher.flush() == ""
     assert matcher.push("more") == ("", "stop")
-
-
-def n_lines(run: Callable[[], object]) -> int:
-    """How many lines of Python `run` takes: the same on every machine, however busy."""
-    n = 0
-
-    def count(_frame: FrameType, event: str, _argument: object) -> Any:
-        nonlocal n
-        n += event == "line"
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        run()
-    finally:
-        sys.settrace(before)
-    return n
 
 
 def test_the_longest_allowed_stops_cost_no_more_for_each_character() -> None:

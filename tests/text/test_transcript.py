@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
 from cllm.text.answers import AnswerFormat
-from cllm.text.call_formats import HERMES
+from cllm.text.call_formats import HERMES, LLAMA
 from cllm.text.detokenizer import TokenTexts
-from cllm.text.parts import Arguments, CallBegun, Part, Reasoning
+from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import TAGS
 from cllm.text.tools import Tool
 from cllm.text.transcript import Transcript
@@ -33,21 +35,54 @@ def say(made: Transcript, text: str) -> tuple[str, list[Part], str | None]:
 def test_plain_text_comes_as_text_and_what_a_stop_string_might_begin_with_at_the_end() -> None:
     made = transcript(None, "stop")
     assert say(made, "hé st") == ("hé ", [], None)
-    assert made.finish() == ("st", None)
+    assert made.finish() == ("st", None, None)
 
 
 def test_nothing_comes_after_a_stop_string() -> None:
     for form in (None, AnswerFormat(tags=TAGS[0]), FORM):
         made = transcript(form, "st")
         assert say(made, "a stop")[::2] == ("a ", "st")
-        assert made.finish() == ("", None)
+        assert made.finish() == ("", None, None)
+
+
+TOOLS_ALONE = AnswerFormat(calls=HERMES, tools=(Tool("add"),))
+BARE = AnswerFormat(calls=LLAMA, tools=(Tool("add"),))
+
+
+@pytest.mark.parametrize("form", [None, TOOLS_ALONE, FORM])
+def test_a_stop_string_of_blanks_is_seen_as_soon_as_it_is_there(form: AnswerFormat | None) -> None:
+    made = transcript(form, "\n\n")
+    assert say(made, "Hello." + 8 * "\n") == ("Hello.", [], "\n\n")
+    assert made.finish() == ("", None, None)
+
+
+def test_blanks_that_a_bare_call_may_follow_are_seen_too() -> None:
+    assert say(transcript(BARE, "\n\n"), "\n\n\n") == ("", [], "\n\n")
+    told = [Content("\n"), CallBegun(0, "add"), Arguments(0, "{}")]  # the first of them once it is no stop string's beginning
+    assert say(transcript(BARE, "\n\n"), '\n{"name": "add"}') == ("", told, None)
+
+
+@pytest.mark.parametrize(
+    ("form", "stop", "text", "told"),
+    [
+        (BARE, "STOP", '{"a": "xSTOPx", "b', '{"a": "x'),
+        (TOOLS_ALONE, "STOP", 'so <tool_call>{"STOP": 1', 'so <tool_call>{"'),
+        (TOOLS_ALONE, "_call", "so <tool_call", "so <tool"),
+        (AnswerFormat(tags=TAGS[0]), "\n\n", "\n\n\n", ""),
+    ],
+)
+def test_a_stop_string_that_is_found_at_the_end_is_told(form: AnswerFormat, stop: str, text: str, told: str) -> None:
+    made = transcript(form, stop)
+    before, _, match = say(made, text)
+    rest, _, found = made.finish()
+    assert (before + rest, match, found) == (told, None, stop)
 
 
 def test_content_of_an_answer_that_is_read_comes_as_text() -> None:
     made = transcript(FORM)
     told, parts, _ = say(made, "hello <tool")
     assert (told, parts) == ("hello", [])
-    assert made.finish() == (" <tool", None)
+    assert made.finish() == (" <tool", None, None)
 
 
 def test_reasoning_and_calls_come_as_parts_and_are_counted() -> None:
@@ -62,10 +97,10 @@ def test_reasoning_and_calls_come_as_parts_and_are_counted() -> None:
 def test_a_byte_of_a_character_at_the_end_is_not_lost() -> None:
     made = transcript(FORM)
     made.push(0xC3, can_stop=True)
-    assert made.finish() == ("\ufffd", None)
+    assert made.finish() == ("\ufffd", None, None)
     made = transcript(AnswerFormat(tags=TAGS[0], opened=True))
     made.push(0xC3, can_stop=True)
-    assert made.finish() == ("", [Reasoning("\ufffd")])
+    assert made.finish() == ("", [Reasoning("\ufffd")], None)
 
 
 def test_a_budget_counts_the_tokens_of_reasoning_that_goes_on() -> None:

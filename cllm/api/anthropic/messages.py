@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from quart import Blueprint, Response
 
-from cllm.api import wire
+from cllm.api import prompts, wire
 from cllm.api.anthropic.answers import WIRE, MessageStream, message
 from cllm.api.anthropic.requests import CountRequest, MessagesRequest, conversation_of
 from cllm.api.context import Context
@@ -48,7 +48,9 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post(COUNT)
     async def count_tokens() -> Response:
         body = await wire.read(count_decoder)
-        tokens = await prompt_of(context, await context.served(body.model), conversation_of(body))
+        model = await context.served(body.model)
+        prompts.check_turns(model, body.messages)
+        tokens = await prompt_of(context, model, conversation_of(body))
         return json_response({"input_tokens": len(tokens)})
 
     return routes
@@ -61,6 +63,7 @@ async def answer(context: Context, body: MessagesRequest) -> Response:
         raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
     body.stop = body.stop_sequences or body.stop
     asked = context.wanted(body, model, max_tokens=None)
+    prompts.check_turns(model, body.messages)
     chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT)
     if body.stream:
         return await chat.stream(MessageStream(model.name, chat.n_prompt), anthropic_shape, WIRE)

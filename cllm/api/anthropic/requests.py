@@ -210,22 +210,23 @@ def _system(system: str | list[Text] | None) -> Iterator[dict[str, Any]]:
 
 def _joined(messages: list[Message]) -> list[dict[str, Any]]:
     """The turns as templates take them: neighbours of one role are one turn, as Anthropic has it."""
-    turns: list[dict[str, Any]] = []
+    neighbours: list[list[dict[str, Any]]] = []
     for i, message in enumerate(messages):
         for turn in _turns(message, f"messages[{i}].content"):
-            if turns and turns[-1]["role"] == turn["role"] != "tool":
-                _add(turns[-1], turn)
+            if neighbours and neighbours[-1][0]["role"] == turn["role"] != "tool":
+                neighbours[-1].append(turn)
             else:
-                turns.append(turn)
-    return turns
+                neighbours.append([turn])
+    return [_one(turns) for turns in neighbours]
 
 
-def _add(turn: dict[str, Any], more: dict[str, Any]) -> None:
-    texts = [text for text in (turn["content"], more["content"]) if text]
-    turn.update({name: value for name, value in more.items() if name not in ("tool_calls", "content")})
-    turn["content"] = "\n".join(texts)
-    if calls := turn.get("tool_calls", []) + more.get("tool_calls", []):
+def _one(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """One turn in place of several: all their texts and calls, and of everything else the latest."""
+    turn = {name: value for each in turns for name, value in each.items()}
+    turn["content"] = "\n".join([each["content"] for each in turns if each["content"]])
+    if calls := [call for each in turns for call in each.get("tool_calls", ())]:
         turn["tool_calls"] = calls
+    return turn
 
 
 def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
@@ -234,6 +235,7 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
         yield {"role": message.role, "content": message.content}
         return
     texts: list[str] = []
+    thoughts: list[str] = []
     said: dict[str, Any] = {}
     n_others = 0  # blocks that are no part of the turn itself
     for i, block in enumerate(message.content):
@@ -246,13 +248,15 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
             case ToolCall() if message.role == "assistant":
                 said.setdefault("tool_calls", []).append(_call(block))
             case Thought() if message.role == "assistant":
-                said["reasoning_content"] = said.get("reasoning_content", "") + block.thinking
+                thoughts.append(block.thinking)
             case RedactedThought():
                 pass
             case ToolAddition() | ToolRemoval():
                 n_others += 1
             case _:
                 raise _misplaced(block, message.role, f"{place}[{i}]")
+    if thoughts:
+        said["reasoning_content"] = "".join(thoughts)
     if texts or said or not n_others:
         yield {"role": message.role, "content": "\n".join(texts), **said}
 

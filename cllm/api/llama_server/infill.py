@@ -102,7 +102,7 @@ async def _tokens(context: Context, model: ServedModel, body: InfillRequest, inf
     n_after = min(len(after), max(n_room // SUFFIX_SHARE, n_room - len(before)))
     n_before = min(len(before), n_room - n_after)
     between = infill_tokens(model.vocabulary, infill, before[len(before) - n_before :], after[:n_after])
-    extra = await _extra(context, model, body.input_extra or [], model.n_ctx - len(between) - len(begun) - 1)
+    extra = await _extra(context, model, body.input_extra or [], model.n_ctx - n_answer - len(between) - len(begun))
     n_bos = 1 if model.vocabulary.adds_bos else 0
     return [*between[:n_bos], *extra, *between[n_bos:], *begun]
 

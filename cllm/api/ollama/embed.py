@@ -18,7 +18,6 @@ from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.api.prompts import by_length
 from cllm.api.vectors import Embedded
-from cllm.backend import Vectors
 from cllm.serve.engine import Embeddings
 
 N_INPUTS_MAX = 16_384  # of one request: Ollama has no bound, and its clients send all that they have at once
@@ -66,8 +65,8 @@ def blueprint(context: Context) -> Blueprint:
         if not any(inputs):
             return _nothing(await vectors.embedder(context, body.model))
         embedded = await _embedded(context, body.model, inputs, "input", truncates=body.truncate is not False)
-        unit = vectors.normalised(embedded.vectors, body.dimensions)
-        return await by_length(unit.size, functools.partial(_response, embedded, unit, time.perf_counter() - g.started_at))
+        total_s = time.perf_counter() - g.started_at
+        return await by_length(embedded.vectors.size, functools.partial(_response, embedded, body.dimensions, total_s))
 
     @routes.post("/api/embeddings")
     async def embeddings() -> Response:
@@ -92,10 +91,10 @@ def _nothing(embeddings: Embeddings) -> Response:
     )
 
 
-def _response(embedded: Embedded, unit: Vectors, total_s: float) -> Response:
+def _response(embedded: Embedded, n_dimensions: int | None, total_s: float) -> Response:
     body: dict[str, Any] = {
         "model": embedded.model.name,
-        "embeddings": unit.tolist(),
+        "embeddings": [vectors.written(vector) for vector in vectors.normalised(embedded.vectors, n_dimensions)],
         "total_duration": round(total_s * NS_PER_S),
         "load_duration": 0,
         "prompt_eval_count": embedded.n_tokens,

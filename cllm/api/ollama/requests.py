@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -69,7 +71,7 @@ class Message(msgspec.Struct):
     content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: Annotated[list[Call], Meta(max_length=1024)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -179,20 +181,37 @@ def _message(message: Message, place: str) -> dict[str, Any]:
     return turn
 
 
+class _OpenCalls:
+    """The calls of a turn that have no result yet. What was taken by one way is left out when its turn comes by another."""
+
+    def __init__(self, calls: Iterable[dict[str, Any]] = ()) -> None:
+        self._taken: set[int] = set()
+        self._all: deque[dict[str, Any]] = deque(calls)
+        self._by_id: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
+        self._by_name: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
+        for call in self._all:
+            self._by_id[call["id"]].append(call)
+            self._by_name[call["function"]["name"]].append(call)
+
+    def take(self, call_id: str | None, name: str | None) -> dict[str, Any] | None:
+        """The first one of that id, or else of that name, or else of all."""
+        waiting = self._by_id[call_id] if call_id else self._by_name[name] if name else self._all
+        while waiting:
+            call = waiting.popleft()
+            if id(call) not in self._taken:
+                self._taken.add(id(call))
+                return call
+        return None
+
+
 def _with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same, with each result that has no id, as Ollama's have none, as that of the first open call, by its name if it has one."""
-    open_calls: list[dict[str, Any]] = []
+    open_calls = _OpenCalls()
     for message in messages:
         if message.get("tool_calls"):
-            open_calls = list(message["tool_calls"])
-        elif message["role"] == "tool":
-            given, name = message.get("tool_call_id"), message.get("name")
-            key, wanted = ("id", given) if given else ("name", name)
-            meant = [call for call in open_calls if (call["id"] if key == "id" else call["function"]["name"]) == wanted]
-            if not given and (found := next(iter(meant or ([] if name else open_calls)), None)) is not None:
-                message["tool_call_id"] = found["id"]
-                meant = [found]
-            open_calls = [call for call in open_calls if call not in meant[:1]]
+            open_calls = _OpenCalls(message["tool_calls"])
+        elif message["role"] == "tool" and (call := open_calls.take(message.get("tool_call_id"), message.get("name"))) is not None:
+            message["tool_call_id"] = call["id"]
     return messages
 
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 from quart import Blueprint, Response
 
-from cllm.api import conversation, wire
+from cllm.api import conversation, prompts, wire
 from cllm.api.context import Context
 from cllm.api.conversation import Answer, AnswerShape, open_chat
 from cllm.api.errors import openai_shape
@@ -74,6 +74,7 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     model = await context.served(body.model)
     n_logprobs = _n_logprobs(body)
     asked = context.wanted(body, model, max_tokens=None)
+    prompts.check_turns(model, body.messages)
     chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     if body.stream:
@@ -112,7 +113,8 @@ def conversation_of(body: Conversation | ChatRequest) -> conversation.Conversati
 
 
 async def render(model: ServedModel, body: Conversation) -> str:
-    """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed."""
+    """The conversation as the model's own template writes it. Raises: InvalidRequest · ContextExceeded by far · TemplateFailed."""
+    prompts.check_turns(model, body.messages)
     return await conversation.render(model, conversation_of(body))
 
 

@@ -16,6 +16,7 @@ from cllm.api.context import Context
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.api.prompts import by_length
+from cllm.api.vectors import Embedded
 from cllm.backend import Vectors
 from cllm.errors import InvalidRequest
 
@@ -55,10 +56,8 @@ async def answer(context: Context, body: EmbeddingRequest) -> Response:
     if body.dimensions is not None and body.dimensions > n_embd:
         raise InvalidRequest(f"dimensions: {body.dimensions} asked for, and the model has {n_embd}", param="dimensions")
     embedded = await vectors.embed(context, body.model, _inputs(body.input))
-    unit = vectors.normalised(embedded.vectors, body.dimensions)
     in_bytes = body.encoding_format == "base64"
-    usage = {"prompt_tokens": embedded.n_tokens, "total_tokens": embedded.n_tokens}
-    return await by_length(unit.size, functools.partial(_response, embedded.model.name, unit, in_bytes, usage))
+    return await by_length(embedded.vectors.size, functools.partial(_response, embedded, body.dimensions, in_bytes))
 
 
 def _inputs(given: str | list[int | str | list[int]]) -> list[str | list[int]]:
@@ -72,11 +71,13 @@ def _inputs(given: str | list[int | str | list[int]]) -> list[str | list[int]]:
     return given  # type: ignore[return-value]  # just checked
 
 
-def _response(model: str, unit: Vectors, in_bytes: bool, usage: dict[str, int]) -> Response:
+def _response(embedded: Embedded, n_dimensions: int | None, in_bytes: bool) -> Response:
+    unit = vectors.normalised(embedded.vectors, n_dimensions)
     data = [{"object": "embedding", "index": i, "embedding": _written(vector, in_bytes)} for i, vector in enumerate(unit)]
-    return json_response({"object": "list", "data": data, "model": model, "usage": usage})
+    usage = {"prompt_tokens": embedded.n_tokens, "total_tokens": embedded.n_tokens}
+    return json_response({"object": "list", "data": data, "model": embedded.model.name, "usage": usage})
 
 
 def _written(vector: Vectors, in_bytes: bool) -> Any:
     """The numbers, or the base64 of their 32 bits each, the lowest byte first."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if in_bytes else vector.tolist()
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if in_bytes else vectors.written(vector)

@@ -107,7 +107,7 @@ def _tool(tool: ToolFields, place: str) -> Tool:
     function = tool.function
     if function is None:
         raise InvalidRequest(f"{place}.function: it is missing", param=f"{place}.function")
-    return Tool(function.name, function.description or "", parameters_of(function.parameters), bool(function.strict))
+    return Tool(function.name, function.description or "", parameters_of(function.parameters), bool(function.strict), place)
 
 
 def _use(choice: str, tools: tuple[Tool, ...]) -> ToolUse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable
@@ -130,7 +131,7 @@ class ResponseHead:
 
 def _shown(form: Any) -> dict[str, Any]:
     shown = {name: getattr(form, name) for name in ("type", "name", "description", "strict") if getattr(form, name) is not None}
-    return {**shown, "schema": msgspec.json.decode(form.schema)} if form.type == "json_schema" else shown
+    return {**shown, "schema": json.loads(bytes(form.schema))} if form.type == "json_schema" else shown
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def _functions(tools: list[ToolFields]) -> Iterator[Tool]:
 
 def _function(tool: ToolFields, namespace: str | None, place: str) -> Tool:
     name = full_name(namespace, _name(tool, place))
-    return Tool(name, tool.description or "", parameters_of(tool.parameters), bool(tool.strict))
+    return Tool(name, tool.description or "", parameters_of(tool.parameters), bool(tool.strict), place)
 
 
 def _name(tool: ToolFields, place: str) -> str:

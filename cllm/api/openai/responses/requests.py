@@ -119,7 +119,8 @@ def input_items(body: CreateRequest, item_of: Callable[[str], Item | None]) -> t
     """What the request brings, checked; `item_of` gives an item that is kept. Raises: InvalidRequest."""
     if isinstance(body.input, str):
         return (Item(type="message", role="user", content=body.input),)
-    items = tuple(_meant(item, f"input[{i}]", item_of) for i, item in enumerate(body.input or ()))
+    referred: set[str] = set()
+    items = tuple(_meant(item, f"input[{i}]", item_of, referred) for i, item in enumerate(body.input or ()))
     for i, item in enumerate(items):
         _check(item, f"input[{i}]")
     if not items and body.previous_response_id is None:
@@ -127,13 +128,16 @@ def input_items(body: CreateRequest, item_of: Callable[[str], Item | None]) -> t
     return items
 
 
-def _meant(item: Item, place: str, item_of: Callable[[str], Item | None]) -> Item:
-    """The item itself, or the kept one that it stands for."""
+def _meant(item: Item, place: str, item_of: Callable[[str], Item | None], referred: set[str]) -> Item:
+    """The item itself, or the kept one that it stands for: once, or a short body would be as long as somebody likes."""
     if item.type != "item_reference":
         return item
+    if item.id in referred:
+        raise InvalidRequest(f"{place}.id: {str(item.id)[:100]!r} is referred to twice", param=f"{place}.id")
     kept = None if item.id is None else item_of(item.id)
     if kept is None:
         raise InvalidRequest(f"{place}.id: there is no item {str(item.id)[:100]!r} here, or no longer", param=f"{place}.id")
+    referred.add(str(item.id))
     return kept
 
 
@@ -168,29 +172,28 @@ def _check(item: Item, place: str) -> None:
 
 def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
     """The turns that items stand for: reasoning, text and calls of the assistant that follow each other are one turn."""
-    turns: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []  # with their texts one by one
     for item in items:
         match item.type:
             case "function_call":
                 function = {"name": full_name(item.namespace, item.name or ""), "arguments": item.arguments}
                 _assistant(turns).setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             case "function_call_output":
-                turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+                turns.append({"role": "tool", "tool_call_id": item.call_id, "content": [_text(item.output)]})
             case "reasoning":
                 if thought := _text(item.content):
-                    turns.append({"role": "assistant", "content": "", "reasoning_content": thought})
+                    turns.append({"role": "assistant", "content": [], "reasoning_content": thought})
             case _ if item.role == "assistant":
-                turn = _assistant(turns)
-                turn["content"] = "\n".join([text for text in (turn["content"], _text(item.content)) if text])
+                _assistant(turns)["content"].append(_text(item.content))
             case _:
-                turns.append({"role": ROLES[item.role or "user"], "content": _text(item.content)})
-    return turns
+                turns.append({"role": ROLES[item.role or "user"], "content": [_text(item.content)]})
+    return [turn | {"content": "\n".join([text for text in turn["content"] if text])} for turn in turns]
 
 
 def _assistant(turns: list[dict[str, Any]]) -> dict[str, Any]:
     """The assistant's turn that is under way, or a new one."""
     if not turns or turns[-1]["role"] != "assistant":
-        turns.append({"role": "assistant", "content": ""})
+        turns.append({"role": "assistant", "content": []})
     return turns[-1]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from quart import Blueprint, Response, g
 
-from cllm.api import wire
+from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.conversation import open_chat
 from cllm.api.errors import openai_shape
@@ -79,6 +79,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest) ->
     now, key = time.monotonic(), g.key
     inputs = _with_ids(requests.input_items(body, lambda item_id: store.item(item_id, key=key, now=now)))
     items = (*_said_before(store, body), *inputs)
+    prompts.check_turns(model, items)
     chat = await open_chat(context, model, requests.conversation_of(body, items), asked, endpoint=ENDPOINT)
     stores = body.store is not False and store.is_open
     head = ResponseHead.of(body, asked, model.name, stored=stores)

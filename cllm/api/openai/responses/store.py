@@ -10,6 +10,8 @@ import msgspec
 
 from cllm.errors import NotFound
 
+N_BYTES_OBJECT = 256  # that an item, or a part of one, takes at least besides what it says
+
 
 @attrs.frozen(eq=False)
 class Kept:
@@ -47,7 +49,7 @@ class ResponseStore:
 
         Items of earlier responses count each time, though they are shared: the earlier ones may go first.
         """
-        n_bytes = len(msgspec.json.encode([response, items]))
+        n_bytes = len(msgspec.json.encode([response, items])) + N_BYTES_OBJECT * sum(map(_n_objects, items))
         if n_bytes > self._n_bytes_max or not self.is_open:
             return
         self._forget_old(now)
@@ -90,3 +92,8 @@ class ResponseStore:
             of_responses.pop(response_id, None)
             if item.id and not of_responses:
                 self._items.pop((kept.key, item.id), None)
+
+
+def _n_objects(item: Any) -> int:
+    """The item, and the parts that it has."""
+    return 1 + sum([len(parts) for parts in (item.content, item.output, item.summary) if isinstance(parts, list)])
