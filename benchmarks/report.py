@@ -64,6 +64,7 @@ STEPS_LEAST: Final = 475  # of the fakes of a fast device, with as many streams
 IDLE_SHARE_MAX: Final = 0.02  # of a core, that a server may take while another is measured
 UNKNOWN: Final = "-"
 LOSS_TOLD: Final = 0.01  # of the stage below, or of its step outside llama.cpp; what costs more is told with what it is spent on
+LESS_ABOVE: Final = 0.9  # of a stage's time beside the layers that are timed, that one with more layers may have had
 COMPUTED: Final = "native"  # the part of a step that is in llama.cpp
 PARTS: Final = {"native": "in llama.cpp", "sampling": "in drawing", "engine": "in the scheduler", "rest": "beside these"}
 
@@ -167,7 +168,9 @@ def _ladder(run: Run) -> str:
     parts = [f"### {run['name']}\n", _circumstances(run)]
     for rung in run["data"]["rungs"]:
         parts += [f"{rung_title(rung)}:\n", _stages(rung["stages"]), f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n"]
-        if told := [line for below, stage in _with_below(rung["stages"]) if (line := _loss(stage, below))]:
+        if told := [
+            line + _less_above(stage, rung["stages"]) for below, stage in _with_below(rung["stages"]) if (line := _loss(stage, below))
+        ]:
             parts.append("\n".join(told) + "\n")
     return "\n".join(parts)
 
@@ -210,6 +213,21 @@ def _loss(stage: Run, below: Run) -> str:
     if len(between) > 1 and "beside" not in stage:
         return f"{lost}: all that lies between, {', '.join(between)}.{where} What was done about each is told of it by itself."
     return f"{lost}: {REASONS[stage['name']]}.{where} Done about it: {MENDED[stage['name']]}."
+
+
+def _less_above(stage: Run, stages: Sequence[Run]) -> str:
+    """Whether a stage that has all of this one's layers and more spends less beside those that are timed: then it is not these layers."""
+    if "beside" in stage or (own_us := stage.get("spent_us_per_step", {}).get("rest")) is None:
+        return ""
+    above = [one for one in stages if one["number"] > stage["number"] and "beside" not in one]
+    known = [(one["spent_us_per_step"]["rest"], one["name"]) for one in above if "rest" in one.get("spent_us_per_step", {})]
+    if not known or min(known)[0] >= LESS_ABOVE * own_us:
+        return ""
+    least_us, name = min(known)
+    return (
+        f" But {name}, which has all of this and more, took {number(least_us)} us of a step beside llama.cpp, drawing and the scheduler, "
+        f"where it took {number(own_us)} here: so much of it is not this layer's, and what makes it is not told apart."
+    )
 
 
 def _waiting(stage: Run, below: Run) -> str:

@@ -10,6 +10,10 @@ import structlog
 import trio.testing
 from hypothesis import HealthCheck, settings
 
+from cllm.testing.loopback import pass_by_proxies
+
+pass_by_proxies()
+
 # Whether a change may land does not depend on chance; `pytest --hypothesis-profile explore` tries something else every time.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False)
 settings.register_profile("cllm", settings.get_profile("explore"), derandomize=True, database=None)

@@ -481,6 +481,20 @@ def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_wi
     assert "- isolated, 10.0 % off loop (off: 9.9 % to 10.0 %); its own part of that is not told apart." in report.page([run])
 
 
+def test_a_reason_is_taken_back_where_a_stage_with_more_layers_spends_less_on_them() -> None:
+    def of(number: int, name: str, rest_us: float, more_us: float) -> dict[str, Any]:
+        more = {part: {"median": us, "min": us, "max": us} for part, us in (("native", 0.0), ("rest", more_us))}
+        return stage(number, name, 90.0, spent_us_per_step={"native": 9000.0, "rest": rest_us}, more_us_per_step=more)
+
+    below = stage(2, "sampling", 100.0, spent_us_per_step={"native": 9900.0, "rest": 100.0})
+    for served_us, is_taken_back in ((500.0, True), (1400.0, False)):
+        stages = [below, of(3, "engine", 1400.0, 1300.0), of(6, "http", served_us, served_us - 1400.0)]
+        run = {"kind": "ladder", "name": "x", "date": "", "machine": results.machine(), "settings": {}}
+        page = report.page([{**run, "data": {"rungs": [{"concurrency": 8, "stages": stages}]}}])
+        told = "But http, which has all of this and more, took 500 us of a step beside llama.cpp"
+        assert (told in page) is is_taken_back
+
+
 @pytest.mark.parametrize(
     ("speed", "own_us", "told"),
     [

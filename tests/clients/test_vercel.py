@@ -15,7 +15,8 @@ END_S = 300.0
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here"),
-    pytest.mark.skipif(not (HERE / "node_modules").is_dir(), reason=f"npm install --prefix {HERE}"),
+    # npm writes this file last: without it the folder is what an interrupted installation left.
+    pytest.mark.skipif(not (HERE / "node_modules" / ".package-lock.json").is_file(), reason=f"npm install --prefix {HERE}"),
 ]
 
 

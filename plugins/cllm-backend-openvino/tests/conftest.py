@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cllm.testing.loopback import pass_by_proxies
 from cllm.testing.tiny import make_tiny_gguf
+
+pass_by_proxies()
 
 
 @pytest.fixture(scope="session")

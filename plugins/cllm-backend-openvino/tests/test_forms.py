@@ -63,11 +63,13 @@ CHAIN: Final = {
     "$defs": {"n": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}, "required": ["next"]}},
     "$ref": "#/$defs/n",
 }
-SCHEMAS: Final[list[tuple[Any, Callable[[Any], bool]]]] = [
+ENDLESS: Final[list[tuple[Any, Callable[[Any], bool]]]] = [  # an answer may be as long as it likes, so that many are cut
     ({"type": "object"}, lambda value: isinstance(value, dict)),
     ({"properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "boolean"}}, "required": ["b"]}, is_person),
-    ({"type": "object", "properties": {"a": {"type": "null"}}}, lambda value: value in ({}, {"a": None})),
     ({"type": "object", "additionalProperties": {"type": "integer"}}, lambda value: all(isinstance(one, int) for one in value.values())),
+]
+SCHEMAS: Final[list[tuple[Any, Callable[[Any], bool]]]] = [
+    ({"type": "object", "properties": {"a": {"type": "null"}}}, lambda value: value in ({}, {"a": None})),
     ({"type": "object", "additionalProperties": False}, lambda value: value == {}),
     (
         {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 4},
@@ -95,7 +97,16 @@ SCHEMAS: Final[list[tuple[Any, Callable[[Any], bool]]]] = [
 
 @pytest.mark.parametrize(("schema", "fits"), SCHEMAS, ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "")
 def test_what_fits_a_schema_is_all_that_is_said(asker: Asker, schema: Any, fits: Callable[[Any], bool]) -> None:
-    for text in asker.answers("json_schema", json.dumps(schema)):
+    answers = asker.answers("json_schema", json.dumps(schema))
+    assert answers
+    for text in answers:
+        assert fits(json.loads(text)), text
+
+
+def test_so_it_is_where_an_answer_may_be_as_long_as_it_likes(asker: Asker) -> None:
+    answers = [(fits, text) for schema, fits in ENDLESS for text in asker.answers("json_schema", json.dumps(schema))]
+    assert answers, "all were cut"
+    for fits, text in answers:
         assert fits(json.loads(text)), text
 
 
@@ -131,10 +142,12 @@ def test_an_answer_is_one_of_the_choices(asker: Asker, choices: list[str]) -> No
 
 
 def test_what_comes_before_the_end_of_reasoning_is_free(asker: Asker) -> None:
-    for i in range(8):
-        text, is_over = asker.ask(StreamForm("regex", "[0-9]{3}", FIELD, after="4"), temperature=2.0, seed=i)
-        if is_over:
-            assert re.fullmatch(r"[^4]*4[ \n]{0,4}[0-9]{3}<\|[a-z_]+\|>", text), text
+    form = StreamForm("regex", "[0-9]{3}", FIELD, after="4")
+    answers = [asker.ask(form, temperature=2.0 ** (i + 1), seed=i) for i in range(8)]
+    ended = [text for text, is_over in answers if is_over]
+    assert ended
+    for text in ended:
+        assert re.fullmatch(r"[^4]*4[ \n]{0,4}[0-9]{3}<\|[a-z_]+\|>", text), text
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------

@@ -17,10 +17,14 @@ import pytest
 
 from cllm.backend import ModelSpec
 from cllm.testing.live import live_server
+from cllm.testing.loopback import pass_by_proxies
+from cllm.testing.ports import free_port
 from cllm_backend_upstream import UpstreamBackend
 from cllm_backend_upstream.model import UpstreamModel
 
 WAIT_S = 120.0  # ends a test that hangs
+
+pass_by_proxies()
 
 
 @attrs.define(eq=False)
@@ -85,8 +89,8 @@ class Faulty:
         self.asked: list[Asked] = []  # POSTs
         self.n_checks = 0
         self.left = threading.Event()  # a client closed its connection while it was being answered
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
+        self.port = free_port()  # none that the system gives to others while this one is away
+        self._listener = socket.create_server(("127.0.0.1", self.port))
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -153,7 +157,10 @@ def _read(connection: socket.socket) -> Asked | None:
     method, path, _ = first.split()
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     while len(body) < int(headers.get("content-length", 0)):
-        body += connection.recv(65536)
+        piece = connection.recv(65536)
+        if not piece:
+            return None
+        body += piece
     return Asked(method, path, headers, json.loads(body) if body else None, connection)
 
 

@@ -127,6 +127,7 @@ def test_a_tool_is_called_here_as_there(front: Any, direct: Any) -> None:
     here, there = (one.post("/v1/chat/completions", body).json["choices"][0] for one in (front, direct))
     assert here["finish_reason"] == there["finish_reason"]
     calls, expected = here["message"].get("tool_calls", []), there["message"].get("tool_calls", [])
+    assert expected
     assert [call["function"] for call in calls] == [call["function"] for call in expected]
     stream = front.post("/v1/chat/completions", {**body, "stream": True})
     pieces = [call["function"] for chunk in stream.chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
