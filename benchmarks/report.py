@@ -226,7 +226,7 @@ def _less_above(stage: Run, stages: Sequence[Run]) -> str:
     least_us, name = min(known)
     return (
         f" But {name}, which has all of this and more, took {number(least_us)} us of a step beside llama.cpp, drawing and the scheduler, "
-        f"where it took {number(own_us)} here: so much of it is not this layer's, and what makes it is not told apart."
+        f"where it took {number(own_us)} here: so much of it is not this layer's."
     )
 
 

@@ -7,12 +7,13 @@ is said by name, and never stands in the way of the others.
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from cllm.errors import BackendUnavailable, LoadFailed, in_one_line
+from cllm.errors import BackendUnavailable, LoadFailed, call_foreign, in_one_line
 
 if TYPE_CHECKING:
     from cllm.backend import Backend, Probe, StepModel, StreamModel, Vocabulary
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 GROUP: Final = "cllm.backends"
 STEP_MODEL: Final = ("vocabulary", "info", "capabilities", "n_cells", "n_cells_slot", "n_slots", "n_rows_max", "step", "drop", "close")
 """What no `StepModel` can do without, whatever its capabilities are."""
+STREAM_MODEL: Final = ("vocabulary", "info", "n_live_max", "n_ctx", "heeds", "open", "start", "cancel", "close")
+"""And no `StreamModel`."""
 
 
 @attrs.frozen
@@ -126,13 +129,19 @@ def _what(thing: object) -> str:
 
 
 def checked_model(model: StepModel | StreamModel) -> StepModel | StreamModel:
-    """Return what a backend's `load` gave. Raises: LoadFailed when that is no model."""
+    """Return what a backend's `load` gave. Raises: LoadFailed when that is no model, after it was closed if that can be."""
     from cllm.backend import StreamModel
 
     missing = [name for name in STEP_MODEL if not hasattr(model, name)]
-    if missing and not isinstance(model, StreamModel):
-        raise LoadFailed(f"the backend's load gave {_what(model)}, which is no model: it has no {', '.join(missing)}")
-    return model
+    if not missing or isinstance(model, StreamModel):
+        return model
+    if hasattr(model, "start"):
+        missing = [name for name in STREAM_MODEL if not hasattr(model, name)]
+    close: Any = getattr(model, "close", None)
+    if callable(close):
+        with suppress(Exception):  # what is said of it comes first
+            call_foreign(close)
+    raise LoadFailed(f"the backend's load gave {_what(model)}, which is no model: it has no {', '.join(missing)}")
 
 
 def vocabulary_of(model: StreamModel) -> Vocabulary | None:
@@ -194,14 +203,19 @@ def _checked(probe: object) -> Probe:
     return probe
 
 
-def choose_backend(name: str = "auto") -> tuple[str, Backend]:
+def choose_backend(name: str = "auto", *, asks: bool = True) -> tuple[str, Backend]:
     """Return a backend with its name: the named one, or for `auto` the available one with the highest preference.
+
+    With `asks` false a named one is not asked whether it can work: its model will be in another process, and this one is to stay free of
+    devices and of what their drivers may do. Nor is one that wants that by itself.
 
     Raises: BackendUnavailable with one line, for a named one with its own reason, for `auto` with every backend and why not.
     """
     if name != "auto":
         one = _listed(name)
         backend = _load(one)
+        if not asks or getattr(backend, "wants_worker", False):
+            return name, backend
         if not (asked := _found(one, backend)).available:
             raise BackendUnavailable(f"{_origin(one)} cannot work here: {asked.reason or 'it does not say why'}")
         return name, backend

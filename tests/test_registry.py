@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cllm import registry
-from cllm.errors import BackendUnavailable
+from cllm.errors import BackendUnavailable, LoadFailed
 
 GOOD = """
 from cllm.backend import Probe
@@ -215,6 +216,33 @@ def test_a_named_backend_that_cannot_work_here_is_told_by_name_with_its_own_reas
     install("absent", source=backend_source(probe))
     with pytest.raises(BackendUnavailable, match=rf"^backend absent \(dist-absent 1\.0\) cannot work here: {reason}$"):
         registry.choose_backend("absent")
+
+
+def test_a_named_backend_whose_model_will_be_in_another_process_is_not_asked_in_this_one(install: Install) -> None:
+    install("absent", source=backend_source("return Probe(available=False, reason='asked')"))
+    assert registry.choose_backend("absent", asks=False)[0] == "absent"
+
+
+class Half:
+    """What is no model, and has weights all the same."""
+
+    def __init__(self, **has: object) -> None:
+        self.__dict__.update(has)
+        self.n_closed = 0
+
+    def close(self) -> None:
+        self.n_closed += 1
+
+
+@pytest.mark.parametrize(
+    ("has", "missing"),
+    [({"step": None}, "vocabulary, info, capabilities"), ({"start": None, "heeds": None}, "vocabulary, info, n_live_max")],
+)
+def test_what_is_no_model_is_closed_and_told_what_it_lacks_of_its_kind(has: dict[str, object], missing: str) -> None:
+    half: Any = Half(**has)
+    with pytest.raises(LoadFailed, match=rf"is no model: it has no {missing}"):
+        registry.checked_model(half)
+    assert half.n_closed == 1
 
 
 def test_the_built_in_backends_come_through_the_same_door() -> None:

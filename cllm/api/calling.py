@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -13,7 +12,7 @@ from cllm.api.context import Context
 from cllm.api.structured import Form, compiled
 from cllm.errors import GrammarInvalid, InvalidRequest, NotHeeded
 from cllm.serve.engine import ServedModel
-from cllm.text.call_grammar import call_grammar, content_grammar, is_held
+from cllm.text.call_grammar import call_grammar, content_grammar, is_held, schema_of
 from cllm.text.grammar import Grammar, GrammarSource, Kind
 from cllm.text.tools import Toolbox, ToolUse
 
@@ -78,8 +77,10 @@ async def _complaint(context: Context, model: ServedModel, toolbox: Toolbox, par
         return _invalid(f"{toolbox.place(int(place))}.{parameters}", error.complaint, hash_sign + pointer)
     with trio.move_on_after(context.settings.grammar_timeout_s):  # for all of them
         for i, tool in enumerate(toolbox.tools):
+            if tool not in toolbox.callable or not (toolbox.use is ToolUse.REQUIRED or tool.strict):  # nothing is held to it
+                continue
             try:
-                await _compiled(context, model, GrammarSource(Kind.JSON_SCHEMA, json.dumps(tool.parameters)))
+                await _compiled(context, model, GrammarSource(Kind.JSON_SCHEMA, schema_of(tool)))
             except GrammarInvalid as own:
                 return _invalid(f"{toolbox.place(i)}.{parameters}", own.complaint, own.pointer)
     return _invalid("tools", error.complaint, "")

@@ -359,6 +359,7 @@ def _form(model: ServedModel, conversation: Conversation, text: str) -> AnswerFo
         tools=toolbox.callable,
         assured=is_held(dialect.calls, toolbox) or (toolbox.is_open and conversation.form is not None),
         single=not toolbox.parallel,
+        must_call=toolbox.use is ToolUse.REQUIRED,
         shown=dialect.shown,
     )
 

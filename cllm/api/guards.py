@@ -109,7 +109,8 @@ def _check_page(settings: Settings) -> None:
     if request.headers.get("Sec-Fetch-Site") in ("same-origin", "none"):
         return
     if not {"*", origin} & set(settings.cors_origin) and not _is_at_home(origin, request.headers.get("Host", "")):
-        raise NotPermitted(f"pages of {origin[:100]} may not ask this server; --cors-origin lets them", code="origin_not_allowed")
+        way = "--cors-origin lets them" if "://" in origin else "keys, or --cors-origin '*', let them"
+        raise NotPermitted(f"pages of {origin[:100]} may not ask this server; {way}", code="origin_not_allowed")
 
 
 def _is_at_home(origin: str, host: str) -> bool:

@@ -13,7 +13,7 @@ from cllm.api.context import Context
 from cllm.api.errors import ContextExceededByFar
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import InfillTokens, Vocabulary, infill_of
-from cllm.errors import ContextExceeded, InvalidRequest, NotSupported, TokenizeFailed
+from cllm.errors import ContextExceeded, InvalidRequest, NotSupported, TokenizeFailed, call_foreign
 from cllm.serve.engine import ServedModel
 from cllm.text.prompt import infill_tokens
 from cllm.text.template import RESERVED, n_chars
@@ -171,4 +171,5 @@ async def by_length(n_tokens: int, work: Callable[[], T]) -> T:
 def text_of(vocabulary: Vocabulary, tokens: Sequence[int], *, special: bool = True) -> str:
     """The text of `tokens`; bytes that are no UTF-8 become U+FFFD. Raises: InvalidRequest for what is no token."""
     check_tokens(tokens, vocabulary.n_tokens, "tokens")
-    return b"".join([vocabulary.token_bytes(token, special=special) for token in tokens]).decode("utf-8", "replace")
+    read = functools.partial(vocabulary.token_bytes, special=special)
+    return call_foreign(lambda: b"".join(map(read, tokens))).decode("utf-8", "replace")

@@ -62,7 +62,7 @@ async def embed(
     if embeddings.model.pooling is Pooling.RANK:
         raise NotSupported(f"{embeddings.model.name} judges documents and gives no vectors: it serves /v1/rerank", param="model")
     check_number(len(inputs), param, n_most)
-    _check_size(embeddings.model, len(inputs), param)
+    _check_size(embeddings.model, len(inputs) - (n_most - N_INPUTS_MAX), param)  # a query beside documents does not count
     _check_room(context, embeddings)
     if truncates:
         inputs = [one[: embeddings.model.n_tokens_max * N_TOKEN_BYTES_MAX] for one in inputs]

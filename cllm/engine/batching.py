@@ -79,8 +79,8 @@ class BatchFormer:
                 elif self._rows_by_slot:
                     ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_apart(sequence, len(decoding), n_deep)]
                     prompts = prompts if len(ranked) == len(prompts) else ranked
-        if running:
-            self._n_turns = max(self._n_turns - 1, 0) if decoding else 0  # whoever else is in a step of theirs
+        if decoding:
+            self._n_turns = max(self._n_turns - 1, 0)  # whoever else is in a step of theirs; one on trial may have a step in between
         self._add_decoding(decoding)
         attended = [(1, n_attended)] if not n_waiting else []
         prefilling: list[tuple[Sequence, int]] = []

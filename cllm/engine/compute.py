@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from cllm.backend import Logits, StepModel
+from cllm.backend import Embedder, Logits, StepModel
 from cllm.engine.drawing import divide
 from cllm.engine.events import TokenLogprob
 from cllm.engine.logprobs import score
@@ -45,7 +45,7 @@ def take_back(model: StepModel, slot: int, n_keep: int) -> None:
     if n_keep:
         model.trim(slot, n_keep)
     else:
-        _drop(model, slot)
+        empty(model, slot)
 
 
 def _step(model: StepModel, plan: Work, clock: Callable[[], float], moves_s: float) -> StepOutput:
@@ -96,7 +96,7 @@ def do_move(model: StepModel, plan: Work, move: Move, clock: Callable[[], float]
     """
     match move:
         case Drop(slot):
-            _drop(model, slot)
+            empty(model, slot)
         case Trim(slot, n_keep):
             model.trim(slot, n_keep)
         case Share(slot, source, n_tokens):
@@ -108,8 +108,11 @@ def do_move(model: StepModel, plan: Work, move: Move, clock: Callable[[], float]
             plan.restored.append(_restore(model, move, clock))
 
 
-def _drop(model: StepModel, slot: int) -> None:
-    """Empty a slot, which is always possible: who cannot would be asked again for ever, and nobody could have the slot."""
+def empty(model: StepModel | Embedder, slot: int) -> None:
+    """Empty a slot, which is always possible: who cannot would be asked again for ever, and nobody could have the slot.
+
+    Raises: ModelDied.
+    """
     try:
         call_foreign(model.drop, slot)
     except ModelDied:

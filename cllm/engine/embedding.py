@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cllm.backend import Batch, Embedder, Pooling, Vectors
+from cllm.engine.compute import empty
 from cllm.engine.fairness import Shares
 from cllm.engine.turns import Turns
 from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, RequestError
@@ -259,9 +260,12 @@ def _n_left(one: Input) -> int:
 
 
 def compute(embedder: Embedder, plan: EmbedPlan) -> list[Sums]:
-    """Do a step, and pool the vectors of each part's rows; blocks. Raises: what the embedder's calls raise."""
+    """Do a step, and pool the vectors of each part's rows; blocks.
+
+    Raises: what the embedder's calls raise · ModelDied for a slot that cannot be emptied.
+    """
     for slot in plan.drops:
-        embedder.drop(slot)
+        empty(embedder, slot)
     return pool(embedder.step(plan.batch), [n_rows for _, n_rows in plan.parts], embedder.pooling)
 
 

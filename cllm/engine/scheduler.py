@@ -139,6 +139,7 @@ class Scheduler:
         self._n_live_max, self._places, self._former = self._dealer()
         self._restores_alone = False  # whether the last step had nothing but moves, since some of these bring cells back
         self._n_live_max_usual = self._n_live_max
+        self._places_other: Places | None = None  # of that layout
         self._n_wanted_max = limits.n_live_max  # apart fewer may have a slot, which is not to hide how many would run in a pool
         self._choice = _layout_choice(limits, self.cost)
         self._cost_other: CostModel | None = None  # of the layout that is not in force
@@ -483,6 +484,7 @@ class Scheduler:
         self.cells = self.memory.cells
         self._n_live_max, self._places, self._former = self._dealer()
         self._n_live_max_usual = self._n_live_max
+        self._places_other = Places(self._cost_other, n_max=self._n_wanted_max, itl_max_s=limits.itl_max_s)
         self._choice.changed(seconds)
         for sequence in self._sequences.values():  # some came meanwhile
             self._choice.grew(len(sequence.tokens))
@@ -707,9 +709,12 @@ class Scheduler:
         return any(sequence.deadline is not None and sequence.deadline < now + ALONE_FULL_S for sequence in running)
 
     def _n_places(self) -> int:
+        return min(self._n_live_max, self._n_bearable(self._places))
+
+    def _n_bearable(self, places: Places) -> int:
         cells = self.cells
         n_own = cells.n_held / max(len(self._running), 1)
-        return min(self._n_live_max, self._places.n(cells.n_total - cells.n_free, self._service.prompt_rows, n_own))
+        return places.n(cells.n_total - cells.n_free, self._service.prompt_rows, n_own)
 
     def _is_crowded(self, sequence: Sequence) -> bool:
         """Say whether prompts that go before its own fill some steps already. Inside it would only wait, and keep a fresher one out.
@@ -734,8 +739,12 @@ class Scheduler:
         return n_before > N_STEPS_OWED * n_room
 
     def _n_crowd(self, n_coming: int) -> int:
-        """How many would run if all had room, and `n_coming` with them."""
-        return min(len(self._running) + self.n_waiting + n_coming, self._n_wanted_max)
+        """How many would run in a pool, and `n_coming` with them; of a slow model no more than leave the time between tokens bearable."""
+        n = min(len(self._running) + self.n_waiting + n_coming, self._n_wanted_max)
+        if not self.limits.n_slots_apart or n <= self.limits.n_slots_apart:  # they have room in either
+            return n
+        places = self._places_other if self.limits.rows_by_slot and self._places_other is not None else self._places
+        return min(n, max(self._n_bearable(places), self.limits.n_slots_apart))
 
     def _make_way(self, sequence: Sequence) -> bool:
         return self._make_way_for_trial(sequence) if self._trials else self._make_way_for_justice(sequence)
@@ -866,8 +875,8 @@ class Scheduler:
         except Exception as error:  # as above
             self._tell_failed(sequence, _unread(error), events)
             return
-        if match is not None and reason is not FinishReason.CANCELLED:  # in what was held back
-            reason, stop_reason = FinishReason.STOP, match
+        if match is not None and reason is FinishReason.STOP:  # in what was held back; an answer that was cut stays one, and half a call
+            stop_reason = match
         if reason is FinishReason.STOP and sequence.transcript.n_calls:
             reason = FinishReason.TOOL_CALLS
         sequence.timeline.end(now, "finished", reason=reason.value, n_generated=sequence.n_generated)

@@ -105,6 +105,10 @@ class StreamScheduler(Scheduler):
             self.memory.reserve(sequence)
         return events
 
+    def has_started(self, seq_id: int) -> bool:
+        """Whether the model works on it, as far as it has been told."""
+        return seq_id in self._started
+
     def take_end(self, end: StreamEnd, now: float) -> list[Event]:
         """Settle the end of a sequence that the model told."""
         sequence = self._started.pop(end.seq_id, None)

@@ -100,7 +100,7 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
 
     Raises: BackendUnavailable · LoadFailed · LoadAborted · TemplateInvalid.
     """
-    name, backend = choose_backend(settings.backend)
+    name, backend = choose_backend(settings.backend, asks=False) if settings.isolate else choose_backend(settings.backend)
     if settings.isolate or getattr(backend, "wants_worker", False):
         backend = WorkerBackend(backend, factory_of(name), hang_s=settings.watchdog_s)
     spec = model_spec(settings)

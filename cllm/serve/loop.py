@@ -13,12 +13,12 @@ import structlog
 import trio
 
 from cllm.backend import KvLayout, LaysOut, StepModel
-from cllm.engine.compute import compute
+from cllm.engine.compute import compute, empty
 from cllm.engine.events import Delta, Event, Failed
 from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, Unavailable, in_one_line
+from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, Unavailable, call_foreign, in_one_line
 from cllm.serve.disktier import DiskTier
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, Waiting, run_apart
@@ -109,8 +109,14 @@ class StepLoop:
         if plan is not None and not plan.is_given_up and self.scheduler.is_futile(plan):
             plan.is_given_up = True
             if self._model.capabilities.can_abort:
-                self._model.abort()
+                self._abort()
         self._wake(trio.current_time())
+
+    def _abort(self) -> None:
+        try:
+            call_foreign(self._model.abort)
+        except Exception as error:  # the step goes on to its end, as it would without
+            log.error("abort.failed", why=in_one_line(error))
 
     @property
     def is_computing(self) -> bool:
@@ -242,9 +248,10 @@ class StepLoop:
             raise
         except LoadFailed as error:
             log.warning("layout.failed", layout=layout.value, why=str(error))
-        except Exception as error:  # the contract has it that every slot is empty, whatever comes of it
+        except Exception as error:
             self._metrics.step_failed(error)
             log.error("layout.failed", layout=layout.value, why=in_one_line(error))
+            await self._turns.run(_empty_all, self._model)  # they may be as they were, and nobody knows any more who has cells in them
         self._progress_at = trio.current_time()
         self._owed += self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
         self.on_layout(self._model)
@@ -395,3 +402,8 @@ def life_of(model: StepModel) -> WorkerLife | None:
 
 def _stopped() -> Unavailable:
     return Unavailable("the engine has stopped", retry_after_s=5.0, code="stopped")
+
+
+def _empty_all(model: StepModel) -> None:
+    for slot in range(model.n_slots):
+        empty(model, slot)

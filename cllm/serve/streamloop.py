@@ -105,8 +105,9 @@ class StreamLoop(StepLoop):
         seq_id = getattr(event, "seq_id", None)
         if not isinstance(seq_id, int):
             return []
+        is_running = self._streaming.has_started(seq_id)  # there, though here it may be over
         events = self._streaming.take_end(StreamEnd(seq_id, why), now)
-        if events:
+        if is_running:
             self._cancel(seq_id)
         return events
 

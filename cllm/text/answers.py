@@ -27,6 +27,7 @@ class AnswerFormat:
     tools: tuple[Tool, ...] = ()  # that may be called
     assured: bool = False  # a grammar makes sure that calls are well formed
     single: bool = False  # one call at most
+    must_call: bool = False  # blanks before its calls are no content
     shown: frozenset[int] = frozenset()  # control tokens that the text must show
 
     def reader(self, stops: StopStrings | None) -> AnswerReader:
@@ -38,7 +39,8 @@ class AnswerFormat:
         return AnswerReader(reasoning, None if self.calls is None else self._call_reader(self.calls, stops), stops)
 
     def _call_reader(self, form: CallFormat, stops: StopStrings | None) -> CallReader:
-        keeps_blanks = stops is not None and stops.any_ends_blank  # or none of them would be seen before the blanks' end
+        # Or none of them would be seen before the blanks' end.
+        keeps_blanks = stops is not None and stops.any_ends_blank and not self.must_call
         return CallReader(form, self.tools, assured=self.assured, single=self.single, keeps_blanks=keeps_blanks)
 
 

@@ -82,9 +82,14 @@ class _Terms:
         return marker in self._control
 
 
+def schema_of(tool: Tool) -> str:
+    """A tool's schema as text, about as long as the client wrote it."""
+    return json.dumps(tool.parameters, ensure_ascii=False)
+
+
 def _arguments(tool: Tool, toolbox: Toolbox, *, required: bool) -> str:
     try:
-        return json_rule(json.dumps(tool.parameters))
+        return json_rule(schema_of(tool))
     except GrammarInvalid as error:
         if not required and not tool.strict:
             return json_rule(_ANY)

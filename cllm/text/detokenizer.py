@@ -5,8 +5,10 @@ from __future__ import annotations
 from codecs import utf_8_decode
 from collections.abc import Set
 from contextlib import suppress
+from functools import partial
 
 from cllm.backend import Vocabulary
+from cllm.errors import call_foreign
 
 
 class TokenTexts:
@@ -29,7 +31,7 @@ class TokenTexts:
         known = self._all_bytes.get(token)
         if known is not None:
             return known
-        data = self._vocabulary.token_bytes(token, special=token in self._shown)
+        data = call_foreign(partial(self._vocabulary.token_bytes, token, special=token in self._shown))
         self._all_bytes[token] = data
         # What a part of a character says depends on its neighbours.
         with suppress(UnicodeDecodeError):

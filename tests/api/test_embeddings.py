@@ -276,6 +276,14 @@ async def test_as_many_documents_as_are_allowed_are_judged_by_any_model(serve: A
     assert (more.status, more.error["param"]) == (400, "documents")
 
 
+async def test_the_query_does_not_count_among_the_documents_that_a_models_size_allows(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = FakeEmbedder()
+    monkeypatch.setattr("cllm.api.vectors.N_NUMBERS_MAX", 4 * embedder.info.n_embd)
+    async with serve(embedder=embedder) as api:
+        statuses = [(await api.post("/v1/rerank", {"query": "a", "documents": ["b"] * n})).status for n in (4, 5)]
+    assert statuses == [200, 400]
+
+
 # --- what a request may cost ------------------------------------------------------------------------------------------
 
 

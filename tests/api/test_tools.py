@@ -174,6 +174,32 @@ async def test_a_stop_string_in_what_might_lead_to_a_call_ends_the_answer(
     assert (answer.chunks[-1] if stream else answer.json)["usage"]["completion_tokens"] == n_tokens
 
 
+async def test_an_answer_that_is_cut_within_a_call_is_told_as_cut_whatever_stands_in_the_call(serve: Any) -> None:
+    async with serve(says('<tool_call>{"name": "STOP the clock", "arguments": {}}')) as api:
+        answer = await api.chat(tools=TOOLS, stop="STOP", max_tokens=30)
+    assert answer.finish() == ("length", None)
+
+
+async def test_blanks_before_a_call_that_must_come_are_no_end_of_the_answer(serve: Any) -> None:
+    async with serve(says('\n<tool_call>{"name": "clock", "arguments": {}}</tool_call>')) as api:
+        answer = await api.chat(tools=TOOLS, tool_choice="required", stop="\n", max_tokens=500)
+    calls = answer.json["choices"][0]["message"]["tool_calls"]
+    assert (answer.finish()[0], [call["function"]["name"] for call in calls]) == ("tool_calls", ["clock"])
+
+
+async def test_the_tool_that_is_held_to_its_schema_is_blamed_and_not_one_that_nothing_is_held_to(serve: Any) -> None:
+    lenient, strict = {"type": "object", "not": {}}, {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+    async with serve() as api:
+        answer = await api.chat(tools=[tool("a", lenient), tool("b", strict, strict=True)])
+    assert (answer.status, answer.error["param"]) == (400, "tools[1].function.parameters")
+
+
+async def test_a_schema_may_be_as_long_in_any_script(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.chat(tools=[tool("a", {"type": "object", "description": "天" * 30_000})], tool_choice="required")
+    assert answer.error["type"] == "exceed_context_size_error"
+
+
 # --- what tools may cost ----------------------------------------------------------------------------------------------
 
 

@@ -88,10 +88,9 @@ def test_a_stop_string_that_is_found_in_what_was_held_back_is_why_the_answer_end
     cut = answer(form, 'so <tool_call>{"STOP": 1', "STOP")
     assert told(cut) == 'so <tool_call>{"'
     assert (end(cut).reason, end(cut).stop_reason) == (FinishReason.STOP, "STOP")
-    cut = answer(form, 'so <tool_call>{"STOP": 1', "STOP", max_tokens=22)
-    assert (end(cut).reason, end(cut).stop_reason) == (FinishReason.STOP, "STOP")
-    whole = answer(form, 'so <tool_call>{"STOP": 1', "STOP", max_tokens=17)
-    assert (end(whole).reason, end(whole).stop_reason) == (FinishReason.LENGTH, None)
+    for max_tokens in (17, 22):  # what might still have become a call says nothing, before the stop string and behind it
+        unfinished = answer(form, 'so <tool_call>{"STOP": 1', "STOP", max_tokens=max_tokens)
+        assert (end(unfinished).reason, end(unfinished).stop_reason) == (FinishReason.LENGTH, None)
 
 
 def test_a_stop_string_after_a_call_ends_the_answer_with_the_call() -> None:

@@ -19,6 +19,20 @@ from cllm.testing.fake_embedder import FakeEmbedder
 ALL_POOLINGS = list(Pooling)
 
 
+def test_an_embedder_whose_slots_cannot_be_emptied_is_dead_and_never_computes_behind_old_cells() -> None:
+    class Stuck(FakeEmbedder):
+        def drop(self, slot: int) -> None:
+            raise RuntimeError("stuck")
+
+    embedder = Stuck()
+    scheduler = EmbedScheduler(embedder)
+    scheduler.submit([[97, 98]])
+    run(scheduler, embedder)
+    scheduler.submit([[97, 99]])
+    with pytest.raises(ModelDied, match=r"^slot \d+ could not be emptied: RuntimeError: stuck$"):
+        run(scheduler, embedder)
+
+
 def run(scheduler: EmbedScheduler, embedder: FakeEmbedder, n_rows: int = 512) -> list[Job]:
     """Step until nothing is left; return the jobs in the order of their ends."""
     over: list[Job] = []

@@ -107,6 +107,16 @@ async def test_more_at_once_than_there_are_parts_bring_the_pool_back_also_when_n
         assert running.engine.model.n_live_max == n_promised
 
 
+async def test_a_crowd_that_a_pool_could_bear_no_better_leaves_the_cells_apart() -> None:
+    model = FakeModel(lays_out=True)
+    slow = attrs.evolve(DEFAULT_CURVE, rows=((1, 0.2), (16, 1.0), (64, 4.0)), attended=((1, 1.0),), apart_gain_cell_s=1.0)
+    async with running_engine(model, Settings(), cost=CostModel(slow, n_rows_max=model.n_rows_max)) as running:
+        await ask_and_compare(running, words(60, seed=1))
+        assert model.capabilities.kv_layout is KvLayout.STREAMS
+        await ask(running, [make_spec(prompt, 30) for prompt in words(60, seed=2)], n_at_once=40)
+        assert model.capabilities.kv_layout is KvLayout.STREAMS
+
+
 async def test_rows_that_close_gaps_between_slots_change_no_text_and_leave_what_is_cached() -> None:
     model = FakeModel(kv_layout=KvLayout.STREAMS, n_slots=8)
     lengths = random.Random(3)
@@ -295,6 +305,23 @@ async def test_a_layout_that_cannot_be_had_costs_a_pause_and_is_not_tried_again(
     async with running_engine(model, SETTINGS, cost=cost(model)) as running:
         await ask_and_compare(running, words(80, seed=10))
     assert tried == [KvLayout.STREAMS]
+
+
+async def test_after_a_layout_that_failed_in_its_own_way_no_slot_is_taken_to_be_empty_that_may_not_be() -> None:
+    class Stubborn(FakeModel):
+        def lay_out(self, layout: KvLayout, n_slots: int) -> None:
+            emptied.clear()
+            raise RuntimeError("a mistake before anything was done")
+
+        def drop(self, slot: int) -> None:
+            emptied.append(slot)
+            super().drop(slot)
+
+    emptied: list[int] = []
+    model = Stubborn(lays_out=True)
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running:
+        await ask_and_compare(running, words(80, seed=10))
+    assert emptied[: model.n_slots] == list(range(model.n_slots))
 
 
 async def test_where_the_pool_cannot_be_had_again_only_what_needs_it_fails_and_no_more_is_promised() -> None:

@@ -339,6 +339,21 @@ async def test_a_step_that_nobody_waits_for_any_more_is_aborted_where_the_model_
         assert (running.scheduler.totals.n_cancelled, model.n_steps) == (2, 1)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no such step"), Panic("no such step")])
+async def test_a_step_that_cannot_be_aborted_after_all_goes_on_to_its_end(steps: Steps, error: BaseException) -> None:
+    class Stubborn(FakeModel):
+        def abort(self) -> None:
+            raise error
+
+    async with serving(Stubborn(can_abort=True)) as running:
+        steps.hold()
+        with running.engine.open([make_spec("one who leaves", 3)]):
+            await trio.testing.wait_all_tasks_blocked()
+        steps.go_on()
+        with running.engine.open([make_spec("one who comes", 3)]) as comes:
+            assert (await read_all(comes))[0].text == text_alone("one who comes", 3)
+
+
 async def test_a_step_that_somebody_else_waits_for_is_not_aborted(steps: Steps) -> None:
     model = FakeModel(can_abort=True)
     async with serving(model) as running:
