@@ -75,9 +75,10 @@ async def _complaint(context: Context, model: ServedModel, toolbox: Toolbox, par
     place, hash_sign, pointer = error.pointer.partition("#")
     if hash_sign and place.isdecimal():
         return _invalid(f"{toolbox.place(int(place))}.{parameters}", error.complaint, hash_sign + pointer)
+    held = {tool.name for tool in toolbox.callable if toolbox.use is ToolUse.REQUIRED or tool.strict}
     with trio.move_on_after(context.settings.grammar_timeout_s):  # for all of them
         for i, tool in enumerate(toolbox.tools):
-            if tool not in toolbox.callable or not (toolbox.use is ToolUse.REQUIRED or tool.strict):  # nothing is held to it
+            if tool.name not in held:
                 continue
             try:
                 await _compiled(context, model, GrammarSource(Kind.JSON_SCHEMA, schema_of(tool)))

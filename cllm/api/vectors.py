@@ -56,13 +56,16 @@ async def embed(
     *,
     truncates: bool = False,
     n_most: int = N_INPUTS_MAX,
+    n_beside: int = 0,
 ) -> Embedded:
-    """The vectors of texts or token ids, maybe of no more of each than the model takes. Raises: RequestError."""
+    """The vectors of texts or token ids, maybe of no more of each than the model takes; `n_beside` of them do not count, as a query beside
+    documents. Raises: RequestError.
+    """
     embeddings = await embedder(context, name)
     if embeddings.model.pooling is Pooling.RANK:
         raise NotSupported(f"{embeddings.model.name} judges documents and gives no vectors: it serves /v1/rerank", param="model")
     check_number(len(inputs), param, n_most)
-    _check_size(embeddings.model, len(inputs) - (n_most - N_INPUTS_MAX), param)  # a query beside documents does not count
+    _check_size(embeddings.model, len(inputs) - n_beside, param)
     _check_room(context, embeddings)
     if truncates:
         inputs = [one[: embeddings.model.n_tokens_max * N_TOKEN_BYTES_MAX] for one in inputs]
@@ -75,7 +78,7 @@ async def judge(context: Context, name: str | None, query: str, documents: Seque
     embeddings = await embedder(context, name)
     check_number(len(documents), "documents")
     if embeddings.model.pooling is not Pooling.RANK:
-        embedded = await embed(context, name, [query, *documents], "documents", n_most=N_INPUTS_MAX + 1)
+        embedded = await embed(context, name, [query, *documents], "documents", n_most=N_INPUTS_MAX + 1, n_beside=1)
         return embedded, await by_length(embedded.vectors.size, functools.partial(_cosines, embedded.vectors))
     _check_room(context, embeddings)
     n_chars = [len(query) + len(document) for document in documents]

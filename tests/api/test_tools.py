@@ -182,7 +182,7 @@ async def test_an_answer_that_is_cut_within_a_call_is_told_as_cut_whatever_stand
 
 async def test_blanks_before_a_call_that_must_come_are_no_end_of_the_answer(serve: Any) -> None:
     async with serve(says('\n<tool_call>{"name": "clock", "arguments": {}}</tool_call>')) as api:
-        answer = await api.chat(tools=TOOLS, tool_choice="required", stop="\n", max_tokens=500)
+        answer = await api.chat(tools=TOOLS, tool_choice="required", stop="\n", max_tokens=500, temperature=0)
     calls = answer.json["choices"][0]["message"]["tool_calls"]
     assert (answer.finish()[0], [call["function"]["name"] for call in calls]) == ("tool_calls", ["clock"])
 
@@ -250,7 +250,7 @@ async def test_the_tool_at_fault_is_looked_for_no_longer_than_a_grammar_may_take
         await trio.sleep(0.75)
 
     context: Any = SimpleNamespace(engine=SimpleNamespace(grammar=compile_slowly), settings=SimpleNamespace(grammar_timeout_s=2.0))
-    toolbox = Toolbox(tools=tuple(Tool(f"f{i}") for i in range(512)))
+    toolbox = Toolbox(tools=tuple(Tool(f"f{i}", strict=True) for i in range(512)))
     model: Any = None
     error = await calling._complaint(context, model, toolbox, "parameters", GrammarInvalid("it is too large"))
     assert (error.param, error.message, n_tried) == ("tools", "tools: it is too large", 3)
