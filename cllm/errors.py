@@ -22,8 +22,8 @@ def call_foreign(call: Callable[..., T], *arguments: Any) -> T:
         return call(*arguments)
     except (Exception, KeyboardInterrupt):
         raise
-    except BaseException as error:
-        raise StepFailed(in_one_line(error)) from error
+    except BaseException as error:  # no call of these is asynchronous, so that nothing is cancelled in it
+        raise StepFailed(in_one_line(error)) from error  # noqa: ASYNC104
 
 
 class CllmError(Exception):

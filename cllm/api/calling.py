@@ -32,9 +32,7 @@ async def grammar_of(
     try:
         return await _compiled(context, model, _source(model, toolbox, form, opening or ""))
     except GrammarInvalid as error:
-        if form is not None and toolbox.use is not ToolUse.REQUIRED:
-            await compiled(context, model, form)  # alone it says what is wrong with it, if that is it
-        raise await _complaint(context, model, toolbox, parameters, error) from error
+        raise await _complaint(context, model, toolbox, form, parameters, error) from error
 
 
 def _check_no_calls(toolbox: Toolbox, form: Form | None, *, held_calls: bool) -> None:
@@ -70,8 +68,15 @@ async def _compiled(context: Context, model: ServedModel, source: GrammarSource 
     return await context.engine.grammar(model, source, timeout_s=context.settings.grammar_timeout_s)
 
 
-async def _complaint(context: Context, model: ServedModel, toolbox: Toolbox, parameters: str, error: GrammarInvalid) -> InvalidRequest:
-    """The same, with the tool's field: it may be known, or else is found by trying each schema alone."""
+async def _complaint(
+    context: Context, model: ServedModel, toolbox: Toolbox, form: Form | None, parameters: str, error: GrammarInvalid
+) -> InvalidRequest:
+    """The same, with the tool's field: it may be known, or else is found by trying each schema alone.
+
+    Raises: InvalidRequest, when it is the form's.
+    """
+    if form is not None and toolbox.use is not ToolUse.REQUIRED:
+        await compiled(context, model, form)  # alone it says what is wrong with it, if that is it
     place, hash_sign, pointer = error.pointer.partition("#")
     if hash_sign and place.isdecimal():
         return _invalid(f"{toolbox.place(int(place))}.{parameters}", error.complaint, hash_sign + pointer)

@@ -92,7 +92,7 @@ def measured(loaded: Loaded, settings: Settings, on_progress: OnProgress) -> Loa
         if isinstance(error, LoadAborted | LoadFailed | KeyboardInterrupt):
             raise
         log.debug("load.failed", exc_info=error)
-        raise LoadFailed(f"{loaded.served.name}: its steps could not be measured: {in_one_line(error)}") from error
+        raise LoadFailed(f"{loaded.served.name}: its steps could not be measured: {in_one_line(error)}") from error  # noqa: ASYNC104
 
 
 def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
@@ -143,7 +143,7 @@ def blaming(backend_name: str, to_do: str = "load the model") -> Iterator[None]:
         raise
     except BaseException as error:  # see `call_foreign`
         log.debug("load.failed", exc_info=error)
-        raise LoadFailed(f"backend {backend_name} failed to {to_do}: {in_one_line(error)}") from error
+        raise LoadFailed(f"backend {backend_name} failed to {to_do}: {in_one_line(error)}") from error  # noqa: ASYNC104
 
 
 def _guess(model: StepModel) -> CostModel:

@@ -89,9 +89,9 @@ class Worker:
             return load_it(load)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # see `call_foreign`
+        except BaseException as error:  # noqa: ASYNC103 - see `call_foreign`
             self._channel.send(failed(error if isinstance(error, BackendError) else LoadFailed(in_one_line(error))))
-            return None
+            return None  # noqa: ASYNC104
 
     def _run_model(self, model: StepModel | StreamModel, load: frames.Load) -> None:
         path, own = None, model.vocabulary

@@ -252,7 +252,7 @@ async def test_the_tool_at_fault_is_looked_for_no_longer_than_a_grammar_may_take
     context: Any = SimpleNamespace(engine=SimpleNamespace(grammar=compile_slowly), settings=SimpleNamespace(grammar_timeout_s=2.0))
     toolbox = Toolbox(tools=tuple(Tool(f"f{i}", strict=True) for i in range(512)))
     model: Any = None
-    error = await calling._complaint(context, model, toolbox, "parameters", GrammarInvalid("it is too large"))
+    error = await calling._complaint(context, model, toolbox, None, "parameters", GrammarInvalid("it is too large"))
     assert (error.param, error.message, n_tried) == ("tools", "tools: it is too large", 3)
 
 
