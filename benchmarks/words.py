@@ -35,9 +35,9 @@ layer spends time on and what was done about that; why llama.cpp's calls took lo
 the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 
 From `engine` to `app` each pass begins with a scheduler of its own, where the stages after them have one that has served before. A new one
-saves the cells of what has ended on the host until it has seen that nobody asks for them: of 66 requests that had nothing in common, a
-served log has 31 of the first 33 saved, and none after. Here each has nine megabytes. That is a part of what these stages spend more
-outside llama.cpp than `http` does, which has all of their layers; the readers of `loop` and `app` are in their own process, too.
+saves the cells of what has ended on the host until it has seen that nobody asks for them: of 66 requests that had nothing in common two
+served starts have 20 of the first 33 saved, and none of the others. Here each has nine megabytes. That is a part of what these stages spend
+more outside llama.cpp than `http` does, which has all of their layers; the readers of `loop` and `app` are in their own process, too.
 
 One at a time, `sse` was behind `http` in each of the four turns of all stages. In six turns of these two alone, with two threads for the
 model as there, and with one, so that a core is free for the rest, that was not seen again: four turns are too few to tell some percent.
@@ -193,10 +193,11 @@ in llama-server as it was in cLLM, which closes them now with rows that it takes
 
 Of prompts to 512 tokens at 8, ten pairs have 0.92 of `-no-kvu`'s tokens/s (0.82 to 1.04), first texts at p50 after 1.28 times the time and
 at p90 after 0.73, and gaps 2.63 times as long at p90 and 0.31 at p99. Starts differ more than pairs: of five, one had 1.01 of the tokens/s
-and one 0.80, with gaps at p50 1.01 and 1.28 times as long. Cells lay apart from the beginning in all starts of the same requests that were
-looked at since, which had no other start as slow. On a machine that only counts time (`python -m benchmarks simulate`, with what steps cost
-here) the scheduler needs as long for these requests as the first two starts did, within four percent, and with whole prompts as long as
-`-no-kvu` in all five, within seven; the slow start took 1.2 times as long in both of its passes. So it is no order of rows, but what a
+and one 0.80, with gaps at p50 1.01 and 1.28 times as long. It is not the layout: in six starts that were looked at since, cells were laid
+apart at once or in the first seconds, and none was as slow, two passes with the slow start's own requests among them, beside some other
+work. On a machine that only counts time (the simulation's, with a curve set by hand near the calibration's, and its attention) the
+scheduler needs as long for these requests as the first two starts did, within four percent, and with whole prompts as long as `-no-kvu` in
+all five, within eight; the slow start took 1.2 times as long in both of its passes. So it looks like no order of rows, but like what a
 start has of the machine: eight of the bare model, each measured in turns with one that stayed, had 0.91 to 1.10 of its time for a step of
 eight. Large pages for the weights make no difference (1.01 of the time, twenty-four turns). None of this is kept. Such a prompt is four
 steps or more, each a little over twice as long as one without a piece, by a log of an earlier run; those who wait behind it generate the
