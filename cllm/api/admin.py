@@ -84,6 +84,7 @@ def blueprint(context: Context) -> Blueprint:
             if tenant.state is State.FAILED:
                 context.house.forget(tenant)
             raise
+        tenant.is_known_loaded = True
         return json_response(_state(tenant))
 
     @routes.post("/v1/unload_lora_adapter")

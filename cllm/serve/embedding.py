@@ -77,6 +77,7 @@ class EmbedLoop:
         self._work = trio.Event()
         self._stopping = False
         self._progress_at = 0.0  # when a step last began or ended
+        self._is_replacing = False  # a worker that died, as `StepLoop` has it
 
     def check_room(self, key: str = "") -> None:
         """Let a request pass that may join the queue now; the caller asks before it puts work into one.
@@ -148,8 +149,8 @@ class EmbedLoop:
             await self._work.wait()
 
     def stalled_s(self, now: float) -> float:
-        """Seconds since a step last began or ended while somebody waits for vectors; 0 when nobody does."""
-        return now - self._progress_at if self._waiters else 0.0
+        """Seconds since a step last began or ended while somebody waits for vectors; 0 when nobody does, or while a worker is replaced."""
+        return now - self._progress_at if self._waiters and not self._is_replacing else 0.0
 
     def stop(self) -> None:
         """Take nothing more, and let `run` return once everything is answered."""
@@ -198,7 +199,11 @@ class EmbedLoop:
         if given_up:
             life.was_blameless()
         self._tell(given_up)
-        await run_apart(life.revive)
+        self._is_replacing = True
+        try:
+            await run_apart(life.revive)
+        finally:
+            self._is_replacing = False
         self._progress_at = trio.current_time()
         log.warning("worker.replaced", pid=life.pid)
 

@@ -186,11 +186,13 @@ class Engine:
 
     async def tokenized(self, tokenize: Callable[[], T], n_chars: int) -> T:
         """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long. Raises: Unavailable · TokenizeFailed."""
-        if n_chars <= getattr(self.model.vocabulary, "n_chars_inline", N_CHARS_INLINE):  # another process may keep one waiting
-            return call_foreign(tokenize)
+        is_short = n_chars <= getattr(self.model.vocabulary, "n_chars_inline", N_CHARS_INLINE)  # another process may keep one waiting
         try:
+            if is_short:
+                return call_foreign(tokenize)
             return await trio.to_thread.run_sync(partial(call_foreign, tokenize), abandon_on_cancel=True, limiter=self._tokenizing)
         except ModelDied:  # and the next one takes long to load, or there will be none
+            self._ready_loop()  # says so where the server drains, and the model is closed already
             raise Unavailable("the model is being started anew", retry_after_s=5.0, code="loading") from None
 
     async def grammar(self, model: ServedModel, source: GrammarSource | Callable[[], GrammarSource], *, timeout_s: float) -> Grammar:

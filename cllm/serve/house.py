@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from cllm import hub
 from cllm.config import Settings, embedding_names_of, names_of
 from cllm.engine.scheduler import SequenceView
 from cllm.errors import InvalidRequest, NotFound, NotSupported, Unavailable
@@ -54,6 +55,7 @@ class Tenant:
         self._learnt: tuple[str, ...] = ()  # what it was called when it was loaded
         self._learnt_of_vectors: tuple[str, ...] = ()
         self.is_adopted = False  # named at run time, and may be forgotten
+        self.is_known_loaded = False  # to whoever had it adopted
         self._changed = trio.Event()
 
     @property
@@ -238,16 +240,23 @@ class House:
             raise Unavailable("the server is draining", retry_after_s=RETRY_AFTER_S, code="draining")
 
     def adopt(self, base: Tenant, adapter: str, path: str) -> Tenant:
-        """Let requests name `base` with the LoRA adapter in the file `path` as BASE:ADAPTER. Raises: InvalidRequest."""
+        """Let requests name `base` with the LoRA adapter in the file `path` as BASE:ADAPTER.
+
+        One that is so already is returned, unless it is loaded and whoever asked for that knows. Raises: InvalidRequest.
+        """
         name = f"{base.name}:{adapter}"
-        if self.lookup(name) is not None:
+        lora = (*base.settings.lora, f"{path}:1.0")
+        found = self.lookup(name)
+        if found is not None:
+            is_news = found.state is not State.LOADED or not found.is_known_loaded
+            if found.is_adopted and found.settings.lora == lora and is_news:
+                return found  # who was told to come again waits for the same load, or begins another
             raise InvalidRequest(f"lora_name: there is a model {name} already", param="lora_name")
         if len(self.tenants) >= N_TENANTS_MAX:
             raise InvalidRequest(f"lora_name: this server has {N_TENANTS_MAX} models, and takes no more", param="lora_name")
-        lora = (*base.settings.lora, f"{path}:1.0")
         tenant = Tenant(attrs.evolve(base.settings, lora=lora, alias=(name,), embedding_model=None, embedding_alias=()))
         tenant.is_adopted = True
-        tenant.n_bytes = base.n_bytes
+        tenant.n_bytes = base.n_bytes or n_bytes_of_files(tenant.settings)
         tenant.become(State.UNLOADED)
         self.tenants = (*self.tenants, tenant)
         return tenant
@@ -284,6 +293,11 @@ class House:
         for tenant in (self.first,) if self.is_open else self.tenants:
             if tenant.state is not State.UNLOADED:
                 tenant.engine.check_ready()
+
+
+def n_bytes_of_files(settings: Settings) -> int:
+    """The bytes of the files that are to be loaded, as far as they are here."""
+    return sum(hub.size_of(model) for model in (settings.model, settings.embedding_model) if model is not None)
 
 
 def with_and_without_tag(name: str) -> tuple[str, str]:

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 import structlog
 import trio
 
-from cllm import hub
 from cllm.config import Settings, settings_of_models, with_keys_read
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed
 from cllm.serve.engine import new_engine
 from cllm.serve.garbage import find_what_has_ended
-from cllm.serve.house import House, State, Tenant
+from cllm.serve.house import House, State, Tenant, n_bytes_of_files
 from cllm.serve.http.requests import leaves
 from cllm.serve.lifecycle import EngineLife
 from cllm.serve.modelthread import ModelThread, open_model_thread
@@ -121,7 +120,7 @@ class Housekeeper:
     async def _load_first(self) -> None:
         """Load the models in order as far as there is room, the first in any case."""
         for tenant in self.house.tenants:
-            tenant.n_bytes = 0 if tenant.settings.model is None else hub.size_of(tenant.settings.model)
+            tenant.n_bytes = n_bytes_of_files(tenant.settings)
             if tenant is not self.house.first and self._n_bytes_loaded() + tenant.n_bytes > self._n_bytes_max:
                 tenant.become(State.UNLOADED)
                 continue
@@ -176,10 +175,14 @@ class Housekeeper:
         except LoadAborted:  # told to stop while loading
             pass
         except (BackendUnavailable, LoadFailed) as error:
-            if not self.house.is_open:  # at the start somebody looks on
+            if not self.house.is_open and not self.house.is_draining:  # at the start somebody looks on
                 raise
             log.error("load.failed", model=tenant.name, why=str(error))
             is_failed = True
+        except BaseException:
+            for other in self._lives.values():  # the process ends: it is not to wait until another model is loaded, which nothing cancels
+                other.drain()
+            raise
         finally:
             del self._lives[tenant]
             self._has_unloaded = True

@@ -51,12 +51,13 @@ class Loaded:
     curve_key: curves.Key
     cost: CostModel
     embedder: LoadedEmbedder | str = OFF  # or why there is none
+    n_bytes_embedder: int = 0  # of its weights, where they are not the model's
 
     @property
     def n_bytes(self) -> int:
         """The memory that it takes, as far as it is known: weights and cells."""
         info = self.step_model.info
-        return info.size_bytes + info.cells_bytes
+        return info.size_bytes + info.cells_bytes + self.n_bytes_embedder
 
     def close(self) -> None:
         """Give all memory back. What is raised meanwhile is logged: other models go on, and whoever closes this one has a reason to."""
@@ -125,6 +126,7 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
                 curve_key=curves.key_of(model, spec, name),
                 cost=_guess(model),
                 embedder=embedder,
+                n_bytes_embedder=0 if other is None or isinstance(embedder, str) else embedder.embedder.info.size_bytes,
             )
         except BaseException:
             _close(model)

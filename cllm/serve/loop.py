@@ -77,6 +77,7 @@ class StepLoop:
         self._has_ended = False
         self._plan: Plan | None = None  # of the step that runs
         self._progress_at = 0.0  # when a step last began or ended
+        self._is_replacing = False  # a worker that died: loading the next one has a limit of its own
 
     # --- from the API's side ------------------------------------------------------------------------------------------
 
@@ -124,8 +125,8 @@ class StepLoop:
         return self._plan is not None
 
     def stalled_s(self, now: float) -> float:
-        """Seconds since a step last began or ended while there is work; 0 when there is none."""
-        return now - self._progress_at if self.scheduler.n_sequences else 0.0
+        """Seconds since a step last began or ended while there is work; 0 when there is none, or while a worker is replaced."""
+        return now - self._progress_at if self.scheduler.n_sequences and not self._is_replacing else 0.0
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
@@ -268,7 +269,11 @@ class StepLoop:
             life.was_blameless()
         self._owed += events
         self._deliver_owed()
-        await run_apart(life.revive)  # other models compute meanwhile
+        self._is_replacing = True
+        try:
+            await run_apart(life.revive)  # other models compute meanwhile
+        finally:
+            self._is_replacing = False
         self._progress_at = trio.current_time()
         log.warning("worker.replaced", pid=life.pid, seconds=round(self._progress_at - died_at, 2))
 

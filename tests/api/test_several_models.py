@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -208,6 +209,44 @@ async def test_who_is_about_to_be_answered_does_not_wait_for_himself_when_his_mo
     async with serve_several("a", "b", load_wait_s=TEST_S) as api, trio.open_nursery() as nursery:
         answer = await api.post(path, {"model": "b", **ASKING[path]})
         assert answer.status == 200
+
+
+async def test_the_only_model_is_listed_while_it_is_unloaded(serve_several: Any) -> None:
+    async with serve_several("a", enable_admin=True) as api:
+        await api.post("/models/unload", {"model": "a"})
+        listed = await api.get("/v1/models")
+        assert (listed.status, listed.json["data"][0]["status"]["value"]) == (200, "unloaded")
+        assert (await api.get("/v1/models/a")).json["status"]["value"] == "unloaded"
+        assert (await api.get("/api/tags")).json["models"][0]["name"] == "a:latest"
+        assert (await api.get("/api/ps")).json["models"] == []
+        assert (await api.post("/api/show", {"model": "a"})).status == 200
+        assert (await api.chat()).status == 200
+
+
+async def test_who_asks_again_for_an_adapter_whose_load_took_too_long_waits_for_the_same(
+    serve_several: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def load(self: Backend, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        assert not spec.loras or go_on.wait(TEST_S)
+        return Model()
+
+    monkeypatch.setattr(Backend, "load", load)
+    (tmp_path / "style.gguf").touch()
+    (tmp_path / "other.gguf").touch()
+    body = {"lora_name": "style", "lora_path": "style.gguf"}
+    async with serve_several("a", enable_admin=True, lora_dir=str(tmp_path), load_wait_s=0.01) as api:
+        first = await api.post("/v1/load_lora_adapter", body)
+        assert (first.status, first.error["code"]) == (503, "loading")
+        other = await api.post("/v1/load_lora_adapter", {**body, "lora_path": "other.gguf"})
+        assert other.status == 400  # the name is another file's
+        assert (await api.post("/v1/load_lora_adapter", body)).status == 503
+        go_on.set()
+        while (again := await api.post("/v1/load_lora_adapter", body)).status == 503:  # noqa: ASYNC110 - as a client does
+            await trio.sleep(0.001)
+        assert (again.status, again.json["status"]) == (200, {"value": "loaded"})
+        assert (await api.post("/v1/load_lora_adapter", body)).status == 400  # it is there
 
 
 async def test_nobody_unloads_a_model_otherwise(serve_several: Any) -> None:

@@ -165,6 +165,20 @@ async def test_where_the_next_process_of_a_model_takes_too_long_to_come_one_may_
     assert (caught.value.code, caught.value.retry_after_s > 0) == ("loading", True)
 
 
+async def test_what_is_tokenised_after_a_model_was_closed_is_told_that_the_server_drains() -> None:
+    class Closed(FakeVocabulary):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            raise ModelDied("the model is closed")
+
+    model = FakeModel()
+    async with serving(model) as running:
+        running.engine._model = attrs.evolve(running.engine.model, vocabulary=Closed())
+        running.engine.drain()
+        with pytest.raises(Unavailable) as caught:
+            await running.engine.tokenize("x", add_special=True, parse_special=False)
+    assert caught.value.code == "draining"
+
+
 async def test_however_many_long_texts_come_there_are_threads_for_everything_else() -> None:
     go_on = threading.Event()
     n_tokenizing: list[int] = []

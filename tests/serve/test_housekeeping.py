@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -20,7 +21,7 @@ from cllm.config import Settings
 from cllm.engine.hostpool import Piece
 from cllm.errors import LoadAborted, LoadFailed, ModelDied, NotFound, StepFailed, Unavailable
 from cllm.serve.garbage import spare_what_stays
-from cllm.serve.house import Hold, House, State, Tenant
+from cllm.serve.house import Hold, House, State, Tenant, n_bytes_of_files
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeBackend, FakeModel
@@ -351,6 +352,16 @@ async def test_an_adapter_that_is_asked_for_while_it_is_unloaded_is_not_left_to_
             await until(lambda: set(kept.keeper._lives) <= set(kept.house.tenants))
 
 
+async def test_an_adapter_of_a_model_that_is_not_loaded_yet_counts_as_much_as_its_file(keep: Keep) -> None:
+    async with keep("a") as kept:
+        kept.tenant("a").n_bytes = 0
+        assert kept.house.adopt(kept.tenant("a"), "style", __file__).n_bytes == SIZE
+
+
+def test_a_file_for_vectors_takes_room_too() -> None:
+    assert n_bytes_of_files(Settings(model=__file__, embedding_model=__file__)) == 2 * Path(__file__).stat().st_size
+
+
 async def test_what_takes_no_memory_makes_no_room(keep: Keep) -> None:
     async with keep("a", "b", "c", models_memory_mb=200) as kept:
         kept.tenant("a").n_bytes = 0  # as of a server elsewhere
@@ -397,6 +408,54 @@ async def test_a_model_that_dies_ends_all(keep: Keep) -> None:
         await kept.ask("b")
     assert [type(end) for end in kept.ends] == [ModelDied]
     assert [model.n_closed for _, model in backend.loaded] == [1, 1]
+
+
+async def test_a_model_that_dies_gives_up_the_load_of_another(keep: Keep) -> None:
+    begun, told = threading.Event(), threading.Event()
+
+    class Slow(Backend):
+        def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+            if spec.path != "b":
+                return super().load(spec, on_progress)
+            begun.set()
+            n_left = 1000
+            while n_left and on_progress(0.1):
+                n_left -= 1
+                time.sleep(0.005)
+            if n_left:
+                told.set()
+            raise LoadAborted("told to stop")
+
+    def die(name: str, batch: Batch) -> None:
+        raise ModelDied("gone")
+
+    backend = Slow()
+    async with keep("a", "b", models_memory_mb=100, backend=backend, drains=False) as kept:
+        await kept.keeper.ready.wait()
+        kept.tenant("b").n_bytes = 0  # so that nobody has to make room
+        kept.keeper._want(kept.tenant("b"))
+        await until(begun.is_set)
+        backend.before_step = die
+        await kept.ask("a")
+    assert told.is_set()
+    assert [type(end) for end in kept.ends] == [ModelDied]
+
+
+async def test_a_load_that_fails_while_the_server_is_told_to_end_is_no_failure_of_the_server(keep: Keep) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def during_load(name: str) -> None:
+        begun.set()
+        wait_for(go_on)
+
+    backend = Backend()
+    backend.during_load = during_load
+    backend.failing.add("a")  # as one whose worker had the same signal
+    async with keep("a", backend=backend, drains=False) as kept:
+        await until(begun.is_set)
+        kept.keeper.drain()
+        go_on.set()
+    assert kept.ends == [None]
 
 
 async def test_a_model_that_cannot_be_opened_is_a_load_that_failed_and_the_others_answer(keep: Keep) -> None:

@@ -281,6 +281,28 @@ async def test_a_stopped_worker_is_replaced_too() -> None:
         model.close()
 
 
+async def test_nothing_stalls_while_a_worker_is_replaced_however_long_its_load_takes(
+    model: WorkerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    revive = model.life.revive
+
+    def slowly() -> None:
+        begun.set()
+        assert go_on.wait(TEST_S)
+        revive()
+
+    monkeypatch.setattr(model.life, "revive", slowly)
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        kill(model)
+        nursery.start_soon(answers, running, make_spec("the sea", 8))
+        await until(lambda: begun.is_set() and bool(running.engine.sequences()))
+        try:
+            assert running.engine._stalled_s(trio.current_time() + 3600) == 0
+        finally:
+            go_on.set()
+
+
 async def test_a_worker_that_dies_as_soon_as_it_is_there_is_replaced_though_nobody_asks(model: WorkerModel) -> None:
     async with serving(model) as running:
         await answers(running, make_spec("a", 2))

@@ -56,7 +56,7 @@ def blueprint(context: Context) -> Blueprint:
 
 def all_listed(context: Context) -> dict[str, Listed]:
     """Everything that a request may name. Raises: Unavailable while the only model is being loaded."""
-    if not context.house.is_shared:
+    if not context.house.is_shared and context.house.first.state is State.LOADING:
         _ = context.house.first.engine.model
     names: dict[str, Listed] = {}
     for tenant in context.house.tenants:
