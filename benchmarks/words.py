@@ -153,15 +153,21 @@ A server's memory is its greatest since it was started: caches of prompts grow w
 have more than one, and a server that has answered for a day may have more than either.
 
 Where a run has not all settings, those it has were chosen by shorter runs, which are not kept, and what it does not have is not known to be
-slower: of `seed-40x8` at 8 `no prompt cache` is the best at tokens/s, and most other runs do not have it. The rest of that workload's stand
-in a run of their own, of two pairs with each: one there, `-kvu -b 64`, has first texts at p50 after two thirds of our time, and 0.89 of our
-tokens/s.
+slower: of `seed-40x8` at 8, which has all, `no prompt cache` is the best at tokens/s, and most other runs do not have it. Ten pairs beside
+it have 0.98 (0.91 to 1.04) of its tokens/s and leave open who is faster; ten of three days before, on an hour when the machine was faster,
+with a whole pass before each start's first, which are not kept any more, had 1.05 (1.02 to 1.07). Its first texts come sooner at p50, ours
+after 1.20 times its time: there the first of those who come together is computed by itself, and has a gap of a second while the others are;
+here all are computed in one step. Beside `as it comes` and `-no-kvu` ours come after 0.84 and 0.85 of the time. With `-kvu -b 64` they come
+at p50 after six tenths of our time, while those who have begun wait for half a second, and the whole has 0.91 of our tokens/s. `no prompt
+cache` takes the least memory, since it saves nothing on the host: ours had 297 MB of what ended and may be asked for again after one pass
+beside other work. Where 160 requests come five at a time (`seed-160x5`), that is the other way round beside `-no-kvu`, which keeps more of
+what ended: ours is 0.41 of its memory.
 
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 48
 steps of their answers and six seconds, or thirty where they have all places (more than six were needed on the slowest of these machines
 only), and then generates for all of them in every step. What that comes to at 24 and 32 stands in the table, with intervals that are wide
-where starts differ; the runs at fewer are of revisions before that, as their dates say. The runs at 16, 24 and 32, the conversations, the
+where starts differ; the run one at a time is of a revision before that, as its date says. The runs at 16, 24 and 32, the conversations, the
 shared prefix, and the long prompt among short ones are of the slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45
 for 32. There the prompts took longer than what was borne at first, and went in pieces. At 16, where that was three seconds, two pairs each,
 which are not kept, had 0.94 of the tokens/s of `no prompt cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as long; and
