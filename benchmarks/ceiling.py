@@ -33,6 +33,7 @@ from benchmarks.workload import GREEDY, Sampling, seed_workload
 from cllm.config import Settings
 from cllm.serve.logs import configure_logging
 
+STREAMS: Final = (1, 8, 64, 256)
 TOP_P: Final = Sampling(name="top_p 0.95", fields=(("temperature", 1.0), ("top_p", 0.95)))
 N_PROMPT: Final = 32
 N_SHORT, N_TOKENS_LEAST = 4, 1000  # requests of so few tokens come in such numbers that a pass takes a while
@@ -247,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_arguments(parser)
     asked = parser.parse_args(arguments)
     if asked.streams is None:
-        asked.streams = [64] if asked.profile else [1, 8, 64, 256]
+        asked.streams = [64] if asked.profile else list(STREAMS)
     if max(asked.streams) > N_STREAMS_MAX:
         parser.error(f"--streams: the server is started for {N_STREAMS_MAX} at once")
     if asked.name and asked.fake == "all":
@@ -256,12 +257,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _measure(argparse.Namespace(**{**vars(asked), "fake": fake}))
 
 
+def usual_name(asked: argparse.Namespace) -> str:
+    """What a result is called, so that one of other streams does not take the place of the whole one."""
+    return "-".join([asked.fake, *([] if asked.streams == list(STREAMS) else ["streams", *map(str, asked.streams)])])
+
+
 def _measure(asked: argparse.Namespace) -> None:
     if asked.profile:
         show_profile(profile(asked))
         return
     told = {key: value for key, value in vars(asked).items() if key != "results"}
-    path = results.write("stack", asked.name or asked.fake, {**told, **FAKES[asked.fake].fields}, run(asked), asked.results)
+    path = results.write("stack", asked.name or usual_name(asked), {**told, **FAKES[asked.fake].fields}, run(asked), asked.results)
     print(f"\nkept in {path.name}", file=sys.stderr)
 
 

@@ -283,6 +283,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
 
 
+TOLD_IN_NAME: Final[dict[str, Callable[[Any], str]]] = {  # options that make another ladder, and how its name says so
+    "concurrency": lambda numbers: f"c{'-'.join(map(str, numbers))}",
+    "sampling": str,
+    "stages": "-".join,
+    "threads": "{}-threads".format,
+    "kv": str,
+    "ctx_size": "{}-cells".format,
+    "row_budget": "{}-rows".format,
+}
+
+
 def stage_names(text: str) -> list[str]:
     """Stages in the order of the ladder."""
     names = text.split(",")
@@ -307,10 +318,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def usual_name(asked: argparse.Namespace) -> str:
-    """What a result is called, so that one of another model, or of fewer requests, does not take its place."""
+    """What a result is called, so that one of another model, or of another load, stages or settings, does not take its place."""
     model = asked.model.stem if asked.model else "" if asked.quantization == "Q4_K_M" else asked.quantization
     load = asked.requests, asked.prompt, asked.generated
-    return "-".join(filter(None, ("seed-40x8" if load == (40, 32, 50) else "{}-requests-of-{}-and-{}".format(*load), model)))
+    usual = argparse.ArgumentParser()
+    add_arguments(usual)
+    other = [told(getattr(asked, key)) for key, told in TOLD_IN_NAME.items() if getattr(asked, key) != usual.get_default(key)]
+    return "-".join(filter(None, ("seed-40x8" if load == (40, 32, 50) else "{}-requests-of-{}-and-{}".format(*load), model, *other)))
 
 
 if __name__ == "__main__":

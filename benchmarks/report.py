@@ -259,12 +259,19 @@ def _stack(run: Run) -> str:
     parts = [f"### {run['name']}\n", _circumstances(run)]
     for rung in run["data"]["rungs"]:
         parts += [f"{rung_title(rung)}:\n", _carried(rung["stages"]), _served(rung)]
+        parts += [_client_of_stage(stage) for stage in rung["stages"] if "client_cpu_share" in stage]
         if rung.get("streams") == CARRIED_AT:
             parts.append(_carried_enough(rung) if run["name"] == CARRIED else _stepped_enough(rung))
         parts.append(f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n")
     if run["data"].get("profile"):
         parts += _profile(run["data"])
     return "\n".join(parts)
+
+
+def _client_of_stage(stage: Run) -> str:
+    share = stage["client_cpu_share"]
+    busy = ": it may be what limits these figures" if share > CLIENT_SHARE_MAX else ""
+    return f"The client of {stage['name']} took {share:.0%} of a core{busy}.\n"
 
 
 def _carried(stages: Sequence[Run]) -> str:
@@ -735,9 +742,12 @@ def _readme_peers(runs: Sequence[Run]) -> list[str]:
         wanted = _main_figures(run)
         wanted = wanted[:1] if run["settings"].get("ours") else wanted  # of another engine the rest is on the page
         rows = {row["figure"]: row for row in _best(run)}
+        if wanted[0] not in rows:  # answers were not exact, so that tokens cannot be compared: good ones can
+            wanted = ("good requests/s", *wanted[1:])
         if (first := rows.get(wanted[0])) is not None:
             ratios = (_told(row) if (row := rows.get(name)) else UNKNOWN for name in wanted)
-            among = _n_settings(run["data"]["sides"])
+            peers = dict.fromkeys(side["peer"] for side in run["data"]["sides"])
+            among = f"{', '.join(peers)}: {_n_settings(run['data']['sides'])}"
             pairs = f"{first['n_pairs']} ({first['n_starts'] or UNKNOWN})"
             line = (_title(run), number(first["ours"]), number(first["theirs"]), *ratios, among, pairs, _when(run))
             lines.setdefault(wanted, []).append(line)

@@ -12,6 +12,7 @@ from cllm.bench.workloads import Ask
 
 DONE: Final = b"[DONE]"
 N_MESSAGE_MAX: Final = 300
+GIVEN_UP: Final = ("error", "abort")  # finish reasons of answers that are none
 
 
 @attrs.define(kw_only=True)
@@ -141,7 +142,7 @@ def _read_stream(answer: Answer, exchange: Exchange) -> None:
                     answer.chunks_at.append(at)
     except (ValueError, TypeError, AttributeError, LookupError):
         answer.error = answer.error or "the stream is not what OpenAI's API has"
-    if answer.counted_by == "nothing" and answer.chunks_at:
+    if not answer.n_generated and answer.chunks_at:  # also where a server counts nothing, and says so
         answer.n_generated, answer.counted_by = len(answer.chunks_at), "chunks"
     if not is_ended and not answer.finish_reason:
         answer.error = answer.error or "the stream ended before its answer"
@@ -149,13 +150,15 @@ def _read_stream(answer: Answer, exchange: Exchange) -> None:
 
 def _take(answer: Answer, page: dict[str, Any]) -> bool:
     """Take what a chunk or a whole answer tells; return whether it has text."""
-    if page.get("error"):
+    if page.get("error") or page.get("object") == "error":
         answer.error = answer.error or message_of(json.dumps(page))
         return False
     _take_usage(answer, page.get("usage"))
     has_text = False
     for choice in page.get("choices") or []:
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        if answer.finish_reason in GIVEN_UP:
+            answer.error = answer.error or f"the server ended the answer with {answer.finish_reason!r}"
         has_text = has_text or _has_text(choice)
     return has_text
 

@@ -20,7 +20,7 @@ from cllm.bench.dialect import find_dialect
 from cllm.bench.load import Progress, closed_loop, open_loop
 from cllm.bench.metrics import Goal, Summary, curve, summarize
 from cllm.bench.show import print_table, shown
-from cllm.bench.target import BenchFailed, Client, Endpoint, Target, parse_url
+from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target, parse_url
 from cllm.bench.workloads import N_VOCAB_UNKNOWN, OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
 from cllm.config import SettingsError, is_loopback
 
@@ -122,11 +122,13 @@ def run(order: Order) -> int:
         from cllm.bench.plot import pyplot
 
         pyplot()  # should it be missing, the time to say so is before the measurement
-    measured = trio.run(_measure, order)
+    dialect, measured = trio.run(_measure, order)
     # Where the JSON goes to standard output, the table does not.
     print_table([(one.title, one.summary) for one in measured], Console(stderr=order.json_path == "-"))
+    for line in _warnings(order, dialect):
+        Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
     if order.json_path:
-        _write_json(order, measured)
+        _write_json(order, dialect, measured)
     if order.plot_path:
         from cllm.bench.plot import plot_latency
 
@@ -138,8 +140,20 @@ def run(order: Order) -> int:
     return OK
 
 
-async def _measure(order: Order) -> list[Measured]:
-    dialect = await find_dialect(order.target, endpoint=order.endpoint, model=order.model)
+def _warnings(order: Order, dialect: Dialect) -> list[str]:
+    """What was asked otherwise than in the table's words, since the server takes it in no other way."""
+    lines = []
+    if order.endpoint == "chat" or not dialect.takes_ids:
+        lines.append("prompts are words: how many tokens they are is about, and not exactly, what was asked")
+    if not dialect.takes_extras:
+        lines.append("ignore_eos is not taken: an answer may end before it has as many tokens as were asked")
+    if not dialect.takes_seed:
+        lines.append("seed is not taken: another run draws other tokens")
+    return lines
+
+
+async def _measure(order: Order) -> tuple[Dialect, list[Measured]]:
+    dialect = await find_dialect(order.target, endpoint=order.endpoint, model=order.model, is_stream=order.is_stream)
     client = Client(
         target=order.target,
         dialect=dialect,
@@ -148,6 +162,10 @@ async def _measure(order: Order) -> list[Measured]:
         is_stream=order.is_stream,
         seed=order.seed,
     )
+    return dialect, await _passes(order, client)
+
+
+async def _passes(order: Order, client: Client) -> list[Measured]:
     if order.rate is not None:
         return [await _pass(order, client, f"{order.rate:g} requests/s", 0, order.rate)]
     first = await _pass(order, client, "capacity" if order.workload.is_open else order.workload.name, 0, None)
@@ -186,8 +204,8 @@ def curves(done: Pass) -> dict[str, list[float]]:
     }
 
 
-def _write_json(order: Order, measured: list[Measured]) -> None:
-    page = {"version": cllm.__version__, "settings": _settings(order), "passes": [_page(one) for one in measured]}
+def _write_json(order: Order, dialect: Dialect, measured: list[Measured]) -> None:
+    page = {"version": cllm.__version__, "settings": _settings(order, dialect), "passes": [_page(one) for one in measured]}
     text = json.dumps(page, indent=2) + "\n"
     if order.json_path == "-":
         sys.stdout.write(text)
@@ -198,7 +216,7 @@ def _write_json(order: Order, measured: list[Measured]) -> None:
         raise BenchFailed(f"cannot write {order.json_path}: {error.strerror}") from error
 
 
-def _settings(order: Order) -> dict[str, Any]:
+def _settings(order: Order, dialect: Dialect) -> dict[str, Any]:
     return {
         "workload": attrs.asdict(order.workload),
         "endpoint": order.endpoint,
@@ -207,6 +225,7 @@ def _settings(order: Order) -> dict[str, Any]:
         "seed": order.seed,
         "sampling": order.sampling,
         "stream": order.is_stream,
+        "dialect": attrs.asdict(dialect),  # what was really asked
     }
 
 

@@ -16,50 +16,76 @@ from cllm.bench.workloads import GREEDY, Ask, id_range
 PROBE_S: Final = 120.0  # a server may load its model with the first request
 # What a server answers when it does not understand; anything else is no question of dialect.
 NOT_UNDERSTOOD: Final = frozenset({400, 422, 500, 501})
+OK: Final = 200
+NOT_FOUND: Final = 404
+PREFIX: Final = "/v1"
+REWORDINGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (  # a field, and what is said instead
+    ("max_tokens", {"limit": "max_completion_tokens"}),
+    ("temperature", {"takes_temperature": False}),
+    ("seed", {"takes_seed": False}),
+    ("stream_options", {"takes_usage": False}),
+)
 
 
-async def find_dialect(target: Target, *, endpoint: Endpoint, model: str = "", n_vocab: int = 0) -> Dialect:
+async def find_dialect(target: Target, *, endpoint: Endpoint, model: str = "", n_vocab: int = 0, is_stream: bool = True) -> Dialect:
     """Ask the server. Raises: BenchFailed, when it cannot be reached or answers nothing that it is asked."""
     told = await _told(target, model)
     dialect = attrs.evolve(told, model=model or told.model, n_vocab=n_vocab or told.n_vocab)
     said = ""
-    for takes_ids, takes_extras in ((True, True), (False, True), (False, False)):
+    for takes_ids, takes_extras in ((True, True), (True, False), (False, True), (False, False)):
         tried = attrs.evolve(dialect, takes_ids=takes_ids, takes_extras=takes_extras)
         if takes_ids and endpoint == "chat":
             continue
         status, page, tried = await _ask_as_it_likes(target, tried, endpoint)
-        if status == 200 and (not takes_ids or _n_prompt(page) in (1, 2, None)):  # 2: some put a begin token before it
-            return tried
+        is_read = not takes_ids or _n_prompt(page) in (1, 2, None)  # 2: some put a begin token before it
+        if status == OK and _is_answer(page) and is_read:
+            return await _streamed(target, tried, endpoint) if is_stream else tried
         said = f"{status}: {message_of(page)}"
-        if status != 200 and status not in NOT_UNDERSTOOD:
+        if status != OK and status not in NOT_UNDERSTOOD:
             break
+        dialect = attrs.evolve(dialect, prefix=tried.prefix)
     raise BenchFailed(f"{target.url} answers {endpoint} with {said}")
 
 
 async def _told(target: Target, wanted: str) -> Dialect:
-    status, page = await _fetch(target, target.head("GET", "/v1/models"))
+    prefix = PREFIX
+    status, page = await _fetch(target, target.head("GET", f"{prefix}/models"))
+    if status == NOT_FOUND and target.path:
+        other_status, other_page = await _fetch(target, target.head("GET", "/models"))
+        if other_status == OK:
+            prefix, status, page = "", other_status, other_page
     if status in (401, 403):
         raise BenchFailed(f"{target.url} answers {status}: {message_of(page)}")
     try:
         models = json.loads(page)["data"]
         model: dict[str, Any] = next((one for one in models if one["id"] == wanted), models[0])
-        return Dialect(model=str(model["id"]), n_vocab=int((model.get("meta") or {}).get("n_vocab") or 0))
+        return Dialect(model=str(model["id"]), n_vocab=int((model.get("meta") or {}).get("n_vocab") or 0), prefix=prefix)
     except (ValueError, TypeError, LookupError, AttributeError):
-        return Dialect()  # a server may do without a list of models
+        return Dialect(prefix=prefix)  # a server may do without a list of models
 
 
-async def _ask_as_it_likes(target: Target, dialect: Dialect, endpoint: Endpoint) -> tuple[int, str, Dialect]:
-    """Ask; once more in other words where a field is refused that models which reason know by another name, or not at all."""
-    status, page = await _ask(target, dialect, endpoint)
-    for name, other in (("max_tokens", {"limit": "max_completion_tokens"}), ("temperature", {"takes_temperature": False})):
-        if status == 400 and name in page and endpoint == "chat":
+async def _ask_as_it_likes(target: Target, dialect: Dialect, endpoint: Endpoint, *, is_stream: bool = False) -> tuple[int, str, Dialect]:
+    """Ask; once more in other words where a field is refused that some know by another name, or not at all."""
+    status, page = await _ask(target, dialect, endpoint, is_stream=is_stream)
+    if status == NOT_FOUND and target.path and dialect.prefix:
+        elsewhere = attrs.evolve(dialect, prefix="")
+        other_status, other_page = await _ask(target, elsewhere, endpoint, is_stream=is_stream)
+        if other_status != NOT_FOUND:
+            dialect, status, page = elsewhere, other_status, other_page
+    for name, other in REWORDINGS:
+        if status in NOT_UNDERSTOOD and name in page and (endpoint == "chat" or "limit" not in other):
             dialect = attrs.evolve(dialect, **other)
-            status, page = await _ask(target, dialect, endpoint)
+            status, page = await _ask(target, dialect, endpoint, is_stream=is_stream)
     return status, page, dialect
 
 
-async def _ask(target: Target, dialect: Dialect, endpoint: Endpoint) -> tuple[int, str]:
-    client = Client(target=target, dialect=dialect, endpoint=endpoint, sampling=GREEDY, is_stream=False)
+async def _streamed(target: Target, dialect: Dialect, endpoint: Endpoint) -> Dialect:
+    """What it takes of a stream's fields, too; whatever else it says of streams, the pass tells."""
+    return (await _ask_as_it_likes(target, dialect, endpoint, is_stream=True))[2]
+
+
+async def _ask(target: Target, dialect: Dialect, endpoint: Endpoint, *, is_stream: bool) -> tuple[int, str]:
+    client = Client(target=target, dialect=dialect, endpoint=endpoint, sampling=GREEDY, is_stream=is_stream)
     low, _ = id_range(dialect.n_vocab or 1000)
     return await _fetch(target, client.request(Ask(prompt=(low,), n_generated=1), 0))
 
@@ -76,6 +102,14 @@ async def _fetch(target: Target, request: bytes) -> tuple[int, str]:
         with trio.move_on_after(1, shield=True):
             await connections.close()
     return reader.status, b"".join(pieces).decode("utf-8", "replace")
+
+
+def _is_answer(page: str) -> bool:
+    try:
+        answer = json.loads(page)
+        return bool(answer.get("choices")) and not answer.get("error")
+    except (ValueError, AttributeError):
+        return False
 
 
 def _n_prompt(page: str) -> int | None:

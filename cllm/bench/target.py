@@ -31,7 +31,7 @@ class Target:
     host: str
     port: int
     is_tls: bool = False
-    path: str = ""  # what stands before /v1
+    path: str = ""  # what stands before /v1, or in its place
     api_key: str = attrs.field(default="", repr=False)
 
     @property
@@ -62,6 +62,8 @@ def parse_url(url: str, api_key: str = "") -> Target:
     if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError(complaint)
     is_tls = parts.scheme == "https"
+    if parts.query or parts.fragment or parts.username is not None:
+        raise ValueError(f"only a path may stand behind host and port, and nobody before them: {url}")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return Target(host=host, port=port or (443 if is_tls else 80), is_tls=is_tls, path=path, api_key=api_key)
 
@@ -76,6 +78,9 @@ class Dialect:
     takes_extras: bool = True  # `ignore_eos` and the sampling fields that OpenAI lacks
     limit: str = "max_tokens"  # what it calls the number of tokens
     takes_temperature: bool = True
+    takes_seed: bool = True
+    takes_usage: bool = True  # `stream_options`
+    prefix: str = "/v1"  # of paths; some have a path of their own in its place
 
 
 # What cuts nothing off: sent where tokens are drawn by chance, since servers differ in what they take for granted.
@@ -97,18 +102,22 @@ class Client:
     def request(self, ask: Ask, number: int) -> bytes:
         """The bytes of the request with this number."""
         body = json.dumps(self._body(ask, number), separators=(",", ":")).encode()
-        path = "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
-        return self.target.head("POST", path, len(body)) + body
+        path = "/chat/completions" if self.endpoint == "chat" else "/completions"
+        return self.target.head("POST", self.dialect.prefix + path, len(body)) + body
 
     def _body(self, ask: Ask, number: int) -> dict[str, Any]:
-        fields: dict[str, Any] = {**self._prompt(ask.prompt), self.dialect.limit: ask.n_generated, "seed": self.seed + number}
+        fields: dict[str, Any] = {**self._prompt(ask.prompt), self.dialect.limit: ask.n_generated}
+        if self.dialect.takes_seed:
+            fields["seed"] = self.seed + number
         fields |= {name: value for name, value in self._sampling() if self._takes(name)}
         if self.dialect.model:
             fields["model"] = self.dialect.model
         if self.dialect.takes_extras:
             fields["ignore_eos"] = True
         if self.is_stream:
-            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+            fields["stream"] = True
+        if self.is_stream and self.dialect.takes_usage:
+            fields["stream_options"] = {"include_usage": True}
         return fields
 
     def _takes(self, name: str) -> bool:

@@ -64,6 +64,21 @@ def test_a_ladder_on_another_model_or_of_another_load_has_a_name_of_its_own(tmp_
     (tmp_path / "mine.gguf").touch()
     parser = argparse.ArgumentParser()
     ladder.add_arguments(parser)
-    asked = [[], [f"--model={tmp_path / 'mine.gguf'}"], ["--quantization=Q8_0", "--requests=12"]]
+    asked = [
+        [],
+        [f"--model={tmp_path / 'mine.gguf'}"],
+        ["--quantization=Q8_0", "--requests=12"],
+        ["--concurrency=1,16", "--stages=http,sse", "--sampling=usual", "--kv=streams", "--threads=99"],
+    ]
     names = [ladder.usual_name(parser.parse_args(one)) for one in asked]
-    assert names == ["seed-40x8", "seed-40x8-mine", "12-requests-of-32-and-50-Q8_0"]
+    assert names == [
+        "seed-40x8",
+        "seed-40x8-mine",
+        "12-requests-of-32-and-50-Q8_0",
+        "seed-40x8-c1-16-usual-http-sse-99-threads-streams",
+    ]
+
+
+def test_a_stack_of_other_streams_has_a_name_of_its_own() -> None:
+    names = [ceiling.usual_name(argparse.Namespace(fake="gpu", streams=streams)) for streams in ([1, 8, 64, 256], [1, 8])]
+    assert names == ["gpu", "gpu-streams-1-8"]

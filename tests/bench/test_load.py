@@ -349,6 +349,57 @@ async def test_a_model_that_reasons_is_asked_in_the_words_that_it_takes() -> Non
     assert done.answers[0].is_exact
 
 
+@pytest.mark.parametrize("refused", ["seed", "stream_options"])
+async def test_a_server_that_forbids_a_field_is_asked_without_it(refused: str) -> None:
+    async def strict(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if refused in body:
+            page = {"detail": [{"loc": ["body", refused], "msg": "extra inputs are not permitted"}]}
+            return await send_page(stream, page, "422 Unprocessable Entity")
+        return await answer(path, body, stream)
+
+    async with served(strict) as (target, seen):
+        dialect = await find_dialect(target, endpoint="completions")
+        done = await closed_loop(Client(target=target, dialect=dialect, sampling=GREEDY), chains(1), 1)
+    assert (dialect.takes_seed, dialect.takes_usage) == (refused != "seed", refused != "stream_options")
+    assert refused not in seen.requests[-1][1]
+    assert done.answers[0].is_exact
+
+
+async def test_a_server_that_takes_ids_but_openais_fields_alone_is_asked_with_ids() -> None:
+    async def strict(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if "ignore_eos" in body:
+            return await send_page(stream, {"error": {"message": "unknown: ignore_eos"}}, "400 Bad Request")
+        return await answer(path, body, stream)
+
+    async with served(strict) as (target, _):
+        dialect = await find_dialect(target, endpoint="completions")
+    assert (dialect.takes_ids, dialect.takes_extras) == (True, False)
+
+
+async def test_an_error_with_status_200_is_no_answer() -> None:
+    async def polite(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if isinstance(body.get("prompt"), list):
+            return await send_page(stream, {"error": {"message": "prompt must be a string"}})
+        return await answer(path, body, stream)
+
+    async with served(polite) as (target, _):
+        assert not (await find_dialect(target, endpoint="completions")).takes_ids
+
+
+async def test_a_path_may_stand_in_the_place_of_v1() -> None:
+    async def elsewhere(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if not path.startswith("/api/v4/c"):
+            return await send_page(stream, {"error": {"message": "no such path"}}, "404 Not Found")
+        return await answer(path, body, stream)
+
+    async with served(elsewhere) as (target, seen):
+        target = attrs.evolve(target, path="/api/v4")
+        dialect = await find_dialect(target, endpoint="completions")
+        done = await closed_loop(Client(target=target, dialect=dialect, sampling=GREEDY), chains(1), 1)
+    assert seen.requests[-1][0] == "/api/v4/completions"
+    assert done.answers[0].is_exact
+
+
 @pytest.mark.parametrize("status", ["401 Unauthorized", "404 Not Found", "503 Service Unavailable"])
 async def test_a_refusal_is_told_in_one_line(status: str) -> None:
     async def refuse(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
@@ -386,6 +437,20 @@ async def test_the_command_prints_json_where_it_is_asked_to_and_the_table_elsewh
     (one,) = page["passes"]
     assert [request["n_generated"] for request in one["requests"]] == [50, 50]
     assert "k" not in page["settings"].values()
+    assert page["settings"]["dialect"]["takes_ids"]
+
+
+async def test_the_command_says_what_it_could_not_ask() -> None:
+    async def strict(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if isinstance(body.get("prompt"), list) or "ignore_eos" in body:
+            return await send_page(stream, {"error": {"message": "what?"}}, "400 Bad Request")
+        return await answer(path, body, stream)
+
+    async with served(strict) as (target, _):
+        done = await bench(target, "-n", "1", "--json", "-")
+    assert b"prompts are words" in done.stderr
+    assert b"ignore_eos is not taken" in done.stderr
+    assert json.loads(done.stdout)["settings"]["dialect"]["takes_extras"] is False
 
 
 async def test_how_far_a_pass_is_can_be_seen_while_it_runs() -> None:
@@ -494,6 +559,12 @@ def test_cuts_are_named_where_tokens_are_drawn_by_chance_alone() -> None:
 )
 def test_an_address_may_leave_out_what_is_usual(url: str, target: Target) -> None:
     assert parse_url(url) == target
+
+
+@pytest.mark.parametrize("url", ["http://h/v1?api-version=1", "http://someone:secret@h/v1", "http://h/v1#top"])
+def test_what_would_not_be_sent_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="only a path may stand"):
+        parse_url(url)
 
 
 def test_a_key_goes_into_the_header_and_never_into_a_repr() -> None:

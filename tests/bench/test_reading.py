@@ -141,6 +141,12 @@ def test_a_stream_without_usage_is_counted_by_its_chunks() -> None:
     assert (got.n_generated, got.counted_by, got.is_exact) == (2, "chunks", False)
 
 
+def test_a_server_that_counts_no_token_of_a_text_is_not_believed() -> None:
+    usage = {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
+    got = answer(events(text_chunk("a"), text_chunk("b", "stop"), usage))
+    assert (got.n_generated, got.counted_by, got.error) == (2, "chunks", "")
+
+
 def test_a_chunk_counts_from_when_its_last_byte_came() -> None:
     body = events(text_chunk("a"), text_chunk("b"), text_chunk("c", "length"))
     for i in range(len(body) + 1):
@@ -166,6 +172,8 @@ def test_an_answer_without_a_stream_has_one_time() -> None:
         (b"<html>\n gateway</html>", 502, "502: <html> gateway</html>"),
         (events(text_chunk("a"), {"error": {"message": "died"}}, done=False), 200, "died"),
         (events(text_chunk("a"), done=False), 200, "the stream ended before its answer"),
+        (events(text_chunk("a"), text_chunk("b", "abort")), 200, "the server ended the answer with 'abort'"),
+        (events(text_chunk("a"), {"object": "error", "message": "died"}), 200, "died"),
         (events(), 200, "an answer without any token"),
         (b"data: {\n\n", 200, "the stream is not what OpenAI's API has"),
         (events([1]), 200, "the stream is not what OpenAI's API has"),  # type: ignore[arg-type]

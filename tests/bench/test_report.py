@@ -338,8 +338,38 @@ def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     assert "old" not in new
     assert "| seed-40x8, 8 at a time | 100 | 97.5 | 0.970 (0.970 to 0.970) |" in new
     assert "| seed-40x8 | 11 | 22 | 0.500 (0.500 to 0.500) loss | " in new
-    assert " | 2 settings, 1 more having had 1 of 3 pairs | 3 (3) |" in new
+    assert " | llama-server: 2 settings, 1 more having had 1 of 3 pairs | 3 (3) |" in new
     assert report.with_table(new, runs) == new
+
+
+def test_a_comparison_whose_answers_were_not_exact_stands_in_readme_by_its_good_ones() -> None:
+    uneven = side("as it comes", 2.0)
+    for one in uneven.theirs:
+        one["n_inexact"] = 1
+    new = report.with_table(f"{report.BEGIN}\n{report.END}\n", [run_of(peers.page([uneven]))])
+    assert "| cLLM, good requests/s |" in new
+    assert "llama-server: 1 setting" in new
+
+
+def test_what_is_kept_has_what_the_report_must_show() -> None:
+    runs = results.read_all()
+    shown = {
+        rung["concurrency"]
+        for run in runs
+        if run["kind"] == "ladder" and run["settings"]["requests"] >= 12
+        for rung in run["data"]["rungs"]
+        if {"native", "backend", "sampling", "engine", "loop", "app", "http", "sse", "client"}
+        <= {stage["name"] for stage in rung["stages"]}
+    }
+    assert shown >= {1, 8, 16}
+    (instant,) = [run for run in runs if (run["kind"], run["name"]) == ("stack", "instant")]
+    assert {rung["streams"] for rung in instant["data"]["rungs"]} >= {1, 8, 64, 256}
+    assert instant["data"]["profile"]
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.35, False), (0.8, True)])
+def test_a_stage_whose_client_may_be_what_limits_it_is_told_of(share: float, says: bool) -> None:
+    assert ("limits these figures" in report._client_of_stage({"name": "sse", "client_cpu_share": share})) is says
 
 
 def test_a_readme_without_markers_is_refused() -> None:
