@@ -34,6 +34,7 @@ from cllm.config import Settings
 from cllm.serve.logs import configure_logging
 
 STREAMS: Final = (1, 8, 64, 256)
+N_GENERATED: Final = 200
 TOP_P: Final = Sampling(name="top_p 0.95", fields=(("temperature", 1.0), ("top_p", 0.95)))
 N_PROMPT: Final = 32
 N_SHORT, N_TOKENS_LEAST = 4, 1000  # requests of so few tokens come in such numbers that a pass takes a while
@@ -234,10 +235,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
     parser.add_argument("--fake", default="all", choices=["all", *sorted(FAKES)], help="the model; each has a result of its own")
     parser.add_argument("--streams", type=numbers, default=None, help="as in 1,8,64,256")
-    parser.add_argument("--generated", type=positive, default=200, help="tokens of each answer")
+    parser.add_argument("--generated", type=positive, default=N_GENERATED, help="tokens of each answer")
     parser.add_argument("--least", type=positive, default=N_TOKENS_LEAST, help="tokens of a pass of requests of a few tokens")
     parser.add_argument("--turns", type=positive, default=3)
-    parser.add_argument("--name", type=result_name, help="of the result of one fake (default: the fake's)")
+    parser.add_argument("--name", type=result_name, help="of the result of one fake (default: the fake's, and what is not as usual)")
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="the folder of the results")
     parser.add_argument("--profile", action="store_true", help="print where the time goes at 64 streams, or the most; keep no result")
 
@@ -258,8 +259,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def usual_name(asked: argparse.Namespace) -> str:
-    """What a result is called, so that one of other streams does not take the place of the whole one."""
-    return "-".join([asked.fake, *([] if asked.streams == list(STREAMS) else ["streams", *map(str, asked.streams)])])
+    """What a result is called, so that one of other streams or shorter answers does not take the place of the whole one."""
+    streams = [] if asked.streams == list(STREAMS) else ["streams", *map(str, asked.streams)]
+    generated = [] if asked.generated == N_GENERATED else [f"{asked.generated}-tokens"]
+    return "-".join([asked.fake, *streams, *generated])
 
 
 def _measure(asked: argparse.Namespace) -> None:

@@ -156,12 +156,12 @@ Where a run has not all settings, those it has were chosen by shorter runs, whic
 slower: of `seed-40x8` at 8, which has all, `no prompt cache` is the best at tokens/s, and most other runs do not have it. Ten pairs beside
 it have 0.98 (0.91 to 1.04) of its tokens/s and leave open who is faster; ten of three days before, on an hour when the machine was faster,
 with a whole pass before each start's first, which are not kept any more, had 1.05 (1.02 to 1.07). Its first texts come sooner at p50, ours
-after 1.20 times its time: there the first of those who come together is computed by itself, and has a gap of a second while the others are;
-here all are computed in one step. Beside `as it comes` and `-no-kvu` ours come after 0.84 and 0.85 of the time. With `-kvu -b 64` they come
-at p50 after six tenths of our time, while those who have begun wait for half a second, and the whole has 0.91 of our tokens/s. `no prompt
-cache` takes the least memory, since it saves nothing on the host: ours had 297 MB of what ended and may be asked for again after one pass
-beside other work. Where 160 requests come five at a time (`seed-160x5`), that is the other way round beside `-no-kvu`, which keeps more of
-what ended: ours is 0.41 of its memory.
+after 1.20 times its time: there the first of those who come together is computed by itself, and has a gap of a second while the others are,
+as the longest gaps tell; here all are computed in one step. Beside `as it comes` and `-no-kvu` ours come after 0.84 and 0.85 of the time.
+With `-kvu -b 64` they come at p50 after six tenths of our time, while those who have begun wait for half a second, and the whole has 0.91
+of our tokens/s. `no prompt cache` takes the least memory, since it saves nothing on the host: ours had 297 MB of what ended and may be
+asked for again after one pass beside other work. Where 160 requests come five at a time (`seed-160x5`), that is the other way round beside
+`-no-kvu`, which keeps more of what ended: ours is 0.41 of its memory.
 
 What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 48

@@ -97,7 +97,7 @@ def make_order(
     for name, path in (("json", json_path), ("plot", plot_path)):
         if not path or path == "-":
             continue
-        if Path(path).is_dir():  # better said before the measurement
+        if os.path.isdir(path):  # better said before the measurement; also of what may not be looked into
             raise SettingsError(f"--{name}: {path} is a folder")
         if not os.access(Path(path).parent, os.W_OK):
             raise SettingsError(f"--{name}: cannot write into {Path(path).parent}")
@@ -147,6 +147,8 @@ def _warnings(order: Order, dialect: Dialect) -> list[str]:
         lines.append("prompts are words: how many tokens they are is about, and not exactly, what was asked")
     if not dialect.takes_extras:
         lines.append("ignore_eos is not taken: an answer may end before it has as many tokens as were asked")
+    if not dialect.takes_temperature:
+        lines.append("temperature is not taken: tokens are drawn as the server likes")
     if not dialect.takes_seed:
         lines.append("seed is not taken: another run draws other tokens")
     return lines

@@ -18,7 +18,6 @@ PROBE_S: Final = 120.0  # a server may load its model with the first request
 NOT_UNDERSTOOD: Final = frozenset({400, 422, 500, 501})
 OK: Final = 200
 NOT_FOUND: Final = 404
-PREFIX: Final = "/v1"
 REWORDINGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (  # a field, and what is said instead
     ("max_tokens", {"limit": "max_completion_tokens"}),
     ("temperature", {"takes_temperature": False}),
@@ -48,7 +47,7 @@ async def find_dialect(target: Target, *, endpoint: Endpoint, model: str = "", n
 
 
 async def _told(target: Target, wanted: str) -> Dialect:
-    prefix = PREFIX
+    prefix = Dialect().prefix
     status, page = await _fetch(target, target.head("GET", f"{prefix}/models"))
     if status == NOT_FOUND and target.path:
         other_status, other_page = await _fetch(target, target.head("GET", "/models"))

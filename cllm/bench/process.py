@@ -42,7 +42,7 @@ def _by_parent() -> dict[int, list[int]]:
 def _stat(pid: int) -> list[str]:
     """What the kernel tells of a process from its state on (proc_pid_stat(5)); nothing when it has ended."""
     try:
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return (PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return []
 
@@ -80,7 +80,7 @@ def _status_mb(pid: int, name: str) -> float | None:
 
 def _status_kib(pid: int, name: str) -> int | None:
     try:
-        lines = (PROC / str(pid) / "status").read_text().splitlines()
+        lines = (PROC / str(pid) / "status").read_text("utf-8", "replace").splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith(name + ":")), None)

@@ -63,7 +63,7 @@ def parse_url(url: str, api_key: str = "") -> Target:
         raise ValueError(complaint)
     is_tls = parts.scheme == "https"
     if parts.query or parts.fragment or parts.username is not None:
-        raise ValueError(f"only a path may stand behind host and port, and nobody before them: {url}")
+        raise ValueError("only a path may stand behind host and port, and nobody before them")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return Target(host=host, port=port or (443 if is_tls else 80), is_tls=is_tls, path=path, api_key=api_key)
 

@@ -80,5 +80,6 @@ def test_a_ladder_on_another_model_or_of_another_load_has_a_name_of_its_own(tmp_
 
 
 def test_a_stack_of_other_streams_has_a_name_of_its_own() -> None:
-    names = [ceiling.usual_name(argparse.Namespace(fake="gpu", streams=streams)) for streams in ([1, 8, 64, 256], [1, 8])]
-    assert names == ["gpu", "gpu-streams-1-8"]
+    asked = [([1, 8, 64, 256], 200), ([1, 8], 20)]
+    names = [ceiling.usual_name(argparse.Namespace(fake="gpu", streams=streams, generated=n)) for streams, n in asked]
+    assert names == ["gpu", "gpu-streams-1-8-20-tokens"]

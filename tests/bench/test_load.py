@@ -19,10 +19,13 @@ import pytest
 import trio
 
 from cllm.bench import load, process
+from cllm.bench.command import make_order
 from cllm.bench.dialect import find_dialect
 from cllm.bench.load import N_PIECES_LATE, Progress, closed_loop, open_loop
+from cllm.bench.metrics import Goal
 from cllm.bench.target import BenchFailed, Client, Dialect, Target, parse_url
 from cllm.bench.workloads import GREEDY, USUAL, Ask, Work, arrivals
+from cllm.config import SettingsError
 
 TEST_S = 120.0
 Handler: TypeAlias = Callable[[str, dict[str, Any], trio.SocketStream], Awaitable[bool]]  # True keeps the connection
@@ -531,6 +534,41 @@ async def test_a_server_on_this_machine_is_found_by_its_port() -> None:
     assert process.tree(os.getpid())[0] == os.getpid()
     assert (process.cpu_s(os.getpid()) or 0) > 0
     assert (process.rss_peak_mb(os.getpid()) or 0) >= (process.anonymous_mb(os.getpid()) or 0) > 1
+
+
+@pytest.mark.skipif(not process.PROC.exists(), reason="processes are read from /proc")
+def test_a_process_whose_name_is_no_text_costs_nobody_the_measurement() -> None:
+    rename = "import sys; open('/proc/self/comm', 'wb').write(b'x\\xd0'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", rename], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert child.pid in process.tree(os.getpid())
+        assert (process.rss_peak_mb(child.pid) or 0) > 0
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stat(path: object, **_: Any) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(SettingsError, match="--json: cannot write into /closed"):
+        make_order(
+            "http://h",
+            workload="seed-40x8",
+            concurrency=None,
+            n_requests=None,
+            rate=None,
+            endpoint="chat",
+            api_key=None,
+            model=None,
+            seed=1,
+            sampling="greedy",
+            is_stream=True,
+            goal=Goal(),
+            json_path="/closed/a.json",
+            plot_path=None,
+        )
 
 
 # --- what is sent ------------------------------------------------------------------------------------------------------

@@ -222,3 +222,23 @@ def test_slots_are_copied_where_a_copy_has_room(can: dict[str, bool], layout: Kv
     model = FakeModel(kv_layout=layout)
     model.capabilities = attrs.evolve(model.capabilities, can_copy=True, **can)
     assert limits_of(model, Settings()).copies_slots is copies
+
+
+def test_the_weights_of_a_file_for_vectors_count_and_those_that_are_the_models_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Vectors(FakeEmbedder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.info = attrs.evolve(self.info, size_bytes=1 << 20)
+
+    class Apart(FakeBackend):
+        def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Vectors:
+            return Vectors()
+
+    monkeypatch.setattr(FakeModel, "make_embedder", lambda self, spec: Vectors())
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", Apart()))
+    plain = Settings(model=__file__, calibrate="off")
+    n_bytes = [
+        load(settings, lambda share: True).n_bytes
+        for settings in (plain, attrs.evolve(plain, embeddings=True), attrs.evolve(plain, embedding_model=__file__))
+    ]
+    assert [n - n_bytes[0] for n in n_bytes] == [0, 0, 1 << 20]
