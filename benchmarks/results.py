@@ -19,16 +19,15 @@ import datetime
 import functools
 import importlib.metadata
 import json
-import os
-import platform
 import re
 import subprocess
 from pathlib import Path
 from typing import Any, Final
 
+from cllm.bench import machine as of_bench
+
 FOLDER: Final = Path(__file__).parent / "results"
 _LIST: Final = re.compile(r"\[[^][{}]*\]")  # of numbers or texts: on one line each, or a diff of two runs has thousands
-INSTRUCTIONS: Final = ("avx2", "fma", "avx512f", "avx512_bf16", "avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 LIBRARIES: Final = (
     "cllm",
     "llama-cpp-python",
@@ -82,14 +81,9 @@ def today() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to place the figures, and nothing that tells whose machine it was."""
+    """The machine, and what is measured on it."""
     return {
-        "processor": _processor(),
-        "instructions": _instructions(),
-        "n_cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
-        "python": platform.python_version(),
+        **of_bench.machine(),
         "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
         "revision": revision(),
     }
@@ -112,25 +106,6 @@ def revision() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit + ("+" if changed.stdout.strip() else "")
-
-
-def _processor() -> str:
-    return _of_processor("model name") or platform.processor() or platform.machine()
-
-
-def _instructions() -> str:
-    """Of the sets that decide how fast llama.cpp computes, those that are here: virtual machines call unlike processors by one name."""
-    here = set((_of_processor("flags") or _of_processor("Features")).split())
-    return " ".join(name for name in INSTRUCTIONS if name in here)
-
-
-def _of_processor(name: str) -> str:
-    """What the kernel says of the first core; nothing where it does not say it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
 
 
 def _version(distribution: str) -> str:

@@ -284,6 +284,9 @@ def make_app(sources: Sources) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
+    from cllm.serve.stdio import prepare
+
+    prepare()
     try:
         sys.exit(run(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:

@@ -113,6 +113,13 @@ def split_shares(text: str) -> tuple[float, ...]:
     return tuple(float(share) for share in text.split(","))
 
 
+def at_home(value: Any) -> Any:
+    """Return a path, or each of several, with a leading ~ as a shell would have it: none has seen what is in a file or a variable."""
+    if isinstance(value, tuple):
+        return tuple(at_home(item) for item in value)
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
 # --- checks: called with the settings, the attribute and its value, as attrs does --------------------------------------
 
 Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
@@ -144,6 +151,7 @@ def _at_most(high: int) -> Check:
 _positive = _check(lambda x: x > 0 and math.isfinite(x), "must be more than 0, not {}")
 _not_negative = _check(lambda x: x >= 0 and math.isfinite(x), "must be 0 or more, not {}")
 _not_empty = _check(lambda text: bool(text.strip()), "must not be empty")
+_has_home = _check(lambda text: not text.startswith("~"), "there is no home directory for {}")
 _file = _check(os.path.isfile, "no such file: {}")
 _aliases = _check(lambda text: set(split_words(text)) <= {*METRICS_OF}, "must be some of vllm,llamacpp, not {}")
 _lora_file = _check(lambda text: os.path.isfile(split_lora(text)[0]), "no such file: {}")
@@ -172,6 +180,11 @@ def _setting(default: Any, help: str, *checks: Check, kw_only: bool = True, repr
     return attrs.field(default=default, validator=list(checks), kw_only=kw_only, repr=repr, metadata={"help": help})
 
 
+def _path(default: Any, help: str, *checks: Check, kw_only: bool = True) -> Any:
+    """A setting in which those who read settings are to call `at_home`. As a converter, it would hide the type from the command line."""
+    return attrs.field(default=default, validator=list(checks), kw_only=kw_only, metadata={"help": help, "is_path": True})
+
+
 def _section(title: str, sort_key: int) -> Parameter:
     return Parameter(group=Group(title, sort_key=sort_key))
 
@@ -190,7 +203,7 @@ REQUESTS, NETWORK, OPERATION = _section("Requests", 4), _section("Network", 5), 
 class Settings:
     """All that an operator can set. None means that the server, or the backend, decides."""
 
-    model: Annotated[str | None, MODEL, _short("-m")] = _setting(
+    model: Annotated[str | None, MODEL, _short("-m")] = _path(
         None,
         "the GGUF file to serve, or one of the hub's: USER/REPO:Q4_K_M (default: a small demo model that comes with cLLM)",
         _not_empty,
@@ -208,9 +221,12 @@ class Settings:
     isolate: Annotated[bool, MODEL] = _setting(
         False, "compute in a process of its own: when it dies, another one goes on with every answer where it was"
     )
-    lora: Annotated[tuple[str, ...], MODEL] = _setting((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", _lora_file, _lora_scale)
-    lora_dir: Annotated[str | None, MODEL] = _setting(
-        None, "a folder whose LoRA adapters may be loaded with POST /v1/load_lora_adapter, where --enable-admin is given", _not_empty
+    lora: Annotated[tuple[str, ...], MODEL] = _path((), "a LoRA adapter, PATH or PATH:SCALE; repeatable", _lora_file, _lora_scale)
+    lora_dir: Annotated[str | None, MODEL] = _path(
+        None,
+        "a folder whose LoRA adapters may be loaded with POST /v1/load_lora_adapter, where --enable-admin is given",
+        _not_empty,
+        _has_home,
     )
     mmap: Annotated[bool, MODEL] = _setting(True, "map the file into memory instead of reading it")
     mlock: Annotated[bool, MODEL] = _setting(False, "keep the model from being swapped out")
@@ -225,7 +241,7 @@ class Settings:
     tensor_split: Annotated[str | None, MODEL, _short("-ts")] = _setting(None, "shares of the GPUs, as in 3,1", _shares)
 
     embeddings: Annotated[bool, MODEL] = _setting(False, "also serve /v1/embeddings and /v1/rerank, from the same model")
-    embedding_model: Annotated[str | None, MODEL] = _setting(
+    embedding_model: Annotated[str | None, MODEL] = _path(
         None, "the GGUF file of another model that serves these beside the first", _not_empty, _model_file
     )
     embedding_alias: Annotated[tuple[str, ...], MODEL] = _setting((), "a name that clients may use for it; repeatable", _not_empty)
@@ -252,10 +268,11 @@ class Settings:
         "prefix cache: none",
         _at_least(0),
     )
-    cache_dir: Annotated[str | None, MEMORY] = _setting(
+    cache_dir: Annotated[str | None, MEMORY] = _path(
         None,
         "a folder for what leaves that memory, and for what is cached while nobody asks: prefixes outlive the server (default: none)",
         _not_empty,
+        _has_home,
     )
     cache_dir_mb: Annotated[int, MEMORY] = _setting(8192, "size limit of that folder, MiB", _at_least(1))
     cache_type_k: Annotated[CacheType, MEMORY, _short("-ctk")] = _setting("f16", "number format of the cached keys")
@@ -273,8 +290,8 @@ class Settings:
     calibrate: Annotated[Calibrate, SPEED] = _setting(
         "auto", "measure what steps cost: once for each model and machine, never (it is learned while serving), or now again"
     )
-    calibration_dir: Annotated[str | None, SPEED] = _setting(
-        None, "folder for what was measured (default: cllm/calibration in the user's cache)", _not_empty
+    calibration_dir: Annotated[str | None, SPEED] = _path(
+        None, "folder for what was measured (default: cllm/calibration in the user's cache)", _not_empty, _has_home
     )
     row_budget: Annotated[int | None, SPEED] = _setting(
         None, "rows of a step, beyond which prompts are computed in pieces (default: as the cost model says)", _between(1, 65536)
@@ -335,9 +352,9 @@ class Settings:
     api_key: Annotated[tuple[str, ...], NETWORK] = _setting(
         (), "KEY [weight=N] [cap=N] [priority=N]: a key, one of which clients must send; repeatable", _key, repr=False
     )
-    api_key_file: Annotated[str | None, NETWORK] = _setting(None, "a file with one key a line, in the same form", _file)
-    ssl_certfile: Annotated[str | None, NETWORK] = _setting(None, "certificate chain (PEM); HTTPS instead of HTTP", _file)
-    ssl_keyfile: Annotated[str | None, NETWORK] = _setting(None, "the certificate's private key (PEM)", _file)
+    api_key_file: Annotated[str | None, NETWORK] = _path(None, "a file with one key a line, in the same form", _file)
+    ssl_certfile: Annotated[str | None, NETWORK] = _path(None, "certificate chain (PEM); HTTPS instead of HTTP", _file)
+    ssl_keyfile: Annotated[str | None, NETWORK] = _path(None, "the certificate's private key (PEM)", _file)
     cors_origin: Annotated[tuple[str, ...], NETWORK] = _setting(
         (), "a web origin whose pages may call the server, or *; repeatable", _origin
     )
@@ -346,7 +363,7 @@ class Settings:
     write_timeout_s: Annotated[float, NETWORK] = _setting(30.0, "time for a client to take what is sent", _positive)
     keep_alive_s: Annotated[float, NETWORK] = _setting(75.0, "idle time after which a connection is closed", _positive)
 
-    config: Annotated[str | None, OPERATION] = _setting(None, "a TOML file with any of these settings", _file)
+    config: Annotated[str | None, OPERATION] = _path(None, "a TOML file with any of these settings", _file)
     grace_s: Annotated[float, OPERATION] = _setting(30.0, "time for running answers to end after SIGTERM", _not_negative)
     watchdog_s: Annotated[float, OPERATION] = _setting(
         120.0, "a step that takes longer makes /health answer 503, and ends the process of --isolate, which is replaced", _positive
@@ -438,6 +455,7 @@ def _default_of(name: str) -> Any:
 def _settings_of(shared: Settings, word: str) -> Settings:
     """The settings of a further model: a file or a reference, or an object with `model` and what is not shared, as JSON."""
     own = _read_table(word) if word.lstrip().startswith("{") else {"model": word}
+    own = {name: at_home(value) if is_path(name) else value for name, value in own.items()}
     if "model" not in own:
         raise SettingsError("a table without model", "models")
     try:
@@ -464,6 +482,11 @@ def _read_table(word: str) -> dict[str, Any]:
         except msgspec.ValidationError as error:
             raise SettingsError(f"{name}: {error}", "models") from error
     return own
+
+
+def is_path(name: str) -> bool:
+    """Whether a setting names a file or a folder, in which `at_home` is to be called."""
+    return "is_path" in getattr(attrs.fields(Settings), name).metadata
 
 
 def _section_of(name: str) -> object:

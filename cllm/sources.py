@@ -13,7 +13,7 @@ import attrs
 import cyclopts
 from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Parameter, Token, UnusedCliTokensError
 
-from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, did_you_mean, reason, variable
+from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, at_home, did_you_mean, is_path, reason, variable
 
 
 def _texts(value: Any) -> list[str]:
@@ -68,12 +68,14 @@ class Sources:
         for field, argument in options.items():
             self._fill(argument, self._from_environment(argument, field), variable(field))
         self._remember(options)
+        _at_home(options)
         if options["config"].tokens:
             path = options["config"].tokens[0].value
             words = read_toml(path)
             for field, argument in options.items():
                 self._fill(argument, words.get(field, []), f"{field} in {path}")
             self._remember(options)
+            _at_home(options)
 
     def _from_environment(self, argument: Argument, field: str) -> list[str]:
         text = self.environ.get(variable(field), "").strip()  # an empty variable counts as not set
@@ -99,6 +101,12 @@ class Sources:
         if isinstance(error, CycloptsError) or error.field is None:
             return " ".join(str(error).split())
         return f"{self._origins.get(error.field, error.field)}: {error.message}"
+
+
+def _at_home(options: Mapping[str, Argument]) -> None:
+    for field, argument in options.items():
+        if is_path(field):
+            argument.tokens[:] = [token.evolve(value=at_home(token.value)) for token in argument.tokens]
 
 
 def _is_list(argument: Argument) -> bool:

@@ -86,6 +86,12 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments: list[str], l
     assert (done.returncode, done.stdout, done.stderr.strip()) == (cli.USAGE, "", line)
 
 
+def test_a_mistake_that_nobody_can_be_told_of_is_not_told_in_the_output() -> None:
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "cllm", "serve", "--port", "x"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=300)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
 def test_an_unknown_backend_is_one_line_and_exit_code_1() -> None:
     done = cllm_process("generate", "hi", "--backend", "no-such")
     assert done.returncode == cli.FAILED

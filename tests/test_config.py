@@ -119,6 +119,23 @@ def test_the_file_may_be_named_by_a_variable(toml: Write) -> None:
     assert load(CLLM_CONFIG=toml("port = 4")).port == 4
 
 
+def test_a_tilde_is_the_home_directory_wherever_no_shell_saw_it(toml: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("m.gguf", "other.gguf", "a.gguf", "keys"):
+        (tmp_path / name).write_text("key")
+    settings = load("--config", toml("model = '~/m.gguf'\nmodels = ['~/other.gguf']\nlora = ['~/a.gguf:0.5']"), CLLM_CACHE_DIR="~/kept")
+    assert settings.model == f"{tmp_path}/m.gguf"
+    assert [one.model for one in settings_of_models(settings)] == [f"{tmp_path}/m.gguf", f"{tmp_path}/other.gguf"]
+    assert settings.lora == (f"{tmp_path}/a.gguf:0.5",)
+    assert settings.cache_dir == f"{tmp_path}/kept"
+    assert [key.secret for key in api_keys(load("--api-key-file=~/keys"))] == ["key"]
+
+
+@pytest.mark.parametrize("flag", ["--cache-dir", "--calibration-dir", "--lora-dir"])
+def test_a_folder_below_a_home_directory_that_nobody_knows_is_no_folder_of_that_name(flag: str) -> None:
+    assert complaint(flag, "~nobody-of-that-name/kept") == f"{flag}: there is no home directory for ~nobody-of-that-name/kept"
+
+
 def test_an_empty_variable_counts_as_not_set() -> None:
     assert load(CLLM_PORT="", CLLM_MODEL=" ") == DEFAULT_SETTINGS
 

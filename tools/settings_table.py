@@ -26,6 +26,7 @@ Each setting is a flag of `cllm serve`, `generate`, `calibrate` and `verify`, an
 - A switch is `--mmap` or `--no-mmap`, `CLLM_MMAP=off` (or `false`, `no`, `0`), `mmap = false`.
 - An empty variable counts as not set. A variable that begins with `CLLM_` and is no setting is warned of by servers; an unknown key in the
   file is an error, as an unknown flag is.
+- A leading `~` of a path is the home directory.
 - A key in a flag can be seen in the list of processes; `--api-key-file` and `CLLM_API_KEY` keep it out of there. The file is read when the
   server starts.
 - Relative paths start from the working directory, those in the file, too.

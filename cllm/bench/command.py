@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from cllm.bench import process
 from cllm.bench.answers import Pass
 from cllm.bench.dialect import find_dialect
 from cllm.bench.load import Progress, closed_loop, open_loop
+from cllm.bench.machine import machine
 from cllm.bench.metrics import Goal, Summary, curve, summarize
 from cllm.bench.show import print_table, shown
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target, parse_url
@@ -193,7 +195,8 @@ async def _pass(order: Order, client: Client, title: str, number: int, rate: flo
     cpu_after_s = process.cpu_s(pid) if pid else None
     spent_s = cpu_after_s - cpu_s if cpu_after_s is not None and cpu_s is not None else None
     rss_mb = process.rss_peak_mb(pid) if pid else None
-    return Measured(title, done, summarize(done, order.goal, server_cpu_s=spent_s, rss_peak_mb=rss_mb, has_late=bool(work.late)))
+    summary = summarize(done, order.goal, server_cpu_s=spent_s, rss_peak_mb=rss_mb, has_late=bool(work.late))
+    return Measured(title, done, attrs.evolve(summary, server_process=process.name_of(pid) if pid else None))
 
 
 def curves(done: Pass) -> dict[str, list[float]]:
@@ -207,7 +210,13 @@ def curves(done: Pass) -> dict[str, list[float]]:
 
 
 def _write_json(order: Order, dialect: Dialect, measured: list[Measured]) -> None:
-    page = {"version": cllm.__version__, "settings": _settings(order, dialect), "passes": [_page(one) for one in measured]}
+    page = {
+        "version": cllm.__version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),  # of the client; the server's, too, where it has a process here
+        "settings": _settings(order, dialect),
+        "passes": [_page(one) for one in measured],
+    }
     text = json.dumps(page, indent=2) + "\n"
     if order.json_path == "-":
         sys.stdout.write(text)

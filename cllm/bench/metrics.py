@@ -84,6 +84,7 @@ class Summary:
     client_cpu_s: float
     server_cpu_s: float | None = None
     server_rss_peak_mb: float | None = None  # since the server's start
+    server_process: str | None = None  # whose these are: it listens on the port, and may be a tunnel to the server
     late_gap_max_s: float | None = None  # the longest that anybody waited for text from when the late request was sent
     late_ttft_s: float | None = None
 

@@ -86,6 +86,14 @@ def _status_kib(pid: int, name: str) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith(name + ":")), None)
 
 
+def name_of(pid: int) -> str | None:
+    """What the kernel calls a process: the first 15 bytes of its program's name, or what that calls itself."""
+    try:
+        return (PROC / str(pid) / "comm").read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
 def listening_pid(port: int) -> int | None:
     """The process on this machine that listens on a port, if we may know."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}

@@ -92,6 +92,7 @@ def rows(summary: Summary) -> dict[str, str]:
         "client CPU, of a core": f"{summary.client_cpu_share:.0%}",
         **_known("server CPU, s", summary.server_cpu_s),
         **_known("server peak memory, MiB", summary.server_rss_peak_mb),
+        **({} if summary.server_process is None else {"process of these two": summary.server_process}),
     }
 
 

@@ -50,34 +50,39 @@ def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
     }
 
 
-def read(folder: Path, key: Key) -> Curve | None:
-    """Return the curve that was kept for `key`; None when there is none, or the file is not what we wrote."""
+def read(folder: Path | None, key: Key) -> Curve | None:
+    """Return the curve that was kept for `key`; None when there is none, or the file is not what we wrote, or nothing can be kept."""
     return _read(_path(folder, key), key, lambda kept: Curve(**kept["curve"]))
 
 
-def write(folder: Path, key: Key, curve: Curve) -> None:
+def write(folder: Path | None, key: Key, curve: Curve) -> None:
     """Keep `curve` for `key`. A folder that cannot be written to costs the next start its time, and nothing else."""
     _write(_path(folder, key), {"key": key, "curve": attrs.asdict(curve)})
 
 
-def read_layout(folder: Path, key: Key) -> KvLayout | None:
+def read_layout(folder: Path | None, key: Key) -> KvLayout | None:
     """Return how the cells of the model with this `key` lay last; None when that is not known."""
     return _read(_layout_path(folder, key), key, lambda kept: KvLayout(kept["layout"]))
 
 
-def write_layout(folder: Path, key: Key, layout: KvLayout) -> None:
+def write_layout(folder: Path | None, key: Key, layout: KvLayout) -> None:
     """Keep how the cells lie, for the next start. A folder that cannot be written to is no failure."""
     _write(_layout_path(folder, key), {"key": key, "layout": layout.value})
 
 
-def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where programs keep what they can make again."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "cllm" / "calibration"
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cllm" / "calibration"
+def default_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return where programs keep what they can make again; None for a user without a home directory."""
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "cllm" / "calibration"
+        return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cllm" / "calibration"
+    except RuntimeError:
+        return None
 
 
-def _read(path: Path, key: Key, value_of: Callable[[dict[str, Any]], T]) -> T | None:
+def _read(path: Path | None, key: Key, value_of: Callable[[dict[str, Any]], T]) -> T | None:
+    if path is None:
+        return None
     try:
         if path.stat().st_size > N_BYTES_MAX:
             return None
@@ -92,7 +97,10 @@ def _read(path: Path, key: Key, value_of: Callable[[dict[str, Any]], T]) -> T | 
         return None
 
 
-def _write(path: Path, kept: dict[str, Any]) -> None:
+def _write(path: Path | None, kept: dict[str, Any]) -> None:
+    if path is None:
+        log.warning("calibration.not_kept", why="this user has no home directory; --calibration-dir names another folder")
+        return
     content = msgspec.json.format(msgspec.json.encode(kept), indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,12 +111,13 @@ def _write(path: Path, kept: dict[str, Any]) -> None:
         log.warning("calibration.not_kept", folder=str(path.parent), why=str(error))
 
 
-def _layout_path(folder: Path, key: Key) -> Path:
-    return _path(folder, key).with_suffix(".layout.json")
+def _layout_path(folder: Path | None, key: Key) -> Path | None:
+    path = _path(folder, key)
+    return path and path.with_suffix(".layout.json")
 
 
-def _path(folder: Path, key: Key) -> Path:
-    return folder / f"{hashlib.sha256(msgspec.json.encode(key, order='sorted')).hexdigest()[:24]}.json"
+def _path(folder: Path | None, key: Key) -> Path | None:
+    return folder and folder / f"{hashlib.sha256(msgspec.json.encode(key, order='sorted')).hexdigest()[:24]}.json"
 
 
 def _library_versions() -> list[str]:

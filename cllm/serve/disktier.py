@@ -67,7 +67,7 @@ class DiskTier:
     @classmethod
     def open(cls, folder: str, fingerprint: str, n_bytes_max: int) -> DiskTier:
         """Read the index; blocks. Files of this model that are damaged are removed. Raises: OSError."""
-        files = StateFiles.open(Path(folder).expanduser(), fingerprint)
+        files = StateFiles.open(Path(folder), fingerprint)
         files.remove_partial()
         tier = cls(files, n_bytes_max)
         for path in files.ours():

@@ -203,7 +203,7 @@ def keep_layout(key: curves.Key, settings: Settings, layout: KvLayout) -> None:
         curves.write_layout(_curves_folder(settings), key, layout)
 
 
-def _curves_folder(settings: Settings) -> Path:
+def _curves_folder(settings: Settings) -> Path | None:
     return Path(settings.calibration_dir) if settings.calibration_dir else curves.default_folder()
 
 

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from typing import Any, TextIO, cast
 
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by their numbers
 CANNOT_WRITE = (OSError, ValueError)  # the disk is full, or nobody reads any more; it is closed
+
+
+def prepare() -> None:
+    """Make the standard streams fit for use, before anything else is opened.
+
+    One that is closed (`2>&-`) leads nowhere from now on: else the next file or socket would have its number, and what llama.cpp prints
+    would go there. What the encoding of standard output lacks is escaped when it is printed, instead of ending the command.
+    """
+    for number, (name, mode) in enumerate(_STREAMS):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class _Lossy:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import platform
 import ssl
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from cllm.bench.metrics import Goal
 from cllm.bench.target import BenchFailed, Client, Dialect, Target, parse_url
 from cllm.bench.workloads import GREEDY, USUAL, Ask, Work, arrivals
 from cllm.config import SettingsError
+from cllm.threadtimes import n_cpus
 
 TEST_S = 120.0
 Handler: TypeAlias = Callable[[str, dict[str, Any], trio.SocketStream], Awaitable[bool]]  # True keeps the connection
@@ -429,6 +432,7 @@ async def test_the_command_prints_a_table() -> None:
     figures = {line[0].strip(): line[1].strip() for line in lines if len(line) == 2}  # below the table there may be a warning
     assert (figures["requests"], figures["failed"], figures["with exactly the asked tokens"]) == ("3", "0", "3")
     assert (figures["prompt tokens"], figures["generated tokens"]) == ("96", "150")
+    assert figures["process of these two"] == process.name_of(os.getpid())  # the server is this one
 
 
 async def test_the_command_prints_json_where_it_is_asked_to_and_the_table_elsewhere() -> None:
@@ -441,6 +445,8 @@ async def test_the_command_prints_json_where_it_is_asked_to_and_the_table_elsewh
     assert [request["n_generated"] for request in one["requests"]] == [50, 50]
     assert "k" not in page["settings"].values()
     assert page["settings"]["dialect"]["takes_ids"]
+    assert (page["machine"]["n_cores"], page["machine"]["python"]) == (n_cpus(), platform.python_version())
+    assert abs(datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(page["date"])) < datetime.timedelta(hours=1)
 
 
 async def test_the_command_says_what_it_could_not_ask() -> None:

@@ -324,6 +324,25 @@ def test_who_says_that_many_will_run_begins_apart_until_it_was_the_pool_that_ser
     assert not load(many, lambda _share: True).limits.begins_apart
 
 
+@pytest.mark.usefixtures("own_clock")
+def test_a_user_without_a_home_directory_is_served_and_told_that_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    def nobody(_uid: int) -> None:
+        raise KeyError("no such user")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert curves.default_folder() is None
+    assert n_steps_of(Settings(calibrate="off")) == 0
+    assert [one["event"] for one in logged] == []
+    assert n_steps_of(Settings()) > 0
+    keep_layout(key(), Settings(), KvLayout.STREAMS)
+    told = [(one["event"], one["why"]) for one in logged if one["log_level"] == "warning"]
+    assert told == [("calibration.not_kept", "this user has no home directory; --calibration-dir names another folder")] * 2
+
+
 class DearInAPool(TimedModel):
     """A row takes `GAIN_S` for each cell of others in a pool; something has the machine when the cells lie apart for the first time."""
 

@@ -25,7 +25,7 @@ async def open_listeners(config: HttpConfig) -> list[socket.socket]:
         raise CannotListen(f"cannot listen on {where}: the host name cannot be resolved ({reason(error)})") from error
     listeners: list[socket.socket] = []
     try:
-        for family, _, _, _, address in found:
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):  # a name may have one twice
             port = listeners[0].getsockname()[1] if listeners else config.port
             listeners += bind(family, (address[0], port, *address[2:]), config.backlog)
     except (OSError, OverflowError) as error:

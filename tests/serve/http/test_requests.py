@@ -8,6 +8,7 @@ import trio.testing
 
 from cllm.errors import AppFailed, CannotListen
 from cllm.serve.http import HttpConfig, serve_http
+from cllm.serve.http.listeners import close_all, open_listeners
 from tests.serve.http.conftest import BOUND_S
 
 CLOSE = "Connection: close\r\n"
@@ -214,6 +215,18 @@ async def test_what_cannot_be_bound_or_read_is_one_line_for_the_operator(changes
     with pytest.raises(CannotListen, match=message) as caught:
         await serve_http(None, config=HttpConfig(**{"port": 0} | changes), shutdown=trio.Event())
     assert "\n" not in str(caught.value)
+
+
+async def test_a_name_that_has_one_address_twice_is_listened_on_once(monkeypatch):
+    found = await trio.socket.getaddrinfo("127.0.0.1", 0, type=trio.socket.SOCK_STREAM)
+
+    async def twice(*_arguments, **_options):
+        return found * 2
+
+    monkeypatch.setattr("trio.socket.getaddrinfo", twice)
+    listeners = await open_listeners(HttpConfig(host="twice", port=0))
+    close_all(listeners)
+    assert len(listeners) == 1
 
 
 async def test_an_app_that_does_not_start_is_one_line_for_the_operator():

@@ -170,6 +170,30 @@ def test_a_standard_output_that_nobody_reads_ends_nothing():
     assert (done.returncode, done.stderr) == (0, b"alive")
 
 
+CLOSED = """
+import os, sys
+from cllm.serve.stdio import prepare
+prepare()
+print("lost")
+print("lost", file=sys.stderr, flush=True)
+assert sys.stdin.read() == ""
+assert os.open(os.devnull, os.O_RDONLY) > 2, "what prints to standard error would print there"
+assert os.system("echo lost >&2 && echo lost && cat") == 0, "what it starts has none"
+"""
+
+
+def test_what_is_closed_of_the_standard_streams_leads_nowhere():
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", CLOSED], timeout=300, check=False)
+    assert done.returncode == 0
+
+
+def test_what_an_encoding_lacks_is_escaped_and_ends_nothing():
+    program = "from cllm.serve.stdio import prepare; prepare(); print('h\u00f6r \u2192')"
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=300, check=True)
+    assert done.stdout == b"h\xf6r \\u2192\n"
+
+
 class Terminal(io.StringIO):
     """A standard error that is a terminal, and what one would see on it."""
 
