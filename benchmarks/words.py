@@ -39,8 +39,8 @@ saves the cells of what has ended on the host until it has seen that nobody asks
 served starts have 20 of the first 33 saved, and none of the others. Here each has nine megabytes. That is a part of what these stages spend
 more outside llama.cpp than `http` does, which has all of their layers; the readers of `loop` and `app` are in their own process, too.
 
-One at a time, `sse` was behind `http` in each of the four turns of all stages. In six turns of these two alone, with two threads for the
-model as there, and with one, so that a core is free for the rest, that was not seen again: four turns are too few to tell some percent.
+Turns of one stage differ by a tenth and more, since the machine's speed changes within minutes, and four are too few to tell some percent:
+one at a time, four turns of three days before, which are not kept, had `sse` behind `http` in each, and by the median of these it is ahead.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
@@ -83,12 +83,12 @@ that need no real model, but that `app` is asked for streams here, so that `sse`
 that of the process that serves. Up to `app` that is its own client, too; with `sse` the client is a process by itself on the same cores, so
 that `sse` looks cheaper over `app` than it is, and may come out below 0. Between steps the scheduler applies what came and plans anew; what
 is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python: an event and a packet for each token. The
-kernel's send is a fifth of it under the profiler, which makes Python's part more than twice as long and hardly the kernel's; of the time
-that a token takes without one, what the profile says of the send would be four tenths. What bounds `gpu` at 64 streams is sampling, at
-eight times its floor, which is to read all logits once.
+kernel's send is a sixth of it under the profiler, which makes Python's part more than twice as long and hardly the kernel's; of the time
+that a token takes without one, what the profile says of the send would be a third. What bounds `gpu` at 64 streams is sampling, at seven
+and a half times its floor, which is to read all logits once.
 
 The aim of 475 steps/s leaves 0.1 ms of each to everything but the model. That is less than to read the logits takes, and less than the
-scheduler's own part: of `gpu-draws`, whose host draws nothing, the bare `engine` makes 378, and what is served 326.
+scheduler's own part: of `gpu-draws`, whose host draws nothing, the bare `engine` makes 421, and what is served 342.
 """
 
 KILLS: Final = """\
@@ -177,7 +177,7 @@ whole answers at p90 after 1.19 times the time, and four 0.94 of `no prompt cach
 the runs in the table. Starts of the servers differ by more than the passes of one: of five at 32, one had 0.95 of the tokens/s and one
 1.19. So it is not known either whether steps of 16 rows do take longer than there, as the median gap of that run would have it. One at a
 time first texts come after 0.78 of the default's time, and tokens then at 0.93 of its pace, with gaps at p90 1.22 times as long: of a step
-of 21 ms, one is outside llama.cpp, by the ladder. On the instant fake a whole step takes 0.14 ms: perhaps since nothing there drives
+of 21 ms, one is outside llama.cpp, by the ladder. On the instant fake a whole step takes 0.24 ms: perhaps since nothing there drives
 Python's code and data out of the caches between two steps.
 
 What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers. What it costs is that more of the
