@@ -101,7 +101,7 @@ def _mix_array(h: Keys, scratch: Keys | None = None) -> Keys:
     return h
 
 
-def _hashes(keys: Keys, *counters: Ids) -> Keys:
+def _hashes(keys: Keys | np.uint64, *counters: Ids) -> Keys:
     """Return the hashes of the counters, which broadcast with the keys, one below the other: small arrays cost by the call."""
     shape = np.broadcast(keys, *counters).shape
     states = np.empty((len(counters), *shape), np.uint64)
@@ -132,8 +132,8 @@ class Grid:
     _column_states: Keys  # for the columns' first times, what is added to a key
     _lead_bases: Logits  # float32: what `leads_at_most` adds to its logarithms
 
-    def column_hashes(self, keys: Keys, out: Keys, scratch: Keys) -> Keys:
-        """Return what the columns' first times are made of, for the keys of shape (n, 1): (n, n_columns)."""
+    def column_hashes(self, keys: Keys | np.uint64, out: Keys, scratch: Keys) -> Keys:
+        """Return what the columns' first times are made of, for the keys of shape (n, 1): (n, n_columns); for one key, (n_columns,)."""
         np.add(keys, self._column_states, out=out)
         return _mix_array(out, scratch)
 
@@ -166,7 +166,7 @@ class Grid:
         firsts += delays
         return firsts
 
-    def delays(self, keys: Keys, ids: Ids, columns: Ids) -> Floats:
+    def delays(self, keys: Keys | np.uint64, ids: Ids, columns: Ids) -> Floats:
         """Return by how much the tokens come later than the first of their column: 0 for that one."""
         hashes = _hashes(keys, ids, columns + _FIRST_TOKENS)
         delays = _exponentials(hashes[0])

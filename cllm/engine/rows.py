@@ -88,6 +88,16 @@ class Rows:
         last[columns >= grid.n_rest] = -np.inf
         return np.concatenate([logits, last[:, None]], axis=1)
 
+    def block(self, row: int, columns: Ids) -> Logits:
+        """Return the logits in these columns of one row, (height, n_columns): as `logits_at`, turned."""
+        grid = self.grid
+        logits: Logits = self.logits[row, : grid.n_square].reshape(grid.n_full, grid.n_columns).take(columns, axis=1)
+        if grid.n_rest == 0:
+            return logits
+        last = self.logits[row, np.minimum(grid.n_square + columns, grid.n_vocab - 1)]
+        last[columns >= grid.n_rest] = -np.inf
+        return np.concatenate([logits, last[None]])
+
 
 def _column_maxima(logits: Logits, grid: Grid, maxima: Logits) -> None:
     """Put the maximum of each column of the grid into `maxima`, for each row."""

@@ -17,6 +17,7 @@ after the mask, whatever the truncations.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -31,7 +32,7 @@ from cllm.engine.events import TokenLogprob
 from cllm.engine.logprobs import read_raw
 from cllm.engine.noise import Floats, Ids, Keys, row_keys
 from cllm.engine.nucleus import Nucleus
-from cllm.engine.race import Race
+from cllm.engine.race import Race, win_alone
 from cllm.engine.rows import Rows, Workspace
 from cllm.engine.sampler import Sampler
 from cllm.engine.shortlist import Shortlist, fits, kept
@@ -74,6 +75,8 @@ def sample(logits: Logits, samplers: Sequence[Sampler], workspace: Workspace | N
     with np.errstate(all="ignore"):  # invalid rows are told by their maximum, and exp(-inf) is meant
         if sampled.logprobs is None and all(s.is_greedy for s in samplers):
             _sample_greedy(logits, samplers, sampled)
+        elif sampled.logprobs is None and len(samplers) == 1:
+            _sample_alone(logits, samplers[0], work, sampled)
         else:
             for start in range(0, len(samplers), _N_ROWS_AT_ONCE):
                 part = slice(start, start + _N_ROWS_AT_ONCE)
@@ -88,6 +91,16 @@ def _sample_greedy(logits: Logits, samplers: Sequence[Sampler], sampled: Sampled
     tokens = logits.argmax(axis=1)  # of a row with NaN the first NaN
     sampled.tokens += tokens.tolist()
     sampled.invalid += np.flatnonzero(~np.isfinite(logits[np.arange(len(tokens)), tokens])).tolist()
+
+
+def _sample_alone(logits: Logits, sampler: Sampler, work: Workspace, sampled: Sampled) -> None:
+    if sampler.adjusts:
+        sampler.adjust(logits[0])
+    rows = Rows.of(logits, work)
+    is_valid = math.isfinite(rows.tops[0])
+    sampled.tokens.append(int(_way(sampler, rows.grid.n_columns)(rows, [0], [sampler])[0]) if is_valid else 0)
+    if not is_valid:
+        sampled.invalid.append(0)
 
 
 def _sample_part(logits: Logits, samplers: Sequence[Sampler], work: Workspace, sampled: Sampled, *, is_far: bool) -> None:
@@ -157,9 +170,14 @@ def _draw_by_race(rows: Rows, places: Places, samplers: list[Sampler]) -> Ids:
     members = np.array(places)
     truncation_temperatures = _floats([s.truncation_temperature for s in samplers])
     floor = rows.tops[members] + _floats([s.log_min_p for s in samplers]) * truncation_temperatures
-    race = Race.of(rows, members, keys_of(samplers), _floats([s.temperature for s in samplers]), floor)
     nucleus = Nucleus(rows, members, _floats([s.params.top_p for s in samplers]), truncation_temperatures)
     running = np.arange(len(members))
+    keys = keys_of(samplers)
+    if len(members) == 1 and floor[0] == -np.inf:
+        winners = np.array([win_alone(rows, places[0], keys[0], samplers[0].temperature)])
+        if nucleus.holds(running, winners)[0]:
+            return winners
+    race = Race.of(rows, members, keys, _floats([s.temperature for s in samplers]), floor)
     while len(running):
         race.run(running)
         running = _run_few_again(race, nucleus, running[~nucleus.holds(running, race.winners[running])])

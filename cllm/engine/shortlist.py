@@ -32,6 +32,9 @@ class Shortlist:
     @classmethod
     def of(cls, rows: Rows, members: Ids, k: int) -> Shortlist:
         """Return the lists of the rows in `members`; `k` must fit."""
+        alone = cls._of_one(rows, int(members[0]), k) if len(members) == 1 else None
+        if alone is not None:
+            return alone
         maxima = rows.maxima_of(members)
         limits = _limits(maxima, k)
         picked = maxima >= limits[:, None]
@@ -47,12 +50,31 @@ class Shortlist:
         logits[missing] = -np.inf
         return cls(ids, logits)
 
+    @classmethod
+    def _of_one(cls, rows: Rows, member: int, k: int) -> Shortlist | None:
+        """The list of one row, in a third of the calls; None where it is crowded."""
+        maxima = rows.maxima[member]
+        limit = _limits(maxima[None], k)[0]
+        columns = np.flatnonzero(maxima >= limit)
+        if len(columns) > 4 * k:
+            return None
+        block = rows.block(member, columns)
+        steps, places = pairs_of(block >= limit)
+        own, found = block[steps, places], columns[places] + steps * rows.grid.n_columns
+        order = np.lexsort((found, -own))[:k]
+        ids, logits = np.zeros((1, k), np.int64), np.full((1, k), -np.inf)
+        ids[0, : len(order)], logits[0, : len(order)] = found[order], own[order]
+        return cls(ids, logits)
+
     def draw(self, grid: Grid, keys: Keys, keep: Bools, temperatures: Floats) -> Ids:
-        """Draw one of the tokens to `keep` from each list."""
-        heated = (self.logits - self.logits[:, :1]) / temperatures
-        scores = heated - np.log(grid.times(keys[:, None], self.ids))
-        scores[~keep] = -np.inf
-        drawn: Ids = self.ids[np.arange(len(keys)), scores.argmax(axis=1)]
+        """Draw one of the tokens to `keep` from each list; the first are to be kept."""
+        n = int(np.flatnonzero(keep.any(axis=0))[-1]) + 1  # of a trained model it is often one, or a few
+        ids, logits = self.ids[:, :n], self.logits[:, :n]
+        if n == 1:
+            return ids[:, 0]
+        scores = (logits - logits[:, :1]) / temperatures - np.log(grid.times(keys[:, None], ids))
+        scores[~keep[:, :n]] = -np.inf
+        drawn: Ids = ids[np.arange(len(keys)), scores.argmax(axis=1)]
         return drawn
 
 

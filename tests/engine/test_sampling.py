@@ -127,9 +127,12 @@ def sampler(params: SamplingParams, *, seed: int = 0, index: int = 0, **options:
 
 
 def drawn(logits: npt.NDArray[np.float32], params: SamplingParams, seed: int, index: int) -> int:
-    sampled = sample(logits[None].copy(), [sampler(params, seed=seed, index=index)])
-    assert sampled.invalid == []
-    return sampled.tokens[0]
+    """Alone and beside another row, which are ways of their own."""
+    alone = sample(logits[None].copy(), [sampler(params, seed=seed, index=index)])
+    beside = sample(np.stack([logits[::-1], logits]), [sampler(params, seed=seed + 1), sampler(params, seed=seed, index=index)])
+    assert alone.invalid == beside.invalid == []
+    assert alone.tokens[0] == beside.tokens[1]
+    return alone.tokens[0]
 
 
 @st.composite

@@ -135,6 +135,7 @@ def test_every_cell_can_be_filled(load, drive, some_tokens, n_cells):
         driver.feed({2: [1]})
 
 
+@pytest.mark.parametrize("others", [[], [(1, 0, 5)]], ids=["alone", "behind another"])
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
@@ -148,11 +149,11 @@ def test_every_cell_can_be_filled(load, drive, some_tokens, n_cells):
         ((7, 4, 1), "position"),
     ],
 )
-def test_a_row_that_would_stop_the_process_or_spoil_a_slot_is_refused(load, drive, some_tokens, row, complaint):
+def test_a_row_that_would_stop_the_process_or_spoil_a_slot_is_refused(load, drive, some_tokens, row, complaint, others):
     model = load()
     driver = drive(model)
     driver.feed({7: some_tokens(7, 3)})
-    driver.fill([(1, 0, 5), row])
+    driver.fill([*others, row])
 
     with pytest.raises(StepFailed, match=complaint):
         model.step(driver.batch)
@@ -168,6 +169,17 @@ def test_positions_with_gaps_or_out_of_order_are_refused(load, drive, architectu
     driver.fill([(0, position, 5) for position in positions])
 
     with pytest.raises(StepFailed):
+        model.step(driver.batch)
+
+
+@pytest.mark.parametrize("n_rows", [1, 2])
+def test_outputs_that_were_counted_wrongly_are_refused(load, drive, n_rows):
+    model = load()
+    driver = drive(model)
+    driver.fill([(slot, 0, 5) for slot in range(n_rows)])
+    driver.batch.n_outputs = n_rows + 1
+
+    with pytest.raises(StepFailed, match="n_outputs"):
         model.step(driver.batch)
 
 
