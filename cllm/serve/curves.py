@@ -105,8 +105,13 @@ def _write(path: Path | None, kept: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
+            try:
+                file.write(content)
+                file.flush()
+                os.replace(file.name, path)
+            except OSError:  # a full disk, which half a file would keep full
+                os.unlink(file.name)
+                raise
     except OSError as error:
         log.warning("calibration.not_kept", folder=str(path.parent), why=str(error))
 

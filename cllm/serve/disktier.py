@@ -8,6 +8,7 @@ Nothing here runs in a step: files are read and written in threads, one of each 
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -31,6 +32,7 @@ log = structlog.get_logger("cllm.disk")
 N_CELLS_LEAST = 64  # of a gain: for fewer, opening a file costs as much as computing them on a fast machine
 N_BYTES_OWED_MAX = 256 << 20  # in memory beside the pool while the disk is slow; more is let go
 TICK_NS = 1_000  # between files whose order counts: some file systems tell no finer times apart
+REST_S = 30.0  # after a failed write, in which what the host pool gives up is let go: a disk that is full takes nothing for long
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -63,6 +65,7 @@ class DiskTier:
         self._writing = trio.CapacityLimiter(1)
         self._reading = trio.CapacityLimiter(1)
         self._recalling = trio.Lock()
+        self._rests_until = -math.inf
 
     @classmethod
     def open(cls, folder: str, fingerprint: str, n_bytes_max: int) -> DiskTier:
@@ -150,7 +153,10 @@ class DiskTier:
         read = partial(_read_and_touch, self._files, stored, key, used_ns)
         try:
             piece = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._reading)
-        except (Unfit, FileNotFoundError) as error:
+        except FileNotFoundError:  # another process needed the room, or another model of this one
+            self._forget(stored.path)
+            return None
+        except Unfit as error:
             log.warning("disk.removed", why=str(error))
             self.totals.n_failures += 1
             self._forget(stored.path)
@@ -234,7 +240,10 @@ class DiskTier:
         """Write all that is owed."""
         while self._owed:
             piece = self._owed[0]
-            await self.write(piece)  # if that is cancelled it is owed still
+            if trio.current_time() < self._rests_until:
+                self.totals.n_lost += 1
+            else:
+                await self.write(piece)  # if that is cancelled it is owed still
             if self._owed and self._owed[0] is piece:
                 self._owed.popleft()
                 self._n_bytes_owed -= piece.n_bytes
@@ -257,23 +266,27 @@ class DiskTier:
         """
         if piece.n_bytes > self.n_bytes_max:
             return
-        removed: list[Path] = []
+        outcome = _Written()
         try:
             if (stored := self._stored_of(piece)) is not None:
-                if used_ns is not None:
-                    await trio.to_thread.run_sync(_touch, stored.path, used_ns, limiter=self._writing)
-                return
-            write = partial(_write_within, self._files, piece, self.n_bytes_max, removed, used_ns)
+                if await trio.to_thread.run_sync(_is_there, stored.path, used_ns, limiter=self._writing):
+                    return
+                self._forget(stored.path)
+            write = partial(_write_within, self._files, piece, self.n_bytes_max, outcome, used_ns)
             stored = await trio.to_thread.run_sync(write, limiter=self._writing)
         except Exception as error:  # the machine's fault: its disk is full, or it has no thread left
-            log.warning("disk.unwritten", why=str(error))
+            log.warning("disk.unwritten", why=str(error), rests_s=REST_S)
             self.totals.n_failures += 1
             self.back_up_no_more()
+            self._rests_until = trio.current_time() + REST_S
         else:
             self.totals.n_writes += 1
             self._note(stored)
-        for path in removed:
+        for path in outcome.removed:
             self._forget(path)
+        if outcome.found is not None:  # what others removed, who have the folder, too, would be looked for in vain, and never written again
+            for path in self._stored.keys() - outcome.found:
+                self._forget(path)
 
     def _stored_of(self, piece: Piece) -> StoredPiece | None:
         """The file that ends with `piece`, if its cells are on disk: in one file where it begins with the text, as in the host pool."""
@@ -305,16 +318,31 @@ def _touch(path: Path, used_ns: int) -> None:
         touch(path, used_ns)
 
 
+def _is_there(path: Path, used_ns: int | None) -> bool:
+    """Whether a file has not been removed; note that it was of use at `used_ns`."""
+    if used_ns is not None:
+        _touch(path, used_ns)
+    return path.exists()
+
+
+@attrs.define(eq=False)
+class _Written:
+    """What was seen while a file was written, also if that failed."""
+
+    removed: list[Path] = attrs.field(factory=list)
+    found: set[Path] | None = None  # all files of the folder, and the new one; None: nobody looked
+
+
 def _read_and_touch(files: StateFiles, stored: StoredPiece, key: Key, used_ns: int) -> Piece:
     piece = files.read(stored, key)
     _touch(stored.path, used_ns)
     return piece
 
 
-def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, removed: list[Path], used_ns: int | None) -> StoredPiece:
+def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, outcome: _Written, used_ns: int | None) -> StoredPiece:
     """Write `piece`, and remove the files that were unused for longest, whichever model's, until the folder is within its bound.
 
-    On a full disk as many bytes of these make room first. What is `removed` is noted also when it fails. Raises: OSError.
+    On a full disk as many bytes of these make room first. What is seen goes into `outcome`. Raises: OSError.
     """
     try:
         stored = files.write(piece, used_ns)
@@ -324,11 +352,12 @@ def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, removed: li
         sizes = _sizes(files)
         if sum(sizes.values()) < files.n_bytes_of(piece):  # all of them would go, and perhaps for nothing
             raise
-        _remove_oldest(sizes, sum(sizes.values()) - files.n_bytes_of(piece), removed)
+        _remove_oldest(sizes, sum(sizes.values()) - files.n_bytes_of(piece), outcome.removed)
         stored = files.write(piece, used_ns)
     sizes = _sizes(files)
+    outcome.found = {*sizes, stored.path}
     n_own = sizes.pop(stored.path, 0)
-    _remove_oldest(sizes, n_bytes_max - n_own, removed)
+    _remove_oldest(sizes, n_bytes_max - n_own, outcome.removed)
     return stored
 
 
@@ -347,6 +376,7 @@ def _remove_oldest(sizes: dict[Path, int], n_bytes_max: int, removed: list[Path]
     for path, size in sizes.items():
         if n_bytes <= n_bytes_max:
             break
-        path.unlink(missing_ok=True)
-        removed.append(path)
-        n_bytes -= size
+        with suppress(OSError):  # one that cannot be removed keeps nobody from the others
+            path.unlink(missing_ok=True)
+            removed.append(path)
+            n_bytes -= size

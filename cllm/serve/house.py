@@ -24,6 +24,7 @@ N_TENANTS_MAX = 64
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
 RETRY_AFTER_S = 5.0  # for whoever came while a model was loaded or unloaded for longer than a request waits
 FAILED_FOR_S = 30.0  # a model that could not be loaded is tried again after this time, not at every request, then after twice that
+N_DOUBLINGS_MAX = 10
 FAILED_FOR_S_MAX = 900.0  # and so on: for each try others may have to make room
 
 
@@ -85,7 +86,8 @@ class Tenant:
     @property
     def failed_for_s(self) -> float:
         """How long it is not tried again after it failed."""
-        return min(FAILED_FOR_S * 2.0 ** max(self.n_failures - 1, 0), FAILED_FOR_S_MAX)
+        n_doublings = min(max(self.n_failures - 1, 0), N_DOUBLINGS_MAX)  # of thousands there would be no float
+        return min(FAILED_FOR_S * 2.0**n_doublings, FAILED_FOR_S_MAX)
 
     def become(self, state: State) -> None:
         """Change the state. Who waited for the model has a hold on it from the moment that it is loaded."""

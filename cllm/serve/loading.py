@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
+import msgspec
 import structlog
 
 from cllm import hub
 from cllm.backend import Backend, Embedder, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.config import Settings, SettingsError, api_keys, name_of_model
 from cllm.engine.cost import CostModel
-from cllm.engine.curve import DEFAULT_CURVE
+from cllm.engine.curve import DEFAULT_CURVE, Curve
 from cllm.engine.layout import N_FEW
 from cllm.engine.scheduler import Limits
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, call_foreign, in_one_line
@@ -162,20 +163,28 @@ def _in_turn(on_progress: OnProgress, settings: Settings) -> tuple[OnProgress, O
     return lambda share: on_progress(part * share), lambda share: on_progress(part + (1 - part) * share)
 
 
+# By this process: who is loaded again and again is measured once, also where nothing can be kept, or a busy machine cuts each time short.
+_measured_here: dict[tuple[str, str, bytes], Curve] = {}
+
+
 def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: OnProgress) -> CostModel:
     """Return what is known of the cost of `model`'s steps: measured now, or before, or not at all.
 
     Raises: LoadAborted · what the model's calls raise.
     """
-    folder = _curves_folder(settings)
-    curve = curves.read(folder, key) if settings.calibrate == "auto" else None
     if settings.calibrate == "off" or isinstance(model, Stepless):
         return _guess(model)
+    folder = _curves_folder(settings)
+    place = (settings.calibrate, str(folder), msgspec.json.encode(key, order="sorted"))
+    curve = _measured_here.get(place)
+    if curve is None and settings.calibrate == "auto":
+        curve = curves.read(folder, key)
     if curve is None:
         log.info("calibration.start", why="it is asked for" if settings.calibrate == "again" else "nothing is kept for this model here")
         began_at = time.perf_counter()
         curve = model.measure(on_progress) if isinstance(model, WorkerModel) else measure(model, on_progress, time.perf_counter)
         log.info("calibration.done", seconds=round(time.perf_counter() - began_at, 1), n_sizes=len(curve.rows))
+        _measured_here[place] = curve
         if curve.is_cut_short:
             log.warning("calibration.cut_short", why="something held the machine up; the next start measures again")
         else:

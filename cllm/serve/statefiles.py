@@ -30,6 +30,8 @@ _HEADER: Final = struct.Struct("<8s16s16sIIQ16s16s")  # magic, mark, owner, toke
 _N_DIGEST: Final = 16
 _N_SECRET: Final = 32
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+_LEFT_S: Final = 3600.0  # half a file that is older is nobody's who still writes it
+_AHEAD_S: Final = 60.0  # a file that is so much newer than now was touched while the clock was wrong
 _TOKENS: Final[dict[int, int]] = {}  # one object for each token, of which the index of many long texts has millions
 
 
@@ -125,10 +127,11 @@ class StateFiles:
         return StoredPiece(key, piece.tokens, piece.start, path, self.n_bytes_of(piece))
 
     def remove_partial(self) -> None:
-        """Remove what a process that ended while it wrote has left."""
-        for path in self.folder.glob(f"{self.mark.hex()}-*.partial"):
+        """Remove what a process that ended while it wrote has left: of this model, and what is old of others, who may be there no more."""
+        for path in self.folder.glob("*-*.partial"):
             with suppress(OSError):  # on a disk that can only be read it does no harm
-                path.unlink(missing_ok=True)
+                if path.name.startswith(f"{self.mark.hex()}-") or path.stat().st_mtime < time.time() - _LEFT_S:
+                    path.unlink(missing_ok=True)
 
     def _head(self, path: Path, file: BinaryIO) -> tuple[StoredPiece, bytes]:
         front = file.read(_HEADER.size)
@@ -176,10 +179,12 @@ def _secret(path: Path) -> bytes:
 
 
 def _by_age(paths: Iterable[Path]) -> list[Path]:
-    aged = []
+    """The paths, the longest unused first; those from a time that has not come yet, which would stay until then, before all others."""
+    aged, latest_ns = [], time.time_ns() + int(_AHEAD_S * 1e9)
     for path in paths:
         try:
-            aged.append((path.stat().st_mtime_ns, path))
+            used_ns = path.stat().st_mtime_ns
+            aged.append((used_ns if used_ns <= latest_ns else 0, path))
         except OSError:  # another process was faster
             continue
     return [path for _, path in sorted(aged)]

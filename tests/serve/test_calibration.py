@@ -15,7 +15,7 @@ from cllm.engine.cost import WALKED
 from cllm.engine.curve import Curve
 from cllm.engine.layout import N_FEW
 from cllm.errors import LoadAborted, LoadFailed, StepFailed
-from cllm.serve import curves
+from cllm.serve import curves, loading
 from cllm.serve.calibration import APART_S_MAX, SECONDS_MAX, measure
 from cllm.serve.loading import cost_of, keep_layout, load
 from cllm.testing.fake import FakeBackend, FakeModel
@@ -266,10 +266,24 @@ def test_again_measures_in_any_case_and_off_never(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("calibrate", ["auto", "again"])
+def test_a_process_that_loads_a_model_again_measures_it_once_though_nothing_can_be_kept(
+    tmp_path: Path, calibrate: Literal["auto", "again"]
+) -> None:
+    (tmp_path / "file").touch()
+    settings = Settings(calibration_dir=str(tmp_path / "file"), calibrate=calibrate)
+    assert n_steps_of(settings) > 0
+    assert n_steps_of(settings) == 0
+    loading._measured_here.clear()
+    assert n_steps_of(settings) > 0
+
+
+@pytest.mark.usefixtures("own_clock")
 def test_what_was_cut_short_is_told_and_measured_again_and_takes_the_place_of_nothing(tmp_path: Path, logged: list[Any]) -> None:
     whole = measured(held_up())
 
     def start(model: TimedModel, calibrate: Literal["auto", "again"] = "auto") -> Curve:
+        loading._measured_here.clear()  # in another process
         return cost_of(model, key(), Settings(calibration_dir=str(tmp_path), calibrate=calibrate), lambda _share: True).curve
 
     assert start(held_up(step_5=3.0)).is_cut_short

@@ -72,6 +72,7 @@ def test_a_server_finds_what_the_command_measured_and_the_command_measures_again
     calibrate()
     settings = Settings(calibration_dir=str(tmp_path / "kept"))
     served = loading.load(settings, lambda _share: True)
+    loading._measured_here.clear()  # in another process
     calibrate()
     first, second, third = backend.loaded
     assert served.cost.curve == by_its_own_clock(make_model(), lambda _share: True, time.perf_counter)

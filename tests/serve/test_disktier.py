@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -209,7 +210,53 @@ async def test_a_file_that_vanished_costs_nothing_but_its_use(tmp_path: Path) ->
     await tier.write(piece(TEXT[:200]))
     files(tmp_path)[0].unlink()
     assert await fetched(tier, TEXT) == []
-    assert len(tier) == 0
+    assert (len(tier), tier.totals.n_failures) == (0, 0), "another process needed the room: nothing is at fault"
+
+
+async def test_what_another_model_took_the_room_of_is_forgotten_and_written_again(tmp_path: Path) -> None:
+    tier, other = open_tier(tmp_path), open_tier(tmp_path, OTHER_MODEL, n_bytes_max=5_100)
+    one, two, three = (piece(list(range(start, start + 200))) for start in (1000, 2000, 3000))
+    for each in (one, two):
+        await tier.write(each)
+    await other.write(piece(TEXT[:100]))
+    assert len(files(tmp_path)) == 2, "the oldest had to go"
+    await tier.write(three)
+    assert len(tier) == 2
+    assert tier.n_bytes == sum(path_of(tmp_path, each).stat().st_size for each in (two, three)), "it is not counted any more"
+    path_of(tmp_path, two).unlink()
+    for each in (one, two):
+        await tier.write(each)
+        assert await fetched(tier, each.tokens) == [each.state]
+    assert tier.totals.n_failures == 0
+
+
+async def test_a_file_from_a_time_to_come_does_not_outlive_what_is_of_use(tmp_path: Path) -> None:
+    tier, ahead, *others = open_tier(tmp_path, n_bytes_max=5 * 1900), *(piece([i] * 200) for i in range(6))
+    await tier.write(ahead)
+    next_year = time.time() + 365 * 86_400
+    os.utime(path_of(tmp_path, ahead), (next_year, next_year))
+    for one in others:
+        await tier.write(one)
+    assert await fetched(tier, ahead.tokens) == []
+    assert [await fetched(tier, one.tokens) for one in others] == [[one.state] for one in others]
+
+
+async def test_what_cannot_be_removed_keeps_nobody_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, stuck, *others = open_tier(tmp_path, n_bytes_max=5 * 1900), *(piece([i] * 200) for i in range(8))
+    await tier.write(stuck)
+    path, unlink = path_of(tmp_path, stuck), Path.unlink
+
+    def unlink_others(self: Path, missing_ok: bool = False) -> None:
+        if self == path:
+            raise PermissionError(errno.EPERM, "it is immutable")
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink_others)
+    for one in others:
+        await tier.write(one)
+    assert (tier.totals.n_failures, tier.totals.n_writes) == (0, 8)
+    assert path in files(tmp_path)
+    assert tier.n_bytes == sum(file.stat().st_size for file in files(tmp_path)) <= tier.n_bytes_max
 
 
 async def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
@@ -228,6 +275,36 @@ async def test_half_a_file_left_by_a_process_that_was_killed_is_removed(tmp_path
     path.rename(path.with_suffix(".partial"))
     open_tier(tmp_path)
     assert [path.name for path in everything(tmp_path)] == [SECRET_NAME]
+
+
+async def test_half_a_file_of_another_model_is_removed_when_nobody_can_be_writing_it(tmp_path: Path) -> None:
+    await open_tier(tmp_path, OTHER_MODEL).write(piece(TEXT[:200]))
+    (path,) = files(tmp_path)
+    half = path.rename(path.with_suffix(".partial"))
+    open_tier(tmp_path)
+    assert half.exists()
+    yesterday = time.time() - 86_400
+    os.utime(half, (yesterday, yesterday))
+    open_tier(tmp_path)
+    assert not half.exists()
+
+
+async def test_after_a_write_that_failed_the_disk_has_a_rest_and_the_log_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    def refuse(*_arguments: object) -> StoredPiece:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    tier, pieces = open_tier(tmp_path), [piece(TEXT[i : i + 200]) for i in range(9)]
+    with monkeypatch.context() as some:
+        some.setattr(StateFiles, "write", refuse)
+        tier.offer(pieces[:8])
+        await tier.write_owed()
+    assert (tier.totals.n_failures, tier.totals.n_lost) == (1, 7)
+    await trio.sleep(disktier.REST_S)
+    tier.offer(pieces[8:])
+    await tier.write_owed()
+    assert tier.totals.n_writes == 1
 
 
 async def test_the_longest_unused_files_make_room_for_new_ones(tmp_path: Path) -> None:

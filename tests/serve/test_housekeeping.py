@@ -21,7 +21,7 @@ from cllm.config import Settings
 from cllm.engine.hostpool import Piece
 from cllm.errors import LoadAborted, LoadFailed, ModelDied, NotFound, StepFailed, Unavailable
 from cllm.serve.garbage import spare_what_stays
-from cllm.serve.house import Hold, House, State, Tenant, n_bytes_of_files
+from cllm.serve.house import FAILED_FOR_S_MAX, Hold, House, State, Tenant, n_bytes_of_files
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeBackend, FakeModel
@@ -315,6 +315,12 @@ async def test_what_fails_again_and_again_is_tried_less_and_less_and_is_not_read
         kept.house.check_ready()
         await kept.ask("a")
         assert kept.tenant("a").n_failures == 0
+
+
+async def test_nor_does_the_wait_end_in_an_error_after_thousands_of_failures(keep: Keep) -> None:
+    async with keep("a", "b", models_memory_mb=100) as kept:
+        kept.tenant("b").n_failures = 5000
+        assert kept.tenant("b").failed_for_s == FAILED_FOR_S_MAX
 
 
 async def test_a_model_is_known_by_the_names_that_it_had_when_it_was_loaded(keep: Keep) -> None:

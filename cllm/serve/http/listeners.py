@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import ssl
 from typing import Any
 
 import trio
@@ -67,26 +66,6 @@ def _host_of(host: str, _port: int, _flow: int = 0, scope: int = 0) -> str:
     if ":" not in host:
         return host
     return f"[{host}%{scope}]" if scope and "%" not in host else f"[{host}]"
-
-
-def make_tls(config: HttpConfig) -> ssl.SSLContext | None:
-    """Return the TLS context that the configuration names, None without one. Raises CannotListen."""
-    if config.ssl_certfile is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_no_password)
-    except (OSError, ValueError) as error:
-        raise CannotListen(
-            f"cannot use {config.ssl_certfile} and {config.ssl_keyfile or 'its own key'} for TLS: {reason(error)}"
-        ) from error
-    return context
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted")  # OpenSSL would ask the terminal
 
 
 def reason(error: Exception) -> str:

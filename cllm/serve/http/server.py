@@ -14,10 +14,11 @@ import trio
 from cllm.errors import OperatorError
 from cllm.serve.http import hypercorn_private as hypercorn
 from cllm.serve.http.asgi import AsgiApp
+from cllm.serve.http.certificate import Certificate
 from cllm.serve.http.config import HttpConfig
 from cllm.serve.http.connection import Connection
 from cllm.serve.http.lifespan import lifespan_of
-from cllm.serve.http.listeners import accept, addresses_of, close_all, is_passing, make_tls, open_listeners, reason
+from cllm.serve.http.listeners import accept, addresses_of, close_all, is_passing, open_listeners, reason
 from cllm.serve.http.requests import leaves, log_contained
 from cllm.serve.http.traffic import Traffic
 
@@ -48,11 +49,11 @@ async def serve_http(
 
     Raises: CannotListen before it has started; AppFailed when the app's lifespan fails, at the start or later.
     """
-    tls = make_tls(config)
+    certificate = Certificate(config)
     listeners = await open_listeners(config)
     try:
         async with lifespan_of(app) as state:
-            server = Server(app, config, tls, state, traffic or Traffic())
+            server = Server(app, config, certificate, state, traffic or Traffic())
             urls = addresses_of(listeners, config)
             await server.run(listeners, shutdown, abort, lambda: task_status.started(urls))
     except BaseExceptionGroup as group:
@@ -67,10 +68,10 @@ async def serve_http(
 class Server:
     """All connections of one server."""
 
-    def __init__(self, app: AsgiApp, config: HttpConfig, tls: Any, state: dict[str, Any], traffic: Traffic) -> None:
+    def __init__(self, app: AsgiApp, config: HttpConfig, certificate: Certificate, state: dict[str, Any], traffic: Traffic) -> None:
         self._app = app
         self._config = config
-        self._tls = tls
+        self._certificate = certificate
         self._traffic = traffic
         self._context = hypercorn.WorkerContext(None)
         self._shared = (hypercorn_config(config), self._context, hypercorn.ConnectionState(state))
@@ -85,6 +86,7 @@ class Server:
                 async with trio.open_nursery() as accepting:
                     for listener in listeners:
                         accepting.start_soon(self._accept_from, listener, nursery)
+                    accepting.start_soon(self._certificate.keep_renewed)
                     started()
                     await wait_for(shutdown)
                     accepting.cancel_scope.cancel()
@@ -162,7 +164,8 @@ class Server:
         await self._changed.wait()
 
     def _start(self, raw: socket.socket, nursery: trio.Nursery) -> None:
-        connection = Connection(raw, self._tls, self._app, self._config, self._shared, traffic=self._traffic, on_idle=self._note_change)
+        tls = self._certificate.context
+        connection = Connection(raw, tls, self._app, self._config, self._shared, traffic=self._traffic, on_idle=self._note_change)
         self._connections.add(connection)
         nursery.start_soon(self._serve_one, connection)
 

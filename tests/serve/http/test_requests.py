@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 import trio
 import trio.testing
+import trustme
 
 from cllm.errors import AppFailed, CannotListen
-from cllm.serve.http import HttpConfig, serve_http
+from cllm.serve.http import HttpConfig, certificate, serve_http
 from cllm.serve.http.listeners import close_all, open_listeners
 from tests.serve.http.conftest import BOUND_S
 
@@ -184,6 +187,36 @@ async def test_tls_serves_what_clear_text_serves(serving, tls_files):
         client = await server.connect(tls=trust)
         await client.get("/health", extra=CLOSE)
         assert (await client.answer())[0] == 200
+
+
+async def test_a_renewed_certificate_is_taken_and_one_that_cannot_be_used_is_not(serving, until, tls_files, monkeypatch, logged):
+    monkeypatch.setattr(certificate, "LOOK_EVERY_S", 0.01)
+    path, old_trust = tls_files
+    file, new_trust = trio.Path(path), ssl.create_default_context()
+    old, renewed = await file.read_bytes(), trustme.CA()
+    renewed.configure_trust(new_trust)
+
+    def told() -> list[str]:
+        return [one["event"] for one in logged if one["event"].startswith("tls.")]
+
+    async with serving(ssl_certfile=path) as server:
+        early = await server.connect(tls=old_trust)
+        await early.get("/health")
+        assert (await early.answer())[0] == 200
+        await file.write_bytes(old[:100])
+        await until(told)
+        await file.unlink()
+        await trio.sleep(0.05)
+        assert told() == ["tls.not_renewed"]
+        still = await server.connect(tls=old_trust)
+        await still.get("/health", extra=CLOSE)
+        assert (await still.answer())[0] == 200
+        renewed.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(file))
+        await until(lambda: told()[-1] == "tls.renewed")
+        late = await server.connect(tls=new_trust)
+        for client in (late, early):
+            await client.get("/health", extra=CLOSE)
+            assert (await client.answer())[0] == 200
 
 
 async def test_a_tls_client_that_does_not_shake_hands_is_closed_and_holds_up_no_shutdown(serving, until, tls_files):
