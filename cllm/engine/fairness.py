@@ -27,6 +27,7 @@ class Share:
     served: float = 0.0
     n_coming: int = 0  # let in, and not in the queue yet: their prompts are being read
     n_waiting: int = 0
+    n_waiting_at: Counter[int] = attrs.field(factory=Counter)  # by priority
     n_running: int = 0
     owed: float = 0.0  # what those that wait will probably cost, in tokens of a prompt
 
@@ -83,13 +84,18 @@ class Shares:
             share = self._shares[key] = Share(key, self._weights.get(key, 1.0))
         return share
 
-    def wait(self, share: Share, work: float) -> None:
-        """One more of this key waits, to cost `work`. The first joins the other keys at the level of the least served of them."""
-        if not share.n_waiting:
-            waiting = [other.served for other in self._shares.values() if other.n_waiting]
+    def wait(self, share: Share, work: float, priority: int = 0) -> None:
+        """One more of this key waits, to cost `work`. The first at this priority joins the others at the level of the least served of them.
+
+        Those who wait less urgently do not count: they may have been passed for days, which is no reason to pass others at this priority.
+        """
+        if priority not in share.n_waiting_at:
+            others = (other for other in self._shares.values() if other is not share)
+            waiting = [other.served for other in others if any(rank <= priority for rank in other.n_waiting_at)]
             share.served = max(share.served, min(waiting) if waiting else self._level)
         self._note_late(share.key)
         share.n_waiting += 1
+        share.n_waiting_at[priority] += 1
         share.owed += work
 
     def _note_late(self, key: str) -> None:
@@ -101,8 +107,11 @@ class Shares:
             if not self._n_late[oldest]:
                 del self._n_late[oldest]
 
-    def wait_no_more(self, share: Share, work: float) -> None:
+    def wait_no_more(self, share: Share, work: float, priority: int = 0) -> None:
         """One of this key left the queue."""
         share.n_waiting -= 1
+        share.n_waiting_at[priority] -= 1
+        if not share.n_waiting_at[priority]:
+            del share.n_waiting_at[priority]
         share.owed = share.owed - work if share.n_waiting else 0.0  # no rounding errors are kept
         self._level = max(self._level, share.served)

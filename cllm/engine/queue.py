@@ -115,7 +115,7 @@ class Queue:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait at its rank."""
-        self._shares.wait(sequence.share, sequence.work)
+        self._shares.wait(sequence.share, sequence.work, sequence.spec.priority)
         self._put_in(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
@@ -130,7 +130,7 @@ class Queue:
 
     def remove_aside(self, sequence: Sequence) -> None:
         """A sequence that was set aside waits no more."""
-        self._shares.wait_no_more(sequence.share, sequence.work)
+        self._shares.wait_no_more(sequence.share, sequence.work, sequence.spec.priority)
         self._n_aside -= 1
 
     def admit(self, sequence: Sequence, now: float) -> None:
@@ -143,7 +143,7 @@ class Queue:
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that waits."""
         self._take_out(sequence)
-        self._shares.wait_no_more(sequence.share, sequence.work)
+        self._shares.wait_no_more(sequence.share, sequence.work, sequence.spec.priority)
 
     def _put_in(self, sequence: Sequence) -> None:
         share = sequence.share
