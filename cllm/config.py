@@ -496,7 +496,7 @@ def _section_of(name: str) -> object:
 def _of_one(model: str | None, word: str) -> str:
     """The alias of a model that is alone, and may have been named in the way of several. It may have an equals sign in it, too."""
     of, _, name = word.partition("=")
-    return name if name.strip() and of in (model, name_of_model(model)) else word
+    return name if name.strip() and at_home(of) in (model, name_of_model(model)) else word
 
 
 def _with_aliases(each: tuple[Settings, ...], words: Sequence[str]) -> tuple[Settings, ...]:
@@ -504,7 +504,7 @@ def _with_aliases(each: tuple[Settings, ...], words: Sequence[str]) -> tuple[Set
     given: dict[int, list[str]] = {}
     for word in words:
         of, is_named, name = word.partition("=")
-        places = [i for i, one in enumerate(each) if of in (one.model, name_of_model(one.model))] if is_named else [0]
+        places = [i for i, one in enumerate(each) if at_home(of) in (one.model, name_of_model(one.model))] if is_named else [0]
         if not places or (is_named and not name.strip()):
             raise SettingsError(f"must be NAME, or MODEL=NAME with one of the models, not {word}", "alias")
         given.setdefault(places[0], []).append(name if is_named else word)

@@ -127,6 +127,8 @@ def test_a_tilde_is_the_home_directory_wherever_no_shell_saw_it(toml: Write, tmp
     assert settings.model == f"{tmp_path}/m.gguf"
     assert [one.model for one in settings_of_models(settings)] == [f"{tmp_path}/m.gguf", f"{tmp_path}/other.gguf"]
     assert settings.lora == (f"{tmp_path}/a.gguf:0.5",)
+    named = load("--config", toml("model = '~/m.gguf'\nmodels = ['~/other.gguf']\nalias = ['~/other.gguf=x']"))
+    assert [one.alias for one in settings_of_models(named)] == [(), ("x",)]
     assert settings.cache_dir == f"{tmp_path}/kept"
     assert [key.secret for key in api_keys(load("--api-key-file=~/keys"))] == ["key"]
 

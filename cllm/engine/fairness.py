@@ -41,6 +41,10 @@ class Share:
         """Places taken, over weight."""
         return self.n_running / self.weight
 
+    def waits_at(self, priority: int) -> bool:
+        """Say whether anything of this key waits that is as urgent, or more."""
+        return any(rank <= priority for rank in self.n_waiting_at)
+
     def charge(self, tokens: float) -> None:
         """Count what was computed for this key, in tokens of a prompt."""
         self.served += tokens / self.weight
@@ -85,14 +89,17 @@ class Shares:
         return share
 
     def wait(self, share: Share, work: float, priority: int = 0) -> None:
-        """One more of this key waits, to cost `work`. The first at this priority joins the others at the level of the least served of them.
+        """One more of this key waits, to cost `work`. The first joins the others at the level of the least served of them.
 
         Those who wait less urgently do not count: they may have been passed for days, which is no reason to pass others at this priority.
+        They are lifted, too, so that what is less urgent of this key does not go behind what is of theirs.
         """
-        if priority not in share.n_waiting_at:
-            others = (other for other in self._shares.values() if other is not share)
-            waiting = [other.served for other in others if any(rank <= priority for rank in other.n_waiting_at)]
-            share.served = max(share.served, min(waiting) if waiting else self._level)
+        if not share.waits_at(priority):
+            others = [other for other in self._shares.values() if other is not share]
+            served = [other.served for other in others if other.waits_at(priority)]
+            lift = max((min(served) if served else self._level) - share.served, 0.0)
+            for lifted in (share, *(other for other in others if other.n_waiting and not other.waits_at(priority))):
+                lifted.served += lift
         self._note_late(share.key)
         share.n_waiting += 1
         share.n_waiting_at[priority] += 1

@@ -166,6 +166,7 @@ class Queue:
         lines = [line for lines in self._lines.values() for line in lines.values()]
         assert all(len(line) for line in lines)
         assert sum(len(line) for line in lines) == self._n_waiting == sum(share.n_waiting for share in self._shares) - self._n_aside
+        assert all(share.n_waiting_at.total() == share.n_waiting for share in self._shares)
         for line in lines:
             assert line.begun == sorted(line.begun, key=order)
             assert line.new == sorted(line.new, key=order)

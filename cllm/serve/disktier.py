@@ -32,6 +32,7 @@ log = structlog.get_logger("cllm.disk")
 N_CELLS_LEAST = 64  # of a gain: for fewer, opening a file costs as much as computing them on a fast machine
 N_BYTES_OWED_MAX = 256 << 20  # in memory beside the pool while the disk is slow; more is let go
 TICK_NS = 1_000  # between files whose order counts: some file systems tell no finer times apart
+N_FAILURES_KEEPING = 3  # as the server goes down, after which the disk is taken to have no room for the rest
 REST_S = 30.0  # after a failed write, in which what the host pool gives up is let go: a disk that is full takes nothing for long
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -45,7 +46,7 @@ class DiskTotals:
     n_writes: int = 0
     n_failures: int = 0  # files that could not be read or written
     n_slow: int = 0  # requests that did not wait for the end of reading, since computing was as fast
-    n_lost: int = 0  # pieces that came faster than they could be written
+    n_lost: int = 0  # pieces that came faster than they could be written, or while nothing could be
 
 
 class DiskTier:
@@ -154,12 +155,12 @@ class DiskTier:
         try:
             piece = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._reading)
         except FileNotFoundError:  # another process needed the room, or another model of this one
-            self._forget(stored.path)
+            self._forget_this(stored)
             return None
         except Unfit as error:
             log.warning("disk.removed", why=str(error))
             self.totals.n_failures += 1
-            self._forget(stored.path)
+            self._forget_this(stored)
             await trio.to_thread.run_sync(_unlink, stored.path)
             return None
         except Exception as error:  # the machine's fault, not the file's: it may have no memory left, or no thread
@@ -229,6 +230,8 @@ class DiskTier:
             await self._work.wait()
             self._work = trio.Event()
             await self.write_owed()
+            if trio.current_time() < self._rests_until:
+                self._spare.clear()
             while self._spare and not self._owed:
                 piece, used_ns = self._spare.popleft()
                 if self._stored_of(piece) is None:
@@ -256,8 +259,10 @@ class DiskTier:
         newest = list(self._newest([*self._owed, *pieces]))
         self._owed.clear()
         self._n_bytes_owed = 0
+        n_failures_max = self.totals.n_failures + N_FAILURES_KEEPING
         for piece, used_ns in newest:
-            await self.write(piece, used_ns)
+            if self.totals.n_failures < n_failures_max:
+                await self.write(piece, used_ns)
 
     async def write(self, piece: Piece, used_ns: int | None = None) -> None:
         """Write one piece, unless its cells are on disk already or it is too large; the longest unused files make room.
@@ -266,7 +271,7 @@ class DiskTier:
         """
         if piece.n_bytes > self.n_bytes_max:
             return
-        outcome = _Written()
+        outcome = _Written(list(self._stored))
         try:
             if (stored := self._stored_of(piece)) is not None:
                 if await trio.to_thread.run_sync(_is_there, stored.path, used_ns, limiter=self._writing):
@@ -282,11 +287,9 @@ class DiskTier:
         else:
             self.totals.n_writes += 1
             self._note(stored)
-        for path in outcome.removed:
+            self._rests_until = -math.inf
+        for path in outcome.gone:  # it would be looked for in vain, and never be written again
             self._forget(path)
-        if outcome.found is not None:  # what others removed, who have the folder, too, would be looked for in vain, and never written again
-            for path in self._stored.keys() - outcome.found:
-                self._forget(path)
 
     def _stored_of(self, piece: Piece) -> StoredPiece | None:
         """The file that ends with `piece`, if its cells are on disk: in one file where it begins with the text, as in the host pool."""
@@ -300,6 +303,11 @@ class DiskTier:
         self._stored[stored.path] = stored
         self._tree.add(stored)
         self.n_bytes += stored.n_bytes
+
+    def _forget_this(self, stored: StoredPiece) -> None:
+        """Unless it was written anew meanwhile."""
+        if self._stored.get(stored.path) is stored:
+            self._forget(stored.path)
 
     def _forget(self, path: Path) -> None:
         stored = self._stored.pop(path, None)
@@ -329,8 +337,8 @@ def _is_there(path: Path, used_ns: int | None) -> bool:
 class _Written:
     """What was seen while a file was written, also if that failed."""
 
-    removed: list[Path] = attrs.field(factory=list)
-    found: set[Path] | None = None  # all files of the folder, and the new one; None: nobody looked
+    known: list[Path]  # files that are believed to be there
+    gone: list[Path] = attrs.field(factory=list)  # of these, what was removed here or by others, who have the folder, too
 
 
 def _read_and_touch(files: StateFiles, stored: StoredPiece, key: Key, used_ns: int) -> Piece:
@@ -352,12 +360,12 @@ def _write_within(files: StateFiles, piece: Piece, n_bytes_max: int, outcome: _W
         sizes = _sizes(files)
         if sum(sizes.values()) < files.n_bytes_of(piece):  # all of them would go, and perhaps for nothing
             raise
-        _remove_oldest(sizes, sum(sizes.values()) - files.n_bytes_of(piece), outcome.removed)
+        _remove_oldest(sizes, sum(sizes.values()) - files.n_bytes_of(piece), outcome.gone)
         stored = files.write(piece, used_ns)
     sizes = _sizes(files)
-    outcome.found = {*sizes, stored.path}
+    outcome.gone += [path for path in outcome.known if path not in sizes and not path.exists()]  # it may have been listed in part
     n_own = sizes.pop(stored.path, 0)
-    _remove_oldest(sizes, n_bytes_max - n_own, outcome.removed)
+    _remove_oldest(sizes, n_bytes_max - n_own, outcome.gone)
     return stored
 
 

@@ -176,9 +176,8 @@ def cost_of(model: StepModel, key: curves.Key, settings: Settings, on_progress: 
         return _guess(model)
     folder = _curves_folder(settings)
     place = (settings.calibrate, str(folder), msgspec.json.encode(key, order="sorted"))
-    curve = _measured_here.get(place)
-    if curve is None and settings.calibrate == "auto":
-        curve = curves.read(folder, key)
+    curve = curves.read(folder, key) if settings.calibrate == "auto" else None
+    curve = curve or _measured_here.get(place)
     if curve is None:
         log.info("calibration.start", why="it is asked for" if settings.calibrate == "again" else "nothing is kept for this model here")
         began_at = time.perf_counter()

@@ -279,6 +279,16 @@ def test_a_process_that_loads_a_model_again_measures_it_once_though_nothing_can_
 
 
 @pytest.mark.usefixtures("own_clock")
+def test_what_another_process_has_kept_since_is_taken_before_what_was_cut_short_here(tmp_path: Path) -> None:
+    def start(model: TimedModel) -> Curve:
+        return cost_of(model, key(), Settings(calibration_dir=str(tmp_path)), lambda _share: True).curve
+
+    assert start(held_up(step_5=3.0)).is_cut_short
+    curves.write(tmp_path, key(), CURVE)
+    assert start(held_up()) == CURVE
+
+
+@pytest.mark.usefixtures("own_clock")
 def test_what_was_cut_short_is_told_and_measured_again_and_takes_the_place_of_nothing(tmp_path: Path, logged: list[Any]) -> None:
     whole = measured(held_up())
 

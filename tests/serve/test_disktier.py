@@ -307,6 +307,26 @@ async def test_after_a_write_that_failed_the_disk_has_a_rest_and_the_log_too(
     assert tier.totals.n_writes == 1
 
 
+async def test_a_disk_that_takes_nothing_is_not_tried_for_every_piece_when_the_server_goes_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> StoredPiece:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    tier = open_tier(tmp_path)
+    monkeypatch.setattr(StateFiles, "write", refuse)
+    await tier.keep([piece(TEXT[i : i + 200]) for i in range(9)])
+    assert tier.totals.n_failures == disktier.N_FAILURES_KEEPING
+
+
+async def test_a_folder_that_was_listed_in_part_costs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, one = open_tier(tmp_path), piece(TEXT[:200])
+    await tier.write(one)
+    monkeypatch.setattr(StateFiles, "all", lambda _self: [])
+    await tier.write(piece(TEXT[200:400]))
+    assert await fetched(tier, TEXT) == [one.state]
+
+
 async def test_the_longest_unused_files_make_room_for_new_ones(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, n_bytes_max=5 * 1900)
     texts = [[i] * 200 for i in range(6)]

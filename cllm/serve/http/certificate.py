@@ -25,11 +25,11 @@ class Certificate:
 
     def __init__(self, config: HttpConfig) -> None:
         self._config = config
-        self._seen = self._stamp()
+        self._seen = self._told = self._stamp()
         self.context: ssl.SSLContext | None = make_tls(config)  # None: clear text
 
     async def keep_renewed(self) -> None:
-        """Look for files that have changed, for ever. What cannot be used is told, once, and the old one stays."""
+        """Look for files that have changed, for ever. What cannot be used is told once, and tried again; the old one stays."""
         while self.context is not None:
             await trio.sleep(LOOK_EVERY_S)
             await self._look()
@@ -40,14 +40,16 @@ class Certificate:
         except Exception as error:  # no thread left: the next look may have one
             log.warning("tls.not_looked_at", why=str(error))
             return
-        if not stamp or stamp == self._seen:
+        if stamp == self._seen:
             return
-        self._seen = stamp
         try:
             self.context = await trio.to_thread.run_sync(make_tls, self._config)
-        except Exception as error:  # the other file may not be there yet: it will have changed, too
-            log.warning("tls.not_renewed", why=str(error))
+        except Exception as error:  # the other file may not be there yet, or who may read it is settled in a moment
+            if stamp != self._told:
+                log.warning("tls.not_renewed", why=str(error))
+            self._told = stamp
         else:
+            self._seen = self._told = stamp
             log.info("tls.renewed", file=self._config.ssl_certfile)
 
     def _stamp(self) -> _Stamp:

@@ -203,11 +203,14 @@ async def test_a_renewed_certificate_is_taken_and_one_that_cannot_be_used_is_not
         early = await server.connect(tls=old_trust)
         await early.get("/health")
         assert (await early.answer())[0] == 200
-        await file.write_bytes(old[:100])
+        half = file.with_suffix(".half")
+        await half.write_bytes(old[:100])
+        await half.rename(file)
         await until(told)
         await file.unlink()
+        await until(lambda: len(told()) == 2)
         await trio.sleep(0.05)
-        assert told() == ["tls.not_renewed"]
+        assert told() == ["tls.not_renewed"] * 2, "that it is no certificate, and that it is gone, once each"
         still = await server.connect(tls=old_trust)
         await still.get("/health", extra=CLOSE)
         assert (await still.answer())[0] == 200
@@ -217,6 +220,25 @@ async def test_a_renewed_certificate_is_taken_and_one_that_cannot_be_used_is_not
         for client in (late, early):
             await client.get("/health", extra=CLOSE)
             assert (await client.answer())[0] == 200
+
+
+async def test_a_certificate_that_can_be_read_a_moment_later_is_taken_then(serving, until, tls_files, monkeypatch, logged):
+    monkeypatch.setattr(certificate, "LOOK_EVERY_S", 0.01)
+    may_read, load = [], certificate.make_tls
+
+    def refuse(config: HttpConfig) -> ssl.SSLContext | None:
+        if not may_read:
+            raise CannotListen("permission denied")
+        return load(config)
+
+    path, _ = tls_files
+    async with serving(ssl_certfile=path):
+        monkeypatch.setattr(certificate, "make_tls", refuse)
+        await trio.Path(path).touch()
+        await until(lambda: [one for one in logged if one["event"] == "tls.not_renewed"])
+        may_read.append(True)  # of the same file
+        await until(lambda: [one for one in logged if one["event"] == "tls.renewed"])
+    assert len([one for one in logged if one["event"] == "tls.not_renewed"]) == 1
 
 
 async def test_a_tls_client_that_does_not_shake_hands_is_closed_and_holds_up_no_shutdown(serving, until, tls_files):

@@ -175,7 +175,7 @@ import os, sys
 from cllm.serve.stdio import prepare
 prepare()
 print("lost")
-print("lost", file=sys.stderr, flush=True)
+print("lost\\udcff", file=sys.stderr, flush=True)
 assert sys.stdin.read() == ""
 assert os.open(os.devnull, os.O_RDONLY) > 2, "what prints to standard error would print there"
 assert os.system("echo lost >&2 && echo lost && cat") == 0, "what it starts has none"
