@@ -112,7 +112,13 @@ def run_bench(folder: Path) -> None:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             (one,) = json.loads(page.read_text("utf-8"))["passes"]
             assert (one["n_requests"], one["n_failed"], one["is_exact"]) == (4, 0, True), one
-            assert None not in (one["server_cpu_s"], one["server_rss_peak_mb"], *one["ttft_s"].values(), *one["itl_s"].values()), one
+            assert None not in (
+                one["server_cpu_s"],
+                one["server_rss_peak_mb"],
+                one["server_process"],
+                *one["ttft_s"].values(),
+                *one["itl_s"].values(),
+            ), one
     page.unlink()  # the report reads what is in the folder
     assert plot.exists() or not has_matplotlib()
 

@@ -209,12 +209,12 @@ eight. Large pages for the weights make no difference (1.01 of the time, twenty-
 steps or more, each a little over twice as long as one without a piece, by a log of an earlier run; those who wait behind it generate the
 later. Two pairs beside `-b 32` of a revision before, which are not kept any more, had 1.11 times its tokens/s, and gaps at p99 of 0.63.
 
-In an overload, four pairs of two starts do not tell who has more good requests: 0.98 of theirs in the mean at half and at the whole of
-what can be served, 1.35 at twice and 0.79 at four times as much, where ours were more in one pair of four; the machine served 0.59
-requests/s. In the mean first texts come later at p90 by a seventh to six tenths, with intervals that all have 1 in them; gaps at p99 are
-0.40 to 0.45 of theirs from the whole on. Two pairs of an earlier revision, on a day when the machine served 1.0,
-which are not kept any more, had 0.997 at the whole, 1.31 at twice and 1.06 at four times as much. These are bursts of few requests, whose
-end counts as much as their middle.
+In an overload, ten pairs of five starts do not tell who has more good requests: 1.02 of theirs in the mean at half of what can be served
+(0.95 to 1.09), 1.00 at the whole (0.89 to 1.12), 1.26 at twice (0.93 to 1.71) and 1.24 at four times as much (0.63 to 2.46); the machine
+served 0.59 requests/s when that was measured. Gaps at p99 are 0.39 to 0.41 of theirs from the whole on. First texts at p90 come after 1.38
+times the time at the whole, since prompts go in pieces beside answers, and after 1.61 at twice as much, where the newest of those who wait
+go first once some have waited in vain: at p50 they come after 0.69 of the time. These are bursts of few requests, whose end counts as much
+as their middle.
 
 Of mixed prompts at 16, ten pairs have 1.04 of `-no-kvu`'s tokens/s (0.97 to 1.10), first texts at p90 after 0.74 of the time, and gaps 1.11
 times as long at p50 and 0.41 at p99. By a log of an earlier run, a step beside answers took two and a half times as long as one without
