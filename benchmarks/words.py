@@ -167,18 +167,23 @@ What bounds tokens/s beside llama-server is that both spend a step in the same k
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 48
 steps of their answers and six seconds, or thirty where they have all places (more than six were needed on the slowest of these machines
 only), and then generates for all of them in every step. What that comes to at 24 and 32 stands in the table, with intervals that are wide
-where starts differ; the run one at a time is of a revision before that, as its date says. The runs at 16, 24 and 32, the conversations, the
-shared prefix, and the long prompt among short ones are of the slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45
-for 32. There the prompts took longer than what was borne at first, and went in pieces. At 16, where that was three seconds, two pairs each,
-which are not kept, had 0.94 of the tokens/s of `no prompt cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as long; and
-what cells gain apart was not known, since the time in which that is measured was over before: without pieces, two more pairs still had 0.94
-of `-no-kvu`. At 32, where it was ten seconds and 24 steps, ten pairs, which are not kept either, had 0.99 (0.95 to 1.03) of `-no-kvu`,
-whole answers at p90 after 1.19 times the time, and four 0.94 of `no prompt cache`, which was not measured again. All this was mended before
-the runs in the table. Starts of the servers differ by more than the passes of one: of five at 32, one had 0.95 of the tokens/s and one
-1.19. So it is not known either whether steps of 16 rows do take longer than there, as the median gap of that run would have it. One at a
-time first texts come after 0.78 of the default's time, and tokens then at 0.93 of its pace, with gaps at p90 1.22 times as long: of a step
-of 21 ms, one is outside llama.cpp, by the ladder. On the instant fake a whole step takes 0.24 ms: perhaps since nothing there drives
-Python's code and data out of the caches between two steps.
+where starts differ. The runs at 16, 24 and 32, the conversations, the shared prefix, and the long prompt among short ones are of the
+slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what was borne at
+first, and went in pieces. At 16, where that was three seconds, two pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt
+cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as long; and what cells gain apart was not known, since the time in which
+that is measured was over before: without pieces, two more pairs still had 0.94 of `-no-kvu`. At 32, where it was ten seconds and 24 steps,
+ten pairs, which are not kept either, had 0.99 (0.95 to 1.03) of `-no-kvu`, whole answers at p90 after 1.19 times the time, and four 0.94 of
+`no prompt cache`, which was not measured again. All this was mended before the runs in the table. Starts of the servers differ by more than
+the passes of one: of five at 32, one had 0.95 of the tokens/s and one 1.19. So it is not known either whether steps of 16 rows do take
+longer than there, as the median gap of that run would have it.
+
+One at a time ten pairs of five starts have 0.95 of the default's tokens/s, and gaps 1.06 times as long at p50, 1 ms of 16: about what a
+step spends outside llama.cpp, by the ladder, with the half millisecond that drawing takes there with the workload's sampling. Ten pairs of
+the same day, before one row was drawn in fewer calls, had 0.97 (0.92 to 1.03): that takes a tenth of a millisecond off a step, less than
+starts differ by. Such a draw takes 0.13 ms by itself, and 0.47 where 240 MB are read before each, as a step reads the weights: Python's
+code and data are not in the caches any more then. On the instant fake a whole step takes 0.24 ms. OpenMP's threads spin between two steps,
+on the cores that the rest needs; with a tenth and a hundredth of that (`GOMP_SPINCOUNT`) two starts each had 0.97 and 1.03 of the tokens/s,
+which tells nothing. Of all this only the table's run is kept.
 
 What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers. What it costs is that more of the
 gaps have a piece of a prompt in them, and that prompts end later where few wait; the smaller the pieces, the longer prompts wait for each
