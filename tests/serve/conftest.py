@@ -24,7 +24,7 @@ from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import call_foreign
-from cllm.serve import loop
+from cllm.serve import loading, loop
 from cllm.serve.disktier import DiskTier
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
@@ -244,6 +244,12 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(ModelThread, "run", run)
     monkeypatch.setattr(ModelThread, "_serve", serve)
     return steps
+
+
+@pytest.fixture(autouse=True)
+def _measures_by_itself() -> None:
+    """A process remembers what it measured, and a test nothing of those before it."""
+    loading._measured_here.clear()
 
 
 @pytest.fixture(autouse=True)
