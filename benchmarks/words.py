@@ -167,7 +167,7 @@ What bounds tokens/s beside llama-server is that both spend a step in the same k
 who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 48
 steps of their answers and six seconds, or thirty where they have all places (more than six were needed on the slowest of these machines
 only), and then generates for all of them in every step. What that comes to at 24 and 32 stands in the table, with intervals that are wide
-where starts differ. The runs at 16, 24 and 32, the conversations, the shared prefix, and the long prompt among short ones are of the
+where starts differ. The runs at 16, 24 and 32, the eight conversations, the shared prefix, and the long prompt among short ones are of the
 slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what was borne at
 first, and went in pieces. At 16, where that was three seconds, two pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt
 cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as long; and what cells gain apart was not known, since the time in which
@@ -249,16 +249,16 @@ gaps at p50 1.66 times as long and whole answers at p50 after 1.12 times the tim
 about as much go at once however many of those steps that is, which a log of one more pass shows, the table has first texts and gaps nearer
 to 1.
 
-Of 32 conversations in 8 slots there is one pair, of the slowest machine, which says little: 1.03 of the tokens/s of `llama-server` as it
-comes, first texts at p50 after 0.92 of the time, and all 192 requests of either answered; half of the first texts come after 70 s, a tenth
-after 98 s and more. By a log of another pass the eight places are filled and emptied together, so that no step has both answers and
-prompts, and it is strictly in turn here as it is there. Before prompts that owe about as much went at once, two pairs on the faster
-machine, which are not kept any more, had 0.90 and 0.85 of its tokens/s. By a log of all steps, of the 369 s in which 9,600 tokens were
-generated 265 went to steps with pieces of prompts beside answers then, and by the price of a row in a large step the same rows would have
-taken 80 s less; but half of the first texts came within 4.6 s there, where the newest of one key went first once the oldest had waited
-longer than `--queue-patience-s`, and every twentieth time the oldest. One pair of a revision between had 0.72 of the tokens/s and one
-failed request, the reason of which was not kept; six of eight that ended together were not saved on the host at that time, and computed a
-turn more the next time.
+Of 32 conversations in 8 slots there is one pair, which says little: 0.97 of the tokens/s of `llama-server` as it comes, first texts at p50
+after 1.05 times the time, and all 192 requests of either answered; half of the first texts come after 43 s, a tenth after 55 s and more.
+One of an earlier revision on the slowest machine, which is not kept any more, had 1.03 and 0.92. By a log of another pass the eight places
+are filled and emptied together, so that no step has both answers and prompts, and it is strictly in turn here as it is there. Before
+prompts that owe about as much went at once, two pairs on the faster machine, which are not kept any more, had 0.90 and 0.85 of its
+tokens/s. By a log of all steps, of the 369 s in which 9,600 tokens were generated 265 went to steps with pieces of prompts beside answers
+then, and by the price of a row in a large step the same rows would have taken 80 s less; but half of the first texts came within 4.6 s
+there, where the newest of one key went first once the oldest had waited longer than `--queue-patience-s`, and every twentieth time the
+oldest. One pair of a revision between had 0.72 of the tokens/s and one failed request, the reason of which was not kept; six of eight that
+ended together were not saved on the host at that time, and computed a turn more the next time.
 """
 
 VERIFY: Final = """\
