@@ -179,11 +179,11 @@ longer than there, as the median gap of that run would have it.
 
 One at a time ten pairs of five starts have 0.95 of the default's tokens/s, and gaps 1.06 times as long at p50, 1 ms of 16: about what a
 step spends outside llama.cpp, by the ladder, with the half millisecond that drawing takes there with the workload's sampling. Ten pairs of
-the same day, before one row was drawn in fewer calls, had 0.97 (0.92 to 1.03): that takes a tenth of a millisecond off a step, less than
-starts differ by. Such a draw takes 0.13 ms by itself, and 0.47 where 240 MB are read before each, as a step reads the weights: Python's
-code and data are not in the caches any more then. On the instant fake a whole step takes 0.24 ms. OpenMP's threads spin between two steps,
-on the cores that the rest needs; with a tenth and a hundredth of that (`GOMP_SPINCOUNT`) two starts each had 0.97 and 1.03 of the tokens/s,
-which tells nothing. Of all this only the table's run is kept.
+the same day, before one row was drawn in fewer calls, had 0.97 (0.92 to 1.03): the fewer calls take a tenth of a millisecond off a step,
+which is less than starts differ by. Such a draw takes 0.13 ms by itself, and 0.47 where 240 MB are read before each, as a step reads the
+weights: Python's code and data are not in the caches any more then. On the instant fake a whole step takes 0.24 ms. OpenMP's threads spin
+between two steps, on the cores that the rest needs; with a tenth and a hundredth of that (`GOMP_SPINCOUNT`) two starts each had 0.97 and
+1.03 of the tokens/s, which tells nothing. Of all this only the table's run is kept.
 
 What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers. What it costs is that more of the
 gaps have a piece of a prompt in them, and that prompts end later where few wait; the smaller the pieces, the longer prompts wait for each

@@ -220,7 +220,7 @@ class _DiskCollector(Collector):
             ("cllm_disk_cache_reads", "Files read", totals.n_reads),
             ("cllm_disk_cache_writes", "Files written", totals.n_writes),
             ("cllm_disk_cache_failures", "Files that could not be read or written", totals.n_failures),
-            ("cllm_disk_cache_lost", "States that came faster than they could be written", totals.n_lost),
+            ("cllm_disk_cache_lost", "States that came faster than they could be written, or while the disk took none", totals.n_lost),
             ("cllm_disk_cache_slow", "Requests that computed what was being read for them, which took as long", totals.n_slow),
         )
 

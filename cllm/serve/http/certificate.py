@@ -36,14 +36,14 @@ class Certificate:
 
     async def _look(self) -> None:
         try:
-            stamp = await trio.to_thread.run_sync(self._stamp)
+            stamp = await trio.to_thread.run_sync(self._stamp, abandon_on_cancel=True)
         except Exception as error:  # no thread left: the next look may have one
             log.warning("tls.not_looked_at", why=str(error))
             return
         if stamp == self._seen:
             return
         try:
-            self.context = await trio.to_thread.run_sync(make_tls, self._config)
+            self.context = await trio.to_thread.run_sync(make_tls, self._config, abandon_on_cancel=True)
         except Exception as error:  # the other file may not be there yet, or who may read it is settled in a moment
             if stamp != self._told:
                 log.warning("tls.not_renewed", why=str(error))
