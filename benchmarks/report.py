@@ -30,6 +30,15 @@ README: Final = ROOT / "README.md"
 BEGIN: Final = "<!-- benchmarks: written by `python -m benchmarks report` -->"
 END: Final = "<!-- benchmarks: end -->"
 
+TITLES: Final = {  # of the page's sections, in their order, by what kind of runs each shows
+    "ladder": "What each layer costs, on a model",
+    "passes": "What a pass of the model takes",
+    "stack": "What the layers could carry, on a fake model",
+    "kills": "When the model's process is killed",
+    "promises": "What scheduling must come to",
+    "peers": "Beside other servers",
+    "verify": "How near another backend comes to llama.cpp",
+}
 MAIN_FIGURES: Final[tuple[str, ...]] = (
     "tokens/s", "first text p50, ms", "first text p90, ms", "between texts p50, ms", "between texts p99, ms",
 )  # fmt: skip
@@ -98,13 +107,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def page(runs: Sequence[Run]) -> str:
     """The report."""
     parts = [INTRODUCTION]
-    parts += _section("What each layer costs, on a model", LADDER, _all_ladders(of_kind(runs, "ladder")))
-    parts += _section("What a pass of the model takes", PASSES, map(_passes, of_kind(runs, "passes")))
-    parts += _section("What the layers could carry, on a fake model", STACK, (_stack(run) for run in of_kind(runs, "stack")))
-    parts += _section("When the model's process is killed", KILLS, _kills(of_kind(runs, "kills")))
-    parts += _section("What scheduling must come to", PROMISES, _promises(of_kind(runs, "promises")))
-    parts += _section("Beside other servers", PEERS, _all_peers(beside_others(runs)))
-    parts += _section("How near another backend comes to llama.cpp", VERIFY, _verified(of_kind(runs, "verify")))
+    parts += _section("ladder", LADDER, _all_ladders(of_kind(runs, "ladder")))
+    parts += _section("passes", PASSES, map(_passes, of_kind(runs, "passes")))
+    parts += _section("stack", STACK, (_stack(run) for run in of_kind(runs, "stack")))
+    parts += _section("kills", KILLS, _kills(of_kind(runs, "kills")))
+    parts += _section("promises", PROMISES, _promises(of_kind(runs, "promises")))
+    parts += _section("peers", PEERS, _all_peers(beside_others(runs)))
+    parts += _section("verify", VERIFY, _verified(of_kind(runs, "verify")))
     if not runs:
         parts.append("No results are kept yet.\n")
     return "\n".join(parts)
@@ -115,9 +124,9 @@ def of_kind(runs: Sequence[Run], kind: str) -> list[Run]:
     return [run for run in runs if run["kind"] == kind]
 
 
-def _section(title: str, text: str, bodies: Iterable[str]) -> list[str]:
+def _section(kind: str, text: str, bodies: Iterable[str]) -> list[str]:
     found = list(bodies)
-    return [f"## {title}\n", text, *found] if found else []
+    return [f"## {TITLES[kind]}\n", text, *found] if found else []
 
 
 def _all_ladders(runs: Sequence[Run]) -> list[str]:

@@ -308,6 +308,11 @@ def run_report(folder: Path) -> None:
     plots = [] if has_matplotlib() else ["--no-plots"]
     report.main(["--results", str(folder), "--page", str(page), "--readme", str(readme), *plots])
     text = page.read_text("utf-8")
+    sections = {title: body for title, _, body in (part.partition("\n") for part in text.split("\n## ")[1:])}
+    assert list(sections) == list(report.TITLES.values()), list(sections)
+    for run in results.read_all(folder):
+        body = sections[report.TITLES[run["kind"]]]
+        assert f"\n### {run['name']}\n" in body or f"\n{run['name']}: " in body, (run["kind"], run["name"])
     missing = [name for name in _images(text) if not (page.parent / name).exists()]
     assert plots or not missing, missing
     lines = readme.read_text("utf-8").splitlines()

@@ -133,132 +133,68 @@ plan was worked out once, which took 7 % off in parts, and 18 % in a pool.
 """
 
 PEERS: Final = """\
-The same model file, threads, slots and cells for all, but for llama-cpp-python's server, which has one slot, so that requests wait for one
-another, and vLLM, whose cells are its own affair; ours and a peer take turns with the same requests, which are new in every pair, and who
-begins alternates. A ratio is ours over theirs, the geometric mean over the pairs, with its 95 % interval by Student's t (where a figure is
-0 in some pass, each start counts with its sums, and if those are 0, too, by a bootstrap, of six starts at least). Where that has 1 in it,
-it is unclear who is better, which does not say that both are alike: in how many of the pairs ours was stands beside it. It is wide where
-pairs are few, and of a single pair there is none. Each figure of ours stands against the setting beside which it does worst, of those that
-were measured in that run; the others are named below each table. Ours is that of the pairs with this setting, so that the figures of one
-column may be of different minutes. Texts are chunks as a client sees them. A ratio is 1000 at most, which is what much to nothing is told
-as; where both medians are 0, some passes had something.
+**How it is measured.** Model file, threads, slots and cells are the same for all. (llama-cpp-python's server has one slot, so that requests
+wait for one another there; vLLM's cells are its own affair.) cLLM and a peer take turns with the same requests, new ones in every pair, and
+who begins alternates. Where settings name `n_pairs_start`, both servers are started anew after so many pairs; where they say `warms_up`, a
+whole pass that does not count goes first.
 
-Where settings name `n_pairs_start`, both servers are started anew after so many pairs, and where they say `warms_up`, a whole pass goes by
-first that does not count: a server's first pass is not like those that follow. If there were several starts, the interval is over them,
-each counting once. In the other runs each setting stands beside one start of either server, and the interval is over its passes, which say
-less of the next start: in a run that is not kept, four starts of ours had 102, 107, 109 and 110 tokens/s over ten passes each. Of fewer
-than three starts nobody is called better, whatever their interval: two may agree by luck.
+**How to read a ratio.** It is cLLM's figure over the other's: the geometric mean over the pairs, with its 95 % interval by Student's t.
+With several starts, each counts once, since starts of one server differ by more than passes of one start do. (Where a figure is 0 in some
+pass, each start counts with its sums; if those are 0, too, the interval is by a bootstrap, of six starts at least.) If the interval has 1
+in it, it is unclear who is better, which does not say that both are alike: in how many pairs cLLM was better stands beside it. Of fewer
+than three starts nobody is called better, since two may agree by luck. A ratio is 1000 at most, which is what much to nothing is told as.
+cLLM's own figure is that of the pairs with this peer, so that figures of one column may be of different minutes.
 
-A server's memory is its greatest since it was started: caches of prompts grow with every pass on either side, so that two passes of a start
-have more than one, and a server that has answered for a day may have more than either.
+**Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
+are named below each table. `seed-40x8` at 8 has all of llama-server's settings. The other runs have fewer, chosen by shorter runs that are
+not kept, and a setting that is not there is not known to be slower. A server's memory is its greatest since its start, and caches of
+prompts grow with every pass: two passes of a start have more than one.
 
-Where a run has not all settings, those it has were chosen by shorter runs, which are not kept, and what it does not have is not known to be
-slower: of `seed-40x8` at 8, which has all, `no prompt cache` is the best at tokens/s, and most other runs do not have it. Ten pairs beside
-it have 0.98 (0.91 to 1.04) of its tokens/s and leave open who is faster; ten of three days before, on an hour when the machine was faster,
-with a whole pass before each start's first, which are not kept any more, had 1.05 (1.02 to 1.07). Its first texts come sooner at p50, ours
-after 1.20 times its time: there the first of those who come together is computed by itself, and has a gap of a second while the others are,
-as the longest gaps tell; here all are computed in one step. Beside `as it comes` and `-no-kvu` ours come after 0.84 and 0.85 of the time.
-With `-kvu -b 64` they come at p50 after six tenths of our time, while those who have begun wait for half a second, and the whole has 0.91
-of our tokens/s. `no prompt cache` takes the least memory, since it saves nothing on the host: ours had 297 MB of what ended and may be
-asked for again after one pass beside other work. Where 160 requests come five at a time (`seed-160x5`), that is the other way round beside
-`-no-kvu`, which keeps more of what ended: ours is 0.41 of its memory.
+**Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
+them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
+takes no more than 48 steps of their answers and six seconds (thirty where they have all places), and then generates for all. At 8, `no
+prompt cache` has its first texts sooner at p50, cLLM's after 1.20 times its time: it computes the first of those who come together by
+itself, and whoever has begun waits a second while the others are computed. `-kvu -b 64` has them after six tenths of cLLM's time, while
+those who have begun wait for half a second, and its tokens/s are less. `no prompt cache` saves nothing on the host and takes the least
+memory; cLLM had 297 MB of what ended there after one pass beside other work. Where 160 requests come five at a time, `-no-kvu` keeps more
+of what ended, and cLLM has 0.41 of its memory. The runs at 16, 24 and 32 are of the slowest machine.
 
-What bounds tokens/s beside llama-server is that both spend a step in the same kernels, with little around them (the ladder, above). Those
-who come together with short prompts lie apart in either; cLLM computes all of these prompts in one step, if that takes no more than 48
-steps of their answers and six seconds, or thirty where they have all places (more than six were needed on the slowest of these machines
-only), and then generates for all of them in every step. What that comes to at 24 and 32 stands in the table, with intervals that are wide
-where starts differ. The runs at 16, 24 and 32, the eight conversations, the shared prefix, and the long prompt among short ones are of the
-slowest machine, which has AVX2 alone and takes 0.27 s for 16 rows and 0.45 for 32. There the prompts took longer than what was borne at
-first, and went in pieces. At 16, where that was three seconds, two pairs each, which are not kept, had 0.94 of the tokens/s of `no prompt
-cache` and 0.99 of `-no-kvu`, and gaps at p99 two and a half times as long; and what cells gain apart was not known, since the time in which
-that is measured was over before: without pieces, two more pairs still had 0.94 of `-no-kvu`. At 32, where it was ten seconds and 24 steps,
-ten pairs, which are not kept either, had 0.99 (0.95 to 1.03) of `-no-kvu`, whole answers at p90 after 1.19 times the time, and four 0.94 of
-`no prompt cache`, which was not measured again. All this was mended before the runs in the table. Starts of the servers differ by more than
-the passes of one: of five at 32, one had 0.95 of the tokens/s and one 1.19. So it is not known either whether steps of 16 rows do take
-longer than there, as the median gap of that run would have it.
+**One at a time** (`seed-40x8` at 1). Gaps are 1.06 times as long at p50, 1 ms of 16: that is about what a step spends outside llama.cpp, by
+the ladder, with the half millisecond that drawing takes with the workload's sampling. Such a draw takes 0.13 ms by itself, and 0.47 where
+240 MB are read before each, as a step reads the weights: Python's code and data are not in the caches any more then. A whole step of the
+instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the cores that the rest needs; with a hundredth of that
+(`GOMP_SPINCOUNT=3000`), ten pairs of ten starts had 1.00 (0.97 to 1.04) of the tokens/s, so that was left as it is.
 
-One at a time ten pairs of five starts have 0.95 of the default's tokens/s, and gaps 1.06 times as long at p50, 1 ms of 16: about what a
-step spends outside llama.cpp, by the ladder, with the half millisecond that drawing takes there with the workload's sampling. Ten pairs of
-the same day, before one row was drawn in fewer calls, had 0.97 (0.92 to 1.03): the fewer calls take a tenth of a millisecond off a step,
-which is less than starts differ by. Such a draw takes 0.13 ms by itself, and 0.47 where 240 MB are read before each, as a step reads the
-weights: Python's code and data are not in the caches any more then. On the instant fake a whole step takes 0.24 ms. OpenMP's threads spin
-between two steps, on the cores that the rest needs; with a tenth and a hundredth of that (`GOMP_SPINCOUNT`) two starts each had 0.97 and
-1.03 of the tokens/s, which tells nothing. Of all this only the table's run is kept.
+**Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So gaps at p99 are 0.3 to 0.5
+times as long here, and more of the gaps have a piece of a prompt in them; at 8, first texts come later at p50, and at p90 they come sooner.
+No order of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the
+single calls above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25;
+104 in a pool in pieces of 25. At 16, pieces four times as long had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. The interval
+of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow
+in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight
+starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step.
 
-What scheduling adds where prompts are mixed is that gaps are short: prompts go in pieces beside answers. What it costs is that more of the
-gaps have a piece of a prompt in them, and that prompts end later where few wait; the smaller the pieces, the longer prompts wait for each
-other, and the fewer generate meanwhile. Pieces that made a step beside answers two and a half times as long as one without had, in four
-pairs at 8 on the faster machine, which are not kept any more, 0.98 of the tokens/s of `-no-kvu`, and 0.72 of the gaps of `-b 32` at p99. On
-the slowest machine such a piece was of 16 rows, and ten pairs with three times as long a step, which are not kept either, had 0.93 (0.87 to
-0.99) of the tokens/s of `-no-kvu`, first texts at p50 after 1.76 times the time, and gaps 1.19 times as long at p50, 1.76 at p90 and 0.30
-at p99. The run at 8 in the table is of the same machine, ten more pairs with steps of up to four times: 1.04 (0.91 to 1.19) of the
-tokens/s, first texts at p50 after 1.32 times the time, gaps 0.97 times as long at p50, 2.37 at p90 and 0.46 at p99.
+**Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
+was measured. Who has more good ones is not told apart at any rate. Gaps at p99 are 0.4 of `-no-kvu`'s from the whole of what can be served
+on, since prompts go in pieces beside answers; for that, first texts come later at p90: after 1.38 times the time at the whole, and 1.61 at
+twice as much, where the newest of those who wait go first once some have waited in vain, and at p50 they come after 0.69 of the time. The
+end of so short a burst counts as much as its middle.
 
-Of mixed prompts at 8, no order of the same rows gives much more tokens/s than the fastest setting. These workloads have some sixteen rows
-of prompts for each seven tokens. By the medians of the single calls above, such a share takes 101 ms if prompts are computed at once,
-apart, which is what `-no-kvu` does and what makes its gaps (62.9 for a step of seven, and sixteen times 308 / 128); 109 apart in pieces of
-64 rows (a quarter of the steps at 245, the others without), and 110 in pieces of 25; 104 in a pool in pieces of 25. Nine rows fill a tile
-of sixteen in a pool, which costs little (78.2 in place of 69.1), but they are not all: with the other seven at once it would be 96. What is
-gained beside that are gaps between slots: apart, a sequence that has ended leaves one, which is a pass more for those on either side of it,
-in llama-server as it was in cLLM, which closes them now with rows that it takes back.
+**A shared prefix.** The first eight of each pass wait until one of them has computed it, and compute what is their own together then. In
+llama-server each slot computes the prefix once, so that nine of ten first texts come after a quarter of its time here.
 
-Of prompts to 512 tokens at 8, ten pairs have 0.92 of `-no-kvu`'s tokens/s (0.82 to 1.04), first texts at p50 after 1.28 times the time and
-at p90 after 0.73, and gaps 2.63 times as long at p90 and 0.31 at p99. Starts differ more than pairs: of five, one had 1.01 of the tokens/s
-and one 0.80, with gaps at p50 1.01 and 1.28 times as long. It is not the layout: in six starts that were looked at since, cells were laid
-apart at once or in the first seconds, and none was as slow, two passes with the slow start's own requests among them, beside some other
-work. On a machine that only counts time (the simulation's, with a curve set by hand near the calibration's, and its attention) the
-scheduler needs as long for these requests as the first two starts did, within four percent, and with whole prompts as long as `-no-kvu` in
-all five, within eight; the slow start took 1.2 times as long in both of its passes. So it looks like no order of rows, but like what a
-start has of the machine: eight of the bare model, each measured in turns with one that stayed, had 0.91 to 1.10 of its time for a step of
-eight. Large pages for the weights make no difference (1.01 of the time, twenty-four turns). None of this is kept. Such a prompt is four
-steps or more, each a little over twice as long as one without a piece, by a log of an earlier run; those who wait behind it generate the
-later. Two pairs beside `-b 32` of a revision before, which are not kept any more, had 1.11 times its tokens/s, and gaps at p99 of 0.63.
+**A long prompt among short ones** is where small steps cost most: tokens/s are a fifth less, and the prompt itself takes twice as long as
+at once. In turn the others' longest wait is 0.6 s, where llama-server has them wait 58 s for the whole prompt, and their answers end after
+0.63 of the time at p50. Rows of a sequence that do not fill a tile of 64 read what is before them one by one: 2,048 tokens deep, sixteen
+rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. Beside others only few go in a step, so that the others'
+gaps are 1.8 times as long at p50; once they have ended, the prompt goes in full tiles. Who would rather have it sooner says a longer
+`--itl-target-ms`. All have 33,280 cells here: with the 6,144 that the workload needs, `-no-kvu` refuses the prompt, which has to fit an
+eighth of them.
 
-In an overload, ten pairs of five starts do not tell who has more good requests: 1.02 of theirs in the mean at half of what can be served
-(0.95 to 1.09), 1.00 at the whole (0.89 to 1.12), 1.26 at twice (0.93 to 1.71) and 1.24 at four times as much (0.63 to 2.46); the machine
-served 0.59 requests/s when that was measured. Gaps at p99 are 0.39 to 0.41 of theirs from the whole on. First texts at p90 come after 1.38
-times the time at the whole, since prompts go in pieces beside answers, and after 1.61 at twice as much, where the newest of those who wait
-go first once some have waited in vain: at p50 they come after 0.69 of the time. These are bursts of few requests, whose end counts as much
-as their middle.
-
-Of mixed prompts at 16, ten pairs have 1.04 of `-no-kvu`'s tokens/s (0.97 to 1.10), first texts at p90 after 0.74 of the time, and gaps 1.11
-times as long at p50 and 0.41 at p99. By a log of an earlier run, a step beside answers took two and a half times as long as one without
-prompts, and had some 30 rows of them: ten that generate take nearly nine tenths of what sixteen do, so that more of them at once bring
-little, and four times as long brought 1.02 times the tokens/s and gaps 1.4 times as long at p99. `-no-kvu` computes all prompts first,
-which makes gaps of a second and more.
-
-Of a shared prefix, the first eight of each pass wait until one of them has computed it, and compute what is their own together then: half
-of the first texts come a little earlier than there, and nine of ten after a quarter of the time, since there each slot computes the prefix
-once. Four pairs on the faster machine beside two settings, which are not kept any more, had 2.25 of the tokens/s.
-
-A long prompt among short ones is where small steps cost most. Rows of a sequence that do not fill a tile of 64 read what is before them one
-by one: 2,048 tokens deep, sixteen rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. In a step beside the
-others only few go, and the others' gaps are 1.8 times as long at p50 and p90 all the same: by ten pairs the prompt takes twice as long as
-at once, and a fifth of the tokens/s is lost. In turn the others' longest wait is 0.6 s, where they wait 58 s for the whole prompt there,
-and their answers end after 0.63 of the time at p50. Seven first texts and the late one's are too few for a p90: it lies between these. Once
-they have ended, it goes in full tiles. Who would rather have it sooner says a longer `--itl-target-ms`. With the cells that the workload
-needs, 6,144, `-no-kvu` refuses the prompt, which then has to fit an eighth of them: all have 33,280 here. Two pairs of an older revision on
-the faster machine, beside `llama-server` as it comes, which are not kept any more, had 0.56 of the tokens/s.
-
-Conversations begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the change, in
-which everybody's cells go to the host and back. Eight end a turn together and begin the next one together, whose prompts take 6 to 10 s on
-the slowest machine, by logs of two passes as long as 33 to 44 steps of their answers. 48 were borne at first, counted without the cells
-that answers read, which was an edge: in one logged pass five turns went at once or nearly so, and the last in pieces beside the first
-answers. Two pairs of another start, which are not kept, had 0.87 of the tokens/s of `-no-kvu`, first texts at p50 after 0.46 of the time,
-gaps at p50 1.66 times as long and whole answers at p50 after 1.12 times the time, as if all had gone in pieces. Since prompts that owe
-about as much go at once however many of those steps that is, which a log of one more pass shows, the table has first texts and gaps nearer
-to 1.
-
-Of 32 conversations in 8 slots there is one pair, which says little: 0.97 of the tokens/s of `llama-server` as it comes, first texts at p50
-after 1.05 times the time, and all 192 requests of either answered; half of the first texts come after 43 s, a tenth after 55 s and more.
-One of an earlier revision on the slowest machine, which is not kept any more, had 1.03 and 0.92. By a log of another pass the eight places
-are filled and emptied together, so that no step has both answers and prompts, and it is strictly in turn here as it is there. Before
-prompts that owe about as much went at once, two pairs on the faster machine, which are not kept any more, had 0.90 and 0.85 of its
-tokens/s. By a log of all steps, of the 369 s in which 9,600 tokens were generated 265 went to steps with pieces of prompts beside answers
-then, and by the price of a row in a large step the same rows would have taken 80 s less; but half of the first texts came within 4.6 s
-there, where the newest of one key went first once the oldest had waited longer than `--queue-patience-s`, and every twentieth time the
-oldest. One pair of a revision between had 0.72 of the tokens/s and one failed request, the reason of which was not kept; six of eight that
-ended together were not saved on the host at that time, and computed a turn more the next time.
+**Conversations.** They begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the
+change. Eight end a turn together and begin the next together, and their prompts are computed at once, however many steps of answers that
+takes, since all owe about as much. Of 32 in 8 slots there is one pair so far. The eight places are filled and emptied together, by a log of
+a pass, so that no step has both answers and prompts, and it is strictly in turn here as it is there.
 """
 
 VERIFY: Final = """\
