@@ -99,37 +99,32 @@ and texts are the same; with 16 bits and less they may differ where two tokens a
 """
 
 PROMISES: Final = """\
-What scheduling must come to, held against bounds that need no other server. Over-commit runs on the demo model in settings in which texts
-can be compared, the planner on a fake model, the rest on the model that is named below; what steps cost was measured at the start of each.
-New text is what no earlier turn of a conversation had. In an overload, requests come at random times, whatever becomes of those before, and
-are counted as they end, once the load has settled. What can be served is measured with as many requests at once as there are slots; in
-some runs up to 1.7 times as many were answered of an overload, so that four times that was a little over twice what was ever answered.
-A step, seen from outside, is the time between two tokens of a request of the key that floods; the usual step of those among whom a long
-prompt comes is the median of the gaps that they have without it, in a pass of their own in which their texts become as long.
+**How it is measured.** These bounds need no other server. Over-commit runs on the demo model in settings in which texts can be compared,
+the planner on a fake model, the rest on the model that is named below; what steps cost was measured at the start of each. New text is what
+no earlier turn of a conversation had. A step, seen from outside, is the time between two tokens of a request of the key that floods; the
+usual step of those among whom a long prompt comes is the median of the gaps that they have without it, in a pass of their own in which
+their texts become as long.
 
-Beside a long prompt there are two kinds of steps by turns, of answers and of the prompt, as soon as it is 512 cells deeper than they are.
-Before, they had 4.2 and 4.5 steps at most, counted by the shorter ones that they have while their texts are short. By a log of the steps
-that had two reasons. Where each slot has cells of its own, a pass of llama.cpp walks as many cells of each as the deepest has: seven rows
-and nine of a prompt with 2,048 cells take 0.43 s in one step; by themselves the seven take 0.07 and the nine 0.27. In a pool, where no step
-told what answers take without the prompt, that was believed to be half as much again, and steps were as much longer. Cells lie in one way
-throughout here: as the server comes, with 6,144 cells, they were laid apart while the first seven ran, and together again when the first
-long prompt came that had no room in a part, and everybody waited 1.2 and 1.45 s for that, once each; the two turns after it had 2.5 steps
-at most. A prompt's step and one of answers are to take 1.85 of the latter; with 2.2 the longest gaps were of 2.7 to 4.0 steps, with 2.0 of
-2.1 to 3.1, as the machine was. The price is the prompt's, whose first text comes after 74 to 109 s.
+**A long prompt.** As soon as it is 512 cells deeper than the others, there are two kinds of steps by turns, of answers and of the prompt,
+because one step with both would cost more. Where each slot has cells of its own, a pass of llama.cpp walks as many cells of each as the
+deepest has: seven rows and nine of a prompt with 2,048 cells take 0.43 s in one step; by themselves the seven take 0.07 and the nine 0.27.
+A prompt's step and one of answers are to take 1.85 of the latter; with 2.2 the longest gaps were of 2.7 to 4.0 steps, with 2.0 of 2.1 to
+3.1, as the machine was. The price is the prompt's, whose first text comes after 74 to 109 s. Cells lie in one way throughout here. As the
+server comes, with 6,144 cells, they were laid apart while the first seven ran, and together again when the first long prompt came that had
+no room in a part: everybody waited 1.2 and 1.45 s for that, once each.
 
-Of two keys, each wait was traced: a quiet request waits for the rest of the step under way, and for the step of its own prompt. Of 60, the
-slowest had come while prompts were computed by themselves for 0.44 s, or were cut into 28 and 4 rows, which is a step more. Since then a
-step in which nobody generates takes a third of a second at most where several keys ask, and such a prompt may end in a step a quarter
-longer. Before, runs of 60 requests had 1.84 to 3.8 steps, as the machine was; what decides are the one or two longest of their waits, so
-that 150 are made now. The longest times between tokens of the flood are no steps: the longest step of a traced run took 0.44 s, and whoever
-gave up a place to the quiet key had 2.4 s between two tokens in that run.
+**Two keys.** A quiet request waits for the rest of the step under way, and for the step of its own prompt. A step in which nobody generates
+takes a third of a second at most where several keys ask, and a prompt may end in a step a quarter longer, so that it is not cut into 28 and
+4 rows. What decides are the one or two longest of the waits: runs of 60 requests had 1.84 to 3.8 steps, so that 150 are made. The longest
+times between tokens of the flood are no steps: whoever gave up a place to the quiet key had 2.4 s between two tokens in a traced run, whose
+longest step took 0.44 s.
 
-Of an overload a minute is counted: in 30 s the most overloaded pass had seven good answers, and two runs had 0.7 and 1.0 of the best. In
-the first, of a slow hour, answers had 0.24 and 0.25 s between two tokens in the mean at twice and at four times what could be served, where
-0.25 is the bound for a good one.
+**Overload.** Requests come at random times, whatever becomes of those before, and are counted as they end, once the load has settled, for a
+minute: in 30 s the most overloaded pass had seven good answers only. What can be served is measured with as many requests at once as there
+are slots. In some runs up to 1.7 times as many were answered of an overload, so that four times that was a little over twice what was ever
+answered.
 
-The planner with prompts in parts misses its bound where the machine is slow: on another day it had 93 us before what is asked for in every
-plan was worked out once, which took 7 % off in parts, and 18 % in a pool.
+**The planner** with prompts in parts misses its bound where the machine is slow; on another day it had 93 us.
 """
 
 PEERS: Final = """\
