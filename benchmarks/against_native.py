@@ -160,6 +160,8 @@ def main(asked: list[str] | None = None) -> None:
     parser.add_argument("--row-budget", type=positive, default=512)
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args(asked)
+    if arguments.requests < arguments.concurrency:
+        parser.error(f"--requests: {arguments.concurrency} at a time are more than {arguments.requests}")
     print(json.dumps(report(arguments, measure(arguments))))
 
 

@@ -16,7 +16,7 @@ import attrs
 
 END_OF_CHUNKS: Final = b"0\r\n\r\n"
 N_BYTES: Final = 262_144
-SILENCE_S: Final = 120.0  # after which a server is taken for stuck
+SILENCE_S: Final = 1800.0  # after which a server is taken for stuck: answers in one piece of a large model take minutes
 
 
 @attrs.frozen(kw_only=True)

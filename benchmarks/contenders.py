@@ -147,13 +147,17 @@ def ollama(program: str, house: House) -> list[Contender]:
     def create(server: Server) -> None:
         recipe = Path(folder) / "Modelfile"
         recipe.write_text(f"FROM {house.model.resolve()}\nTEMPLATE {{{{ .Prompt }}}}\nPARAMETER num_thread {house.n_threads}\n")
-        subprocess.run(
+        done = subprocess.run(
             [program, "create", "benched", "-f", str(recipe)],
             env={**os.environ, "OLLAMA_HOST": f"127.0.0.1:{server.port}"},
-            check=True,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
         )
+        if done.returncode:
+            raise RuntimeError(f"ollama create gave {done.returncode}: {done.stderr.strip()[-300:]}")
 
     one = Contender(
         peer="ollama",
@@ -184,7 +188,7 @@ def vllm(program: str, house: House) -> list[Contender]:
 
 
 def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Contender], list[str]]:
-    """Those that are here, and the names of those that are not."""
+    """Those that are here, and the names of those that are not. Raises: SystemExit, when one that was named is not, or none is wanted."""
     contenders: list[Contender] = []
     not_found: list[str] = []
     for name, make, given in (
@@ -193,17 +197,24 @@ def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Conte
         ("vllm", vllm, asked.vllm),
     ):
         program = shutil.which(given)
+        if program is None and given != name:
+            raise SystemExit(f"--{name}: there is no program {given}")
         if program is None:
             not_found.append(name)
         else:
             contenders += make(program, house)
     if has_llama_cpp_server(asked.llama_cpp_python):
         contenders += llama_cpp_python(asked.llama_cpp_python, house)
+    elif asked.llama_cpp_python != sys.executable:
+        raise SystemExit(f"--llama-cpp-python: {asked.llama_cpp_python} cannot run llama_cpp.server")
     else:
         not_found.append("llama-cpp-python's server")
     contenders += [cllm_serve(house, shlex.split(options), options or "as it comes") for options in asked.beside]
     words = [re.compile(rf"(?<![\w-])-*{re.escape(word)}(?![\w-])") for word in asked.only.split(",") if word]
-    return [one for one in contenders if not words or any(word.search(one.title) for word in words)], not_found
+    wanted = [one for one in contenders if not words or any(word.search(one.title) for word in words)]
+    if contenders and not wanted:
+        raise SystemExit(f"--only: none is named {asked.only}; there are {', '.join(one.title for one in contenders)}")
+    return wanted, not_found
 
 
 def versions(contenders: Sequence[Contender]) -> dict[str, str]:

@@ -120,7 +120,8 @@ async def _run(order: Order) -> dict[str, Any]:
         done = await closed_loop(client, work, order.workload.concurrency)
     else:
         done = await open_loop(client, work, order.rate, seed=order.seed)
-    return {"summary": summarize(done, order.goal, has_late=bool(work.late)).page(), "curves": curves(done)}
+    has_late = bool(work.late)
+    return {"summary": summarize(done, order.goal, has_late=has_late).page(), "curves": curves(done, has_late=has_late)}
 
 
 if __name__ == "__main__":

@@ -176,8 +176,10 @@ def work_of(asks: Sequence[Ask], number: int, n_vocab: int, **fields: Any) -> Wo
 # --- a run -------------------------------------------------------------------------------------------------------------
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure; return `data` of the result (`benchmarks.results`). Raises: Bypassed when a stage went round a layer."""
+def run(arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], object] = lambda _data: None) -> dict[str, Any]:
+    """Measure; return `data` of the result (`benchmarks.results`). After each rung `keep` gets what there is, so that a fault or a Ctrl-C
+    in the next, an hour later, costs that one only. Raises: Bypassed when a stage went round a layer.
+    """
     configure_logging(Settings(log_level="warning"))
     names = found(arguments.stages)
     missing = [name for name in arguments.stages if name not in names]
@@ -206,6 +208,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 pages = pages_of(measured)
                 rungs.append({"concurrency": concurrency, "sampling": sampling.name, "stages": pages, "not_found": missing})
                 show(rungs[-1])
+                keep({"rungs": rungs})
     return {"rungs": rungs}
 
 
@@ -314,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked.model = str(asked.model or model_file("qwen3-0.6b", asked.quantization))
     told = {key: value for key, value in vars(asked).items() if key != "results"}
     settings = {**told, "name": name, "model": results.model_facts(Path(asked.model))}
-    print(f"\nkept in {results.write('ladder', name, settings, run(asked), asked.results).name}")
+    run(asked, lambda data: print(f"\nkept in {results.write('ladder', name, settings, data, asked.results).name}", flush=True))
 
 
 def usual_name(asked: argparse.Namespace) -> str:

@@ -4,8 +4,9 @@
 
 Each setting of a peer first gets a few pairs; those that are the best at anything go on to all of them. A pair is a pass of ours and one of
 theirs, one after the other, with the same fresh requests; which goes first alternates. After every few pairs both servers are started
-anew, since passes of one start have much in common; the first pass of a start does not count, for no server is as it will be in service:
-ours finds out how its cells had better lie, others have nothing yet in their caches. What is compared is the ratio within a pair, so that
+anew, since passes of one start have much in common; the first pass of a start does not count (with `--no-warm-up` it does, after a few
+small requests), for no server is as it will be in service: ours finds out how its cells had better lie, others have nothing yet in their
+caches. What is compared is the ratio within a pair, so that
 the machine's own speed cancels out, and every figure of ours stands against the setting that is best at that figure. A run that is told
 to end (SIGTERM, Ctrl-C) ends after the pair that it is in, and keeps what it has; one that is told to `--add` goes on from what an earlier
 one has kept, so that ten pairs of a long workload can be those of several evenings.
@@ -16,6 +17,7 @@ one has kept, so that ten pairs of a long workload can be those of several eveni
                 "passes": {"ours": [{...}], "theirs"}, "n_failed", "curves", "idle_cpu_share", "idle_cpu_share_ours"}],
      "best": [{"figure", "is_higher_better", "peer", "setting", "ours", "theirs", "ratio", "low", "high", "n_pairs", "verdict"}],
      "not_found": [...], "broken": {...}, "versions": {PEER: what it says of itself},
+     "unfinished": ["PEER (SETTING)" that would have got more pairs, had the run not been told to end],
      "runs": [{"date", "revision", "seed", "n_pairs": {"PEER (SETTING)": how many of the pairs}}]}  the runs whose pairs these are
 """
 
@@ -110,6 +112,7 @@ class Match:
         self._plan, self._generator, self._side, self._seeds = plan, generator, side, seeds
         self._servers = {"ours": ours, "theirs": theirs}
         self._start = side.starts[-1] + 1 if side.starts else 0
+        self._n_begun = self._start + (len(set(side.kept["starts"])) if side.kept else 0)  # as who begins does not change within one
         try:
             self._n_vocab = ours.n_vocab
             dialect = generator.dialect(ours.port, n_vocab=self._n_vocab)
@@ -130,8 +133,9 @@ class Match:
             self._generator.run(order if self._plan.warms_up else attrs.evolve(order, workload=small))
 
     def pair(self, number: int) -> None:
-        """One pass each with the same requests, which are new; who begins alternates."""
-        names = ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours")
+        """One pass each with the same requests, which are new; who begins alternates, within a start and from one start to the next."""
+        n_in_start = self._side.starts.count(self._start)
+        names = ("ours", "theirs") if (self._n_begun + n_in_start) % 2 == 0 else ("theirs", "ours")
         seed = next(self._seeds)
         done = {name: self._pass(name, seed) for name in names}
         self._side.ours.append(done["ours"]["summary"])
@@ -202,6 +206,8 @@ def run_plan(
             fault = str(error)
             print(f"  ours: {fault}", flush=True)
     done = page(sides, pages.values())
+    if is_ended() and (unfinished := _unfinished(sides, pages.values(), plan.n_pairs)):
+        done["unfinished"] = unfinished
     return {**done, "broken": {**done["broken"], ours.title: fault}} if fault else done
 
 
@@ -238,6 +244,12 @@ def _promising(sides: Sequence[Side], others: Iterable[Page] = ()) -> list[Side]
     """The sides that are best at something, of all that was measured."""
     best = promising([*filter(None, (side.page() for side in sides)), *others])
     return [side for side in sides if (side.contender.peer, side.contender.setting) in best]
+
+
+def _unfinished(sides: Sequence[Side], others: Iterable[Page], n_pairs: int) -> list[str]:
+    """Who would have got more pairs, had the run not been told to end."""
+    going = _promising(sides, others) if all(side.n_pairs or side.fault for side in sides) else sides
+    return [side.contender.title for side in going if side.n_pairs < n_pairs and not side.fault]
 
 
 def page(sides: Sequence[Side], others: Iterable[Page] = ()) -> dict[str, Any]:
@@ -433,6 +445,11 @@ def _run_one(asked: argparse.Namespace, comparison: Comparison, ours: Contender)
         }
         measured = tuple({side["peer"] for side in data["sides"]})
         data["broken"] = {**was_broken, **data["broken"]}
+        if unfinished := {
+            *data.pop("unfinished", ()),
+            *(title for title in kept["data"].get("unfinished", ()) if title not in added["n_pairs"]),
+        }:
+            data["unfinished"] = sorted(unfinished)
         facts = {
             "versions": {**kept["data"].get("versions", {}), **facts["versions"]},
             # As llama-cpp-python's server, which is named so.

@@ -39,10 +39,12 @@ TITLES: Final = {  # of the page's sections, in their order, by what kind of run
     "peers": "Beside other servers",
     "verify": "How near another backend comes to llama.cpp",
 }
-MAIN_FIGURES: Final[tuple[str, ...]] = (
-    "tokens/s", "first text p50, ms", "first text p90, ms", "between texts p50, ms", "between texts p99, ms",
+MAIN_TIMES: Final = (
+    "first text p50, ms", "first text p90, ms", "first text p99, ms",
+    "between texts p50, ms", "between texts p90, ms", "between texts p99, ms",
 )  # fmt: skip
-MAIN_OVERLOAD_FIGURES: Final[tuple[str, ...]] = ("good requests/s", "first text p90, ms")
+MAIN_FIGURES: Final[tuple[str, ...]] = ("tokens/s", *MAIN_TIMES)
+MAIN_OVERLOAD_FIGURES: Final[tuple[str, ...]] = ("good requests/s", *MAIN_TIMES)
 SIDE_FIGURES: Final = (
     "tokens/s", "good requests/s", "first text p50, ms", "first text p99, ms", "between texts p50, ms", "between texts p99, ms",
     "whole answer p99, ms", "longest wait of the others, ms", "server CPU per token, ms", "server peak memory, MiB",
@@ -136,7 +138,7 @@ def _all_ladders(runs: Sequence[Run]) -> list[str]:
     names = dict.fromkeys(stage["name"] for stage in stages)
     ratios = [{stage["name"]: _ratios(stage.get("ratios")) for stage in rung["stages"]} for _, rung in rungs]
     rows = [(name, *(one.get(name, "") for one in ratios)) for name in names]
-    served = [line for title, rung in rungs if rung.get("concurrency") == SERVED_AT and (line := _served_enough(title, rung))]
+    served = [line for title, rung in rungs if (line := _served_enough(title, rung))]
     if not rungs:
         return []
     added = dict.fromkeys(names, "") | {stage["name"]: stage["adds"] for _, rung in rungs for stage in rung["stages"] if stage.get("adds")}
@@ -150,7 +152,7 @@ def _of_served(rung: Run, figure: str) -> float | None:
 
 
 def _served_enough(title: str, rung: Run) -> str:
-    """Whether the stage that users meet keeps as much of the first as it must."""
+    """What the stage that users meet keeps of the first, whether that was one, and whether it is as much as was promised, if it was."""
     floor, stage = rung["stages"][0], next((stage for stage in rung["stages"] if stage["name"] == SERVED), None)
     if stage is None or floor["name"] != FLOOR:
         return ""
@@ -159,12 +161,13 @@ def _served_enough(title: str, rung: Run) -> str:
     compared = compare(stage["tokens_per_s"], floor["tokens_per_s"])
     is_sure = compared is not None and compared.low is not None and not compared.low < SERVED_LEAST < (compared.high or 0.0)
     verdict = f"{'kept' if ratio >= SERVED_LEAST else 'missed'}{'' if is_sure else ', by the median alone'}"
+    promised = f", promised is at least {SERVED_LEAST:g}: {verdict}" if rung.get("concurrency") == SERVED_AT else ""
     share = _share(stage)
     within = "" if share == UNKNOWN else f" Of its steps' time, {share} is in llama.cpp."
     faster = [one["name"] for one in rung["stages"][1:] if len(one["ratios"]) > 1 and min(one["ratios"]) > 1]
     doubt = f" {' and '.join(faster)} had more than the first in every turn: it was not the floor there." if faster else ""
     told = f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} turns) of the first"
-    return f"{title}: {SERVED} comes to {told}, promised is at least {SERVED_LEAST:g}: {verdict}.{within}{doubt}\n"
+    return f"{title}: {SERVED} comes to {told}{promised}.{within}{doubt}\n"
 
 
 def _share(stage: Run) -> str:
@@ -210,7 +213,7 @@ def _loss(stage: Run, below: Run) -> str:
     )
     where = f" A step took more: {took}." if took else ""
     if own_share is not None:
-        lost += f"; outside llama.cpp a step took {_percent(own_share)} more"
+        lost += f"; outside llama.cpp a step took {_percent(abs(own_share))} {'more' if own_share >= 0 else 'less'}"
         if own_share <= LOSS_TOLD:
             return (
                 f"{lost}: the rest is in llama.cpp's own calls, whose rows are the same. What makes them longer is not told apart"
@@ -373,8 +376,9 @@ def _stages(stages: Sequence[Run]) -> str:
         )
         for stage in stages
     ]
-    cores = ("in llama.cpp", "of the step", "without a core", "CPU that serves", "CPU of the client")
-    return table(("", "stage", "tokens/s", "us a token over the one above", "us a step", *cores, "ratio to the first"), rows)
+    over = ("us a token over the one above", "us a step over it")
+    step = ("us of a step in llama.cpp", "share of the step", "us without a core", "us of CPU that serves", "us of CPU of the client")
+    return table(("", "stage", "tokens/s", *over, *step, "ratio to the first"), rows)
 
 
 def _with_spread(stage: Run, name: str) -> str:
@@ -502,7 +506,7 @@ def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
     workload, sides = run["settings"].get("workload", {}).get("name"), run["data"]["sides"]
     own = PROMISED_DEFAULT.get(workload, {})
     if not own or len(sides) > 1 or sides[0]["setting"] != THEIR_DEFAULT:  # a default alone is not the best of their settings
-        best = f"the best of {_n_settings(sides)}" if len(sides) > 1 else "the only setting measured"
+        best = f"the best of {_n_settings(run['data'])}" if len(sides) > 1 else "the only setting measured"
         rows = {row["figure"]: row for row in _best(run)}
         yield from (_held(run, name, best, rows[name], bound) for name, bound in PROMISED.get(workload, {}).items() if name in rows)
     for side in sides:
@@ -512,13 +516,15 @@ def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
                 yield _held(run, figure, f"{side['peer']} {THEIR_DEFAULT}", row, bound)
 
 
-def _n_settings(sides: Sequence[Run]) -> str:
+def _n_settings(data: Run) -> str:
     """How many settings a best one was found among: those that have all pairs; and who was left out before."""
+    sides = data["sides"]
     n_pairs = [side["n_pairs"] for side in sides]
     n_complete = sum(n == max(n_pairs) for n in n_pairs)
     n_left = len(sides) - n_complete
     complete = f"{n_complete} setting" if n_complete == 1 else f"{n_complete} settings"
-    return complete + (f", {n_left} more having had {min(n_pairs)} of {max(n_pairs)} pairs" if n_left else "")
+    ended = ", when the run was ended" if {title_of(side) for side in sides} & set(data.get("unfinished", ())) else ""
+    return complete + (f", {n_left} more having had {min(n_pairs)} of {max(n_pairs)} pairs{ended}" if n_left else "")
 
 
 def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[str, ...]:
@@ -587,6 +593,8 @@ def _peers(run: Run) -> str:
     measured = {title_of(side) for side in data["sides"]}
     for title, fault in data.get("broken", {}).items():
         parts.append(f"{'Ended early' if title in measured else 'Not measured'}: {title}: {fault}\n")
+    if data.get("unfinished"):
+        parts.append(f"The run was ended before all pairs were made: {', '.join(data['unfinished'])}.\n")
     if left_out := _left_out(data):
         parts.append(f"Settings that were not asked for: {', '.join(left_out)}.\n")
     if data.get("versions"):
@@ -618,8 +626,8 @@ def _left_out(data: Run) -> list[str]:
 
 
 def _best_cells(row: Run, run: Run) -> tuple[str, ...]:
-    sides = run["data"]["sides"]
-    which = f"{row['peer']} {row['setting']}, {f'of {_n_settings(sides)}' if len(sides) > 1 else 'alone'}"
+    among = f"of {_n_settings(run['data'])}" if len(run["data"]["sides"]) > 1 else "alone"
+    which = f"{row['peer']} {row['setting']}, {among}"
     return number(row["ours"]), number(row["theirs"]), _ratio(row), row["verdict"], which, f"{row['n_better']} of {row['n_pairs']}"
 
 
@@ -755,8 +763,7 @@ def _readme_peers(runs: Sequence[Run]) -> list[str]:
             wanted = ("good requests/s", *wanted[1:])
         if (first := rows.get(wanted[0])) is not None:
             ratios = (_told(row) if (row := rows.get(name)) else UNKNOWN for name in wanted)
-            peers = dict.fromkeys(side["peer"] for side in run["data"]["sides"])
-            among = f"{', '.join(peers)}: {_n_settings(run['data']['sides'])}"
+            among = _among(run["data"])
             pairs = f"{first['n_pairs']} ({first['n_starts'] or UNKNOWN})"
             line = (_title(run), number(first["ours"]), number(first["theirs"]), *ratios, among, pairs, _when(run))
             lines.setdefault(wanted, []).append(line)
@@ -768,18 +775,27 @@ def _told(row: Run) -> str:
     return f"{_ratio(row)} " + (f"better in {row['n_better']} of {row['n_pairs']}" if row["verdict"] == "unclear" else str(row["verdict"]))
 
 
+def _among(data: Run) -> str:
+    """Beside whom: the setting by its name, if it is the only one."""
+    if len(data["sides"]) == 1:
+        return f"{data['sides'][0]['peer']} {data['sides'][0]['setting']}"
+    peers = dict.fromkeys(side["peer"] for side in data["sides"])
+    return f"{', '.join(peers)}: the best of {_n_settings(data)}"
+
+
 def _readme_head(wanted: tuple[str, ...]) -> tuple[str, ...]:
     first, *_ = wanted
     ratios = (f"ratio of {name.removesuffix(', ms')} (95 %)" for name in wanted)
-    return ("workload", f"cLLM, {first}", f"the other, {first}", *ratios, "the best of", "pairs (starts)", "when")
+    return ("workload", f"cLLM, {first}", f"the other, {first}", *ratios, "beside", "pairs (starts)", "when")
 
 
 def _when(run: Run) -> str:
-    """The day, the revision of cLLM, and the widest instructions of the processor, of which earlier runs have not kept any."""
+    """The day, the revisions of cLLM, and the widest instructions of the processor, of which earlier runs have not kept any."""
     machine = run["machine"]
+    revisions = dict.fromkeys([one["revision"] for one in run["data"].get("runs", ())] or [machine["revision"]])
     instructions = machine.get("instructions", "")
     widest = next((name for name, word in (("AVX-512", "avx512"), ("AVX2", "avx2")) if word in instructions), UNKNOWN)
-    return f"{run['date']}, {machine['revision']}, {widest}"
+    return f"{run['date']}, {' and '.join(revisions)}, {widest}"
 
 
 # --- forms -------------------------------------------------------------------------------------------------------------

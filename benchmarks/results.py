@@ -56,13 +56,16 @@ def write(kind: str, name: str, settings: dict[str, Any], data: dict[str, Any], 
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = _path(kind, name, folder)
-    path.write_text(_LIST.sub(lambda found: " ".join(found[0].split()), json.dumps(_rounded(run), indent=1)) + "\n", "utf-8")
+    unfinished = path.with_suffix(".part")  # who is killed while it writes leaves the run before
+    unfinished.write_text(_LIST.sub(lambda found: " ".join(found[0].split()), json.dumps(_rounded(run), indent=1)) + "\n", "utf-8")
+    unfinished.replace(path)
     return path
 
 
 def read_all(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """All runs that are kept, by kind and name."""
-    return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+    """All runs that are kept, by kind and name; what else lies in the folder, as of `cllm bench`, is none of them."""
+    pages = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+    return [page for page in pages if isinstance(page, dict) and {"kind", "name", "settings", "data"} <= set(page)]
 
 
 def read(kind: str, name: str, folder: Path = FOLDER) -> dict[str, Any] | None:

@@ -24,13 +24,21 @@ END_S: Final = 60.0
 N_VOCAB_UNKNOWN: Final = 30_000
 
 
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without the settings of ours that a user's shell may have: what is measured is what the results say."""
+    return {name: text for name, text in environment.items() if not name.startswith("CLLM_")}
+
+
 class Server:
     """Any server: `command` is given `{port}` to fill in, and `ready_path` answers 200 when it is ready."""
 
     def __init__(self, command: Sequence[str], *, ready_path: str = "/v1/models", environment: Mapping[str, str] | None = None) -> None:
         self.port = free_port()
         self._command = [word.replace("{port}", str(self.port)) for word in command]
-        self._environment = {**os.environ, **{name: text.replace("{port}", str(self.port)) for name, text in (environment or {}).items()}}
+        self._environment = {
+            **without_settings(os.environ),
+            **{name: text.replace("{port}", str(self.port)) for name, text in (environment or {}).items()},
+        }
         self._ready_path = ready_path
 
     def __enter__(self) -> Self:

@@ -16,10 +16,10 @@ from typing import Any, Final
 import attrs
 
 from benchmarks.layers import Counts, Seconds
+from benchmarks.server import START_S, without_settings
 from cllm.testing.ports import free_port
 
 INSTANT, PROFILE = "BENCHMARK_INSTANT", "BENCHMARK_PROFILE"  # what the child is told by its environment
-START_S: Final = 120.0
 ROOT: Final = str(Path(__file__).parents[1])
 # At the end of the path, so that an installed cllm goes before the checkout's.
 MAIN: Final = f"import sys; sys.path.append({ROOT!r}); from benchmarks.counted_server import main; sys.exit(main())"
@@ -46,7 +46,7 @@ class CountedServer:
         self.port = free_port()
         named = [] if model is None else [model]
         self._command = [sys.executable, "-c", MAIN, "serve", *named, *options, "--log-level", "warning", "--port", str(self.port)]
-        self._environment = dict(os.environ)
+        self._environment = without_settings(os.environ)
         if instant is not None:
             self._environment[INSTANT] = json.dumps(instant)
         if profile is not None:

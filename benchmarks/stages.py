@@ -634,9 +634,7 @@ class ClientStage:
         before, threads_before = self.server.reading(), process.threads(self.server.pid())
         own_before = self.counter.reading()
         with self.counter.counting():
-            began, cpu_began = time.perf_counter(), time.process_time()
-            n_tokens = asyncio.run(self._ask_all(work))
-            wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+            n_tokens, wall_s, cpu_s = asyncio.run(self._ask_all(work))
         after, threads_after = self.server.reading(), process.threads(self.server.pid())
         own, _ = self.counter.since(own_before)
         counts = {key: count + own[key] for key, count in difference(after.counts, before.counts).items()}
@@ -651,7 +649,8 @@ class ClientStage:
             cores=Cores.between(threads_before, threads_after, self.n_threads),
         )
 
-    async def _ask_all(self, work: Work) -> int:
+    async def _ask_all(self, work: Work) -> tuple[int, float, float]:
+        """The tokens, and the seconds and CPU seconds that they took once there was a client."""
         import asyncio
 
         import openai  # type: ignore[import-not-found,unused-ignore]  # not among what the project needs
@@ -666,8 +665,9 @@ class ClientStage:
                     n_read = await self._ask(client, work.fields(number, stream=True))
                     n_tokens += n_read
 
+            began, cpu_began = time.perf_counter(), time.process_time()
             await asyncio.gather(*(ask_one_after_another() for _ in range(work.concurrency)))
-        return n_tokens
+            return n_tokens, time.perf_counter() - began, time.process_time() - cpu_began
 
     async def _ask(self, client: Any, fields: dict[str, Any]) -> int:
         known = {name: fields.pop(name) for name in KNOWN_TO_OPENAI if name in fields}

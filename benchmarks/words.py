@@ -28,7 +28,7 @@ least and most over the turns. `isolated` is the loop with the model in a proces
 Without a core is how long, in a step, a thread that computes could have run and had none, by the kernel's own count: its team waits for it
 at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads. What
 takes more than 1 % off the one above, by the median of the turns, or makes a step more than 1 % longer outside llama.cpp, is told below the
-table. What a step took more is told apart: in llama.cpp's own call, which is the same batches' work in every stage, so that more of it is
+table. What a step took more is told apart: in llama.cpp's own call, which is the same rows' work in every stage, so that more of it is
 the machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in all the rest, where a
 stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage, with what its
 layer spends time on and what was done about that; why llama.cpp's calls took longer is not told apart: threads, other processes' cores and
@@ -40,7 +40,8 @@ served starts have 20 of the first 33 saved, and none of the others. Here each h
 more outside llama.cpp than `http` does, which has all of their layers; the readers of `loop` and `app` are in their own process, too.
 
 Turns of one stage differ by a tenth and more, since the machine's speed changes within minutes, and four are too few to tell some percent:
-one at a time, four turns of three days before, which are not kept, had `sse` behind `http` in each, and by the median of these it is ahead.
+where a stage has more than the first, that is the machine. What a layer costs of a step is better told by the share of the step that is not
+in llama.cpp, which its speed hardly changes.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
@@ -130,8 +131,8 @@ answered.
 PEERS: Final = """\
 **How it is measured.** Model file, threads, slots and cells are the same for all. (llama-cpp-python's server has one slot, so that requests
 wait for one another there; vLLM's cells are its own affair.) cLLM and a peer take turns with the same requests, new ones in every pair, and
-who begins alternates. Where settings name `n_pairs_start`, both servers are started anew after so many pairs; where they say `warms_up`, a
-whole pass that does not count goes first.
+who begins alternates. Where settings name `n_pairs_start`, both servers are started anew after so many pairs; where `warms_up` is True, a
+whole pass that does not count goes first, where it is False a few small requests.
 
 **How to read a ratio.** It is cLLM's figure over the other's: the geometric mean over the pairs, with its 95 % interval by Student's t.
 With several starts, each counts once, since starts of one server differ by more than passes of one start do. (Where a figure is 0 in some
@@ -141,9 +142,9 @@ than three starts nobody is called better, since two may agree by luck. A ratio 
 cLLM's own figure is that of the pairs with this peer, so that figures of one column may be of different minutes.
 
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 8 has all of llama-server's settings. The other runs have fewer, chosen by shorter runs that are
-not kept, and a setting that is not there is not known to be slower. A server's memory is its greatest since its start, and caches of
-prompts grow with every pass: two passes of a start have more than one.
+are named below each table. `seed-40x8` at 8 has all of llama-server's settings, three of them for two pairs. The other runs have fewer,
+chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower. A server's memory is its greatest since
+its start, and caches of prompts grow with every pass: two passes of a start have more than one.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -161,19 +162,20 @@ instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the core
 (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts had 1.00 (0.97 to 1.04) of the tokens/s, so that was left as it is.
 
 **Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So gaps at p99 are 0.3 to 0.5
-times as long here, and more of the gaps have a piece of a prompt in them; at 8, first texts come later at p50, and at p90 they come sooner.
-No order of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the
-single calls above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25;
-104 in a pool in pieces of 25. At 16, pieces four times as long had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. The interval
-of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow
-in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight
-starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step.
+times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 2.4 to 2.6 times as long at 8, where one in
+ten has such a piece. First texts come later at p50 there, and the last ones, too; of `mixed` those at p90 come sooner. No order of the same
+rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls above such a
+share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool in pieces of
+25. At 16, pieces four times as long had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. The interval of `mixed` at 8 is wide,
+since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a
+simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the bare model, each
+in turns with one that stayed, had 0.91 to 1.10 of its time for the same step.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
-was measured. Who has more good ones is not told apart at any rate. Gaps at p99 are 0.4 of `-no-kvu`'s from the whole of what can be served
-on, since prompts go in pieces beside answers; for that, first texts come later at p90: after 1.38 times the time at the whole, and 1.61 at
-twice as much, where the newest of those who wait go first once some have waited in vain, and at p50 they come after 0.69 of the time. The
-end of so short a burst counts as much as its middle.
+was measured. Who has more good ones is not told apart at any rate. Prompts go in pieces beside answers, so that from the whole of what can
+be served on gaps at p99 are 0.4 of `-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times
+the time at the whole, and 1.61 at twice as much, where the newest of those who wait go first once some have waited in vain, and at p50 they
+come after 0.69 of the time. The end of so short a burst counts as much as its middle.
 
 **A shared prefix.** The first eight of each pass wait until one of them has computed it, and compute what is their own together then. In
 llama-server each slot computes the prefix once, so that nine of ten first texts come after a quarter of its time here.

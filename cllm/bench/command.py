@@ -134,7 +134,8 @@ def run(order: Order) -> int:
     if order.plot_path:
         from cllm.bench.plot import plot_latency
 
-        plot_latency({one.title: curves(one.done) for one in measured}, order.plot_path, order.workload.name)
+        has_late = bool(order.workload.n_prompt_late)
+        plot_latency({one.title: curves(one.done, has_late=has_late) for one in measured}, order.plot_path, order.workload.name)
     answered = sum(one.summary.n_requests - one.summary.n_failed for one in measured)
     if not answered:
         failures = sum((Counter(one.summary.failures) for one in measured), Counter[str]())
@@ -199,11 +200,12 @@ async def _pass(order: Order, client: Client, title: str, number: int, rate: flo
     return Measured(title, done, attrs.evolve(summary, server_process=process.name_of(pid) if pid else None))
 
 
-def curves(done: Pass) -> dict[str, list[float]]:
-    """The distributions of a pass's times."""
+def curves(done: Pass, *, has_late: bool = False) -> dict[str, list[float]]:
+    """The distributions of a pass's times; among first texts is not the late request's, as in `summarize`."""
     answered = [answer for answer in done.answers if not answer.is_failed]
+    late = done.answers[-1] if has_late else None
     return {
-        "ttft_s": curve([answer.ttft_s for answer in answered]),
+        "ttft_s": curve([answer.ttft_s for answer in answered if answer is not late]),
         "itl_s": curve([gap for answer in answered for gap in answer.gaps_s]),
         "e2e_s": curve([answer.e2e_s for answer in answered]),
     }

@@ -75,7 +75,7 @@ class Summary:
     n_inexact: int  # answers that have not exactly the asked tokens, or to a part of the prompt only
     tokens_per_s: float
     requests_per_s: float  # those that were answered
-    ttft_s: Spread
+    ttft_s: Spread  # the late request's stands by itself
     itl_s: Spread  # between two pieces of text, over all answers
     e2e_s: Spread
     goal: Goal
@@ -118,7 +118,7 @@ def summarize(
     """Reduce a pass to its figures. What failed counts as asked for and as not good, and not in the times."""
     answered = [answer for answer in done.answers if not answer.is_failed]
     n_good = sum(goal.is_met(answer) for answer in answered)
-    late = done.answers[-1] if has_late else None
+    late = done.answers[-1] if has_late else None  # whose first text is not for the others' percentiles: of eight, it would be their p90
     return Summary(
         wall_s=done.wall_s,
         n_requests=len(done.answers),
@@ -131,7 +131,7 @@ def summarize(
         n_inexact=sum(not answer.is_exact for answer in done.answers),
         tokens_per_s=done.tokens_per_s,
         requests_per_s=len(answered) / done.wall_s,
-        ttft_s=spread([answer.ttft_s for answer in answered]),
+        ttft_s=spread([answer.ttft_s for answer in answered if answer is not late]),
         itl_s=spread([gap for answer in answered for gap in answer.gaps_s]),
         e2e_s=spread([answer.e2e_s for answer in answered]),
         goal=goal,

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import peers
-from benchmarks.contenders import LLAMA_SERVER_SETTINGS, House, cllm_serve, find_contenders, versions
+from benchmarks import contenders, peers
+from benchmarks.contenders import LLAMA_SERVER_SETTINGS, Contender, House, cllm_serve, find_contenders, versions
 from cllm.bench.workloads import WORKLOADS
 
 HOUSE = House(model=Path("model.gguf"), n_slots=8, n_cells=2048, n_threads=2)
-NOWHERE = [f"--{name}=/nowhere/{name}" for name in ("llama-server", "llama-cpp-python", "ollama", "vllm")]
 
 
-def asked(*more: str) -> argparse.Namespace:
-    return peers.parser().parse_args([*NOWHERE, *more])
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has none of them."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(contenders, "has_llama_cpp_server", lambda _python: False)
+
+
+def found_by(*options: str) -> tuple[list[Contender], list[str]]:
+    return find_contenders(peers.parser().parse_args(options), HOUSE)
 
 
 @pytest.fixture
@@ -30,11 +35,22 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_servers_that_are_not_here_are_named_and_nothing_is_measured_beside_us() -> None:
-    assert find_contenders(asked(), HOUSE) == ([], ["llama-server", "ollama", "vllm", "llama-cpp-python's server"])
+    assert found_by() == ([], ["llama-server", "ollama", "vllm", "llama-cpp-python's server"])
+
+
+@pytest.mark.parametrize("name", ["llama-server", "ollama", "vllm", "llama-cpp-python"])
+def test_a_server_that_is_named_and_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(SystemExit, match=rf"--{name}: .*/typo"):
+        found_by(f"--{name}=/nowhere/typo")
+
+
+def test_settings_of_which_there_are_none_are_refused_and_those_that_there_are_named(program: Path) -> None:
+    with pytest.raises(SystemExit, match=r"--only: none is named -x; there are .*llama-server \(-no-kvu\)"):
+        found_by(f"--llama-server={program}", "--only=-x")
 
 
 def test_a_server_is_found_by_its_path_and_played_in_every_setting_with_our_sizes(program: Path) -> None:
-    found, missing = find_contenders(asked(f"--llama-server={program}"), HOUSE)
+    found, missing = found_by(f"--llama-server={program}")
     assert "llama-server" not in missing
     assert [one.setting for one in found] == list(LLAMA_SERVER_SETTINGS)
     assert {"as it comes", "-no-kvu", "-kvu", "-b 32", "-b 64", "no prompt cache"} <= set(LLAMA_SERVER_SETTINGS)
@@ -46,17 +62,17 @@ def test_a_server_is_found_by_its_path_and_played_in_every_setting_with_our_size
 
 def test_a_server_is_found_on_path(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(program.parent))
-    found, _ = find_contenders(peers.parser().parse_args([*NOWHERE[1:], "--only=no-kvu"]), HOUSE)
+    found, _ = found_by("--only=no-kvu")
     assert [(one.setting, one.command[0]) for one in found] == [("-no-kvu", str(program))]
 
 
 def test_a_peers_version_is_the_line_that_names_it_and_has_no_folders(program: Path) -> None:
-    found, _ = find_contenders(asked(f"--llama-server={program}"), HOUSE)
+    found, _ = found_by(f"--llama-server={program}")
     assert versions(found) == {"llama-server": "version: 6700 (abc)"}
 
 
 def test_a_peer_that_cannot_tell_its_version_is_measured_all_the_same(program: Path) -> None:
-    found, _ = find_contenders(asked(f"--llama-server={program}"), HOUSE)
+    found, _ = found_by(f"--llama-server={program}")
     program.unlink()
     assert versions(found) == {}
 

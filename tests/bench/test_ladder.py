@@ -261,8 +261,10 @@ def test_of_two_turns_each_stage_comes_as_early_in_one_as_late_in_the_other_and_
 
 def test_a_ladder_on_a_tiny_model_has_every_stage_and_its_figures(tiny_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--requests", "3", "--generated", "5", "--prompt", "6", "--turns", "2", "--ctx-size", "512", "--threads", "1"]
-    data = ladder.run(parsed(ladder, "--model", str(tiny_file), "--concurrency", "2", "--sampling", "plain", *small))
+    kept: list[dict[str, Any]] = []
+    data = ladder.run(parsed(ladder, "--model", str(tiny_file), "--concurrency", "2", "--sampling", "plain", *small), kept.append)
     (rung,) = data["rungs"]
+    assert kept == [data]
     assert (rung["concurrency"], rung["sampling"]) == (2, PLAIN.name)
     assert [page["name"] for page in rung["stages"]] == [name for name in ladder.STAGES if name not in rung["not_found"]]
     for number, page in enumerate(rung["stages"]):

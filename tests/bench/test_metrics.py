@@ -102,10 +102,10 @@ def test_the_mean_time_between_tokens_is_that_of_tokens_even_if_chunks_hold_seve
 def test_the_longest_wait_is_that_of_the_others_from_when_the_late_one_was_sent() -> None:
     others = [answer(0.0, [1.0, 4.0, 5.0, 7.5]), answer(0.0, [1.0, 6.0])]
     done = Pass(wall_s=9.0, client_cpu_s=0.0, answers=[*others, answer(5.5, [8.0])])
-    figures = summarize(done, has_late=True)
+    figures, all_alike = summarize(done, has_late=True), summarize(done)
     assert figures.late_gap_max_s == 5.0  # it had begun before, and was not over
-    assert figures.late_ttft_s == 2.5
-    assert summarize(done).late_gap_max_s is None
+    assert (figures.late_ttft_s, figures.ttft_s.max) == (2.5, 1.0)  # nobody's percentile lies between the two kinds
+    assert (all_alike.late_ttft_s, all_alike.ttft_s.max, all_alike.late_gap_max_s) == (None, 2.5, None)
 
 
 def test_a_busy_client_and_tokens_that_nobody_counted_are_warned_of() -> None:

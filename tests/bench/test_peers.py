@@ -125,6 +125,12 @@ def test_a_run_that_is_told_to_end_ends_after_its_pair_and_keeps_what_it_has(pla
     assert played == list(itertools.islice(["a 0", "b 0", "b 1"], n_pairs))
 
 
+@pytest.mark.parametrize(("n_pairs", "unfinished"), [(1, ["other (a)", "other (b)"]), (3, ["other (b)"])])
+def test_a_run_that_was_told_to_end_says_who_would_have_gone_on(played: list[str], n_pairs: int, unfinished: list[str]) -> None:
+    assert run(lambda: len(played) >= n_pairs)["unfinished"] == unfinished
+    assert "unfinished" not in run()
+
+
 class Up:
     """In the place of a server that is up."""
 
@@ -168,9 +174,26 @@ def test_a_start_begins_with_what_does_not_count_and_pairs_have_the_same_new_req
     match.pair(2)
     match.pair(3)
     assert generator.orders[:2] == [(1, n_requests, None, 100), (2, n_requests, None, 100)]
-    assert generator.orders[2:] == [(1, 40, 0.5, 101), (2, 40, 0.5, 101), (2, 40, 0.5, 102), (1, 40, 0.5, 102)]
+    assert sorted(generator.orders[2:4]) == [(1, 40, 0.5, 101), (2, 40, 0.5, 101)]
+    assert sorted(generator.orders[4:]) == [(1, 40, 0.5, 102), (2, 40, 0.5, 102)]
     assert len(side.ours) == len(side.theirs) == 2
     assert side.starts == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("n_pairs_start", "began"), [(1, [1, 2, 1, 2]), (2, [1, 2, 2, 1, 1, 2, 2, 1])])
+@pytest.mark.parametrize("n_kept", [0, 1])
+def test_who_begins_alternates_within_a_start_and_from_one_to_the_next(n_pairs_start: int, began: list[int], n_kept: int) -> None:
+    """Or the same one had the first pass of every start."""
+    sizes = {"n_pairs": 8, "n_screen": 2, "n_pairs_start": n_pairs_start}
+    plan = peers.Plan(name="x", workload=WORKLOADS["mixed"], rate=None, seed=1, warms_up=False, sampling="usual", goal=Goal(), **sizes)
+    kept = side_page(n_kept) if n_kept else None
+    side, generator = peers.Side(contender=Contender(peer="other", setting="a", command=()), kept=kept), Orders()
+    for _ in range(4):
+        match = peers.Match(plan, generator, Up(1), Up(2), side, itertools.count())  # type: ignore[arg-type]
+        for _ in range(n_pairs_start):
+            match.pair(side.n_pairs)
+    first = [port for port, *_ in generator.orders[::2]]
+    assert first == began if not n_kept else [3 - port for port in began]
 
 
 def side_page(n_pairs: int, speed: float = 2.0) -> Page:

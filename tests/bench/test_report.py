@@ -151,6 +151,7 @@ def test_pairs_of_several_runs_are_told_to_be_and_those_of_one_are_not() -> None
     data = peers.page([side("slow", 0.5)])
     told = report.page([run_of({**data, "runs": entries})])
     assert "- 2001-02-03, revision abc: 2 beside llama-server (slow)\n- 2001-02-03, revision def: 1 beside llama-server (slow)\n" in told
+    assert ", abc and def, " in report.readme_table([run_of({**data, "runs": entries})])
     for one in ({**data, "runs": entries[:1]}, data):
         assert "revision abc" not in report.page([run_of(one)])
 
@@ -163,7 +164,10 @@ def test_a_server_that_computes_while_the_other_is_measured_is_told_of() -> None
 
 def test_the_best_is_said_to_be_of_those_that_had_all_pairs() -> None:
     page = report.page([run_of(peers.page([side("a", 2.0), side("b", 1.0), side("dropped", 0.5, n_pairs=1)]))])
-    assert "llama-server a, of 2 settings, 1 more having had 1 of 3 pairs" in page
+    assert "llama-server a, of 2 settings, 1 more having had 1 of 3 pairs |" in page
+    page = report.page([run_of({**peers.page([side("a", 2.0), side("b", 0.5, n_pairs=1)]), "unfinished": ["llama-server (b)"]})])
+    assert "llama-server a, of 1 setting, 1 more having had 1 of 3 pairs, when the run was ended |" in page
+    assert "The run was ended before all pairs were made: llama-server (b)." in page
 
 
 def test_the_page_has_every_run_with_its_circumstances(folder: Path) -> None:
@@ -200,10 +204,10 @@ def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its
     results.write("peers", "another", {"ours": ["--backend=other"]}, {**slow, "not_found": []}, folder)
     page = report.page(results.read_all(folder)).partition("## Beside other servers")[2]
     summary = page.partition("### ")[0]
-    counts = "as it comes: loss 5. With options, as another backend: win 5"
+    counts = "as it comes: loss 7. With options, as another backend: win 7"
     assert f"({counts})" in summary
     names = [line.split(" | ")[0].removeprefix("| ") for line in summary.splitlines() if line.startswith("| ")][2:]
-    assert names == ["seed-40x8"] * 5 + ["another"] * 5  # ours as it comes goes first
+    assert names == ["seed-40x8"] * 7 + ["another"] * 7  # ours as it comes goes first
     assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes, alone | 3 of 3 |" in summary
 
 
@@ -338,7 +342,7 @@ def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     assert "old" not in new
     assert "| seed-40x8, 8 at a time | 100 | 97.5 | 0.970 (0.970 to 0.970) |" in new
     assert "| seed-40x8 | 11 | 22 | 0.500 (0.500 to 0.500) loss | " in new
-    assert " | llama-server: 2 settings, 1 more having had 1 of 3 pairs | 3 (3) |" in new
+    assert " | llama-server: the best of 2 settings, 1 more having had 1 of 3 pairs | 3 (3) |" in new
     assert report.with_table(new, runs) == new
 
 
@@ -348,7 +352,7 @@ def test_a_comparison_whose_answers_were_not_exact_stands_in_readme_by_its_good_
         one["n_inexact"] = 1
     new = report.with_table(f"{report.BEGIN}\n{report.END}\n", [run_of(peers.page([uneven]))])
     assert "| cLLM, good requests/s |" in new
-    assert "llama-server: 1 setting" in new
+    assert " | llama-server as it comes | 3 (3) |" in new
 
 
 def test_what_is_kept_has_what_the_report_must_show() -> None:
@@ -420,6 +424,12 @@ def test_no_plot_is_left_of_a_result_that_is_not_there_any_more() -> None:
     assert {path.name for path in report.PAGE.parent.glob("*.svg")} == shown
 
 
+def test_what_else_lies_in_the_folder_is_no_result(folder: Path) -> None:
+    runs = results.read_all(folder)
+    (folder / "bench.json").write_text('{"version": "1", "passes": []}')
+    assert results.read_all(folder) == runs
+
+
 def test_without_results_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(before := (ROOT / "README.md").read_text("utf-8"), "utf-8")
@@ -457,6 +467,7 @@ def test_every_stages_ratio_at_every_concurrency_stands_in_one_table_and_the_ser
     assert "| sse | streaming | 0.900 (0.900 to 0.900) | 0.940 (0.940 to 0.940) |" in page
     assert "| client |  |  | 0.800 (0.800 to 0.800) |" in page
     assert page.count("promised") == 1
+    assert "x, 1 at a time: sse comes to 0.900 (0.900 to 0.900 in 2 turns) of the first.\n" in page
     assert "x, 8 at a time: sse comes to 0.940 (0.940 to 0.940 in 2 turns) of the first, promised is at least 0.95: missed" in page
 
 

@@ -43,3 +43,13 @@ def test_a_counted_server_ends_with_the_process_that_started_it() -> None:
     )
     assert asked.stdout.startswith(b'{"counts"')
     assert asked.returncode == -signal.SIGTERM
+
+
+def test_a_measured_server_has_none_of_the_settings_that_the_shell_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would change what is measured, and no result says so."""
+    monkeypatch.setenv("CLLM_API_KEY", "secret")
+    monkeypatch.setenv("ANYTHING_ELSE", "kept")
+    has = "import http.server, os, sys; assert 'CLLM_API_KEY' not in os.environ and os.environ['ANYTHING_ELSE'] == 'kept'"
+    serves = f"{has}; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
+    with Server([sys.executable, "-c", serves, "{port}"], ready_path="/"):
+        pass
