@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import os
 import re
 import shlex
@@ -133,9 +134,15 @@ def llama_cpp_python(python: str, house: House) -> list[Contender]:
     return [Contender(peer="llama-cpp-python", setting="as it comes", command=tuple(map(str, command)), version_command=version)]
 
 
+@functools.cache
+def _ollama_folder() -> str:
+    """For copies of the models, one of each, however many workloads are measured on it."""
+    return _temporary_folder()
+
+
 def ollama(program: str, house: House) -> list[Contender]:
     """Ollama, with a folder of its own for the model that it makes of the file."""
-    folder = _temporary_folder()  # for a copy of the model
+    folder = _ollama_folder()
     environment = {
         "OLLAMA_HOST": "127.0.0.1:{port}",
         "OLLAMA_MODELS": folder,

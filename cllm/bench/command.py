@@ -121,9 +121,9 @@ def make_order(
 def run(order: Order) -> int:
     """Measure and show; return the process's exit code. Raises: BenchFailed."""
     if order.plot_path:
-        from cllm.bench.plot import pyplot
+        from cllm.bench import plot
 
-        pyplot()  # should it be missing, the time to say so is before the measurement
+        plot.check(order.plot_path)  # the time to say so is before the measurement
     dialect, measured = trio.run(_measure, order)
     # Where the JSON goes to standard output, the table does not.
     print_table([(one.title, one.summary) for one in measured], Console(stderr=order.json_path == "-"))

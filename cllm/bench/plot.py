@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,13 @@ def pyplot() -> Any:
     import matplotlib.pyplot
 
     return matplotlib.pyplot
+
+
+def check(path: str) -> None:
+    """What can be known to be wrong with a plot before there is anything to draw. Raises: BenchFailed."""
+    if os.path.splitext(path)[1].lower() not in ("", ".svg"):
+        raise BenchFailed(f"--plot: {path}: plots are drawn as SVG, so name it .svg")
+    pyplot()
 
 
 def save(figure: Any, path: str) -> None:

@@ -22,7 +22,7 @@ N_COLUMNS_BAR = 24
 def run(settings: Settings, *, plot_path: str | None) -> int:
     """Measure, keep and show; return the process's exit code. Raises: BackendUnavailable · LoadFailed · BenchFailed."""
     if plot_path is not None:
-        plot.pyplot()  # what is missing is told before anything is loaded
+        plot.check(plot_path)  # before anything is loaded
     if settings.log_level == "info":
         settings = attrs.evolve(settings, log_level="warning")
     configure_logging(settings)

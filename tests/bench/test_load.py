@@ -532,6 +532,12 @@ async def test_what_cannot_be_kept_or_sent_is_told_before_anything_is_measured(o
     assert told in done.stderr.decode()
 
 
+async def test_a_plot_that_is_no_svg_is_told_of_before_anything_is_measured(tmp_path: Path) -> None:
+    done = await bench(Target(host="127.0.0.1", port=9), "--plot", str(tmp_path / "x.png"))
+    assert done.returncode == 1
+    assert "plots are drawn as SVG, so name it .svg" in done.stderr.decode()
+
+
 @pytest.mark.skipif(not process.PROC.exists(), reason="processes are read from /proc")
 async def test_a_server_on_this_machine_is_found_by_its_port() -> None:
     async with served(answer) as (target, _):
