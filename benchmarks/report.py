@@ -217,7 +217,7 @@ def _loss(stage: Run, below: Run) -> str:
         if own_share <= LOSS_TOLD:
             return (
                 f"{lost}: the rest is in llama.cpp's own calls, whose rows are the same. What makes them longer is not told apart"
-                f"{_waiting(stage, below)}.{where}"
+                f"{_waiting(stage, below)}.{where} Done about its own part: {MENDED[stage['name']]}."
             )
     if "beside" in stage and own_share is None:  # its model's calls are in another process, where nobody times them
         return f"{lost}; its own part of that is not told apart. What it adds: {REASONS[stage['name']]}. Done: {MENDED[stage['name']]}."
