@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import structlog
 from quart import Response, g, request
+from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
+from werkzeug.routing import MapAdapter
 
 from cllm.api import admin, guards, native, openapi, requests, rerank, status, tokens
 from cllm.api.anthropic import messages
@@ -36,10 +38,20 @@ _SHAPES: dict[str, ErrorShape] = {one.path: one.errors for one in OPERATIONS}
 _SHAPES_BELOW: dict[str, ErrorShape] = {"/v1/messages/": anthropic_shape, "/api/": ollama_shape}  # where there is no such path, too
 
 
+class _App(QuartTrio):
+    """Which route is meant does not depend on the host that a request names: one that can be none would raise before anybody answers."""
+
+    def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
+        if request is None:
+            return super().create_url_adapter(request)
+        query = request.query_string.decode("ascii", "replace")
+        return self.url_map.bind("localhost", request.root_path, None, request.scheme, request.method, request.path, query)
+
+
 def create_app(engine: Engine | House, settings: Settings) -> QuartTrio:
     """Return the ASGI application that serves one engine, or the models of a house. One application for either."""
     house = engine if isinstance(engine, House) else House.of(engine, settings)
-    app = QuartTrio(__name__, static_folder=None)
+    app = _App(__name__, static_folder=None)
     app.asgi_http_class = Connection
     app.url_map.strict_slashes = False  # otherwise a redirect, which is a page of HTML, and for POST of no use
     app.url_map.merge_slashes = False

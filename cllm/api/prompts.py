@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
 N_CHARS_VALUE = 32  # that each value counts for besides its own: three of them are a message, which a template takes some time for
-
+N_WORKING_MAX = 4  # threads that write long conversations and answers
+_working: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("cllm.api.prompts")
 N_TOKENS_INLINE = 16_384  # longer lists are looked through in a thread: a million takes 20 ms
 # A bound on what a token stands for. The longest tokens in use are runs of some 128 spaces; to find a vocabulary's own longest takes a
 # call for each of its 150,000 tokens, which would hardly refuse more.
@@ -54,7 +55,7 @@ async def render(
     )
     if _is_short([messages, tools, variables]):
         return render()
-    return await trio.to_thread.run_sync(render, abandon_on_cancel=True)
+    return await _in_thread(render)
 
 
 def _is_short(value: Any) -> bool:
@@ -165,7 +166,17 @@ async def by_length(n_tokens: int, work: Callable[[], T]) -> T:
     """What `work` gives, in a thread if there is much of it."""
     if n_tokens <= N_TOKENS_INLINE:
         return work()
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+    return await _in_thread(work)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """What `work` gives. Few do so at a time: nothing else runs in Python meanwhile but by turns, the event loop among them."""
+    try:
+        limiter = _working.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(N_WORKING_MAX)
+        _working.set(limiter)
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
 
 
 def text_of(vocabulary: Vocabulary, tokens: Sequence[int], *, special: bool = True) -> str:

@@ -53,7 +53,10 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        except Exception:  # of a version that is no number
+            encode, content_type = choose_encoder("")
         kinds = aliases_of(context.settings)
         model = "" if house.names_models else house.first.name
         source = WithAliases(house.registry, kinds, model) if kinds else house.registry

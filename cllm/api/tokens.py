@@ -66,9 +66,8 @@ def blueprint(context: Context) -> Blueprint:
         model = await context.served(body.model)
         tokens = await _tokens(context, body)
         if body.with_pieces:
-            vocabulary = model.vocabulary
-            return json_response({"tokens": [{"id": token, "piece": _piece(vocabulary, token)} for token in tokens]})
-        return json_response({"tokens": tokens})
+            return await prompts.by_length(len(tokens), lambda: json_response(_pieces(model.vocabulary, tokens)))
+        return await prompts.by_length(len(tokens), lambda: json_response({"tokens": tokens}))
 
     @routes.post("/detokenize")
     async def detokenize() -> Response:
@@ -101,6 +100,10 @@ async def plain_tokens(context: Context, text: str, *, add_special: bool = False
         return await context.engine.tokenize(text, add_special=add_special, parse_special=parse_special)
     except TokenizeFailed as error:
         raise InvalidRequest(str(error)) from error
+
+
+def _pieces(vocabulary: Vocabulary, tokens: list[int]) -> dict[str, Any]:
+    return {"tokens": [{"id": token, "piece": _piece(vocabulary, token)} for token in tokens]}
 
 
 def _piece(vocabulary: Vocabulary, token: int) -> Any:

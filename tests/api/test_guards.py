@@ -194,6 +194,14 @@ async def test_without_keys_a_page_of_another_site_can_make_the_server_do_nothin
         assert (await api.get("/v1/models", **headers)).status == 200
 
 
+@pytest.mark.parametrize("host", ["a..b", ".", "a" * 64, "x" * 64 + ".example", "[", "a b", "é", ""])
+async def test_a_host_that_can_be_none_is_a_request_like_others(serve: Any, host: str) -> None:
+    async with serve(api_key=("k",)) as api:
+        assert (await api.get("/health", Host=host)).status == 200
+        assert (await api.get("/nowhere", Host=host)).status == 401
+        assert (await api.get("/v1/models", Host=host, Authorization="Bearer k")).status == 200
+
+
 @pytest.mark.parametrize("settings", [{"cors_origin": ("*",)}, {"api_key": ("k",)}])
 async def test_with_keys_or_where_all_pages_may_call_none_is_refused(serve: Any, settings: dict[str, Any]) -> None:
     async with serve(**settings) as api:

@@ -80,6 +80,12 @@ async def test_a_full_queue_is_not_ready_and_503_with_retry_after(serve: Any) ->
     assert int(chat.headers["Retry-After"]) >= 1
 
 
+async def test_metrics_are_plain_for_who_asks_for_a_version_that_is_none(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.get("/metrics", Accept="text/plain; version=abc")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+
+
 async def test_metrics_can_be_read_and_count_what_was_done(serve: Any) -> None:
     async with serve() as api:
         await api.chat(max_tokens=5)

@@ -14,7 +14,7 @@ from cllm.api.context import Context
 from cllm.api.conversation import Answer, AnswerShape, open_chat
 from cllm.api.errors import openai_shape
 from cllm.api.openai.messages import Message, template_messages
-from cllm.api.openai.shapes import Account, OpenAiStream, TokenNames, envelope, json_response, token_logprobs
+from cllm.api.openai.shapes import Account, OpenAiStream, TokenNames, envelope, json_response, n_shown, token_logprobs
 from cllm.api.openai.tools import ToolFields, ToolingFields, thinking_of, toolbox_of, tools_of
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sse import data
@@ -82,7 +82,8 @@ async def answer(context: Context, body: ChatRequest) -> Response:
         return await chat.stream(ChatStream(head, names, asked.n, include_usage=body.include_usage), openai_shape)
     answers = await chat.complete()
     account = Account([answer.finished for answer in answers], asked.n)
-    choices = [_choice(i, answer, names) for i, answer in enumerate(answers)]
+    n_logprobs = sum(n_shown(answer.logprobs or ()) for answer in answers)
+    choices = await prompts.by_length(n_logprobs, lambda: [_choice(i, answer, names) for i, answer in enumerate(answers)])
     head = envelope("chatcmpl", "chat.completion", model.name)
     return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
 

@@ -16,7 +16,7 @@ from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import Completion, check_room, open_generation
 from cllm.api.openai.legacy_logprobs import LegacyLogprobs, joined, prompt_logprobs
-from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, json_response
+from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, json_response, n_shown
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sse import SseBody, data, sse_response
 from cllm.api.structured import compiled, form_of, told
@@ -115,7 +115,7 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
         return sse_response(SseBody(generation, first, CompletionStream(head, names, body, given), openai_shape))
     done = await generation.complete()
     account = Account([completion.finished for completion in done], asked.n)
-    n_logprobs = sum(len(completion.logprobs or ()) + len(completion.prompt_logprobs) for completion in done)
+    n_logprobs = sum(n_shown(completion.logprobs or ()) + n_shown(completion.prompt_logprobs) for completion in done)
     choices = await prompts.by_length(n_logprobs, functools.partial(_choices, body, given, done, names))
     return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
 

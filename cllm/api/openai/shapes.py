@@ -159,6 +159,11 @@ def finite(logprob: float) -> float:
     return max(logprob, LOGPROB_MIN)
 
 
+def n_shown(logprobs: Iterable[TokenLogprob]) -> int:
+    """How many tokens `token_logprobs` writes."""
+    return sum(1 + len(one.top) for one in logprobs)
+
+
 def token_logprobs(logprobs: Iterable[TokenLogprob], names: TokenNames, *, with_ids: bool = False) -> list[dict[str, Any]]:
     """The tokens of the text, each with the likeliest ones at its place; with their ids, as llama-server has them."""
     token = functools.partial(_token, names, with_ids)
