@@ -14,6 +14,7 @@ from quart import g, request
 
 from cllm.api.metrics import HttpMetrics
 from cllm.api.operations import Operation
+from cllm.api.room import Room
 from cllm.api.sampling_fields import SamplingFields, Wanted, base_params, wanted
 from cllm.config import Profile, Settings
 from cllm.engine.params import SamplingParams
@@ -57,6 +58,7 @@ class Context:
     settings: Settings
     metrics: HttpMetrics
     operations: tuple[Operation, ...] = ()  # of every surface
+    bodies: Room = attrs.field(factory=Room)  # that are long
     decoding: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(N_DECODING_MAX))
 
     _defaults: WeakKeyDictionary[Engine, SamplingParams] = attrs.field(factory=WeakKeyDictionary)

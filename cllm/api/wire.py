@@ -26,12 +26,31 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 
 async def read(decoder: msgspec.json.Decoder[T]) -> T:
-    """Return the current request's body, decoded. Raises: InvalidRequest, and the framework's own 408 and 413."""
-    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    """Return the current request's body, decoded. Raises: InvalidRequest · Unavailable, and the framework's own 408 and 413."""
+    n_bytes = _n_bytes_told()
+    if n_bytes <= N_BYTES_INLINE:
+        return decode(await _body(), decoder)
+    context: Context = current_app.extensions["cllm"]
+    with context.bodies.taken(n_bytes):
+        return await _decoded_apart(await _body(), decoder, context)
+
+
+def _n_bytes_told() -> int:
+    """How long the body is said to be; where that is not said, as long as one may be."""
+    n_max: int = current_app.config["MAX_CONTENT_LENGTH"]
+    told = request.content_length
+    return min(told, n_max) if told is not None else n_max if "Transfer-Encoding" in request.headers else 0
+
+
+async def _body() -> bytes:
+    body: bytes = await request.get_data(cache=False, as_text=False, parse_form_data=False)
     g.n_bytes_in = len(body)
+    return body
+
+
+async def _decoded_apart(body: bytes, decoder: msgspec.json.Decoder[T], context: Context) -> T:
     if len(body) <= N_BYTES_INLINE:
         return decode(body, decoder)
-    context: Context = current_app.extensions["cllm"]
     return await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True, limiter=context.decoding)
 
 

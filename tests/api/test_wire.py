@@ -152,6 +152,24 @@ async def test_few_long_bodies_are_decoded_at_a_time_and_the_others_wait(serve: 
     assert statuses == [200] * 4
 
 
+@pytest.mark.parametrize("head", [{"Content_Length": "600000"}, {"Transfer_Encoding": "chunked"}])
+async def test_long_bodies_that_are_being_read_take_so_much_together_and_no_more(serve: Any, head: dict[str, str]) -> None:
+    """Or many who send all of a body but its end would have the memory."""
+    body = b'{"prompt": "x", "max_tokens": 1, "other": "' + b"x" * 500_000 + b'"}'
+    async with serve(max_body_mb=1) as api:
+        room = api.app.extensions["cllm"].bodies
+        room.n_max = 2**20
+        with room.taken(700_000):
+            refused = await api.post("/v1/completions", body, **head)
+            short = await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+        assert (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"]) == (503, "bodies_busy", "2")
+        assert short.status == 200
+        assert (await api.post("/v1/completions", body, **head)).status == 200
+        room.n_max = 10  # a lone one may be larger
+        assert (await api.post("/v1/completions", body, **head)).status == 200
+        assert room.n_taken == 0
+
+
 class Choice(msgspec.Struct):
     kind: Literal["one", "other"]
 

@@ -15,6 +15,7 @@ class Traffic(Collector):
 
     n_bytes_in: int = 0
     n_bytes_out: int = 0
+    n_bytes_unsent: int = 0  # of answers that clients have not taken yet, and that are held for them
 
     def collect(self) -> Iterable[Metric]:
         """See `prometheus_client.registry.Collector`."""

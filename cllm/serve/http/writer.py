@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+import structlog
 import trio
 
 from cllm.serve.http.traffic import Traffic
@@ -13,6 +14,11 @@ from cllm.serve.http.traffic import Traffic
 PIECE_BYTES = 64 * 1024
 # A stream whose client keeps up never waits; after so many bytes it lets the others run.
 BYTES_PER_TURN = 64 * 1024
+# Answers that are held for clients who do not take them, of all connections together: who asks for one more large one is cut off. Each
+# is bounded, and its client by a time for each piece, which lets ten thousand connections have ten thousand of the largest.
+UNSENT_BYTES_MAX = 512 * 1024 * 1024
+
+log = structlog.get_logger(__name__)
 
 
 class Writer:
@@ -55,7 +61,7 @@ class Writer:
         if n_sent == 0:
             return False
         if n_sent < len(data):
-            self._rest = data[n_sent:]
+            self._hold(data[n_sent:])
             self._spawn(self._flush)
         return True
 
@@ -66,7 +72,7 @@ class Writer:
             return
         n_sent = 0 if self._rest or self._lock.locked() else self._try_to_send(data)
         if n_sent < len(data):
-            self._rest += data[n_sent:]
+            self._hold(data[n_sent:])
             await self._flush()
         else:
             await self._give_way(n_sent)
@@ -76,6 +82,15 @@ class Writer:
         if self._n_in_turn >= BYTES_PER_TURN:
             self._n_in_turn = 0
             await trio.lowlevel.checkpoint()
+
+    def _hold(self, data: bytes) -> None:
+        """Keep what the socket does not take for `_flush`."""
+        self._rest += data
+        n_of_others = self._traffic.n_bytes_unsent
+        self._traffic.n_bytes_unsent += len(data)
+        if len(data) > PIECE_BYTES and n_of_others and n_of_others + len(data) > UNSENT_BYTES_MAX and not self.broken:
+            log.warning("answer.dropped", n_bytes=len(data), n_bytes_held=n_of_others, why="too much is held for clients that do not read")
+            self._break()
 
     def _try_to_send(self, data: bytes) -> int:
         if self._raw is None:
@@ -95,8 +110,11 @@ class Writer:
         with trio.CancelScope(shield=True):
             async with self._lock:
                 data, self._rest = memoryview(self._rest), b""
-                for start in range(0, len(data), PIECE_BYTES):
-                    await self._send_piece(data[start : start + PIECE_BYTES])
+                try:
+                    for start in range(0, len(data), PIECE_BYTES):
+                        await self._send_piece(data[start : start + PIECE_BYTES])
+                finally:
+                    self._traffic.n_bytes_unsent -= len(data)
 
     async def _send_piece(self, piece: memoryview) -> None:
         if self.broken:
