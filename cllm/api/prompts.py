@@ -21,6 +21,8 @@ from cllm.text.unread import UnreadPrompt
 
 T = TypeVar("T")
 
+# Of a template's variables: `self` is Jinja's own, and with the others a request would bring a template of its own, where servers take one.
+NOT_VARIABLES = RESERVED | {"self", "chat_template", "tokenize"}
 N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
 N_CHARS_VALUE = 32  # that each value counts for besides its own: three of them are a message, which a template takes some time for
 N_WORKING_MAX = 4  # threads that write long conversations and answers
@@ -43,8 +45,7 @@ async def render(
     """The conversation as the model's own template writes it. Raises: InvalidRequest · TemplateFailed · NotSupported."""
     if model.reads_text:
         raise NotSupported("this model writes conversations by itself: how, is not known here")
-    if reserved := (RESERVED | {"self"}) & variables.keys():  # `self` is Jinja's own
-        raise InvalidRequest(f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be set here", param="chat_template_kwargs")
+    check_variables(variables)
     render = functools.partial(
         model.template.render,
         messages,
@@ -56,6 +57,12 @@ async def render(
     if _is_short([messages, tools, variables]):
         return render()
     return await _in_thread(render)
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Refuse names for a template's variables that stand for something else, here or where it is rendered. Raises: InvalidRequest."""
+    if reserved := NOT_VARIABLES & variables.keys():
+        raise InvalidRequest(f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be set here", param="chat_template_kwargs")
 
 
 def _is_short(value: Any) -> bool:
@@ -85,9 +92,15 @@ def check_fits(model: ServedModel, prompt: str | Sequence[object]) -> None:
 
 
 def check_turns(model: ServedModel, turns: Sequence[object]) -> None:
-    """Refuse a conversation of more turns than there can be tokens, before anything is made of them. Raises: ContextExceeded."""
-    if len(turns) > model.n_ctx:
-        raise ContextExceededByFar(len(turns), model.n_ctx)
+    """Refuse a conversation of more turns, and calls in them, than there can be tokens, before anything is made of them.
+
+    Raises: ContextExceeded.
+    """
+    n_turns = len(turns)
+    if n_turns <= model.n_ctx:
+        n_turns += sum([len(getattr(turn, "tool_calls", None) or ()) for turn in turns])
+    if n_turns > model.n_ctx:
+        raise ContextExceededByFar(n_turns, model.n_ctx)
 
 
 def check_texts_fit(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> None:

@@ -50,14 +50,19 @@ class _Identity:
 
 @lru_cache(maxsize=8)  # a client may come with new ones each time, and a set of all tokens takes megabytes
 def _breaker_tokens(key: _Identity, breakers: tuple[str, ...]) -> frozenset[int]:
-    text, starts = _all_words(key)
-    found: set[int] = set()
+    found = np.zeros(key.vocabulary.n_tokens, np.bool_)
     for breaker in breakers:
         if breaker:
-            pattern = re.escape(breaker.encode("utf-8", "surrogatepass")) + rb"[^\xff]*"  # with the rest of its token: once is enough
-            places = [match.start() for match in re.finditer(pattern, text)]
-            found.update((np.searchsorted(starts, places, "right") - 1).tolist())
-    return frozenset(found)
+            found[_tokens_with(key, breaker)] = True
+    return frozenset(np.flatnonzero(found).tolist())
+
+
+@lru_cache(maxsize=128)  # each by itself: in another order, or with one more, the same are no new search
+def _tokens_with(key: _Identity, breaker: str) -> npt.NDArray[np.int32]:
+    text, starts = _all_words(key)
+    pattern = re.escape(breaker.encode("utf-8", "surrogatepass")) + rb"[^\xff]*"  # with the rest of its token: once is enough
+    places = [match.start() for match in re.finditer(pattern, text)]
+    return (np.searchsorted(starts, places, "right") - 1).astype(np.int32)
 
 
 @lru_cache(maxsize=2)

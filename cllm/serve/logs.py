@@ -39,7 +39,15 @@ def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
         return [structlog.processors.ExceptionRenderer(traceback), structlog.processors.JSONRenderer()]
     colors = sys.stderr.isatty()
     drawn = structlog.dev.RichTracebackFormatter(show_locals=False, color_system="truecolor" if colors else None)
-    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=drawn)]
+    return [_escape, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=drawn)]
+
+
+def _escape(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """What a client may have a say in, as a path: a terminal would do what control characters say."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[name] = "".join([c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in value])
+    return event
 
 
 def _drop_record(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -24,7 +24,8 @@ _ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 # As llguidance's `is_lark_syntax`, whose blanks run over the ends of lines: of many empty lines it takes the square.
 _LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
-N_RULES_MAX = 1000  # the converter takes the square of their number, half a second for so many
+N_RULES_MAX = 1000  # the converter looks through the whole grammar for each of them,
+N_LOOKED_AT_MAX = 10_000_000  # characters: a second
 _FIRST_PRINTABLE_BEYOND_ASCII = 0xA0
 
 
@@ -34,6 +35,9 @@ def to_lark(text: str) -> str:
         return text
     if (n_rules := text.count("::=")) > N_RULES_MAX:
         raise GrammarInvalid(f"the grammar has {n_rules} rules, and {N_RULES_MAX} are the most that is compiled")
+    if n_rules * len(text) > N_LOOKED_AT_MAX:
+        n_most = N_LOOKED_AT_MAX // n_rules
+        raise GrammarInvalid(f"the grammar has {n_rules} rules in {len(text)} characters, and of so many {n_most} are the most")
     try:
         return _converted(_ESCAPES.sub(_plain_escape, text))
     except RecursionError:

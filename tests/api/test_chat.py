@@ -276,6 +276,7 @@ async def test_a_bad_message_is_400_and_named(serve: Any, messages: Any, param: 
         ({"logprobs": 3}, 400, "logprobs"),
         ({"stream": "yes"}, 400, "stream"),
         ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "{{ x }}"}}, 400, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"tools": []}}, 400, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"bos_token": "x"}}, 400, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"add_generation_prompt": True}}, 400, "chat_template_kwargs"),

@@ -305,6 +305,17 @@ def test_the_oldest_responses_make_room_for_the_latest() -> None:
     assert known(store, "d", "e") == ["d"]
 
 
+@pytest.mark.parametrize("sizes", [[10] * 9, [2_000] * 9])
+def test_a_key_that_asks_for_much_makes_room_of_its_own(sizes: list[int]) -> None:
+    store = ResponseStore(n_max=4, n_bytes_max=8_000, ttl_s=10.0)
+    for name in "ab":
+        store.keep({"id": name}, (), (Item(content="x"),), key="quiet", now=0.0)
+    for i, size in enumerate(sizes):
+        store.keep({"id": f"loud {i}"}, (), (Item(content="x" * size),), key="loud", now=0.0)
+    assert [store.find(name, key="quiet", now=0.0).key for name in "ab"] == ["quiet"] * 2
+    assert store.find("loud 8", key="loud", now=0.0)
+
+
 @pytest.mark.parametrize("items", [lambda n: (Item(),) * n, lambda n: (Item(content=[Part(type="t")] * (n - 1)),)])
 def test_items_and_their_parts_count_though_they_say_nothing(items: Callable[[int], tuple[Item, ...]]) -> None:
     store = ResponseStore(n_max=9, n_bytes_max=100 * N_BYTES_OBJECT, ttl_s=10.0)
@@ -408,8 +419,10 @@ def test_items_are_known_to_their_key_as_long_as_a_response_has_them() -> None:
     store.delete("b", key="k", now=6.0)
     assert store.item("i1", key="k", now=6.0) is None, "its first response has gone to make room"
     assert store.item("i2", key="k", now=6.0) is None
+    store.delete("c", key="other", now=6.0)
+    assert store.item("i1", key="other", now=6.0) is None
     store.keep({"id": "d"}, (), (second,), key="k", now=7.0)
     store.keep({"id": "e"}, (), (second,), key="k", now=8.0)
     store.delete("e", key="k", now=8.0)
     assert store.item("i2", key="k", now=8.0) is second
-    assert store.item("i1", key="other", now=16.0) is None
+    assert store.item("i2", key="k", now=17.0) is None

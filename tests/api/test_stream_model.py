@@ -149,6 +149,7 @@ def test_reasoning_comes_before_the_form(holder: tuple[FakeStreamModel, str]) ->
     model, url = holder
     model.started.clear()
     assert post(url + CHAT, {**ASKED, **JSON_OBJECT, "chat_template_kwargs": {"enable_thinking": True}})[0] == 200
+    assert post(url + CHAT, {**ASKED, "chat_template_kwargs": {"chat_template": "{{ x }}"}})[0] == 400, "it would be rendered elsewhere"
     (request,) = model.started
     assert request.form is not None
     assert request.form.after == "</think>"

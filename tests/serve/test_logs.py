@@ -132,6 +132,16 @@ def test_a_server_without_standard_output_tells_nobody(monkeypatch: pytest.Monke
     tell("lost")
 
 
+@pytest.mark.parametrize(("log_format", "written"), [("console", r"/\x1b[2J\x9b\u202eпцт"), ("json", r"/\u001b[2J\u009b\u202e\u043f")])
+def test_what_a_client_has_a_say_in_tells_a_terminal_nothing(monkeypatch: pytest.MonkeyPatch, log_format: str, written: str) -> None:
+    with standard_error(monkeypatch, log_format=log_format) as stream:
+        for logger in (structlog.get_logger("ours"), logging.getLogger("foreign")):
+            logger.error("/\x1b[2J\x9b\u202eпцт")
+        structlog.get_logger("ours").error("failed", path="/\x1b[2J\x9b\u202eпцт")
+    assert stream.getvalue().count(written) == 3
+    assert stream.getvalue().replace("\n", "").isprintable()
+
+
 def read_prompt(prompt: str) -> None:
     """Fails with the prompt among its variables, and nowhere else."""
     raise RuntimeError(f"{len(prompt)} characters are too many")

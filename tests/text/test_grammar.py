@@ -243,6 +243,10 @@ HOSTILE = {
     "15,000 parentheses in Lark": (Kind.GRAMMAR, "start: " + "(" * 15_000 + '"x"' + ")" * 15_000),
     "65,000 empty lines": (Kind.GRAMMAR, "\n" * 65_000),
     "200,000 rules": (Kind.GRAMMAR, _chain(200_000, '"a" NEXT | "b"')),
+    "1,000 rules in 60,000 characters": (
+        Kind.GRAMMAR,
+        "".join(f"r{i} ::= {'. ' * 25} r{i + 1}\n" for i in range(999)).replace("r0", "root") + 'r999 ::= "x"',
+    ),
     "2,000 rules": (Kind.GRAMMAR, _chain(2000, "NEXT").replace(": ", " ::= ").replace("start", "root")),
     "15,000 groups": (Kind.REGEX, "(" * 15_000 + "a" + ")" * 15_000),
     "a million repetitions": (Kind.REGEX, "(((a{1,100}){1,100}b){1,100}c){1,100}(?=x)"),

@@ -77,6 +77,8 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest) ->
     body.max_tokens = body.max_output_tokens or body.max_tokens
     asked = context.wanted(body, model, max_tokens=None)
     now, key = time.monotonic(), g.key
+    if isinstance(body.input, list):
+        prompts.check_turns(model, body.input)  # before anything is made of them
     inputs = _with_ids(requests.input_items(body, lambda item_id: store.item(item_id, key=key, now=now)))
     items = (*_said_before(store, body), *inputs)
     prompts.check_turns(model, items)

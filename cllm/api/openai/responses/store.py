@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any
 
 import attrs
@@ -45,7 +45,7 @@ class ResponseStore:
         return self._n_max > 0
 
     def keep(self, response: dict[str, Any], inputs: tuple[Any, ...], items: tuple[Any, ...], *, key: str, now: float) -> None:
-        """Keep a response; the oldest make room. One that is larger than all the room is not kept.
+        """Keep a response; the oldest of the key that has most make room. One that is larger than all the room is not kept.
 
         Items of earlier responses count each time, though they are shared: the earlier ones may go first.
         """
@@ -58,8 +58,8 @@ class ResponseStore:
             if item.id:
                 self._items.setdefault((key, item.id), {})[response["id"]] = item
         self.n_bytes += n_bytes
-        while len(self._kept) > self._n_max or self.n_bytes > self._n_bytes_max:
-            self._forget(next(iter(self._kept)))
+        while (is_many := len(self._kept) > self._n_max) or self.n_bytes > self._n_bytes_max:
+            self._forget(self._oldest_of_largest(by_bytes=not is_many))
 
     def find(self, response_id: str, *, key: str, now: float) -> Kept:
         """Return a response that is still kept. Another key's is as unknown as none. Raises: NotFound."""
@@ -79,6 +79,14 @@ class ResponseStore:
         """Forget a response. Raises: NotFound."""
         self.find(response_id, key=key, now=now)
         self._forget(response_id)
+
+    def _oldest_of_largest(self, *, by_bytes: bool) -> str:
+        """Of the key that takes most: or one that asks for much would have everybody else's forgotten."""
+        taken: Counter[str] = Counter()
+        for kept in self._kept.values():
+            taken[kept.key] += kept.n_bytes if by_bytes else 1
+        ((largest, _),) = taken.most_common(1)
+        return next(name for name, kept in self._kept.items() if kept.key == largest)
 
     def _forget_old(self, now: float) -> None:
         while self._kept and next(iter(self._kept.values())).ends_at <= now:  # they were kept in the order in which they end
