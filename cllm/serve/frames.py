@@ -17,6 +17,7 @@ from cllm.engine.params import SamplingParams, StopParams
 
 _LENGTH: Final = struct.Struct("<Q")
 N_BYTES_FRAME_MAX: Final = 1 << 40  # beyond it, it was no frame
+N_BYTES_AT_ONCE: Final = 1 << 28
 N_BYTES_AHEAD: Final = 1 << 14  # larger messages are read to where they belong
 N_BYTES_VALUE_MAX: Final = (1 << 32) - 1  # of one value in MessagePack
 
@@ -367,8 +368,7 @@ class Channel(Generic[T]):
             (n_bytes,) = _LENGTH.unpack(length)
             if n_bytes > N_BYTES_FRAME_MAX:
                 raise Ended("what came was no frame")
-            data = bytearray(n_bytes)
-            self._fill(memoryview(data))
+            data = self._take(n_bytes)
         try:
             message: T = self._decoder.decode(data)
         except msgspec.MsgspecError as error:
@@ -399,6 +399,16 @@ class Channel(Generic[T]):
     @property
     def _has_more(self) -> bool:
         return self._read < self._filled
+
+    def _take(self, n_bytes: int) -> bytearray:
+        """Return so many bytes. Memory is taken as they come: a length from a process that has gone wrong may be any."""
+        data = bytearray(min(n_bytes, N_BYTES_AT_ONCE))
+        self._fill(memoryview(data))
+        while len(data) < n_bytes:
+            piece = bytearray(min(n_bytes - len(data), N_BYTES_AT_ONCE))
+            self._fill(memoryview(piece))
+            data += piece
+        return data
 
     def _fill(self, view: memoryview) -> None:
         while len(view):
