@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -18,9 +19,10 @@ class Message(msgspec.Struct):
 
 
 @pytest.fixture
-def ends() -> tuple[socket.socket, Channel[Message]]:
+def ends() -> Iterator[tuple[socket.socket, Channel[Message]]]:
     one, other = socket.socketpair()
-    return one, Channel[Message](other, Message)
+    with one, other:
+        yield one, Channel[Message](other, Message)
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, frames.N_BYTES_AHEAD, 100_000])
