@@ -208,7 +208,7 @@ def run(arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], object] 
                 pages = pages_of(measured)
                 rungs.append({"concurrency": concurrency, "sampling": sampling.name, "stages": pages, "not_found": missing})
                 show(rungs[-1])
-                keep({"rungs": rungs})
+                keep({"rungs": [*rungs]})
     return {"rungs": rungs}
 
 
@@ -317,7 +317,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked.model = str(asked.model or model_file("qwen3-0.6b", asked.quantization))
     told = {key: value for key, value in vars(asked).items() if key != "results"}
     settings = {**told, "name": name, "model": results.model_facts(Path(asked.model))}
-    run(asked, lambda data: print(f"\nkept in {results.write('ladder', name, settings, data, asked.results).name}", flush=True))
+    unfinished = f"{name}-unfinished"  # in the place of nothing that is whole
+    data = run(asked, lambda data: results.write("ladder", unfinished, {**settings, "name": unfinished}, data, asked.results))
+    path = results.write("ladder", name, settings, data, asked.results)
+    results.remove("ladder", unfinished, asked.results)
+    print(f"\nkept in {path.name}")
 
 
 def usual_name(asked: argparse.Namespace) -> str:

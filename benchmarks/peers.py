@@ -206,7 +206,7 @@ def run_plan(
             fault = str(error)
             print(f"  ours: {fault}", flush=True)
     done = page(sides, pages.values())
-    if is_ended() and (unfinished := _unfinished(sides, pages.values(), plan.n_pairs)):
+    if is_ended() and (unfinished := _unfinished(sides, pages.values(), plan.n_screen, plan.n_pairs)):
         done["unfinished"] = unfinished
     return {**done, "broken": {**done["broken"], ours.title: fault}} if fault else done
 
@@ -246,9 +246,10 @@ def _promising(sides: Sequence[Side], others: Iterable[Page] = ()) -> list[Side]
     return [side for side in sides if (side.contender.peer, side.contender.setting) in best]
 
 
-def _unfinished(sides: Sequence[Side], others: Iterable[Page], n_pairs: int) -> list[str]:
+def _unfinished(sides: Sequence[Side], others: Iterable[Page], n_screen: int, n_pairs: int) -> list[str]:
     """Who would have got more pairs, had the run not been told to end."""
-    going = _promising(sides, others) if all(side.n_pairs or side.fault for side in sides) else sides
+    is_screened = all(side.n_pairs >= min(n_screen, n_pairs) or side.fault for side in sides)
+    going = _promising(sides, others) if is_screened else sides
     return [side.contender.title for side in going if side.n_pairs < n_pairs and not side.fault]
 
 

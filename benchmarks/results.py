@@ -74,6 +74,11 @@ def read(kind: str, name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     return json.loads(path.read_text("utf-8")) if path.is_file() else None
 
 
+def remove(kind: str, name: str, folder: Path = FOLDER) -> None:
+    """Forget one run, if there is one of that name."""
+    _path(kind, name, folder).unlink(missing_ok=True)
+
+
 def _path(kind: str, name: str, folder: Path) -> Path:
     return folder / f"{kind}-{name}.json"
 

@@ -222,7 +222,7 @@ async def _open_unread(
 
 
 def _as_sent(conversation: Conversation) -> StreamChat:
-    """The conversation for a model that writes it by itself. Raises: NotHeeded."""
+    """The conversation for a model that writes it by itself. Raises: NotHeeded · InvalidRequest."""
     prompts.check_variables(conversation.variables)
     thinking, toolbox = conversation.thinking, conversation.toolbox
     if thinking.n_tokens_max:

@@ -21,8 +21,8 @@ from cllm.text.unread import UnreadPrompt
 
 T = TypeVar("T")
 
-# Of a template's variables: `self` is Jinja's own, and with the others a request would bring a template of its own, where servers take one.
-NOT_VARIABLES = RESERVED | {"self", "chat_template", "tokenize"}
+# Of a template's variables: `self` is Jinja's own, and with `chat_template` a request would bring one of its own, where servers take it.
+NOT_VARIABLES = RESERVED | {"self", "chat_template"}
 N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
 N_CHARS_VALUE = 32  # that each value counts for besides its own: three of them are a message, which a template takes some time for
 N_WORKING_MAX = 4  # threads that write long conversations and answers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import attrs
@@ -21,13 +21,22 @@ class Room:
     n_taken: int = 0
 
     @contextmanager
-    def taken(self, n: int) -> Iterator[None]:
-        """Take `n` bytes while this lasts; one body may be larger than all the room, if it is the only one. Raises: Unavailable."""
-        if self.n_taken and self.n_taken + n > self.n_max:
-            what = f"{self.n_taken // 2**20} MiB of long bodies are being read, and {self.n_max // 2**20} may be"
-            raise Unavailable(f"{what}; a short one is answered", retry_after_s=RETRY_AFTER_S, code="bodies_busy")
-        self.n_taken += n
+    def shared(self) -> Iterator[Callable[[int], None]]:
+        """Give what takes so many bytes more, as they come, until this ends. Who is the only one may take more than all the room.
+
+        What is given raises: Unavailable.
+        """
+        n_own = 0
+
+        def take(n: int) -> None:
+            nonlocal n_own
+            if self.n_taken > n_own and self.n_taken + n > self.n_max:
+                what = f"{self.n_taken // 2**20} MiB of long bodies are being read, and {self.n_max // 2**20} may be"
+                raise Unavailable(f"{what}; a short one is answered", retry_after_s=RETRY_AFTER_S, code="bodies_busy")
+            self.n_taken += n
+            n_own += n
+
         try:
-            yield
+            yield take
         finally:
-            self.n_taken -= n
+            self.n_taken -= n_own

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 import trio
 from quart import current_app, g, request
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
 from cllm.api.context import Context
 from cllm.errors import InvalidRequest
@@ -27,31 +30,29 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 async def read(decoder: msgspec.json.Decoder[T]) -> T:
     """Return the current request's body, decoded. Raises: InvalidRequest · Unavailable, and the framework's own 408 and 413."""
-    n_bytes = _n_bytes_told()
-    if n_bytes <= N_BYTES_INLINE:
-        return decode(await _body(), decoder)
     context: Context = current_app.extensions["cllm"]
-    with context.bodies.taken(n_bytes):
-        return await _decoded_apart(await _body(), decoder, context)
+    with context.bodies.shared() as take:
+        body = await _body(take)
+        g.n_bytes_in = len(body)
+        if len(body) <= N_BYTES_INLINE:
+            return decode(body, decoder)
+        return await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True, limiter=context.decoding)
 
 
-def _n_bytes_told() -> int:
-    """How long the body is said to be; where that is not said, as long as one may be."""
-    n_max: int = current_app.config["MAX_CONTENT_LENGTH"]
-    told = request.content_length
-    return min(told, n_max) if told is not None else n_max if "Transfer-Encoding" in request.headers else 0
-
-
-async def _body() -> bytes:
-    body: bytes = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    g.n_bytes_in = len(body)
-    return body
-
-
-async def _decoded_apart(body: bytes, decoder: msgspec.json.Decoder[T], context: Context) -> T:
-    if len(body) <= N_BYTES_INLINE:
-        return decode(body, decoder)
-    return await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True, limiter=context.decoding)
+async def _body(take: Callable[[int], None]) -> bytes:
+    """The whole body. What of it is long takes its room as it comes: who only says that much will come has none."""
+    n_max, body = request.max_content_length, bytearray()
+    with trio.move_on_after(math.inf if request.body_timeout is None else request.body_timeout) as scope:
+        async for piece in request.body:
+            n_before = len(body)
+            body += piece
+            if n_max is not None and len(body) > n_max:
+                raise RequestEntityTooLarge
+            if len(body) > N_BYTES_INLINE:
+                take(len(body) - (n_before if n_before > N_BYTES_INLINE else 0))
+    if scope.cancelled_caught:
+        raise RequestTimeout
+    return bytes(body)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

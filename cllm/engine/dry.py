@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -23,6 +24,8 @@ from cllm.backend import Logits, Vocabulary
 from cllm.engine.noise import Ids
 from cllm.engine.penalties import Int64s, grown
 
+_N_SEARCHES_KEPT = 128  # of a vocabulary; the letters of a text are some fifty
+_one_at_a_time = threading.Lock()  # rows of one step that want the same would all make it
 _MAX_LOG: float = math.log(float(np.finfo(np.float32).max))  # beyond it base ** n is no float32 any more
 
 
@@ -32,7 +35,8 @@ def dry_breaker_tokens(vocabulary: Vocabulary, breakers: tuple[str, ...]) -> fro
     A breaker that only several tokens spell together breaks nothing; the usual ones are single characters, which cannot be split so.
     The first call for a vocabulary reads all of its tokens.
     """
-    return _breaker_tokens(_Identity(vocabulary), breakers)
+    with _one_at_a_time:
+        return _breaker_tokens(_Identity(vocabulary), breakers)
 
 
 @attrs.frozen(eq=False)
@@ -50,30 +54,43 @@ class _Identity:
 
 @lru_cache(maxsize=8)  # a client may come with new ones each time, and a set of all tokens takes megabytes
 def _breaker_tokens(key: _Identity, breakers: tuple[str, ...]) -> frozenset[int]:
-    found = np.zeros(key.vocabulary.n_tokens, np.bool_)
+    words, found = _words_of(key), np.zeros(key.vocabulary.n_tokens, np.bool_)
     for breaker in breakers:
         if breaker:
-            found[_tokens_with(key, breaker)] = True
+            found[words.having(breaker)] = True
     return frozenset(np.flatnonzero(found).tolist())
 
 
-@lru_cache(maxsize=128)  # each by itself: in another order, or with one more, the same are no new search
-def _tokens_with(key: _Identity, breaker: str) -> npt.NDArray[np.int32]:
-    text, starts = _all_words(key)
-    pattern = re.escape(breaker.encode("utf-8", "surrogatepass")) + rb"[^\xff]*"  # with the rest of its token: once is enough
-    places = [match.start() for match in re.finditer(pattern, text)]
-    return (np.searchsorted(starts, places, "right") - 1).astype(np.int32)
-
-
-@lru_cache(maxsize=2)
-def _all_words(key: _Identity) -> tuple[bytes, Int64s]:
+@attrs.define(eq=False)
+class _Words:
     """The words of a vocabulary in one text, and where each begins: searching it takes a hundredth of searching them one by one.
 
     They are held apart by a byte that is in no UTF-8, and so in no breaker.
     """
+
+    text: bytes
+    starts: Int64s
+    n_searches: int = 0
+    _having: dict[str, npt.NDArray[np.int32]] = attrs.field(factory=dict)
+
+    def having(self, breaker: str) -> npt.NDArray[np.int32]:
+        """Return the words that have it. Each is searched by itself: in another order, or with one more, the same are no new search."""
+        found = self._having.get(breaker)
+        if found is None:
+            self.n_searches += 1
+            pattern = re.escape(breaker.encode("utf-8", "surrogatepass")) + rb"[^\xff]*"  # with the rest of its token: once is enough
+            places = [match.start() for match in re.finditer(pattern, self.text)]
+            found = (np.searchsorted(self.starts, places, "right") - 1).astype(np.int32)
+            if len(self._having) >= _N_SEARCHES_KEPT:
+                del self._having[next(iter(self._having))]
+            self._having[breaker] = found
+        return found
+
+
+@lru_cache(maxsize=2)
+def _words_of(key: _Identity) -> _Words:
     words = [key.vocabulary.token_bytes(token, special=True) for token in range(key.vocabulary.n_tokens)]
-    starts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])], dtype=np.int64)
-    return b"\xff".join(words), starts
+    return _Words(b"\xff".join(words), np.cumsum([0, *(len(word) + 1 for word in words[:-1])], dtype=np.int64))
 
 
 @attrs.define(eq=False)

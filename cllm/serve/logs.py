@@ -43,10 +43,10 @@ def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
 
 
 def _escape(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """What a client may have a say in, as a path: a terminal would do what control characters say."""
+    """Write out control characters and ends of lines in what a client may have a say in, as a path: a terminal would do what they say."""
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable():
-            event[name] = "".join([c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in value])
+            event[name] = "".join([c if c.isprintable() else ascii(c)[1:-1] for c in value])
     return event
 
 

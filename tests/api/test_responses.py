@@ -314,6 +314,8 @@ def test_a_key_that_asks_for_much_makes_room_of_its_own(sizes: list[int]) -> Non
         store.keep({"id": f"loud {i}"}, (), (Item(content="x" * size),), key="loud", now=0.0)
     assert [store.find(name, key="quiet", now=0.0).key for name in "ab"] == ["quiet"] * 2
     assert store.find("loud 8", key="loud", now=0.0)
+    store.keep({"id": "first"}, (), (Item(content="x" * 3_000),), key="third", now=0.0)
+    assert store.find("first", key="third", now=0.0), "its key is the largest now, and has this one only"
 
 
 @pytest.mark.parametrize("items", [lambda n: (Item(),) * n, lambda n: (Item(content=[Part(type="t")] * (n - 1)),)])

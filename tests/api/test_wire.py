@@ -152,21 +152,33 @@ async def test_few_long_bodies_are_decoded_at_a_time_and_the_others_wait(serve: 
     assert statuses == [200] * 4
 
 
-@pytest.mark.parametrize("head", [{"Content_Length": "600000"}, {"Transfer_Encoding": "chunked"}])
+@pytest.mark.parametrize("head", [{"Content_Length": "500046"}, {"Transfer_Encoding": "chunked"}])
 async def test_long_bodies_that_are_being_read_take_so_much_together_and_no_more(serve: Any, head: dict[str, str]) -> None:
     """Or many who send all of a body but its end would have the memory."""
-    body = b'{"prompt": "x", "max_tokens": 1, "other": "' + b"x" * 500_000 + b'"}'
+    long = b'{"prompt": "x", "max_tokens": 1, "other": "' + b"x" * 500_000 + b'"}'
+    short = b'{"prompt": "x", "max_tokens": 1}'
     async with serve(max_body_mb=1) as api:
         room = api.app.extensions["cllm"].bodies
         room.n_max = 2**20
-        with room.taken(700_000):
-            refused = await api.post("/v1/completions", body, **head)
-            short = await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+        with room.shared() as take:
+            take(700_000)
+            refused = await api.post("/v1/completions", long, **head)
+            assert (await api.post("/v1/completions", short, Transfer_Encoding="chunked")).status == 200
         assert (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"]) == (503, "bodies_busy", "2")
-        assert short.status == 200
-        assert (await api.post("/v1/completions", body, **head)).status == 200
+        assert (await api.post("/v1/completions", long, **head)).status == 200
         room.n_max = 10  # a lone one may be larger
-        assert (await api.post("/v1/completions", body, **head)).status == 200
+        assert (await api.post("/v1/completions", long, **head)).status == 200
+        assert room.n_taken == 0
+
+
+async def test_what_is_said_to_come_takes_no_room_before_it_has_come(serve: Any) -> None:
+    async with serve(body_timeout_s=0.2) as api:
+        room = api.app.extensions["cllm"].bodies
+        room.n_max = 2**20
+        async with api.asking("/v1/completions", b"{", complete=False, Content_Length=str(2**24)) as exchange:
+            long = b'{"prompt": "x", "max_tokens": 1, "other": "' + b"x" * 500_000 + b'"}'
+            assert (await api.post("/v1/completions", long)).status == 200
+            assert (await exchange.answer()).status == 408
         assert room.n_taken == 0
 
 

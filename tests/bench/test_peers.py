@@ -193,7 +193,7 @@ def test_who_begins_alternates_within_a_start_and_from_one_to_the_next(n_pairs_s
         for _ in range(n_pairs_start):
             match.pair(side.n_pairs)
     first = [port for port, *_ in generator.orders[::2]]
-    assert first == began if not n_kept else [3 - port for port in began]
+    assert first == ([3 - port for port in began] if n_kept else began)
 
 
 def side_page(n_pairs: int, speed: float = 2.0) -> Page:

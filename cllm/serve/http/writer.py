@@ -14,8 +14,8 @@ from cllm.serve.http.traffic import Traffic
 PIECE_BYTES = 64 * 1024
 # A stream whose client keeps up never waits; after so many bytes it lets the others run.
 BYTES_PER_TURN = 64 * 1024
-# Answers that are held for clients who do not take them, of all connections together: who asks for one more large one is cut off. Each
-# is bounded, and its client by a time for each piece, which lets ten thousand connections have ten thousand of the largest.
+# Answers that are held for clients who do not take them, of all connections together: beyond it, who has had a large one the longest is
+# cut off. Each is bounded, and its client by a time for each piece, which lets ten thousand connections have ten thousand of the largest.
 UNSENT_BYTES_MAX = 512 * 1024 * 1024
 
 log = structlog.get_logger(__name__)
@@ -45,6 +45,7 @@ class Writer:
         self._on_broken = on_broken
         self._traffic = traffic
         self._lock = trio.Lock()  # held while a task waits for the socket
+        self._n_held = 0  # bytes of this connection that count among all that are held
         self._rest = b""  # accepted, and not yet in the hands of the socket or of the task that holds the lock
         self._n_in_turn = 0
         self.broken = False
@@ -85,12 +86,27 @@ class Writer:
 
     def _hold(self, data: bytes) -> None:
         """Keep what the socket does not take for `_flush`."""
+        if self.broken:
+            return
         self._rest += data
-        n_of_others = self._traffic.n_bytes_unsent
+        self._n_held += len(data)
         self._traffic.n_bytes_unsent += len(data)
-        if len(data) > PIECE_BYTES and n_of_others and n_of_others + len(data) > UNSENT_BYTES_MAX and not self.broken:
-            log.warning("answer.dropped", n_bytes=len(data), n_bytes_held=n_of_others, why="too much is held for clients that do not read")
-            self._break()
+        if self._n_held > PIECE_BYTES:
+            self._traffic.holders.setdefault(self)
+            while self._traffic.n_bytes_unsent > UNSENT_BYTES_MAX and len(self._traffic.holders) > 1:
+                next(iter(self._traffic.holders)).cut_off()
+
+    def cut_off(self) -> None:
+        """End the connection, whose client has left what is held for it for longer than others."""
+        held = {"n_bytes": self._n_held, "n_bytes_of_all": self._traffic.n_bytes_unsent}
+        log.warning("answer.dropped", **held, why="too much is held for clients that do not read, and for this one the longest")
+        self._break()
+
+    def _release(self, n_bytes: int) -> None:
+        self._n_held -= n_bytes
+        self._traffic.n_bytes_unsent -= n_bytes
+        if self._n_held <= PIECE_BYTES:
+            self._traffic.holders.pop(self, None)
 
     def _try_to_send(self, data: bytes) -> int:
         if self._raw is None:
@@ -114,7 +130,7 @@ class Writer:
                     for start in range(0, len(data), PIECE_BYTES):
                         await self._send_piece(data[start : start + PIECE_BYTES])
                 finally:
-                    self._traffic.n_bytes_unsent -= len(data)
+                    self._release(min(len(data), self._n_held))  # nothing is held for one that is broken
 
     async def _send_piece(self, piece: memoryview) -> None:
         if self.broken:
@@ -131,4 +147,5 @@ class Writer:
     def _break(self) -> None:
         if not self.broken:
             self.broken = True
+            self._release(self._n_held)
             self._on_broken()

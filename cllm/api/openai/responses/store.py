@@ -34,6 +34,8 @@ class ResponseStore:
         self._ttl_s = ttl_s
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._items: dict[tuple[str, str], dict[str, Any]] = {}  # by key and id, for each response that has one
+        self._n_bytes_of: Counter[str] = Counter()  # by key
+        self._n_of: Counter[str] = Counter()
         self.n_bytes = 0
 
     def __len__(self) -> int:
@@ -58,8 +60,10 @@ class ResponseStore:
             if item.id:
                 self._items.setdefault((key, item.id), {})[response["id"]] = item
         self.n_bytes += n_bytes
+        self._n_bytes_of[key] += n_bytes
+        self._n_of[key] += 1
         while (is_many := len(self._kept) > self._n_max) or self.n_bytes > self._n_bytes_max:
-            self._forget(self._oldest_of_largest(by_bytes=not is_many))
+            self._forget(self._oldest_of_largest(by_bytes=not is_many, latest=response["id"]))
 
     def find(self, response_id: str, *, key: str, now: float) -> Kept:
         """Return a response that is still kept. Another key's is as unknown as none. Raises: NotFound."""
@@ -80,13 +84,12 @@ class ResponseStore:
         self.find(response_id, key=key, now=now)
         self._forget(response_id)
 
-    def _oldest_of_largest(self, *, by_bytes: bool) -> str:
-        """Of the key that takes most: or one that asks for much would have everybody else's forgotten."""
-        taken: Counter[str] = Counter()
-        for kept in self._kept.values():
-            taken[kept.key] += kept.n_bytes if by_bytes else 1
-        ((largest, _),) = taken.most_common(1)
-        return next(name for name, kept in self._kept.items() if kept.key == largest)
+    def _oldest_of_largest(self, *, by_bytes: bool, latest: str) -> str:
+        """Of the key that takes most, but for the latest of all: or one that asks for much would have everybody else's forgotten."""
+        others = self._kept.keys() - {latest}
+        taken = self._n_bytes_of if by_bytes else self._n_of
+        largest = max((self._kept[name].key for name in others), key=lambda key: taken[key]) if others else ""
+        return next((name for name, kept in self._kept.items() if kept.key == largest and name != latest), latest)
 
     def _forget_old(self, now: float) -> None:
         while self._kept and next(iter(self._kept.values())).ends_at <= now:  # they were kept in the order in which they end
@@ -95,6 +98,8 @@ class ResponseStore:
     def _forget(self, response_id: str) -> None:
         kept = self._kept.pop(response_id)
         self.n_bytes -= kept.n_bytes
+        self._n_bytes_of[kept.key] -= kept.n_bytes
+        self._n_of[kept.key] -= 1
         for item in kept.items:
             of_responses = self._items.get((kept.key, item.id), {})
             of_responses.pop(response_id, None)
