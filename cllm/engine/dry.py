@@ -25,7 +25,7 @@ from cllm.engine.noise import Ids
 from cllm.engine.penalties import Int64s, grown
 
 _N_SEARCHES_KEPT = 128  # of a vocabulary; the letters of a text are some fifty
-_one_at_a_time = threading.Lock()  # rows of one step that want the same would all make it
+_one_at_a_time = threading.Lock()  # rows that want the same, sampled in several threads, would all make it
 _MAX_LOG: float = math.log(float(np.finfo(np.float32).max))  # beyond it base ** n is no float32 any more
 
 
