@@ -6,10 +6,10 @@ Each setting of a peer first gets a few pairs; those that are the best at anythi
 theirs, one after the other, with the same fresh requests; which goes first alternates. After every few pairs both servers are started
 anew, since passes of one start have much in common; the first pass of a start does not count (with `--no-warm-up` it does, after a few
 small requests), for no server is as it will be in service: ours finds out how its cells had better lie, others have nothing yet in their
-caches. What is compared is the ratio within a pair, so that
-the machine's own speed cancels out, and every figure of ours stands against the setting that is best at that figure. A run that is told
-to end (SIGTERM, Ctrl-C) ends after the pair that it is in, and keeps what it has; one that is told to `--add` goes on from what an earlier
-one has kept, so that ten pairs of a long workload can be those of several evenings.
+caches. What is compared is the ratio within a pair, so that the machine's own speed cancels out, and every figure of ours stands against
+the setting that is best at that figure. A run that is told to end (SIGTERM, Ctrl-C) ends after the pair that it is in, and keeps what it
+has; one that is told to `--add` goes on from what an earlier one has kept, so that ten pairs of a long workload can be those of several
+evenings.
 
 `data` of a result:
 
@@ -112,7 +112,7 @@ class Match:
         self._plan, self._generator, self._side, self._seeds = plan, generator, side, seeds
         self._servers = {"ours": ours, "theirs": theirs}
         self._start = side.starts[-1] + 1 if side.starts else 0
-        self._n_begun = self._start + (len(set(side.kept["starts"])) if side.kept else 0)  # as who begins does not change within one
+        self._n_starts_before = self._start + (len(set(side.kept["starts"])) if side.kept else 0)  # of this run, and of those it adds to
         try:
             self._n_vocab = ours.n_vocab
             dialect = generator.dialect(ours.port, n_vocab=self._n_vocab)
@@ -135,7 +135,7 @@ class Match:
     def pair(self, number: int) -> None:
         """One pass each with the same requests, which are new; who begins alternates, within a start and from one start to the next."""
         n_in_start = self._side.starts.count(self._start)
-        names = ("ours", "theirs") if (self._n_begun + n_in_start) % 2 == 0 else ("theirs", "ours")
+        names = ("ours", "theirs") if (self._n_starts_before + n_in_start) % 2 == 0 else ("theirs", "ours")
         seed = next(self._seeds)
         done = {name: self._pass(name, seed) for name in names}
         self._side.ours.append(done["ours"]["summary"])

@@ -164,14 +164,14 @@ instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the core
 (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts had 1.00 (0.97 to 1.04) of the tokens/s, so that was left as it is.
 
 **Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So gaps at p99 are 0.3 to 0.5
-times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 2.4 to 2.6 times as long at 8, where one in
-ten has such a piece. First texts come later at p50 there, and the last ones, too; of `mixed` those at p90 come sooner. No order of the same
-rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls above such a
-share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool in pieces of
-25. At 16, pieces four times as long had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. The interval of `mixed` at 8 is wide,
-since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a
-simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the bare model, each
-in turns with one that stayed, had 0.91 to 1.10 of its time for the same step.
+times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 2.4 to 2.6 times as long at 8, where more
+than one in ten has such a piece. First texts come later at p50 there; of `mixed` those at p90 come sooner, and those at p99 later. No order
+of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls
+above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool
+in pieces of 25. At 16, pieces four times as long had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. The interval of `mixed` at
+8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another
+start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the
+bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate. Prompts go in pieces beside answers, so that from the whole of what can
@@ -193,10 +193,10 @@ prompt, which has to fit an eighth of them.
 
 **Conversations.** They begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the
 change. Eight end a turn together and begin the next together, and their prompts are computed at once, however many steps of answers that
-takes, since all owe about as much. Of 32 in 8 slots ten pairs of ten starts have as many tokens/s as llama-server as it comes (0.95 to
-1.06), and nothing but memory differs by more than starts do: 1.14 times as much. Half of the first texts come after 48 s. The eight places
-are filled and emptied together, by a log of a pass, so that no step has both answers and prompts, and it is strictly in turn here as it is
-there. Tests ran beside some of these pairs, at the lowest priority.
+takes, since all owe about as much. Of 32 in 8 slots ten pairs of ten starts do not tell who has more tokens/s, llama-server as it comes or
+cLLM (0.95 to 1.06), nor anything else but memory, of which cLLM has 1.14 times as much. Half of the first texts come after 48 s. The eight
+places are filled and emptied together, by a log of a pass, so that no step has both answers and prompts, and it is strictly in turn here as
+it is there. Tests ran beside some of these pairs, at the lowest priority.
 """
 
 VERIFY: Final = """\

@@ -17,7 +17,7 @@ from cllm.engine.params import SamplingParams, StopParams
 
 _LENGTH: Final = struct.Struct("<Q")
 N_BYTES_FRAME_MAX: Final = 1 << 40  # beyond it, it was no frame
-N_BYTES_AT_ONCE: Final = 1 << 28
+N_BYTES_AT_ONCE: Final = 1 << 28  # memory that is taken for what is yet to come
 N_BYTES_AHEAD: Final = 1 << 14  # larger messages are read to where they belong
 N_BYTES_VALUE_MAX: Final = (1 << 32) - 1  # of one value in MessagePack
 

@@ -25,7 +25,7 @@ _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 # As llguidance's `is_lark_syntax`, whose blanks run over the ends of lines: of many empty lines it takes the square.
 _LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
 N_RULES_MAX = 1000  # the converter looks through the whole grammar for each of them,
-N_LOOKED_AT_MAX = 10_000_000  # characters: a second
+N_LOOKED_AT_MAX = 30_000_000  # characters, which takes three seconds at the most; a thousand short rules are half of that
 _FIRST_PRINTABLE_BEYOND_ASCII = 0xA0
 
 

@@ -18,6 +18,7 @@ import trio
 from cllm.serve.http import hypercorn_private as hypercorn
 from cllm.serve.http.asgi import AsgiApp
 from cllm.serve.http.config import HttpConfig
+from cllm.serve.http.held import Held
 from cllm.serve.http.http1 import Http1
 from cllm.serve.http.requests import Requests
 from cllm.serve.http.traffic import Traffic
@@ -57,6 +58,7 @@ class Connection:
         shared: tuple[hypercorn.Config, hypercorn.WorkerContext, hypercorn.ConnectionState],
         *,
         traffic: Traffic,
+        held: Held,
         on_idle: Callable[[], None],
     ) -> None:
         self._raw = raw
@@ -71,6 +73,7 @@ class Connection:
         self._config = config
         self._shared = shared
         self._traffic = traffic
+        self._held = held
         self._on_idle = on_idle
         self._timeouts = {
             Phase.IDLE: config.keep_alive_s,
@@ -148,6 +151,7 @@ class Connection:
             spawn=nursery.start_soon,
             on_broken=self.abort,
             traffic=self._traffic,
+            held=self._held,
         )
         return protocol
 

@@ -17,6 +17,7 @@ from cllm.serve.http.asgi import AsgiApp
 from cllm.serve.http.certificate import Certificate
 from cllm.serve.http.config import HttpConfig
 from cllm.serve.http.connection import Connection
+from cllm.serve.http.held import Held
 from cllm.serve.http.lifespan import lifespan_of
 from cllm.serve.http.listeners import accept, addresses_of, close_all, is_passing, open_listeners, reason
 from cllm.serve.http.requests import leaves, log_contained
@@ -73,6 +74,7 @@ class Server:
         self._config = config
         self._certificate = certificate
         self._traffic = traffic
+        self._held = Held()
         self._context = hypercorn.WorkerContext(None)
         self._shared = (hypercorn_config(config), self._context, hypercorn.ConnectionState(state))
         self._connections: set[Connection] = set()
@@ -165,7 +167,9 @@ class Server:
 
     def _start(self, raw: socket.socket, nursery: trio.Nursery) -> None:
         tls = self._certificate.context
-        connection = Connection(raw, tls, self._app, self._config, self._shared, traffic=self._traffic, on_idle=self._note_change)
+        connection = Connection(
+            raw, tls, self._app, self._config, self._shared, traffic=self._traffic, held=self._held, on_idle=self._note_change
+        )
         self._connections.add(connection)
         nursery.start_soon(self._serve_one, connection)
 

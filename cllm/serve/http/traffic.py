@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import attrs
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -16,8 +15,6 @@ class Traffic(Collector):
 
     n_bytes_in: int = 0
     n_bytes_out: int = 0
-    n_bytes_unsent: int = 0  # of answers that clients have not taken yet, and that are held for them
-    holders: dict[Any, None] = attrs.field(factory=dict)  # connections' writers that hold much, the earliest first
 
     def collect(self) -> Iterable[Metric]:
         """See `prometheus_client.registry.Collector`."""

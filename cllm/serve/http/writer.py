@@ -5,20 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-import structlog
 import trio
 
+from cllm.serve.http.held import Held
 from cllm.serve.http.traffic import Traffic
 
 # Progress is looked for piece by piece, so that a large answer to a slow client is not taken for a client that has stopped.
 PIECE_BYTES = 64 * 1024
 # A stream whose client keeps up never waits; after so many bytes it lets the others run.
 BYTES_PER_TURN = 64 * 1024
-# Answers that are held for clients who do not take them, of all connections together: beyond it, who has had a large one the longest is
-# cut off. Each is bounded, and its client by a time for each piece, which lets ten thousand connections have ten thousand of the largest.
-UNSENT_BYTES_MAX = 512 * 1024 * 1024
-
-log = structlog.get_logger(__name__)
 
 
 class Writer:
@@ -37,6 +32,7 @@ class Writer:
         spawn: Callable[..., None],
         on_broken: Callable[[], None],
         traffic: Traffic,
+        held: Held,
     ) -> None:
         self._stream = stream
         self._raw = raw
@@ -44,8 +40,8 @@ class Writer:
         self._spawn = spawn
         self._on_broken = on_broken
         self._traffic = traffic
+        self._held = held
         self._lock = trio.Lock()  # held while a task waits for the socket
-        self._n_held = 0  # bytes of this connection that count among all that are held
         self._rest = b""  # accepted, and not yet in the hands of the socket or of the task that holds the lock
         self._n_in_turn = 0
         self.broken = False
@@ -89,24 +85,11 @@ class Writer:
         if self.broken:
             return
         self._rest += data
-        self._n_held += len(data)
-        self._traffic.n_bytes_unsent += len(data)
-        if self._n_held > PIECE_BYTES:
-            self._traffic.holders.setdefault(self)
-            while self._traffic.n_bytes_unsent > UNSENT_BYTES_MAX and len(self._traffic.holders) > 1:
-                next(iter(self._traffic.holders)).cut_off()
+        self._held.add(self, len(data))
 
     def cut_off(self) -> None:
-        """End the connection, whose client has left what is held for it for longer than others."""
-        held = {"n_bytes": self._n_held, "n_bytes_of_all": self._traffic.n_bytes_unsent}
-        log.warning("answer.dropped", **held, why="too much is held for clients that do not read, and for this one the longest")
+        """See `cllm.serve.http.held.Holder`."""
         self._break()
-
-    def _release(self, n_bytes: int) -> None:
-        self._n_held -= n_bytes
-        self._traffic.n_bytes_unsent -= n_bytes
-        if self._n_held <= PIECE_BYTES:
-            self._traffic.holders.pop(self, None)
 
     def _try_to_send(self, data: bytes) -> int:
         if self._raw is None:
@@ -130,7 +113,7 @@ class Writer:
                     for start in range(0, len(data), PIECE_BYTES):
                         await self._send_piece(data[start : start + PIECE_BYTES])
                 finally:
-                    self._release(min(len(data), self._n_held))  # nothing is held for one that is broken
+                    self._held.take(self, len(data))
 
     async def _send_piece(self, piece: memoryview) -> None:
         if self.broken:
@@ -147,5 +130,5 @@ class Writer:
     def _break(self) -> None:
         if not self.broken:
             self.broken = True
-            self._release(self._n_held)
+            self._held.drop(self)
             self._on_broken()

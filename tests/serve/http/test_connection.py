@@ -13,6 +13,7 @@ import trio
 from cllm.serve.http import HttpConfig
 from cllm.serve.http import hypercorn_private as hypercorn
 from cllm.serve.http.connection import NOTSENT_BYTES, Connection
+from cllm.serve.http.held import Held
 from cllm.serve.http.server import hypercorn_config
 from cllm.serve.http.traffic import Traffic
 from tests.serve.http.conftest import BOUND_S, Client
@@ -52,7 +53,7 @@ async def connected(app: Any, *reads: Read) -> AsyncIterator[Client]:
         one.setblocking(False)
     config = HttpConfig()
     shared = (hypercorn_config(config), hypercorn.WorkerContext(None), hypercorn.ConnectionState({}))
-    connection = Connection(theirs, None, app, config, shared, traffic=Traffic(), on_idle=lambda: None)
+    connection = Connection(theirs, None, app, config, shared, traffic=Traffic(), held=Held(), on_idle=lambda: None)
     connection._stream = trio.StapledStream(connection._stream, Script(*reads))
     with trio.fail_after(BOUND_S):
         async with trio.open_nursery() as nursery, trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream:
@@ -142,7 +143,7 @@ def test_as_much_may_wait_in_the_kernel_as_is_meant_to() -> None:
             theirs = listener.accept()[0]
         config = HttpConfig()
         shared = (hypercorn_config(config), hypercorn.WorkerContext(None), hypercorn.ConnectionState({}))
-        connection = Connection(theirs, None, None, config, shared, traffic=Traffic(), on_idle=lambda: None)  # type: ignore[arg-type]
+        connection = Connection(theirs, None, None, config, shared, traffic=Traffic(), held=Held(), on_idle=lambda: None)  # type: ignore[arg-type]
         with ours, theirs:
             return connection._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
 

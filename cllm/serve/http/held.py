@@ -1,0 +1,52 @@
+"""Answers that wait for clients who do not take them: how much of all connections may wait, and whose has to go."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+import structlog
+
+# Of one answer, what is less is no matter. Each is bounded, and its client by a time for each piece, which lets ten thousand connections
+# have ten thousand of the largest for hours.
+N_BYTES_LARGE = 64 * 1024
+N_BYTES_MAX = 512 * 1024 * 1024
+
+log = structlog.get_logger(__name__)
+
+
+class Holder(Protocol):
+    """A connection that holds bytes for its client."""
+
+    def cut_off(self) -> None:
+        """End the connection."""
+
+
+@attrs.define(eq=False)
+class Held:
+    """What all connections of a server hold, in bytes."""
+
+    n_bytes: int = 0
+    _of: dict[Holder, int] = attrs.field(factory=dict)  # who has held something the longest comes first
+
+    def add(self, holder: Holder, n_bytes: int) -> None:
+        """Count so many more. Where that is too much, those are cut off that have held a large answer the longest, a lone one excepted."""
+        self._of[holder] = self._of.get(holder, 0) + n_bytes
+        self.n_bytes += n_bytes
+        while self.n_bytes > N_BYTES_MAX and len(large := [one for one, n in self._of.items() if n > N_BYTES_LARGE]) > 1:
+            why = "too much is held for clients that do not read, and for this one the longest"
+            log.warning("answer.dropped", n_bytes=self._of[large[0]], n_bytes_of_all=self.n_bytes, why=why)
+            large[0].cut_off()
+            self.drop(large[0])
+
+    def take(self, holder: Holder, n_bytes: int) -> None:
+        """Count so many less, which were sent; nothing is counted any more for one that was dropped."""
+        if holder in self._of:
+            self._of[holder] -= n_bytes
+            self.n_bytes -= n_bytes
+            if not self._of[holder]:
+                del self._of[holder]
+
+    def drop(self, holder: Holder) -> None:
+        """Count nothing for it any more."""
+        self.n_bytes -= self._of.pop(holder, 0)
