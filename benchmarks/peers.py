@@ -496,9 +496,11 @@ def ours_options(asked: argparse.Namespace) -> list[str]:
 
 
 def house_for(asked: argparse.Namespace, model: Path, workload: Workload) -> House:
-    """The sizes that all servers get: llama.cpp rounds a slot's share up to 256 cells, so that the share is rounded for all."""
+    """The sizes that all servers get, so that a slot with a share of its own has room for the longest request. llama.cpp rounds a share up
+    to 256 cells, so that it is rounded for all.
+    """
     n_slots = asked.slots or workload.concurrency + bool(workload.n_prompt_late)
-    share = -(-workload.cells() // n_slots)
+    share = max(-(-workload.cells() // n_slots), workload.n_longest())
     n_cells = asked.cells or n_slots * 256 * -(-share // 256)
     return House(model=model, n_slots=n_slots, n_cells=n_cells, n_threads=asked.threads)
 

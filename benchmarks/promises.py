@@ -376,8 +376,7 @@ def long_among_short(asked: Asked) -> Part:
     """Seven that generate, alone and with a long prompt that comes then: in a pool of cells, and in parts that hold the prompt."""
     workload = attrs.evolve(WORKLOADS["long-among-short"], n_prompt_late=asked.sizes.n_prompt_late)
     n_slots = workload.concurrency + 1
-    n_longest = max(workload.n_prompt_late + workload.n_generated_late, workload.n_prompt[1] + workload.n_generated[1])
-    layouts = {"a pool": ("unified", workload.cells()), "parts": ("streams", n_slots * n_longest)}
+    layouts = {"a pool": ("unified", workload.cells()), "parts": ("streams", n_slots * workload.n_longest())}
     turns: list[Data] = []
     promises: list[Promise] = []
     for layout, (kv, n_cells) in layouts.items():

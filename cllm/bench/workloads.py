@@ -95,6 +95,11 @@ class Workload:
             self.concurrency * (self.n_prefix + self.n_turns * turn) + self.n_prompt_late + bool(self.n_prompt_late) * self.n_generated_late
         )
 
+    def n_longest(self) -> int:
+        """Cells of the longest request, its answer included."""
+        usual = self.n_prefix + self.n_turns * (self.n_prompt[1] + self.n_generated[1])
+        return max(usual, self.n_prompt_late + self.n_generated_late if self.n_prompt_late else 0)
+
 
 class _Draw:
     def __init__(self, n_vocab: int, seed: int) -> None:

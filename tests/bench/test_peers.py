@@ -17,7 +17,7 @@ from benchmarks.generator import Order
 from benchmarks.standings import Page
 from cllm.bench.metrics import Goal
 from cllm.bench.target import Dialect
-from cllm.bench.workloads import WORKLOADS
+from cllm.bench.workloads import WORKLOADS, Workload
 
 HOUSE = House(model=Path("model.gguf"), n_slots=8, n_cells=2048, n_threads=2)
 
@@ -283,6 +283,13 @@ def test_what_is_added_to_an_overload_comes_at_the_rates_that_are_kept(measure: 
     runs = [kept_in(tmp_path, f"overload-{factor}x-model") for factor in ("0.5", "1", "2", "4")]
     assert [run["settings"]["rate"] for run in runs] == [1.5, 3.0, 6.0, 12.0]
     assert [run["data"]["sides"][0]["n_pairs"] for run in runs] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS.keys())
+def test_a_slot_with_a_share_of_its_own_has_room_for_the_longest_request(workload: Workload) -> None:
+    house = peers.house_for(peers.parser().parse_args([]), Path("model.gguf"), workload)
+    assert house.n_cells >= max(workload.cells(), house.n_slots * workload.n_longest())
+    assert house.n_cells % (256 * house.n_slots) == 0
 
 
 def test_one_result_is_read_by_its_name(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_all_that_runs_at_once_fits_into_the_cells_that_a_workload_names(workloa
     greatest = sorted((len(chain[-1].prompt) + chain[-1].n_generated for chain in work.chains), reverse=True)[: workload.concurrency]
     late = len(work.late.prompt) + work.late.n_generated if work.late else 0
     assert sum(greatest) + late <= workload.cells()
+    assert max(*greatest, late) <= workload.n_longest()
 
 
 @ALL
