@@ -31,6 +31,7 @@ class Figure:
     is_higher_better: bool
     of: Callable[[Summary], float | None]
     counts_failures: bool = False  # a request that is not answered makes it worse
+    grows: bool = False  # from pass to pass of a start, so that the passes of one are not alike: its last one counts
 
 
 @attrs.frozen
@@ -160,5 +161,6 @@ FIGURES: Final = (
     Figure("longest wait of the others, ms", False, _ms("late_gap_max_s")),
     Figure("first text of the late one, ms", False, _ms("late_ttft_s")),
     Figure("server CPU per token, ms", False, _cpu_per_token),
-    Figure("server peak memory, MiB", False, _plain("server_rss_peak_mb")),
+    Figure("server peak memory, MiB", False, _plain("server_rss_peak_mb"), grows=True),
 )
+FIGURES_BY_NAME: Final = {figure.name: figure for figure in FIGURES}

@@ -1,15 +1,17 @@
 """What each layer costs over the one below, on a real model: python -m benchmarks ladder
 
 The stages (`benchmarks.stages`) run the same requests turn by turn, each turn in a random order and every second one in that of the last
-backwards, so that the machine's own drift meets all of them alike. What warms up is a whole answer of each sequence. A stage's ratio is to
-the bare loop of the same turn. The last one is no layer above the others: what it costs is told beside `loop`. Every pass is counted at the
-entry points of its layers (`benchmarks.layers`), and one that did not pass through them ends the run.
+backwards, so that the machine's own drift meets all of them alike. For each start, model and server are loaded anew, since starts differ by
+more than turns of one do; what warms up then is a whole answer of each sequence. A stage's ratio is to the bare loop of the same turn. The
+last one is no layer above the others: what it costs is told beside `loop`. Every pass is counted at the entry points of its layers
+(`benchmarks.layers`), and one that did not pass through them ends the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
 import random
 import statistics
@@ -28,7 +30,7 @@ from benchmarks.layers import Counter
 from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.serving import CountedServer
 from benchmarks.stages import Ran, Stage, Work, run_checked
-from benchmarks.workload import GREEDY, PLAIN, USUAL, Ask, seed_workload
+from benchmarks.workload import GREEDY, PLAIN, USUAL, Ask, Sampling, seed_workload
 from cllm.bench.workloads import id_range
 from cllm.config import Settings
 from cllm.serve.loading import load
@@ -38,6 +40,7 @@ SAMPLINGS: Final = {"greedy": (GREEDY,), "all": (GREEDY, PLAIN, USUAL), "plain":
 STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse", "client", "isolated")
 BESIDE: Final = {"isolated": "loop"}  # which stage another one is compared with, where that is not the one below
 COMPUTED: Final = ("native", "sampling")  # layers that compute what a step is for
+WARM_UP: Final = -1  # in the place of a turn's number
 BESIDE_THOSE: Final = "rest"  # of a step, which is in no layer that is timed
 
 
@@ -185,44 +188,61 @@ def run(arguments: argparse.Namespace, keep: Callable[[dict[str, Any]], object] 
     missing = [name for name in arguments.stages if name not in names]
     for name in missing:
         tell(f"stage {name}: its package is not installed, so it is left out")
-    model = Path(arguments.model)
-    sizes = ["--ctx-size", str(arguments.ctx_size), "--threads", str(arguments.threads), "--row-budget", str(arguments.row_budget)]
-    n_live = max(arguments.concurrency)  # named, so that a served stage lets no fewer run at once for the sake of short gaps
-    options = [*sizes, "--kv", arguments.kv, "--parallel", str(n_live)]
-    settings = Settings(
-        str(model),
-        ctx_size=arguments.ctx_size,
-        threads=arguments.threads,
-        row_budget=arguments.row_budget,
-        kv=arguments.kv,
-        parallel=n_live,
-    )
     rungs: list[dict[str, Any]] = []
-    with open_stages(model, options, settings, names) as (n_vocab, chosen):
-        for concurrency in arguments.concurrency:
-            for sampling in SAMPLINGS[arguments.sampling]:
-                measured = [Measured(number=STAGES.index(stage.name), stage=stage) for stage in chosen]
-                for turn in range(-1, arguments.turns):  # the first one warms up and does not count
-                    serial = len(rungs) * (arguments.turns + 1) + turn + 1
-                    _turn(arguments, measured, n_vocab, concurrency, sampling, turn, serial)
-                pages = pages_of(measured)
-                rungs.append({"concurrency": concurrency, "sampling": sampling.name, "stages": pages, "not_found": missing})
-                show(rungs[-1])
-                keep({"rungs": [*rungs]})
+    serials = itertools.count()
+    for concurrency in arguments.concurrency:
+        for sampling in SAMPLINGS[arguments.sampling]:
+            measured, starts = _measured(arguments, names, concurrency, sampling, serials)
+            rung = {"concurrency": concurrency, "sampling": sampling.name, "stages": pages_of(measured), "starts": starts}
+            rungs.append({**rung, "not_found": missing})
+            show(rungs[-1])
+            keep({"rungs": [*rungs]})
     return {"rungs": rungs}
 
 
+def _measured(
+    arguments: argparse.Namespace, names: Sequence[str], concurrency: int, sampling: Sampling, serials: Iterator[int]
+) -> tuple[list[Measured], list[int]]:
+    """All turns of a rung, and by which start of model and server each was measured."""
+    measured: list[Measured] = []
+    starts: list[int] = []
+    while len(starts) < arguments.turns:
+        with open_stages(Path(arguments.model), *_sizes(arguments), names) as (n_vocab, chosen):
+            measured = measured or [Measured(number=STAGES.index(stage.name), stage=stage) for stage in chosen]
+            for one, stage in zip(measured, chosen, strict=True):
+                one.stage = stage
+            _turn(arguments, measured, n_vocab, concurrency, sampling, WARM_UP, next(serials))
+            start, n_left = len(set(starts)), arguments.turns - len(starts)
+            for _ in range(min(arguments.turns_a_start, n_left)):
+                _turn(arguments, measured, n_vocab, concurrency, sampling, len(starts), next(serials))
+                starts.append(start)
+    return measured, starts
+
+
+def _sizes(arguments: argparse.Namespace) -> tuple[list[str], Settings]:
+    """The same for all stages, as options of a server and as settings.
+
+    Nothing is kept on the host. What has served for a while has seen that nobody asks for it and keeps nothing either; a scheduler that is
+    made for one pass has not.
+    """
+    fields: dict[str, Any] = {name: getattr(arguments, name) for name in ("ctx_size", "threads", "row_budget", "kv")}
+    fields["parallel"] = max(arguments.concurrency)  # named, so that a served stage lets no fewer run at once for the sake of short gaps
+    fields["host_cache_mb"] = 0
+    options = [part for name, value in fields.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return options, Settings(str(arguments.model), **fields)
+
+
 def _turn(
-    arguments: argparse.Namespace, measured: list[Measured], n_vocab: int, concurrency: int, sampling: Any, turn: int, serial: int
+    arguments: argparse.Namespace, measured: list[Measured], n_vocab: int, concurrency: int, sampling: Sampling, turn: int, serial: int
 ) -> None:
     """One pass of each stage. `serial` counts all turns of the run: each has prompts of its own, which no server has cached."""
     seed = arguments.seed + 10_000 * serial
-    n_requests = arguments.requests if turn >= 0 else concurrency
+    n_requests = concurrency if turn == WARM_UP else arguments.requests
     asks = seed_workload(n_requests, n_prompt=arguments.prompt, n_generated=arguments.generated, n_vocab=n_vocab, seed=seed)
     for one in in_turn(measured, arguments.seed, turn):
         number = one.number + len(STAGES) * len(asks) * serial
         ran = run_checked(one.stage, work_of(asks, number, n_vocab, concurrency=concurrency, sampling=sampling, seed=seed))
-        if turn >= 0:
+        if turn != WARM_UP:
             one.passes.append(ran)
             tell(f"concurrency {concurrency:3} {sampling.name:16} turn {turn} {one.stage.name:9} {one.tokens_per_s[-1]:9.1f} tokens/s")
 
@@ -273,6 +293,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=numbers, default=[1, 8, 16], help="as in 1,8,16")
     parser.add_argument("--sampling", default="greedy", choices=sorted(SAMPLINGS), help="plain: temperature 1; usual: 0.8 / 0.95 / 40")
     parser.add_argument("--turns", type=positive, default=4, help="an even number meets a drift of the machine best")
+    parser.add_argument("--turns-a-start", type=positive, default=1, help="after which model and server are loaded anew")
     parser.add_argument("--requests", type=positive, default=40)
     parser.add_argument("--prompt", type=positive, default=32, help="tokens of each prompt")
     parser.add_argument("--generated", type=positive, default=50, help="tokens of each answer")

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.figures import FIGURES_BY_NAME
 from benchmarks.report import Run, number, of_kind, plot_of, rung_slug, rung_title
+from benchmarks.standings import BOTH, median_of, n_wrong
 from cllm.bench.plot import plot_latency, pyplot, save
 
 BARS: Final = ("tokens/s", "first text p90, ms", "between texts p99, ms", "whole answer p99, ms")
@@ -51,29 +53,34 @@ def draw_waterfall(rung: Run, path: str) -> None:
 
 
 def draw_bars(sides: Sequence[Run], path: str, title: str) -> None:
-    """A figure in each panel, and in it two bars for each setting, medians of the same pairs: ours, and theirs below."""
+    """A figure in each panel, and in it two bars for each setting, medians of the same pairs: ours, and theirs below. There is no bar for
+    what is not known, nor beside answers that were not as asked but for what counts those.
+    """
     figure, axes = pyplot().subplots(1, len(BARS), figsize=(11, 1.4 + 0.6 * len(sides)), sharey=True)
     for name, axis in zip(BARS, axes, strict=True):
-        most = max(_median(side["figures"][name][whose]) for side in sides for whose in ("ours", "theirs"))
+        known = {whose: _medians(sides, name, whose) for whose in BOTH}
+        most = max((value for values in known.values() for value in values.values()), default=0.0)
         scale = 1000.0 if name.endswith(", ms") and most >= MS_MOST else 1.0
         for whose, label, color, shift in (("ours", "cLLM", OURS, -0.2), ("theirs", "the other", OTHERS, 0.2)):
-            heights = [_median(side["figures"][name][whose]) / scale for side in sides]
-            bars = axis.barh([place + shift for place in range(len(sides))], heights, height=0.38, color=color, label=label)
+            heights = [value / scale for value in known[whose].values()]
+            bars = axis.barh([place + shift for place in known[whose]], heights, height=0.38, color=color, label=label)
             axis.bar_label(bars, fmt=number, fontsize=7, padding=2)
         axis.set_xlabel(name if scale == 1.0 else name.replace(", ms", ", s"))
         axis.margins(x=0.3)
         axis.locator_params(axis="x", nbins=4)
         axis.grid(visible=True, axis="x", alpha=0.3)
-    axes[0].set_yticks(range(len(sides)), [f"{side['peer']} {side['setting']}" for side in sides])
+    axes[0].set_yticks(range(len(sides)), [f"{side['peer']} {side['setting']}, {side['n_pairs']} pairs" for side in sides])
     axes[0].invert_yaxis()
     axes[-1].legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
     figure.suptitle(title)
     save(figure, path)
 
 
-def _median(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else 0.0
+def _medians(sides: Sequence[Run], figure: str, whose: str) -> dict[int, float]:
+    """The medians of a figure that can be compared, by the sides' places."""
+    is_told = [FIGURES_BY_NAME[figure].counts_failures or not n_wrong(side, "theirs") for side in sides]
+    found = {place: median_of(side, figure, whose) for place, side in enumerate(sides) if is_told[place]}
+    return {place: value for place, value in found.items() if value is not None}
 
 
 def _latency_sides(run: Run) -> dict[str, dict[str, list[float]]]:
@@ -82,6 +89,6 @@ def _latency_sides(run: Run) -> dict[str, dict[str, list[float]]]:
     found = {}
     for side in run["data"]["sides"]:
         if not best or (side["peer"], side["setting"]) in best:
-            found[f"cLLM beside {side['setting']}"] = side["curves"]["ours"]
+            found[f"cLLM beside {side['peer']} {side['setting']}"] = side["curves"]["ours"]
             found[f"{side['peer']} {side['setting']}"] = side["curves"]["theirs"]
     return found

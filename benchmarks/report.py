@@ -17,10 +17,11 @@ import attrs
 
 from benchmarks import results
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
-from benchmarks.figures import FIGURES, N_STARTS_LEAST, compare
-from benchmarks.standings import compared_by, n_wrong, title_of
+from benchmarks.figures import FIGURES_BY_NAME, N_STARTS_LEAST, Compared, compare
+from benchmarks.standings import best_rows, compared_by, key_of, median_of, n_wrong, title_of
 from benchmarks.words import INTRODUCTION, KILLS, LADDER, MENDED, PASSES, PEERS, PROMISES, REASONS, STACK, VERIFY
 from cllm.bench.metrics import CLIENT_SHARE_MAX
+from cllm.bench.workloads import WORKLOADS, Workload
 
 Run: TypeAlias = dict[str, Any]
 
@@ -57,7 +58,6 @@ PROMISED: Final = {  # beside the setting that is best at a figure, by workload,
     "shared-prefix": {"tokens/s": 2.0, "first text p90, ms": 0.25},
 }
 PROMISED_DEFAULT: Final = {"mixed": {"between texts p99, ms": 0.25}, "mixed-small": {"between texts p99, ms": 0.25}}  # and beside this one
-FIGURES_BY_NAME: Final = {figure.name: figure for figure in FIGURES}
 BESIDE_HEAD: Final = (
     "workload", "figure", "cLLM", "the other", "cLLM over it (95 %)", "", "which, the best of how many settings",
     "pairs in which cLLM is better",
@@ -158,16 +158,32 @@ def _served_enough(title: str, rung: Run) -> str:
         return ""
     ratios = stage["ratios"]
     ratio = statistics.median(ratios)
-    compared = compare(stage["tokens_per_s"], floor["tokens_per_s"])
-    is_sure = compared is not None and compared.low is not None and not compared.low < SERVED_LEAST < (compared.high or 0.0)
+    compared = _by_start(rung, stage, floor)
+    is_sure = _has_starts(compared) and compared.low is not None and not compared.low < SERVED_LEAST < (compared.high or 0.0)
     verdict = f"{'kept' if ratio >= SERVED_LEAST else 'missed'}{'' if is_sure else ', by the median alone'}"
     promised = f", promised is at least {SERVED_LEAST:g}: {verdict}" if rung.get("concurrency") == SERVED_AT else ""
     share = _share(stage)
     within = "" if share == UNKNOWN else f" Of its steps' time, {share} is in llama.cpp."
     faster = [one["name"] for one in rung["stages"][1:] if len(one["ratios"]) > 1 and min(one["ratios"]) > 1]
     doubt = f" {' and '.join(faster)} had more than the first in every turn: it was not the floor there." if faster else ""
-    told = f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} turns) of the first"
+    starts = f", of {compared.n_starts} {'start' if compared.n_starts == 1 else 'starts'}"
+    is_told = compared.low is not None and _has_starts(compared)
+    interval = f"; the mean lies from {compared.low:.3f} to {compared.high:.3f} with 95 %" if is_told else ""
+    told = f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} turns{starts}) of the first{interval}"
     return f"{title}: {SERVED} comes to {told}{promised}.{within}{doubt}\n"
+
+
+def _by_start(rung: Run, stage: Run, below: Run) -> Compared:
+    """The tokens/s of one stage over another's; of earlier runs all turns were of one start."""
+    speeds = stage["tokens_per_s"], below["tokens_per_s"]
+    compared = compare(*speeds, rung.get("starts") or [0] * len(speeds[0]))
+    assert compared is not None, "every stage gave tokens"
+    return compared
+
+
+def _has_starts(compared: Compared) -> bool:
+    """Whether there were enough starts to say something of the next."""
+    return compared.n_starts is None or compared.n_starts >= N_STARTS_LEAST
 
 
 def _share(stage: Run) -> str:
@@ -181,7 +197,7 @@ def _ladder(run: Run) -> str:
     for rung in run["data"]["rungs"]:
         parts += [f"{rung_title(rung)}:\n", _stages(rung["stages"]), f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n"]
         if told := [
-            line + _less_above(stage, rung["stages"]) for below, stage in _with_below(rung["stages"]) if (line := _loss(stage, below))
+            line + _less_above(stage, rung["stages"]) for below, stage in _with_below(rung["stages"]) if (line := _loss(rung, stage, below))
         ]:
             parts.append("\n".join(told) + "\n")
     return "\n".join(parts)
@@ -193,21 +209,24 @@ def _with_below(stages: Sequence[Run]) -> list[tuple[Run, Run]]:
     return [(by_name.get(stage.get("beside"), below), stage) for below, stage in itertools.pairwise(stages)]
 
 
-def _loss(stage: Run, below: Run) -> str:
+def _loss(rung: Run, stage: Run, below: Run) -> str:
     """What is told of a stage that costs more than a little. Its own is what is outside llama.cpp, which computes the same for all."""
     losses = [1 - own / less for own, less in zip(stage["tokens_per_s"], below["tokens_per_s"], strict=True)]
     more, spent = stage.get("more_us_per_step", {}), below.get("spent_us_per_step", {})
     own_share = sum(spread["median"] for part, spread in more.items() if part != COMPUTED) / sum(spent.values()) if more and spent else None
     if statistics.median(losses) <= LOSS_TOLD and (own_share is None or own_share <= LOSS_TOLD):
-        return ""
+        of_first = 1 - statistics.median(stage["ratios"])
+        return "" if of_first <= LOSS_TOLD or "beside" in stage else _lost_below(rung, stage, of_first)
     least, most = _percent(min(losses)), _percent(max(losses))
     loss = statistics.median(losses)
     lost = f"- {stage['name']}, {_percent(abs(loss))} {'off' if loss >= 0 else 'more than'} {below['name']} (off: {least} to {most})"
-    if min(losses) < 0 < max(losses):
-        lost += ", which turns differ by as well"
+    compared = _by_start(rung, stage, below)
+    if compared.low is not None and compared.low < 1 < (compared.high or 0.0):
+        lost += f", which these turns do not tell from none: {compared.low:.3f} to {compared.high:.3f} of it with 95 %"
     steps = tuple(statistics.median(one["n_steps"]) for one in (stage, below) if one.get("n_steps"))
     if len(set(steps)) == 2:
-        lost += f", in {steps[0]:.0f} steps instead of {steps[1]:.0f}"
+        late = ", since clients come back a step late" if steps[0] > steps[1] else ""
+        lost += f", in {steps[0]:.0f} steps instead of {steps[1]:.0f}{late}"
     took = ", ".join(
         f"{number(spread['median'])} ({number(spread['min'])} to {number(spread['max'])}) us {PARTS[part]}" for part, spread in more.items()
     )
@@ -225,6 +244,12 @@ def _loss(stage: Run, below: Run) -> str:
     if len(between) > 1 and "beside" not in stage:
         return f"{lost}: all that lies between, {', '.join(between)}.{where} What was done about each is told of it by itself."
     return f"{lost}: {REASONS[stage['name']]}.{where} Done about it: {MENDED[stage['name']]}."
+
+
+def _lost_below(rung: Run, stage: Run, of_first: float) -> str:
+    """Of a stage that has lost to the first what others before it did."""
+    first = rung["stages"][0]["name"]
+    return f"- {stage['name']}, {_percent(of_first)} off {first}, not more than {_percent(LOSS_TOLD)} of it off the stage above: see there."
 
 
 def _less_above(stage: Run, stages: Sequence[Run]) -> str:
@@ -563,18 +588,9 @@ def _requests(workload: Run) -> str:
 
 
 def _best(run: Run) -> list[Run]:
-    """The figures of ours beside the setting that is best at each; what is to be said of them follows from the pairs that are kept."""
-    sides = {(side["peer"], side["setting"]): side for side in run["data"]["sides"]}
-    rows = []
-    for row in run["data"]["best"]:
-        side = sides[row["peer"], row["setting"]]
-        compared = compared_by(side, row["figure"])
-        assert compared is not None
-        n_failed = n_wrong(side, "ours")
-        verdict = compared.verdict(FIGURES_BY_NAME[row["figure"]], n_failed=n_failed)
-        n_better = compared.n_better(FIGURES_BY_NAME[row["figure"]])
-        rows.append({**row, **attrs.asdict(compared), "verdict": verdict, "n_failed": n_failed, "n_better": n_better})
-    return rows
+    """The figures of ours beside the setting that is best at each: by the pairs that are kept, not by what was said when they were made."""
+    sides = {key_of(side): side for side in run["data"]["sides"]}
+    return [{**row, "n_failed": n_wrong(sides[row["peer"], row["setting"]], "ours")} for row in best_rows(run["data"]["sides"])]
 
 
 def _peers(run: Run) -> str:
@@ -636,7 +652,7 @@ def _ratio(row: Run) -> str:
 
 
 def _sides(sides: Sequence[Run]) -> str:
-    names = [name for name in SIDE_FIGURES if any(_median(side, name, "theirs") is not None for side in sides)]
+    names = [name for name in SIDE_FIGURES if any(median_of(side, name, "theirs") is not None for side in sides)]
     rows = []
     for side in sides:
         cells = [_side_cell(side, name) for name in names]
@@ -652,7 +668,7 @@ def _side_cell(side: Run, name: str) -> str:
     compared = compared_by(side, name)
     is_told = compared is not None and not n_wrong(side, "theirs")
     verdict = f" {compared.verdict(FIGURES_BY_NAME[name], n_failed=n_wrong(side, 'ours'))}" if compared and is_told else ""
-    return f"{number(_median(side, name, 'theirs'))} / {number(_median(side, name, 'ours'))}{verdict}"
+    return f"{number(median_of(side, name, 'theirs'))} / {number(median_of(side, name, 'ours'))}{verdict}"
 
 
 def _busy_client(side: Run) -> str:
@@ -673,11 +689,6 @@ def _unanswered(side: Run) -> str:
     told = [f"left {n} requests unanswered"] if n else []
     told += [f"answered {n_short} requests with other than as many tokens as were asked"] if n_short else []
     return f"{side['peer']} {side['setting']} {' and '.join(told)}: only what counts those is compared.\n"
-
-
-def _median(side: Run, figure: str, whose: str) -> float | None:
-    values = [value for value in side["figures"].get(figure, {}).get(whose, []) if value is not None]
-    return statistics.median(values) if values else None
 
 
 def _circumstances(run: Run) -> str:
@@ -737,7 +748,37 @@ def readme_table(runs: Sequence[Run]) -> str:
             )
         )
     parts.extend(_readme_peers(beside_others(runs)))
+    if parts:
+        parts.append(f"What each workload sends, as token ids, with new prompts in each pass:\n\n{_workloads()}")
     return "\n".join(parts) or "No run of the ladder on a real model and no comparison with other servers is kept yet.\n"
+
+
+def _workloads() -> str:
+    """What each workload sends."""
+    rows = [(one.name, str(one.n_requests), _arriving(one), _prompts(one), _sizes(one.n_generated)) for one in WORKLOADS.values()]
+    return table(("workload", "requests", "at a time", "tokens of a prompt", "tokens of an answer"), rows)
+
+
+def _arriving(workload: Workload) -> str:
+    if workload.is_open:
+        return "at random times, at half, one, two and four times what can be served"
+    late = ", and one more when all of them are being answered" if workload.n_prompt_late else ""
+    return f"{workload.concurrency}{late}"
+
+
+def _prompts(workload: Workload) -> str:
+    own = _sizes(workload.n_prompt)
+    if workload.n_prefix:
+        return f"the same {workload.n_prefix}, then {own}"
+    if workload.n_turns > 1:
+        return f"{own} more than the last turn and its answer, in {workload.n_turns} turns"
+    late = f"; of the late one {workload.n_prompt_late}, whose answer has {workload.n_generated_late}" if workload.n_prompt_late else ""
+    return f"{own}{late}"
+
+
+def _sizes(bounds: tuple[int, int]) -> str:
+    least, most = bounds
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def _readme_ladder(run: Run) -> list[tuple[str, ...]]:

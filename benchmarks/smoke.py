@@ -132,7 +132,7 @@ def run_ladder(folder: Path) -> None:
     """All stages that can be measured here."""
     parser = argparse.ArgumentParser()
     ladder.add_arguments(parser)
-    sizes = ["--concurrency=1,2", "--turns=2", "--requests=4", "--generated=6", "--ctx-size=1024", "--threads=1"]
+    sizes = ["--concurrency=1,2", "--turns=2", "--turns-a-start=2", "--requests=4", "--generated=6", "--ctx-size=1024", "--threads=1"]
     data = ladder.run(parser.parse_args([f"--model={demo.path()}", *sizes]))
     for rung in data["rungs"]:
         numbers = [stage["number"] for stage in rung["stages"]]
@@ -140,6 +140,7 @@ def run_ladder(folder: Path) -> None:
         assert numbers[:8] == list(range(8)), numbers
         assert rung["stages"][-1]["beside"] == "loop", rung["stages"][-1]
         assert all(len(stage["tokens_per_s"]) == len(stage["ratios"]) == 2 for stage in rung["stages"])
+        assert rung["starts"] == [0, 0], rung["starts"]
     results.write("ladder", "seed-40x8", {"model": results.model_facts(demo.path())}, data, folder)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from benchmarks.figures import FIGURES, Compared, Figure, compare
+from benchmarks.figures import FIGURES, FIGURES_BY_NAME, Compared, Figure, compare
 
 Page: TypeAlias = dict[str, Any]
 Run: TypeAlias = dict[str, Any]
@@ -36,10 +36,28 @@ def title_of(side: Page) -> str:
     return f"{side['peer']} ({side['setting']})"
 
 
+def readings(side: Page, figure: str) -> tuple[dict[str, list[float | None]], list[int]]:
+    """What counts of a figure, ours and theirs, and by which start each was measured: every pair, or of a figure that grows the last one of
+    each start. Of older results nobody knows the starts: they may be of one.
+    """
+    values: dict[str, list[float | None]] = side["figures"].get(figure) or {who: [] for who in BOTH}
+    starts = side.get("starts") or [0] * len(values["ours"])
+    if not FIGURES_BY_NAME[figure].grows or not values["ours"]:
+        return values, starts[: len(values["ours"])]
+    last = sorted({start: place for place, start in enumerate(starts)}.values())
+    return {who: [values[who][place] for place in last] for who in BOTH}, [starts[place] for place in last]
+
+
+def median_of(side: Page, figure: str, who: str) -> float | None:
+    """The median of what counts of a figure; None where nothing has it."""
+    known = [value for value in readings(side, figure)[0][who] if value is not None]
+    return statistics.median(known) if known else None
+
+
 def compared_by(side: Page, figure: str) -> Compared | None:
-    """The figure of ours over theirs; None where no pair has it. Of older results nobody knows the starts: they may be of one."""
-    values = side["figures"].get(figure)
-    return compare(values["ours"], values["theirs"], side.get("starts") or [0] * len(values["ours"])) if values else None
+    """The figure of ours over theirs; None where no pair has it."""
+    values, starts = readings(side, figure)
+    return compare(values["ours"], values["theirs"], starts) if values["ours"] else None
 
 
 def n_wrong(side: Page, whose: str) -> int:
@@ -76,15 +94,14 @@ def _best_row(sides: Sequence[Page], figure: Figure) -> dict[str, Any] | None:
         return None
     found = compared_by(side, figure.name)
     assert found is not None, "it was compared"
-    ours, theirs = (statistics.median(one for one in side["figures"][figure.name][name] if one is not None) for name in BOTH)
     return {
         "figure": figure.name,
         "is_higher_better": figure.is_higher_better,
         "peer": side["peer"],
         "setting": side["setting"],
-        "ours": ours,
-        "theirs": theirs,
+        **{who: median_of(side, figure.name, who) for who in BOTH},
         **attrs.asdict(found),
+        "n_better": found.n_better(figure),
         "verdict": found.verdict(figure, n_failed=n_wrong(side, "ours")),
     }
 

@@ -28,28 +28,31 @@ least and most over the turns. `isolated` is the loop with the model in a proces
 Without a core is how long, in a step, a thread that computes could have run and had none, by the kernel's own count: its team waits for it
 at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads. What
 takes more than 1 % off the one above, by the median of the turns, or makes a step more than 1 % longer outside llama.cpp, is told below the
-table. What a step took more is told apart: in llama.cpp's own call, which is the same rows' work in every stage, so that more of it is
-the machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in all the rest, where a
+table. What a step took more is told apart: in llama.cpp's own call, which is the same rows' work in every stage, so that more of it is the
+machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in all the rest, where a
 stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage, with what its
 layer spends time on and what was done about that; why llama.cpp's calls took longer is not told apart: threads, other processes' cores and
 the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 
-From `engine` to `app` each pass begins with a scheduler of its own, where the stages after them have one that has served before. A new one
-saves the cells of what has ended on the host until it has seen that nobody asks for them: of 66 requests that had nothing in common two
-served starts have 20 of the first 33 saved, and none of the others. Here each has nine megabytes. That is a part of what these stages spend
-more outside llama.cpp than `http` does, which has all of their layers; the readers of `loop` and `app` are in their own process, too.
+Nothing is kept on the host in these stages (`--host-cache-mb 0`). A scheduler saves the cells of what has ended there until it has seen
+that nobody asks for them: of 66 requests that had nothing in common two served starts had 20 of the first 33 saved, and none of the others.
+From `engine` to `app` each pass begins with a scheduler of its own, which would save them every time, where the server of the stages after
+them does so once. Where a run's settings name no `turns_a_start`, it is of before that was so: there the savings are a part of what
+`engine`, `loop` and `app` spend more outside llama.cpp than `http` does.
 
-Turns of one stage differ by a tenth and more, since the machine's speed changes within minutes, and four are too few to tell some percent:
-where a stage has more than the first, that is the machine. What a layer costs of a step is better told by the share of the step that is not
-in llama.cpp, which its speed hardly changes.
+Turns of one stage differ by a tenth and more, since the machine's speed changes within minutes, and so do starts: eight of the bare model
+had 0.91 to 1.10 of its time for the same step. So model and server are loaded anew after as many turns as `turns_a_start` says, and where
+there were three starts the interval beside the promise is over these. Four are too few to tell some percent: where a stage has more than
+the first, that is the machine. What a layer costs of a step is better told by the share of the step that is not in llama.cpp, which its
+speed hardly changes. It is the least that a stage costs: on two cores, what serves takes them from the threads that compute, whose calls
+take longer by up to what they were without a core more than those of `native`.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
     "backend": "the batch's columns are checked before llama.cpp sees them",
     "sampling": "every output's row of logits is read, and the cores that compute wait meanwhile",
-    "engine": "the model's own tokens are fed back, every one is detokenised and looked at before the next step is planned, and a new "
-    "scheduler copies cells of ended sequences to the host",
-    "loop": "two hand-overs between threads in each step, and clients that come back one step late",
+    "engine": "the model's own tokens are fed back, and every one is detokenised and looked at before the next step is planned",
+    "loop": "two hand-overs between threads in each step",
     "app": "a request's JSON, checks and hooks, which its tokens share",
     "http": "parsing and framing in a process that has the same cores as the model's threads and the client",
     "sse": "a write to a socket for each token, on the cores that compute",
@@ -145,8 +148,10 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
 are named below each table. `seed-40x8` at 8 has all of llama-server's settings, three of them for two pairs. The other runs have fewer,
-chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower. A server's memory is its greatest since
-its start, and caches of prompts grow with every pass: two passes of a start have more than one.
+chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one that was left after two
+pairs of one start, beside which cLLM's first texts at p50 came after 1.5 to 1.6 times theirs, as beside the one that went on. A server's
+memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start stands for it, mostly the
+second: one at a time cLLM had 1.08 of llama-server's after the first, and has 0.80 after the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -155,13 +160,14 @@ prompt cache` has its first texts sooner at p50, cLLM's after 1.20 times its tim
 itself, and whoever has begun waits a second while the others are computed. `-kvu -b 64` has them after six tenths of cLLM's time, while
 those who have begun wait for half a second, and its tokens/s are less. `no prompt cache` saves nothing on the host and takes the least
 memory; cLLM had 297 MB of what ended there after one pass beside other work. Where 160 requests come five at a time, `-no-kvu` keeps more
-of what ended, and cLLM has 0.41 of its memory. The runs at 16, 24 and 32 are of the slowest machine.
+of what ended, and cLLM has 0.32 of its memory. The runs at 16, 24 and 32 are of the slowest machine.
 
 **One at a time** (`seed-40x8` at 1). Gaps are 1.06 times as long at p50, 1 ms of 16: that is about what a step spends outside llama.cpp, by
 the ladder, with the half millisecond that drawing takes with the workload's sampling. Such a draw takes 0.13 ms by itself, and 0.47 where
 240 MB are read before each, as a step reads the weights: Python's code and data are not in the caches any more then. A whole step of the
-instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the cores that the rest needs; with a hundredth of that
-(`GOMP_SPINCOUNT=3000`), ten pairs of ten starts had 1.00 (0.97 to 1.04) of the tokens/s, so that was left as it is.
+instant fake takes 0.24 ms. Gaps at p90 and p99 are 1.17 and 1.16 times as long, for which no reason was found yet. OpenMP's threads spin
+between two steps, on the cores that the rest needs; with a hundredth of that (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts had 1.00
+(0.97 to 1.04) of the tokens/s, so that was left as it is.
 
 **Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So gaps at p99 are 0.3 to 0.5
 times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 2.4 to 2.6 times as long at 8, where more
@@ -176,8 +182,11 @@ bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate. Prompts go in pieces beside answers, so that from the whole of what can
 be served on gaps at p99 are 0.4 of `-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times
-the time at the whole, and 1.61 at twice as much, where the newest of those who wait go first once some have waited in vain, and at p50 they
-come after 0.69 of the time. The end of so short a burst counts as much as its middle.
+the time at the whole, and 1.61 at twice as much, where the newest of those who wait go first once some have waited in vain; at p50 who has
+them sooner is unclear. What is good is counted by the second until the last answer, and a burst ends before: at four times the rate all 24
+have come after 10 s, and the last one was answered after 28 to 42. So fewer good ones a second there are the burst's end, and under a load
+that lasts it is otherwise (overload, above). What could be served was measured once, cold, with a beginning and an end: the bursts of four
+times that were answered at 0.57 to 0.86 a second.
 
 **A shared prefix.** The first eight of each pass wait until one of them has computed it, and compute what is their own together then. In
 llama-server each slot computes the prefix once, so that nine of ten first texts come after a quarter of its time here.
@@ -194,9 +203,11 @@ prompt, which has to fit an eighth of them.
 **Conversations.** They begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the
 change. Eight end a turn together and begin the next together, and their prompts are computed at once, however many steps of answers that
 takes, since all owe about as much. Of 32 in 8 slots ten pairs of ten starts do not tell who has more tokens/s, llama-server as it comes or
-cLLM (0.95 to 1.06), nor anything else but memory, of which cLLM has 1.14 times as much. Half of the first texts come after 48 s. The eight
-places are filled and emptied together, by a log of a pass, so that no step has both answers and prompts, and it is strictly in turn here as
-it is there. Tests ran beside some of these pairs, at the lowest priority.
+cLLM (0.95 to 1.06), nor anything else but memory, of which cLLM has 1.14 times as much after the one pass of a start; of eight it has 0.36
+after two. Each turn goes on from other tokens than were answered, which had to be known in advance, so that only prompts can be found
+again: both have 11,680 of 16,752 tokens from their caches. Half of the first texts come after 48 s. The eight places are filled and emptied
+together, by a log of a pass, so that no step has both answers and prompts, and it is strictly in turn here as it is there. Tests ran beside
+some of these pairs, at the lowest priority.
 """
 
 VERIFY: Final = """\

@@ -265,6 +265,7 @@ def test_a_ladder_on_a_tiny_model_has_every_stage_and_its_figures(tiny_file: Pat
     data = ladder.run(parsed(ladder, "--model", str(tiny_file), "--concurrency", "2", "--sampling", "plain", *small), kept.append)
     (rung,) = data["rungs"]
     assert kept == [data]
+    assert rung["starts"] == [0, 1]
     assert (rung["concurrency"], rung["sampling"]) == (2, PLAIN.name)
     assert [page["name"] for page in rung["stages"]] == [name for name in ladder.STAGES if name not in rung["not_found"]]
     for number, page in enumerate(rung["stages"]):
@@ -275,6 +276,34 @@ def test_a_ladder_on_a_tiny_model_has_every_stage_and_its_figures(tiny_file: Pat
         assert page.get("beside") == ladder.BESIDE.get(page["name"])
     assert rung["stages"][0]["ratios"] == [1.0, 1.0]
     assert "concurrency 2, temperature 1" in capsys.readouterr().out
+
+
+def test_a_start_has_as_many_turns_as_were_asked_for_and_warms_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[int, int]] = []
+    opened: list[int] = []
+
+    @contextmanager
+    def open_none(*_arguments: Any) -> Iterator[tuple[int, list[Any]]]:
+        opened.append(len(opened))
+        yield 1024, []
+
+    def turn(_arguments: Any, _measured: Any, _n_vocab: int, _concurrency: int, _sampling: Any, number: int, serial: int) -> None:
+        done.append((number, serial))
+
+    monkeypatch.setattr(ladder, "open_stages", open_none)
+    monkeypatch.setattr(ladder, "_turn", turn)
+    monkeypatch.setattr(ladder, "pages_of", lambda measured: [])
+    monkeypatch.setattr(ladder, "show", lambda rung: None)
+    data = ladder.run(parsed(ladder, "--model", __file__, "--concurrency", "2", "--turns", "5", "--turns-a-start", "2"))
+    assert [rung["starts"] for rung in data["rungs"]] == [[0, 0, 1, 1, 2]]
+    assert done == [(ladder.WARM_UP, 0), (0, 1), (1, 2), (ladder.WARM_UP, 3), (2, 4), (3, 5), (ladder.WARM_UP, 6), (4, 7)]
+    assert len(opened) == 3
+
+
+def test_no_stage_keeps_anything_on_the_host_since_only_new_schedulers_would() -> None:
+    options, settings = ladder._sizes(parsed(ladder, "--model", __file__, "--concurrency", "2,4"))
+    assert options[options.index("--host-cache-mb") + 1] == "0"
+    assert (settings.host_cache_mb, settings.parallel) == (0, 4)
 
 
 def test_the_fake_of_a_fast_device_takes_as_long_again_for_every_64_rows(monkeypatch: pytest.MonkeyPatch) -> None:

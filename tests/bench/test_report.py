@@ -403,6 +403,21 @@ def test_bars_stand_in_pairs_for_each_setting_over_the_same_passes(folder: Path,
     assert texts.count("cLLM") == 1
 
 
+def test_there_is_no_bar_for_what_is_not_known_or_not_to_be_compared(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
+    from benchmarks.plots import draw_bars
+
+    (run,) = report.of_kind(results.read_all(folder), "peers")
+    first, second, *_ = run["data"]["sides"]
+    first["figures"]["tokens/s"]["theirs"] = [None] * 3
+    second["n_inexact"]["theirs"] = 1
+    path = tmp_path / "bars.svg"
+    draw_bars([first, second], str(path), "two settings")
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text("utf-8"))
+    assert [text for text in texts if text in ("11", "5.5", "22")] == ["11"]  # ours in the first setting
+    assert "llama-server as it comes, 3 pairs" in texts
+
+
 def test_results_name_the_machine_but_neither_its_owner_nor_its_folders(folder: Path) -> None:
     for path in folder.glob("*.json"):
         text = path.read_text("utf-8")
@@ -467,22 +482,29 @@ def test_every_stages_ratio_at_every_concurrency_stands_in_one_table_and_the_ser
     assert "| sse | streaming | 0.900 (0.900 to 0.900) | 0.940 (0.940 to 0.940) |" in page
     assert "| client |  |  | 0.800 (0.800 to 0.800) |" in page
     assert page.count("promised") == 1
-    assert "x, 1 at a time: sse comes to 0.900 (0.900 to 0.900 in 2 turns) of the first.\n" in page
-    assert "x, 8 at a time: sse comes to 0.940 (0.940 to 0.940 in 2 turns) of the first, promised is at least 0.95: missed" in page
+    assert "x, 1 at a time: sse comes to 0.900 (0.900 to 0.900 in 2 turns, of 1 start) of the first.\n" in page
+    told = "sse comes to 0.940 (0.940 to 0.940 in 2 turns, of 1 start) of the first, promised is at least 0.95: missed"
+    assert f"x, 8 at a time: {told}" in page
 
 
 def test_whether_a_served_promise_is_kept_says_how_sure_that_is_and_whether_the_floor_was_one() -> None:
-    def told(floor: list[float], served: list[float]) -> str:
+    def told(floor: list[float], served: list[float], starts: tuple[int, ...] = (0, 1, 2)) -> str:
         stages = [stage(number, name, speeds[0]) for number, name, speeds in ((0, "native", floor), (7, "sse", served))]
         for one, speeds in zip(stages, (floor, served), strict=True):
             one |= {"tokens_per_s": speeds, "ratios": [own / bare for own, bare in zip(speeds, floor, strict=True)]}
-        page = report.page([{**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}])
+        rung = {"concurrency": 8, "stages": stages, "starts": [*starts]}
+        page = report.page([{**run_of({"rungs": [rung]}), "kind": "ladder"}])
         return next(line for line in page.splitlines() if "promised is" in line)
 
-    assert told([100.0, 101.0, 99.0], [98.0, 99.0, 97.0]).endswith("kept.")
+    sure = told([100.0, 101.0, 99.0], [98.0, 99.0, 97.0])
+    assert "in 3 turns, of 3 starts) of the first; the mean lies from 0.980 to 0.980 with 95 %, promised is" in sure
+    assert sure.endswith("kept.")
+    of_one_start = told([100.0, 101.0, 99.0], [98.0, 99.0, 97.0], (0, 0, 0))
+    assert "of 1 start) of the first, promised is" in of_one_start
+    assert of_one_start.endswith("kept, by the median alone.")
     assert told([100.0, 100.0, 100.0], [99.0, 99.0, 80.0]).endswith("kept, by the median alone.")
     assert told([100.0, 100.0, 100.0], [80.0, 81.0, 79.0]).endswith("missed.")
-    assert told([100.0, 100.0], [110.0, 111.0]).endswith("sse had more than the first in every turn: it was not the floor there.")
+    assert told([100.0, 100.0], [110.0, 111.0], (0, 1)).endswith("sse had more than the first in every turn: it was not the floor there.")
 
 
 def test_a_ladder_without_the_bare_loop_promises_nothing_and_is_not_in_readme() -> None:
@@ -520,6 +542,22 @@ def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_wi
     stages.append(stage(9, "isolated", 89.1, beside="loop"))
     run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}
     assert "- isolated, 10.0 % off loop (off: 9.9 % to 10.0 %); its own part of that is not told apart." in report.page([run])
+
+
+def test_of_a_stage_that_is_as_fast_as_the_one_above_it_is_told_that_the_loss_is_the_others() -> None:
+    stages = [stage(0, "native", 100.0), stage(6, "http", 95.0), stage(7, "sse", 94.9)]
+    page = report.page([{**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}])
+    assert "- sse, 5.1 % off native, not more than 1.0 % of it off the stage above: see there." in page
+    assert "- http, 5.0 % off native (off: 5.0 % to 5.0 %): all that lies between" in page
+
+
+def test_a_loss_that_turns_do_not_tell_from_none_is_told_as_such() -> None:
+    stages = [stage(0, "native", 100.0), stage(1, "backend", 95.0)]
+    stages[1] |= {"tokens_per_s": [90.0, 105.0], "ratios": [0.9, 1.05], "n_steps": [254, 254]}
+    stages[0] |= {"n_steps": [250, 250]}
+    page = report.page([{**run_of({"rungs": [{"concurrency": 8, "stages": stages, "starts": [0, 1]}]}), "kind": "ladder"}])
+    assert "(off: -4.0 % to 10.0 %), which these turns do not tell from none: 0.387 to 2.418 of it with 95 %" in page
+    assert ", in 254 steps instead of 250, since clients come back a step late" in page
 
 
 def test_a_reason_is_taken_back_where_a_stage_with_more_layers_spends_less_on_them() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import standings
 from benchmarks.figures import FIGURES, compare
-from benchmarks.standings import Page, best_side, compared_by, joined, key_of, promising, run_entry, unlike
+from benchmarks.standings import Page, best_side, compared_by, joined, key_of, median_of, promising, run_entry, unlike
 
 SPEED = next(figure for figure in FIGURES if figure.name == "tokens/s")
 GOOD = next(figure for figure in FIGURES if figure.name == "good requests/s")
@@ -49,6 +49,18 @@ def test_the_pairs_of_two_runs_stand_behind_each_other_and_their_starts_are_othe
 def test_the_interval_is_over_the_starts_of_both() -> None:
     both = compared_by(joined(side([1.0, 1.1], [0, 0]), side([1.2, 1.3], [0, 1])), "tokens/s")
     assert both == compare([10.0, 11.0, 12.0, 13.0], 4 * [10.0], [0, 0, 1, 2])
+
+
+def test_of_a_figure_that_grows_from_pass_to_pass_the_last_one_of_each_start_counts() -> None:
+    page = side([1.0] * 5, [0, 0, 1, 1, 2])
+    page["figures"]["server peak memory, MiB"] = {"ours": [9.0, 10.0, 9.0, 10.0, 10.0], "theirs": [8.0, 20.0, 8.0, 20.0, 20.0]}
+    compared = compared_by(page, "server peak memory, MiB")
+    assert compared is not None
+    assert (compared.ratio, compared.n_pairs, compared.n_below, compared.n_starts) == (pytest.approx(0.5), 3, 3, 3)
+    assert median_of(page, "server peak memory, MiB", "theirs") == 20.0
+    speed = compared_by(page, "tokens/s")
+    assert speed is not None
+    assert speed.n_pairs == 5
 
 
 def test_a_curve_is_the_mean_of_both_in_which_each_pair_counts_once() -> None:
