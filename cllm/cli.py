@@ -107,6 +107,8 @@ def _verify(
 ) -> int:
     """Compare what a backend computes with what another does: how far its distributions of the next token are from the reference's.
 
+    `--backend` says which one, and has to be said.
+
     The model computes texts with both, each with its own settings; at each token the Kullback-Leibler divergence is taken over the whole
     vocabulary. 0 means the same distribution.
     """

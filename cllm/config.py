@@ -331,7 +331,10 @@ class Settings:
         60.0, "time that a request waits for its model, where that must be loaded first; then it is answered with 503", _not_negative
     )
     grammar_timeout_s: Annotated[float, REQUESTS] = _setting(
-        2.0, "time to compile a schema or a grammar; what takes longer is answered with 400", _positive
+        2.0,
+        "time to compile a schema or a grammar, until its turn comes included: what takes longer is answered with 400, whose turn does not "
+        "come with 503",
+        _positive,
     )
     sampling_defaults: Annotated[Profile, REQUESTS] = _setting("openai", "whose defaults hold for parameters that a request leaves out")
     max_body_mb: Annotated[float, REQUESTS] = _setting(16.0, "size limit of a request's body, MiB", _positive, _at_most(1 << 20))

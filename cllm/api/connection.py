@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import structlog
 import trio
@@ -21,6 +21,8 @@ from cllm.api.sse import SseBody
 from cllm.serve.http.http1 import SEND_NOW
 
 log = structlog.get_logger("cllm.api")
+
+N_LOOKS: Final = 4  # in the time of silence after which a stream gives a sign of life: it comes a quarter of that early, and never late
 
 
 class Connection(TrioASGIHTTPConnection):
@@ -82,7 +84,7 @@ class _Writer:
         await self.write(b"", more=False)
 
     async def stream(self, body: SseBody) -> None:
-        # A timeout around each wait for a token would cost 5 us or more of each; a task that looks in at every `ping_s` costs nothing.
+        # A timeout around each wait for a token would cost 5 us or more of each; a task that looks in now and then costs nothing.
         async with trio.open_nursery() as nursery:
             if self._ping_s > 0 and body.wire.ping:
                 nursery.start_soon(self._keep_alive, body.wire.ping)
@@ -101,11 +103,16 @@ class _Writer:
         return True
 
     async def _keep_alive(self, ping: bytes) -> None:
+        n_writes, n_still = self._n_writes, -1
         while True:
-            n_writes = self._n_writes
-            await trio.sleep(self._ping_s)
-            if n_writes == self._n_writes and not self._writing:
+            await trio.sleep(self._ping_s / N_LOOKS)
+            if n_writes != self._n_writes or self._writing:
+                n_writes, n_still = self._n_writes, 0  # it may have spoken just after the last look
+                continue
+            n_still += 1
+            if n_still == N_LOOKS - 1:
                 await self._send_ping(ping)
+                n_still = -1
 
     async def _send_ping(self, ping: bytes) -> None:
         self._pinging = trio.Event()

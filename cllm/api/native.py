@@ -20,7 +20,7 @@ from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import HTML, JSON, SSE, Operation
 from cllm.api.sampling_fields import SamplingFields, Wanted
 from cllm.api.sse import SseBody, TextFrame, data, sse_response
-from cllm.api.tokens import TokenIds, plain_tokens
+from cllm.api.tokens import TokenIds
 from cllm.engine.events import Delta, Finished
 from cllm.engine.params import SamplingParams
 from cllm.errors import InvalidRequest
@@ -94,7 +94,7 @@ def blueprint(context: Context) -> Blueprint:
     async def encode() -> Response:
         body = await wire.read(encode_decoder)
         await context.served()
-        tokens = await plain_tokens(context, body.text)
+        tokens = await prompts.plain_tokens(context, body.text, "text", parse_special=True)
         return _success({"tokens": tokens, "length": len(tokens)})
 
     @routes.post("/decode")

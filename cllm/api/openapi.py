@@ -31,7 +31,7 @@ _REASONS = {
     429: "the key has as much under way as it may",
     500: "the model failed on this request, or the server has a bug",
     501: "known, but not served here",
-    503: "loading, draining or the queue is full",
+    503: "loading, draining, the queue is full, or what it needs is taken by others",
     504: "the request's time was over before its first token",
 }
 

@@ -162,10 +162,10 @@ async def infill_prompt(context: Context, model: ServedModel, prefix: str | Sequ
     return infill_tokens(model.vocabulary, infill, before, await plain_tokens(context, suffix, "suffix"))
 
 
-async def plain_tokens(context: Context, text: str, param: str) -> list[int]:
-    """The token ids of a text that is no prompt by itself: nothing added, no special tokens read. Raises: InvalidRequest."""
+async def plain_tokens(context: Context, text: str, param: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+    """The token ids of a text that is no prompt by itself, maybe none. Raises: InvalidRequest when it is too long for the tokeniser."""
     try:
-        return await context.engine.tokenize(text, add_special=False, parse_special=False)
+        return await context.engine.tokenize(text, add_special=add_special, parse_special=parse_special)
     except TokenizeFailed as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
 

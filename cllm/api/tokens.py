@@ -15,7 +15,7 @@ from cllm.api.openai.messages import Message
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.backend import Vocabulary
-from cllm.errors import InvalidRequest, TokenizeFailed
+from cllm.errors import InvalidRequest
 
 TokenIds: TypeAlias = Annotated[list[int], Meta(max_length=1 << 20)]  # more than any context has
 
@@ -89,17 +89,10 @@ async def _tokens(context: Context, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
         rendered = await render(context.engine.model, Conversation(messages=body.messages))
         return await prompts.chat_prompt(context, rendered, "messages")
-    text = body.content if body.content is not None else body.prompt
+    param, text = ("content", body.content) if body.content is not None else ("prompt", body.prompt)
     assert text is not None
-    return await plain_tokens(context, text, add_special=bool(body.add_special), parse_special=body.parse_special is not False)
-
-
-async def plain_tokens(context: Context, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-    """The token ids of `text`, maybe none. Raises: InvalidRequest when it is too long for the tokeniser."""
-    try:
-        return await context.engine.tokenize(text, add_special=add_special, parse_special=parse_special)
-    except TokenizeFailed as error:
-        raise InvalidRequest(str(error)) from error
+    parse_special = body.parse_special is not False
+    return await prompts.plain_tokens(context, text, param, add_special=bool(body.add_special), parse_special=parse_special)
 
 
 def _pieces(vocabulary: Vocabulary, tokens: list[int]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import attrs
@@ -69,8 +70,9 @@ async def embed(
     _check_room(context, embeddings)
     if truncates:
         inputs = [one[: embeddings.model.n_tokens_max * N_TOKEN_BYTES_MAX] for one in inputs]
-    tokens = await _tokens(context, embeddings.model, inputs, param, truncates=truncates)
-    return await _computed(context, embeddings, tokens)
+    with _naming(param, len(inputs), n_beside):
+        tokens = await _tokens(context, embeddings.model, inputs, param, truncates=truncates)
+        return await _computed(context, embeddings, tokens)
 
 
 async def judge(context: Context, name: str | None, query: str, documents: Sequence[str]) -> tuple[Embedded, list[float]]:
@@ -82,10 +84,11 @@ async def judge(context: Context, name: str | None, query: str, documents: Seque
         return embedded, await by_length(embedded.vectors.size, functools.partial(_cosines, embedded.vectors))
     _check_room(context, embeddings)
     n_chars = [len(query) + len(document) for document in documents]
-    _check_fit(embeddings.model, n_chars)
-    pair = functools.partial(embeddings.model.pair, query)
-    tokens = await _tokenized(context, pair, documents, sum(n_chars), "documents")
-    judged = await _computed(context, embeddings, tokens)
+    with _naming("documents", len(documents)):
+        _check_fit(embeddings.model, n_chars)
+        pair = functools.partial(embeddings.model.pair, query)
+        tokens = await _tokenized(context, pair, documents, sum(n_chars), "documents")
+        judged = await _computed(context, embeddings, tokens)
     return judged, judged.vectors[:, 0].tolist()
 
 
@@ -155,7 +158,7 @@ async def _tokens(
     context: Context, model: ServedEmbedder, inputs: Sequence[str | Sequence[int]], param: str, *, truncates: bool
 ) -> Sequence[Sequence[int]]:
     """The token ids of each input; names of special tokens are not read as such."""
-    _check_fit(model, [len(one) for one in inputs if isinstance(one, str)])
+    _check_fit(model, [len(one) if isinstance(one, str) else 0 for one in inputs])
     tokenize = functools.partial(_each, model, param, truncates)
     return await _tokenized(context, tokenize, inputs, sum(map(len, inputs)), param)
 
@@ -191,6 +194,19 @@ def _all(tokenize: Callable[[T], Sequence[int]], given: Iterable[T], param: str)
 
 def _check_fit(model: ServedEmbedder, n_chars: Sequence[int]) -> None:
     """Refuse by its length alone what can never fit. Raises: InputTooLong."""
-    n_tokens_least = math.ceil(max(n_chars, default=0) / N_TOKEN_BYTES_MAX)
+    n_most = max(n_chars, default=0)
+    n_tokens_least = math.ceil(n_most / N_TOKEN_BYTES_MAX)
     if n_tokens_least > model.n_tokens_max:
-        raise InputTooLong(n_tokens_least, model.n_tokens_max, counted=False)
+        raise InputTooLong(n_tokens_least, model.n_tokens_max, n_chars.index(n_most), counted=False)
+
+
+@contextmanager
+def _naming(param: str, n_inputs: int, n_beside: int = 0) -> Iterator[None]:
+    """Say of an input that is too long which one it is; the first `n_beside` are the query's."""
+    try:
+        yield
+    except InputTooLong as error:
+        place = error.place - n_beside
+        error.param = "query" if place < 0 else param if n_inputs - n_beside == 1 else f"{param}[{place}]"
+        error.message = f"{error.param}: {error.message}"
+        raise

@@ -25,10 +25,11 @@ N_DEATHS_MAX: Final = 2  # with one input alone in the step: the first may have 
 
 
 class InputTooLong(ContextExceeded):
-    """An input has more tokens than the model takes."""
+    """An input has more tokens than the model takes; `place` says which of them, from 0."""
 
-    def __init__(self, n_tokens: int, n_max: int, *, counted: bool = True) -> None:
+    def __init__(self, n_tokens: int, n_max: int, place: int, *, counted: bool = True) -> None:
         super().__init__(n_tokens, n_max)
+        self.place = place
         self.message = f"an input has {'' if counted else 'at least '}{n_tokens} tokens, and the model takes {n_max} at most"
 
 
@@ -101,11 +102,11 @@ class EmbedScheduler:
 
         Raises: InputTooLong, or InvalidRequest for one without tokens; nothing is queued then.
         """
-        for tokens in inputs:
+        for place, tokens in enumerate(inputs):
             if not tokens:
                 raise InvalidRequest("input: a text without tokens has no vector", param="input")
             if len(tokens) > self.n_tokens_max:
-                raise InputTooLong(len(tokens), self.n_tokens_max)
+                raise InputTooLong(len(tokens), self.n_tokens_max, place)
         n = len(inputs)
         job = Job(n, sum(map(len, inputs)), np.zeros((n, self._n_embd), np.float32), n)
         self._waiting.add(key, [Input(job, place, tokens) for place, tokens in enumerate(inputs)])

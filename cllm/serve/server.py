@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from functools import partial
+from typing import Final
 
 import structlog
 import trio
@@ -23,6 +24,8 @@ from cllm.serve.http.requests import leaves
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import make_progress
 from cllm.serve.stdio import complain, give_up_stderr, tell
+
+BODY_GRACE_S: Final = 1.0  # the application's clock for a body runs out first: it answers in each surface's own shape
 
 log = structlog.get_logger("cllm.server")
 
@@ -84,7 +87,7 @@ class Server:
             grace_s=math.inf,  # until `_abort`: a clock of its own could be over before streams have got their last events
             write_timeout_s=settings.write_timeout_s,
             header_timeout_s=settings.header_timeout_s,
-            body_timeout_s=settings.body_timeout_s,
+            body_timeout_s=settings.body_timeout_s + BODY_GRACE_S,
             keep_alive_s=settings.keep_alive_s,
         )
         app = create_app(self._keeper.house, self._keeper.settings)

@@ -104,13 +104,18 @@ async def test_what_is_no_input_is_refused_by_name(serve: Any, given: Any, param
     assert (answer.status, answer.error["param"]) == (400, param)
 
 
-@pytest.mark.parametrize("given", [[97] * 65, ["a", "b" * 64], "x" * 1_000_000])
-async def test_an_input_that_is_too_long_is_refused_with_the_numbers(serve: Any, given: Any) -> None:
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [([97] * 65, "input"), (["a", "b" * 64], "input[1]"), ("x" * 1_000_000, "input"), ([[97], [98], [97] * 65], "input[2]")],
+)
+async def test_an_input_that_is_too_long_is_refused_with_the_numbers_and_its_place(serve: Any, given: Any, param: str) -> None:
     async with serve(embedder=FakeEmbedder(n_tokens_max=64)) as api:
         answer = await embed(api, given)
         assert vectors(await embed(api, [97] * 64)).shape == (1, N_EMBD)
     assert (answer.status, answer.error["type"], answer.error["n_ctx"]) == (400, "exceed_context_size_error", 64)
     assert answer.error["n_prompt_tokens"] >= 65
+    assert answer.error["param"] == param
+    assert answer.error["message"].startswith(f"{param}: an input has ")
 
 
 async def test_a_long_input_is_cut_into_steps_of_a_bounded_size(serve: Any) -> None:
@@ -266,6 +271,16 @@ async def test_what_cannot_be_ranked_is_refused_by_name(serve: Any, fields: dict
     async with serve(embedder=FakeEmbedder()) as api:
         answer = await api.post("/v1/rerank", {"query": "x", "documents": ["y"], **fields})
     assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.RANK])
+@pytest.mark.parametrize("long", ["b" * 80, "b" * 1_000_000])  # found by its tokens, and by its length alone
+async def test_a_document_that_is_too_long_is_named_by_its_place(serve: Any, pooling: Pooling, long: str) -> None:
+    async with serve(embedder=FakeEmbedder(n_tokens_max=64, pooling=pooling)) as api:
+        answer = await api.post("/v1/rerank", {"query": "x", "documents": ["y", long]})
+        query = await api.post("/v1/rerank", {"query": long, "documents": ["y"]})
+    assert (answer.status, answer.error["param"]) == (400, "documents[1]")
+    assert (query.status, query.error["param"]) == (400, "documents" if pooling is Pooling.RANK else "query")
 
 
 async def test_as_many_documents_as_are_allowed_are_judged_by_any_model(serve: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cllm.api.openai.responses import routes
 from cllm.api.openai.responses.requests import Item, Part
 from cllm.api.openai.responses.store import N_BYTES_OBJECT, ResponseStore
 from cllm.errors import NotFound
@@ -157,6 +158,21 @@ async def test_what_is_not_to_be_stored_is_not(serve: Any) -> None:
             response = (await api.post("/v1/responses", {"input": "hello", **fields})).json
             assert (await api.get(f"/v1/responses/{response['id']}")).status == 404
             assert response["store"] is False
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_is_larger_than_all_the_room_says_that_it_is_not_stored(
+    serve: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(*, n_bytes_max: int, **fields: Any) -> ResponseStore:
+        return ResponseStore(n_bytes_max=n_bytes_max // 1_000_000, **fields)
+
+    monkeypatch.setattr(routes, "ResponseStore", small)
+    async with serve(ScriptedModel("Good day.")) as api:
+        answer = await api.post("/v1/responses", {"input": "hello", "stream": stream})
+        response = events(answer)[-1]["response"] if stream else answer.json
+        assert response["store"] is False
+        assert (await api.get(f"/v1/responses/{response['id']}")).status == 404
 
 
 async def test_a_response_is_seen_by_the_key_that_made_it_alone(serve: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cllm.errors import TokenizeFailed
 from cllm.serve.engine import N_CHARS_INLINE
 from cllm.testing.fake import FakeModel, FakeVocabulary
 from cllm.testing.mortal import Panic
@@ -42,6 +43,20 @@ async def test_messages_are_rendered_and_tokenised_as_a_chat_would(serve: Any) -
         chat = await api.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
     assert tokens == again
     assert len(tokens) == chat.json["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(("path", "field"), [("/tokenize", "content"), ("/tokenize", "prompt"), ("/encode", "text")])
+async def test_a_text_that_the_tokeniser_does_not_take_is_refused_by_its_fields_name(serve: Any, path: str, field: str) -> None:
+    class Full(FakeVocabulary):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            raise TokenizeFailed("the text is too long")
+
+    model = FakeModel()
+    model.vocabulary = Full()
+    async with serve(model) as api:
+        answer = await api.post(path, {field: "x"})
+    assert answer.status == 400
+    assert f"{field}: the text is too long" in answer.body.decode()
 
 
 @pytest.mark.parametrize("n_chars", [6, N_CHARS_INLINE + 1])  # in Trio's thread, and in another one

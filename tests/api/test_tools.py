@@ -285,6 +285,15 @@ async def test_a_named_function_is_called_and_no_other(serve: Any) -> None:
             assert answer.finish() == ("tool_calls", None)
 
 
+async def test_allowed_tools_may_leave_their_mode_out_by_null(serve: Any) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": None, "tools": [tool("clock")]}}
+    flat = {"type": "allowed_tools", "mode": None, "tools": [{"type": "function", "name": "clock"}]}
+    async with serve(says("No.")) as api:
+        assert (await api.chat(tools=TOOLS, tool_choice=choice, max_tokens=9)).status == 200
+        tools = [{"type": "function", "name": "clock"}]
+        assert (await api.post("/v1/responses", {"input": "x", "tools": tools, "tool_choice": flat})).status == 200
+
+
 async def test_allowed_tools_are_the_only_ones(serve: Any) -> None:
     choice = {
         "type": "allowed_tools",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -122,7 +123,7 @@ def _no_process_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Process]:
-    process = serve()
+    process = serve("--body-timeout-s", "1")
     process.wait_ready()
     yield process
     process.end(signal.SIGTERM)
@@ -184,6 +185,19 @@ def test_it_answers_and_a_stream_is_the_same_as_no_stream(server: Process) -> No
     data = server.post("/v1/chat/completions", chat("What is cLLM?", stream=True))
     assert data.endswith("data: [DONE]\n\n")
     assert streamed_text(data) == answer["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(("path", "outermost"), [("/v1/messages", {"type", "error", "request_id"}), ("/api/chat", {"error"})])
+def test_a_body_that_does_not_come_is_refused_in_its_surfaces_own_shape(server: Process, path: str, outermost: set[str]) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\nX-Request-Id: mine\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=END_S) as client:
+        client.sendall(head.encode() + b'{"model": ')
+        answer = http.client.HTTPResponse(client)
+        answer.begin()
+        body = json.loads(answer.read())
+    assert (answer.status, answer.headers["x-request-id"]) == (408, "mine")
+    assert body.keys() <= outermost
+    assert "type" in body if path == "/v1/messages" else isinstance(body["error"], str)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 7, 33])

@@ -45,7 +45,7 @@ class AllowedTools(msgspec.Struct):
     """Some of the tools, and whether one of them must be called."""
 
     tools: list[ToolFields]
-    mode: Literal["auto", "required"] = "auto"
+    mode: Literal["auto", "required"] | None = None  # auto
 
 
 class ToolChoice(msgspec.Struct):
@@ -123,7 +123,7 @@ def _allowed(allowed: AllowedTools, tools: tuple[Tool, ...], *, parallel: bool) 
     for name in sorted(names):
         _check_known(name, tools, "tool_choice.allowed_tools.tools")
     chosen = tuple(tool for tool in tools if tool.name in names)
-    return Toolbox(tools=chosen, use=_use(allowed.mode, chosen), parallel=parallel)
+    return Toolbox(tools=chosen, use=_use(allowed.mode or "auto", chosen), parallel=parallel)
 
 
 def _check_known(name: str, tools: tuple[Tool, ...], place: str) -> None:

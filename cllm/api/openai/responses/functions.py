@@ -34,7 +34,7 @@ class ToolChoice(msgspec.Struct):
     type: str
     name: str | None = None
     namespace: str | UnsetType | None = UNSET
-    mode: Literal["auto", "required"] = "auto"
+    mode: Literal["auto", "required"] | None = None  # auto
     tools: list[ToolFields] | None = None
 
 
@@ -104,4 +104,4 @@ def _allowed(choice: ToolChoice, functions: tuple[Tool, ...], *, parallel: bool)
     if not names or names - {function.name for function in functions}:
         raise InvalidRequest("tool_choice.tools: expected some of the functions in tools", param="tool_choice.tools")
     allowed = tuple(function for function in functions if function.name in names)
-    return Toolbox(tools=allowed, use=ToolUse(choice.mode), parallel=parallel)
+    return Toolbox(tools=allowed, use=ToolUse(choice.mode or "auto"), parallel=parallel)

@@ -89,7 +89,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest) ->
     def keep(response: dict[str, Any]) -> None:
         if stores:
             output = tuple(msgspec.convert(response["output"], list[Item]))
-            store.keep(response, inputs, (*items, *output), key=key, now=time.monotonic())
+            response["store"] = store.keep(response, inputs, (*items, *output), key=key, now=time.monotonic())
 
     if body.stream:
         shape = ResponseStream(head, keep)

@@ -46,14 +46,14 @@ class ResponseStore:
         """Whether anything is kept."""
         return self._n_max > 0
 
-    def keep(self, response: dict[str, Any], inputs: tuple[Any, ...], items: tuple[Any, ...], *, key: str, now: float) -> None:
-        """Keep a response; the oldest of the key that has most make room. One that is larger than all the room is not kept.
+    def keep(self, response: dict[str, Any], inputs: tuple[Any, ...], items: tuple[Any, ...], *, key: str, now: float) -> bool:
+        """Keep a response; the oldest of the key that has most make room. Return whether it is: one larger than all the room is not.
 
         Items of earlier responses count each time, though they are shared: the earlier ones may go first.
         """
         n_bytes = len(msgspec.json.encode([response, items])) + N_BYTES_OBJECT * sum(map(_n_objects, items))
         if n_bytes > self._n_bytes_max or not self.is_open:
-            return
+            return False
         self._forget_old(now)
         self._kept[response["id"]] = Kept(key, response, inputs, items, n_bytes, now + self._ttl_s)
         for item in items:
@@ -64,6 +64,7 @@ class ResponseStore:
         self._n_of[key] += 1
         while (is_many := len(self._kept) > self._n_max) or self.n_bytes > self._n_bytes_max:
             self._forget(self._oldest_of_largest(by_bytes=not is_many, latest=response["id"]))
+        return True
 
     def find(self, response_id: str, *, key: str, now: float) -> Kept:
         """Return a response that is still kept. Another key's is as unknown as none. Raises: NotFound."""
