@@ -161,6 +161,7 @@ class Scheduler:
         self._marked: list[Sequence] = []  # cancelled, not yet freed
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, seq_id), ended sequences included until due
         self._trials = Trials()
+        self.has_neighbours = False  # whether others compute in the thread that our steps have; told by the loop
         self._planned_at = self._now = 0.0
         self._stepped_at = -math.inf
         self._n_arrived = 0
@@ -281,6 +282,20 @@ class Scheduler:
         """Return what happens to a sequence that has not ended; it is kept up to date."""
         return self._sequences[seq_id].timeline
 
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether somebody's time may be over soon, as far as that is known without looking."""
+        return bool(self._deadlines)
+
+    def sweep_waiting(self, now: float) -> list[Event]:
+        """While a step runs, end those who wait and whom nobody waits for, or whose time is over: they have no part in it. Return their
+        events.
+        """
+        self._now = now
+        events: list[Event] = []
+        self._sweep(now, events, only_waiting=True)
+        return events
+
     def plan(self, now: float) -> Plan | None:
         """Re-form the batch. None when nothing is owed: no rows, no memory moves, no events."""
         self._planned_at = self._now = now
@@ -290,7 +305,8 @@ class Scheduler:
         if self._trials:
             self._trials.advance()
         if self.memory.offload is not None:
-            self.memory.offload.is_generating = any(sequence.phase is DECODE for sequence in self._running)
+            is_generating = any(sequence.phase is DECODE for sequence in self._running)
+            self.memory.offload.is_generating = is_generating or self.has_neighbours
         self.memory.retire_idle()
         self._admit(now, events)
         self._reserve_decode_cells()
@@ -304,7 +320,7 @@ class Scheduler:
             events,
             n_cells,
             self.totals.n_prefill_rows,
-            self._shares.n_late,
+            self._shares.n_late if is_decoding else self._n_keys(),
             self._meetings(beside_answers=is_decoding),
             places_taken,
         )
@@ -588,20 +604,31 @@ class Scheduler:
 
     # --- before a step ------------------------------------------------------------------------------------------------
 
-    def _sweep(self, now: float, events: list[Event]) -> None:
-        for sequence in self._marked:
-            if sequence.phase is not FINISHED:
+    def _sweep(self, now: float, events: list[Event], *, only_waiting: bool = False) -> None:
+        marked, self._marked = self._marked, []
+        for sequence in marked:
+            if only_waiting and sequence.phase not in (Phase.WAITING, FINISHED):
+                self._marked.append(sequence)
+            elif sequence.phase is not FINISHED:
                 self._finish(sequence, FinishReason.CANCELLED, None, now, events)
-        self._marked.clear()
+        in_step: list[tuple[float, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, seq_id = heapq.heappop(self._deadlines)
-            late = self._sequences.get(seq_id)
+            entry = heapq.heappop(self._deadlines)
+            late = self._sequences.get(entry[1])
             if late is None:
                 continue
-            if late.n_generated:
+            if only_waiting and late.phase is not Phase.WAITING:
+                in_step.append(entry)
+            elif late.n_generated:
                 self._finish(late, FinishReason.LENGTH, "timeout", now, events)
             else:
                 self._fail(late, _too_late(), events)
+        for entry in in_step:
+            heapq.heappush(self._deadlines, entry)
+
+    def _n_keys(self) -> int:
+        """Keys that have asked of late. Where nobody generates, who computes beside us waits for our steps as another key does."""
+        return max(self._shares.n_late, 1 + self.has_neighbours)
 
     def _remember_deadline(self, deadline: float, seq_id: int) -> None:
         if len(self._deadlines) > 2 * len(self._sequences) + N_DEADLINES_SPARE:  # mostly of sequences that ended long before theirs
@@ -735,7 +762,7 @@ class Scheduler:
         n_running, n_cells = min(len(self._running) + 1, self._n_live_max_usual), self.cells.n_total - self.cells.n_free
         places_taken = len(self._running) + self.n_waiting >= self._n_places()  # when all have come
         owed.append(len(sequence.tokens) - self.memory.n_known(sequence))
-        n_room = self._former.n_room_alone(n_running, n_cells, owed, self._shares.n_late, places_taken)
+        n_room = self._former.n_room_alone(n_running, n_cells, owed, self._n_keys(), places_taken)
         return n_before > N_STEPS_OWED * n_room
 
     def _n_crowd(self, n_coming: int) -> int:
@@ -1005,6 +1032,8 @@ class Scheduler:
             may_keep=may_keep,
         )
         sequence.sampler.grammar_waits = spec.grammar is not None and transcript.is_reasoning
+        if due := transcript.due():  # a prompt may end within a reasoning that may not have any token
+            sequence.sampler.force(due)
         return sequence
 
     def _is_another(self, sequence: Sequence) -> bool:

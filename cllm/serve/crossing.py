@@ -137,15 +137,18 @@ class Bench:
     vocabulary: Vocabulary
     batch: Batch
     samplers: dict[int, Sampler] = attrs.field(factory=dict)
+    work: Work | None = None  # of the step under way, which another thread may give up
 
     def step(self, step: frames.Step, clock: Callable[[], float], check: Callable[[], None]) -> frames.Stepped:
         """Do a step; `check` may raise before it begins."""
-        work = self._work(step)
+        work = self.work = self._work(step)
         try:
             check()
             output = errors.call_foreign(compute, self.model, work, clock)
         except Exception as error:
             return _stepped(StepOutput([], [], None), work, failed(error))
+        finally:
+            self.work = None
         return _stepped(output, work, None)
 
     def _work(self, step: frames.Step) -> Work:

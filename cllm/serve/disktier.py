@@ -25,6 +25,7 @@ from cllm.engine.hostpool import HostPool, Piece
 from cllm.engine.memory import Memory
 from cllm.engine.pieces import Chain, PieceTree
 from cllm.engine.prefix import Key
+from cllm.serve.beside import beside
 from cllm.serve.statefiles import StateFiles, StoredPiece, Unfit, touch
 
 log = structlog.get_logger("cllm.disk")
@@ -214,16 +215,7 @@ class DiskTier:
 
     async def beside(self, work: Callable[[], Awaitable[None]]) -> None:
         """Write what is offered while `work` runs. Raises: what `work` raises."""
-        failure: BaseException | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write_on)
-            try:
-                await work()
-            except Exception as error:  # as it would come without a nursery
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        await beside(work, self._write_on)
 
     async def _write_on(self) -> None:
         while True:

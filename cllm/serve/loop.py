@@ -19,6 +19,7 @@ from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, Unavailable, call_foreign, in_one_line
+from cllm.serve.beside import beside
 from cllm.serve.disktier import DiskTier
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, Waiting, run_apart
@@ -34,6 +35,7 @@ N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs fr
 # Others who come so soon after the one that ended an idle time belong to it; and how long they are waited for at most.
 COMPANIONS_S = 0.05
 SILENCE_S_LEAST, SILENCE_S_MOST = 0.001, 0.006  # after which nobody else is taken to come; timers are no finer
+LOOK_S = 0.25  # into a step, and then again and again, whether the time of somebody who waits is over
 BACK_UP_AFTER_S = 2.0  # without work for any model, what is cached goes to disk
 PATIENCE = 4.0  # times as long a silence is borne while fewer have come than the last time
 
@@ -77,6 +79,8 @@ class StepLoop:
         self._has_ended = False
         self._plan: Plan | None = None  # of the step that runs
         self._progress_at = 0.0  # when a step last began or ended
+        self._n_taken = 0  # calls of the thread, up to our last step
+        self._timed_step = trio.Event()  # set while a step runs and somebody's time may be over before it is
         self._is_replacing = False  # a worker that died: loading the next one has a limit of its own
 
     # --- from the API's side ------------------------------------------------------------------------------------------
@@ -92,12 +96,14 @@ class StepLoop:
         try:
             for spec in specs:
                 seq_ids.append(self.scheduler.submit(spec, now))
-        except RequestError:
+        except Exception:
             for seq_id in seq_ids:
                 self.cancel(seq_id)
             raise
         stream = EventStream(seq_ids, self.cancel, n_bytes_max=n_bytes_max)
         self._streams.update(dict.fromkeys(seq_ids, stream))
+        if self._plan is not None and self.scheduler.has_deadlines:
+            self._timed_step.set()
         if not self._is_idle and now - self._roused_at <= COMPANIONS_S:
             self._n_companions += 1
         self._wake(now)
@@ -106,12 +112,31 @@ class StepLoop:
     def cancel(self, seq_id: int) -> None:
         """Mark a sequence; an idle loop is woken to free it, and a step that nobody waits for any more is ended if that can be."""
         self.scheduler.cancel(seq_id)
-        plan = self._plan
-        if plan is not None and not plan.is_given_up and self.scheduler.is_futile(plan):
-            plan.is_given_up = True
-            if self._model.capabilities.can_abort:
-                self._abort()
+        if self._plan is not None:
+            self._sweep_waiting()
         self._wake(trio.current_time())
+
+    def _sweep_waiting(self) -> None:
+        """While a step runs, which may take many seconds, let those go who only wait: they count in the queue, and for their keys. If
+        nobody is left who waits for the step, it is given up.
+        """
+        try:
+            events = self.scheduler.sweep_waiting(trio.current_time())
+            plan = self._plan
+            if plan is not None and not plan.is_given_up and self.scheduler.is_futile(plan):
+                self._give_up(plan)
+        except Exception as error:  # ours, and none of a client's that leaves
+            self._failure = error
+            return
+        if events:
+            self._owed += events
+            # Not at once: this may be called by a stream that is being told something, or that goes through its sequences.
+            trio.lowlevel.current_trio_token().run_sync_soon(self._deliver_soon)
+
+    def _give_up(self, plan: Plan) -> None:
+        plan.is_given_up = True
+        if self._model.capabilities.can_abort:
+            self._abort()
 
     def _abort(self) -> None:
         try:
@@ -136,13 +161,24 @@ class StepLoop:
             if self._life is not None:
                 self._life.on_death = partial(self._notice_death, trio.lowlevel.current_trio_token())
             with self.thread.shared():
-                while not (self._stopping and not self.scheduler.n_sequences):
-                    if self._failure is not None:
-                        raise self._failure
-                    await self._turn()
+                await beside(self._work_on, self._watch_deadlines)
         finally:
             self._has_ended = True
             self.end_all(_stopped())
+
+    async def _work_on(self) -> None:
+        while not (self._stopping and not self.scheduler.n_sequences):
+            if self._failure is not None:
+                raise self._failure
+            await self._turn()
+
+    async def _watch_deadlines(self) -> None:
+        """While steps run; between them whose time is over is looked at in any case."""
+        while True:
+            await self._timed_step.wait()
+            await trio.sleep(LOOK_S)
+            if self._timed_step.is_set():
+                self._sweep_waiting()
 
     async def _turn(self) -> None:
         """Do what is next. Whatever was awaited ends the turn: what happened meanwhile is looked at before anybody sleeps in `_idle`."""
@@ -153,14 +189,20 @@ class StepLoop:
         if layout is not None:
             await self._lay_out(layout)
             return
+        self.scheduler.has_neighbours = self._has_neighbours()
         plan = self.scheduler.plan(trio.current_time())
         if plan is None:
             self._deliver_owed()
             await self._idle()
+            self._n_taken = self.thread.n_taken
             return
         self._owed += plan.events
         if plan.is_step:
             await self._step(plan)
+
+    def _has_neighbours(self) -> bool:
+        """Whether another loop computes in the thread now, or did so since our last step or rest: it would wait for the next one."""
+        return self.thread.n_sharing > 1 and (self.thread.is_busy or self.thread.n_taken > self._n_taken)
 
     async def keep_prefixes(self) -> None:
         """After `run`, write what is cached in the model's memory and on the host to disk, if there is a disk tier."""
@@ -191,8 +233,10 @@ class StepLoop:
         self._work.set()
 
     def end_all(self, error: RequestError) -> None:
-        """End every sequence with `error`; an idle loop that has been told to stop is woken to do so."""
+        """End every sequence with `error`; an idle loop that has been told to stop is woken to do so, and rows under way are given up."""
         self._owed += self.scheduler.end_all(error)
+        if self._plan is not None and self._plan.n_rows and not self._plan.is_given_up:
+            self._give_up(self._plan)
         self._deliver_owed()
         self._work.set()
 
@@ -212,6 +256,9 @@ class StepLoop:
             token = trio.lowlevel.current_trio_token()
             if self.thread.is_busy:  # an embedder's step runs: what is owed need not wait for its end
                 self._deliver_owed()
+            if self.scheduler.has_deadlines:
+                self._timed_step.set()
+            self._n_taken = self.thread.n_taken + 1
             output = await self._turns.run(self._compute, plan, token)
         except ModelDied as error:
             if self._life is None:
@@ -226,6 +273,8 @@ class StepLoop:
             return
         finally:
             self._plan = None
+            if self._timed_step.is_set():
+                self._timed_step = trio.Event()
         self._progress_at = now = trio.current_time()
         self._metrics.step(plan, output)
         self._owed += self.scheduler.apply(plan, output, now)

@@ -99,7 +99,11 @@ class WorkerModel:
     def compute(self, plan: Plan, _clock: Callable[[], float]) -> StepOutput:
         """`cllm.engine.compute.compute`, done by the worker. Raises: as that does."""
         self._n_steps += 1
-        stepped = self.life.ask(self._crossing.step_of(plan, self._n_steps))
+        try:
+            stepped = self.life.ask(self._crossing.step_of(plan, self._n_steps))
+        except BaseException:  # it may not have been sent, for want of memory, say: then the worker has not seen what is taken for seen
+            self._crossing = Crossing()
+            raise
         assert isinstance(stepped, frames.Stepped)
         output = self._crossing.take(plan, stepped)
         self.life.went_well()

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from cllm.backend import ModelSpec, OnProgress
-from cllm.errors import BackendError, LoadFailed, ModelDied
+from cllm.errors import BackendError, LoadFailed, ModelDied, in_one_line
 from cllm.serve import frames
 from cllm.serve.crossing import error_of
 from cllm.serve.frames import Ended, Garbled
@@ -116,12 +116,19 @@ class WorkerLife:
         process, self.may_be_a_texts = self.process, False
         if process is None:
             raise ModelDied("the model's process has ended")
+        is_sent = False
         try:
             process.channel.send(message)
+            is_sent = True
             answer = _answer(process, on_progress)
         except Ended:
             self.may_be_a_texts = any(process.texts_under_way.values())
             raise ModelDied(f"the worker died: {self.bury()}") from None
+        except Exception as error:
+            if not is_sent:
+                raise
+            self.bury()  # what is left of its answer, for want of memory, say, would be taken for the next one
+            raise ModelDied(f"the worker's answer could not be read: {in_one_line(error)}") from error
         if isinstance(answer, frames.Failed):
             raise error_of(answer)
         return answer

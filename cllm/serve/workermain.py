@@ -64,7 +64,7 @@ class Worker:
         self._control: Channel[frames.Abort] = Channel(control, frames.Abort)
         self._tokenizers: list[Channel[frames.ToTokenizer]] = [Channel(end, frames.ToTokenizer) for end in (short, long)]
         self._tell = _Telling(self._channel)
-        self._model: StepModel | None = None
+        self._bench: Bench | None = None  # where steps are done
         self._number: int | None = None  # of the step under way
         self._aborted = 0  # the last step that was to end
 
@@ -105,9 +105,9 @@ class Worker:
             self._channel.send(_told(frames.LoadedStreams, model, **streams))
             self._serve_streams(model)
         else:
-            self._model = model
+            bench = self._bench = Bench(model, model.vocabulary, Batch(model.n_rows_max))
             self._channel.send(_told(frames.Loaded, model, vocabulary=facts))
-            self._serve(model, Bench(model, model.vocabulary, Batch(model.n_rows_max)))
+            self._serve(model, bench)
 
     def _run_embedder(self, embedder: Embedder, load: frames.Load) -> None:
         self._tokenize(embedder.vocabulary, embedder.pair)
@@ -191,17 +191,22 @@ class Worker:
         try:
             while True:
                 self._aborted = self._control.receive().number
-                if self._model is not None:
-                    self._abort(self._model, self._aborted)
+                if self._bench is not None:
+                    self._abort(self._bench, self._aborted)
         except Ended:
             os._exit(0)
 
-    def _abort(self, model: StepModel, number: int) -> None:
-        """More than once: between our look at what runs and the model's own, an abort is lost."""
+    def _abort(self, bench: Bench, number: int) -> None:
+        """More than once: between our look at what runs and the model's own, an abort is lost. One that comes while cells are moved has
+        nothing to stop yet: the rows after them are given up.
+        """
         for _ in range(N_ABORTS):
+            work = bench.work
             if self._number != number:
                 return
-            model.abort()
+            if work is not None:
+                work.is_given_up = True
+            bench.model.abort()
             time.sleep(BETWEEN_ABORTS_S)
 
 

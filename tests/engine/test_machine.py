@@ -215,6 +215,8 @@ class Machine(RuleBasedStateMachine):
                 self.submit_prompt(BEGINNINGS[0], 0, 5, 0.0)
             case _:
                 self.now += 6.0
+        if data.draw(st.booleans()):
+            self.take(self.scheduler.sweep_waiting(self.now))
         self.take(self.scheduler.apply(plan, output, self.now))
 
     @rule(error=st.sampled_from(ERRORS), data=st.data())
@@ -233,6 +235,9 @@ class Machine(RuleBasedStateMachine):
         if n_moves_done == len(plan.moves) and not leaves_slots_as_they_were:  # the content of the batch's slots is undefined
             for slot in {sequence.slot for sequence in plan.members()}:
                 self.model.drop(slot)
+        if self.specs and data.draw(st.booleans()):
+            self.scheduler.cancel(data.draw(st.sampled_from(sorted(self.specs))))
+            self.take(self.scheduler.sweep_waiting(self.now))
         self.take(self.scheduler.apply_failure(plan, error, self.now))
 
     @rule(in_a_step=st.booleans())

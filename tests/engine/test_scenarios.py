@@ -24,6 +24,8 @@ reviewer to read in the diff, and fails: nothing was checked. Commands:
                                        the step goes well
     die [with ID | idle]        plan, and the model dies in the step; `with`: only if ID has rows, else the step goes well; `idle`: it
                                        dies while nothing is computed
+    sweep                       let those who only wait go, as while a step runs
+    neighbours                  from now on others compute in the thread that its steps have
     evict                       forget what is cached
     state                       who is where, and the cells
     totals                      what was counted so far
@@ -197,6 +199,13 @@ class Conversation:
             return [*_plan_lines(plan), *self._apply(plan, {})]
         lines = [] if plan is None else _plan_lines(plan)
         return [*lines, "dies", *_event_lines(self.scheduler.apply_death(plan, errors.ModelDied("killed"), self.now))]
+
+    def do_sweep(self, _: list[str]) -> list[str]:
+        return _event_lines(self.scheduler.sweep_waiting(self.now))
+
+    def do_neighbours(self, _: list[str]) -> list[str]:
+        self.scheduler.has_neighbours = True
+        return []
 
     def do_evict(self, _: list[str]) -> list[str]:
         self.scheduler.evict_cached()

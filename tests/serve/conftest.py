@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
+import outcome
 import pytest
 import trio
 from structlog.testing import capture_logs
@@ -210,10 +211,12 @@ class Steps:
         self.call_s = 0.0  # how long a call takes, for tests with a clock of their own
         self._go = trio.Event()
         self._go.set()
+        self._computes_first = False
 
-    def hold(self) -> None:
-        """Let the next call begin and not end."""
+    def hold(self, *, computed: bool = False) -> None:
+        """Let the next call begin and not end; `computed`: it has done its work, and only its end is held."""
         self._go = trio.Event()
+        self._computes_first = computed
 
     def go_on(self) -> None:
         """Let calls end."""
@@ -222,11 +225,12 @@ class Steps:
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         self.n_begun += 1
+        done = outcome.capture(call_foreign, function, *args) if self._computes_first else None
         with trio.CancelScope(shield=True):
             await self._go.wait()
             if self.call_s:
                 await trio.sleep(self.call_s)
-        return call_foreign(function, *args)
+        return call_foreign(function, *args) if done is None else done.unwrap()
 
 
 @pytest.fixture

@@ -226,7 +226,7 @@ async def test_what_has_not_ended_when_the_grace_is_over_gets_an_error_event(
 async def test_a_grace_that_is_over_while_a_sequences_last_token_is_computed_is_no_death(live: Live, steps: Steps) -> None:
     async with live() as lived:
         await lived.life.ready.wait()
-        steps.hold()
+        steps.hold(computed=True)
         stream = lived.life.engine.open([make_spec("one token and out", 1), make_spec("x" * 600, 1)])
         await trio.testing.wait_all_tasks_blocked()
         await lived.life.finish(grace_s=0)

@@ -17,7 +17,7 @@ from cllm.engine.events import Delta, Failed, Finished, FinishReason
 from cllm.engine.plan import Plan
 from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
-from cllm.errors import Aborted, ContextExceeded, GenerationFailed, ModelDied, NoRoom, StepFailed, Unavailable
+from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, ModelDied, NoRoom, StepFailed, Unavailable
 from cllm.serve import loop
 from cllm.serve.streams import N_BYTES_DELTA, EventStream
 from cllm.testing.engine import RunningEngine, running_engine
@@ -327,6 +327,72 @@ async def test_who_leaves_while_waiting_in_the_queue_is_never_computed(steps: St
         await all_given_back(running, model)
         totals = running.scheduler.totals
         assert (totals.n_cancelled, totals.n_prompt_tokens) == (1, len("first"))
+
+
+async def test_who_leaves_while_waiting_does_not_count_in_the_queue_until_the_step_of_others_has_ended(steps: Steps) -> None:
+    async with serving(FakeModel(), Settings(parallel=1)) as running:
+        with running.engine.open([make_spec("first", 4)]) as first:
+            steps.hold()
+            await trio.testing.wait_all_tasks_blocked()
+            with running.engine.open([make_spec("second", 4), make_spec("third", 4)]) as both:
+                await trio.testing.wait_all_tasks_blocked()
+                assert running.scheduler.n_waiting == 2
+                both.cancel()
+                assert running.scheduler.n_waiting == 0
+                running.scheduler.check()
+                assert [one.ends[0].reason for one in await read_all(both)] == [FinishReason.CANCELLED] * 2  # type: ignore[union-attr]
+            steps.go_on()
+            assert (await read_all(first))[0].text == text_alone("first", 4)
+
+
+@pytest.mark.parametrize("comes_first", [False, True])
+async def test_whose_time_is_over_while_a_step_of_others_runs_is_told_so_then(
+    steps: Steps, slow_clock: trio.testing.MockClock, *, comes_first: bool
+) -> None:
+    async with serving(FakeModel(), Settings(parallel=1)) as running:
+        with running.engine.open([make_spec("first", 4)]) as first:
+            if not comes_first:
+                steps.hold()
+                await trio.testing.wait_all_tasks_blocked()
+            with running.engine.open([make_spec("second", 4, timeout_s=2.0)]) as second:
+                if comes_first:
+                    steps.hold()
+                await trio.testing.wait_all_tasks_blocked()
+                for _ in range(4):
+                    slow_clock.jump(1.0)
+                    await trio.testing.wait_all_tasks_blocked()
+                (late,) = await read_all(second)
+                assert isinstance(late.ends[0], Failed)
+                assert isinstance(late.ends[0].error, DeadlineExceeded)
+            steps.go_on()
+            assert (await read_all(first))[0].text == text_alone("first", 4)
+
+
+async def test_when_all_are_ended_the_step_under_way_is_given_up_where_the_model_can() -> None:
+    begun = threading.Event()
+    model = FakeModel(can_abort=True, step_s=lambda _: 10 * TEST_S, before_step=lambda _: begun.set())
+    async with serving(model) as running:
+        with running.engine.open([make_spec("a prompt as long as a book", None)]) as stream:
+            await trio.to_thread.run_sync(begun.wait)
+            running.loop.end_all(Unavailable("the server is shutting down", retry_after_s=5.0))
+            (answer,) = await read_all(stream)
+            assert isinstance(answer.ends[0], Failed)
+        await all_given_back(running, model)
+        assert model.n_steps == 1
+
+
+async def test_others_that_compute_in_the_thread_are_neighbours_until_a_step_goes_by_without_them() -> None:
+    seen: list[bool] = []
+    model = FakeModel(before_step=lambda _: seen.append(running.scheduler.has_neighbours))
+    async with serving(model) as running:
+        thread = running.loop.thread
+        for n_others in (0, 1, 0):
+            seen.clear()
+            with thread.shared(), running.engine.open([make_spec("one", 30)]) as stream:
+                await anext(stream)
+                thread.n_taken += n_others
+                await read_all(stream)
+            assert (len(seen), seen.count(True)) == (30, n_others)
 
 
 async def test_a_step_that_nobody_waits_for_any_more_is_aborted_where_the_model_can() -> None:

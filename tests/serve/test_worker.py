@@ -10,16 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
-from cllm.backend import LaysOut, ModelSpec
+from cllm.backend import Batch, LaysOut, ModelSpec
 from cllm.config import Settings
 from cllm.engine.params import SamplingParams
 from cllm.engine.prices import Prices
 from cllm.errors import GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
-from cllm.serve import workerlife
+from cllm.serve import frames, workerlife
+from cllm.serve.crossing import Bench
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.serve.workerprocess import WorkerProcess
 from cllm.testing import mortal
@@ -186,6 +189,65 @@ async def test_a_step_that_nobody_waits_for_leaves_the_others_as_they_are(model:
             stream.cancel()
         (answer,) = await answers(running, make_spec("the sea", 8))
     assert answer.text == text_alone("the sea", 8)
+
+
+async def test_after_a_step_that_could_not_be_sent_the_worker_still_knows_every_token(
+    model: WorkerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec("the sea", 12, sampling=SAMPLINGS["with penalties"], seed=3)
+    n_asked, ask = 0, model.life.ask
+
+    def ask_without_memory(message: Any, *arguments: Any) -> Any:
+        nonlocal n_asked
+        n_asked += isinstance(message, frames.Step)
+        if n_asked == 4:
+            n_asked += 1
+            raise MemoryError
+        return ask(message, *arguments)
+
+    async with serving(model) as running:
+        (expected,) = await answers(running, spec)
+        monkeypatch.setattr(model.life, "ask", ask_without_memory)
+        (answer,) = await answers(running, spec)
+    assert n_asked > 4
+    assert answer.tokens == expected.tokens
+
+
+async def test_an_answer_that_cannot_be_read_costs_the_worker_and_nobody_else(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model.life.process is not None
+    n_answers, receive = 0, model.life.process.channel.receive
+
+    def receive_without_memory() -> Any:
+        nonlocal n_answers
+        n_answers += 1
+        if n_answers == 3:
+            raise MemoryError
+        return receive()
+
+    async with serving(model) as running:
+        monkeypatch.setattr(model.life.process.channel, "receive", receive_without_memory)
+        pid = model.pid
+        (answer,) = await answers(running, make_spec("the sea", 12))
+        assert model.pid not in (None, pid)
+    assert answer.text == text_alone("the sea", 12)
+
+
+def test_rows_after_moves_that_nobody_waits_for_are_not_computed() -> None:
+    model = FakeModel(can_abort=True)
+    bench = Bench(model, model.vocabulary, Batch(64))
+
+    def save(_slot: int, _start: int = 0) -> bytes:
+        assert bench.work is not None
+        bench.work.is_given_up = True
+        return b""
+
+    model.save = save  # type: ignore[method-assign]
+    columns = frames.Columns(1, 0, *(np.zeros(1, kind).tobytes() for kind in (np.int32, np.int32, np.int32, np.int8)))
+    step = frames.Step(1, [frames.Moving("Save", 0, 0, 3)], columns, [], [], [])
+    stepped = bench.step(step, time.perf_counter, lambda: None)
+    assert stepped.failure is not None
+    assert (stepped.failure.error, stepped.moved.n_done, model.n_steps) == ("Aborted", 1, 0)
+    assert bench.work is None
 
 
 def test_its_cells_stay_as_they_were_laid_out_when_it_was_loaded(model: WorkerModel) -> None:
