@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+import attrs
 import trio
 
 from cllm.api.context import Context
@@ -32,7 +33,26 @@ async def grammar_of(
     try:
         return await _compiled(context, model, _source(model, toolbox, form, opening or ""))
     except GrammarInvalid as error:
+        if (loosened := await _loosened(context, model, toolbox)) is not None:
+            with suppress(GrammarInvalid):
+                return await _compiled(context, model, _source(model, loosened, form, opening or ""))
         raise await _complaint(context, model, toolbox, form, parameters, error) from error
+
+
+async def _loosened(context: Context, model: ServedModel, toolbox: Toolbox) -> Toolbox | None:
+    """The tools with any object in the place of the schemas that cannot be held to and need not be; None if there is none of these."""
+    if toolbox.use is ToolUse.REQUIRED:
+        return None
+    tools = list(toolbox.tools)
+    with trio.move_on_after(context.settings.grammar_timeout_s):  # for all of them
+        for i, tool in enumerate(toolbox.tools):
+            if tool.strict:
+                continue
+            try:
+                await _compiled(context, model, GrammarSource(Kind.JSON_SCHEMA, schema_of(tool)))
+            except GrammarInvalid:
+                tools[i] = attrs.evolve(tool, parameters={"type": "object"})
+    return attrs.evolve(toolbox, tools=tuple(tools)) if tools != list(toolbox.tools) else None
 
 
 def _check_no_calls(toolbox: Toolbox, form: Form | None, *, held_calls: bool) -> None:

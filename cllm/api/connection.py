@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import structlog
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
-from quart import Response
+from quart import Request, Response
 from quart.typing import ResponseTypes
 from quart.utils import encode_headers
 from quart.wrappers.response import DataBody
@@ -22,6 +22,7 @@ from cllm.serve.http.http1 import SEND_NOW
 
 log = structlog.get_logger("cllm.api")
 
+METHODS_WITH_BODY: Final = ("POST", "PUT", "PATCH")
 N_LOOKS: Final = 4  # in the time of silence after which a stream gives a sign of life: it comes a quarter of that early, and never late
 
 
@@ -37,6 +38,13 @@ class Connection(TrioASGIHTTPConnection):
         with ExitStack() as stack, context.metrics.in_progress.track_inprogress():
             cast(dict[str, Any], self.scope)[CLEANUP_KEY] = stack
             await super().__call__(receive, send)
+
+    async def handle_messages(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
+    ) -> None:
+        """Take in what comes. A body whose method gives it no meaning is not kept: nobody reads it, or counts what it takes."""
+        keeps = request.method in METHODS_WITH_BODY
+        await super().handle_messages(nursery, request, receive if keeps else partial(_without_body, receive))
 
     async def _send_response(self, send: ASGISendCallable, response: ResponseTypes) -> None:
         await send({"type": "http.response.start", "status": response.status_code, "headers": encode_headers(response.headers)})
@@ -54,6 +62,11 @@ class Connection(TrioASGIHTTPConnection):
         finally:
             context.metrics.bytes_out.inc(writer.n_bytes)
             log.debug("answered", method=self.scope["method"], path=self.scope["path"], status=response.status_code, n_bytes=writer.n_bytes)
+
+
+async def _without_body(receive: ASGIReceiveCallable) -> Any:
+    message = await receive()
+    return {**message, "body": b""} if message["type"] == "http.request" else message
 
 
 class _Writer:

@@ -131,7 +131,9 @@ def _is_preflight() -> bool:
 
 
 def _preflight() -> Response:
-    return Response(b"", 204)
+    response = Response(b"", 204)
+    del response.headers["Content-Length"]  # which a 204 may not have (RFC 9110, 8.6)
+    return response
 
 
 def _allowed_headers() -> str:

@@ -121,6 +121,7 @@ async def test_an_origin_that_is_named_may_read_and_another_may_not(serve: Any) 
         refused = await api.get("/v1/models", Origin="https://a.example")
         other = await api.get("/v1/models", Origin="https://b.example", X_Api_Key="k")
     assert preflight.status == 204
+    assert "Content-Length" not in preflight.headers
     assert preflight.headers["Access-Control-Allow-Origin"] == "https://a.example"
     assert "authorization" in preflight.headers["Access-Control-Allow-Headers"]
     assert preflight.headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE, OPTIONS"

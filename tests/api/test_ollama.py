@@ -272,6 +272,18 @@ def test_results_without_an_id_have_that_of_their_call() -> None:
     assert "tool_call_id" not in _with_ids([result()])[0]
 
 
+def test_calls_without_an_id_are_numbered_through_and_those_of_turns_that_follow_each_other_are_open_together() -> None:
+    def called(name: str) -> dict[str, Any]:
+        return {"role": "assistant", "tool_calls": [{"id": None, "function": {"name": name}}]}
+
+    def result(name: str) -> dict[str, Any]:
+        return {"role": "tool", "content": "x", "name": name}
+
+    told = _with_ids([called("a"), called("a"), called("b"), result("b"), result("a"), result("a"), called("a"), result("a")])
+    ids = [turn["tool_calls"][0]["id"] if "tool_calls" in turn else turn["tool_call_id"] for turn in told]
+    assert ids == ["call_0", "call_1", "call_2", "call_2", "call_0", "call_1", "call_3", "call_3"]
+
+
 @pytest.mark.parametrize("fields", [{}, {"name": "look"}, {"tool_call_id": "call_1"}, {"name": "other"}])
 def test_a_result_finds_its_call_without_looking_through_all_of_them(fields: dict[str, str]) -> None:
     def work(n: int) -> int:

@@ -140,6 +140,12 @@ async def test_an_answer_goes_on_within_the_reasoning_of_the_final_message(serve
     assert (reasoning_of(answer), answer.text()) == (reasoning, content)
 
 
+async def test_where_reasoning_may_have_no_token_that_of_the_final_message_ends_at_once(serve: Any) -> None:
+    async with serve(says(THOUGHT)) as api:
+        answer = await api.chat(messages=begun("<think>\nhm"), reasoning_budget=0, **GOES_ON)
+    assert (answer.status, reasoning_of(answer)) == (200, "")
+
+
 async def test_a_tag_in_the_middle_of_the_final_message_begins_no_reasoning(serve: Any) -> None:
     async with serve(says("The tag <think> is one.")) as api:
         answer = await api.chat(messages=begun("The tag <think> is"), **GOES_ON)

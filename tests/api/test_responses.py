@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from cllm.api.conversation import Answer, ToolCall
+from cllm.api.openai.messages import is_object
 from cllm.api.openai.responses import routes
+from cllm.api.openai.responses.answers import items_of
 from cllm.api.openai.responses.requests import Item, Part
 from cllm.api.openai.responses.store import N_BYTES_OBJECT, ResponseStore
+from cllm.engine.events import Finished, FinishReason, Usage
 from cllm.errors import NotFound
 from cllm.testing.scripted import ScriptedModel
 from tests.api.conftest import failing
@@ -270,6 +274,29 @@ async def test_a_namespaces_function_may_be_chosen(serve: Any, choice: dict[str,
     assert answer.status == 200, answer.body
     (item,) = answer.json["output"]
     assert (item["namespace"], item["name"]) == ("mcp__sums", "add")
+
+
+async def test_a_call_that_was_cut_may_be_gone_on_from_and_one_that_is_wrong_is_named(serve: Any) -> None:
+    async with serve() as api:
+        asked = {"input": "x", "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 43, "seed": 1}
+        cut = (await api.post("/v1/responses", asked)).json
+        (item,) = cut["output"]
+        assert (item["type"], item["status"], is_object(item["arguments"])) == ("function_call", "incomplete", False)
+        for more in ({"previous_response_id": cut["id"], "input": "go on"}, {"input": [item, {"role": "user", "content": "go on"}]}):
+            assert (await api.post("/v1/responses", {**more, "max_output_tokens": 4})).status == 200
+        wrong = {**item, "status": "completed"}
+        answer = await api.post("/v1/responses", {"input": [{"role": "user", "content": "x"}, wrong]})
+    assert (answer.status, answer.error["param"]) == (400, "input[1].arguments")
+
+
+def test_of_an_answer_that_was_cut_behind_a_whole_call_the_message_is_not_complete() -> None:
+    def statuses(arguments: str) -> list[tuple[str, str]]:
+        finished = Finished(1, FinishReason.LENGTH, None, Usage(1, 0, 1, 0.0, 0.0, 0.0), "")
+        answer = Answer(content="so", reasoning="", calls=[ToolCall("c1", "add", arguments)], logprobs=None, finished=finished)
+        return [(item["type"], item["status"]) for item in items_of(answer, {})]
+
+    assert statuses('{"a": 1}') == [("message", "incomplete"), ("function_call", "completed")]
+    assert statuses('{"a"') == [("message", "completed"), ("function_call", "incomplete")]
 
 
 async def test_a_message_between_agents_is_read_as_what_somebody_says(serve: Any) -> None:

@@ -285,6 +285,16 @@ async def test_a_named_function_is_called_and_no_other(serve: Any) -> None:
             assert answer.finish() == ("tool_calls", None)
 
 
+@pytest.mark.parametrize("awkward", [{"not": {}}, {"properties": {"a": {"type": "string", "format": "colour"}}}])
+async def test_a_tool_that_need_not_be_held_to_its_schema_may_have_one_that_cannot_be(serve: Any, awkward: dict[str, Any]) -> None:
+    free = tool("b", {"type": "object", **awkward})
+    async with serve(says(call("b", '{"x": 1}'))) as api:
+        answer = await api.chat(tools=[tool("a", strict=True), free], max_tokens=300)
+        assert named(calls_of(answer)) == [("b", {"x": 1})]
+        held = await api.chat(tools=[tool("a", strict=True), {**free, "function": {**free["function"], "strict": True}}])
+    assert (held.status, held.error["param"]) == (400, "tools[1].function.parameters")
+
+
 async def test_allowed_tools_may_leave_their_mode_out_by_null(serve: Any) -> None:
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": None, "tools": [tool("clock")]}}
     flat = {"type": "allowed_tools", "mode": None, "tools": [{"type": "function", "name": "clock"}]}

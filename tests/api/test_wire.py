@@ -12,6 +12,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quart.wrappers.request import Body as RequestBody
 
 from cllm.api import wire
 from cllm.api.wire import N_CHARS_COMPLAINT, N_OPENED_MAX, decode, is_nothing
@@ -121,6 +122,22 @@ def test_more_arrays_and_objects_than_memory_is_kept_for_are_refused_before_they
     body = b'{"other": [' + b"[]," * N_OPENED_MAX + b"1]}"
     with pytest.raises(InvalidRequest, match="more than"):
         decode(body, decoder=None)  # type: ignore[arg-type]  # nobody decodes
+
+
+async def test_a_body_that_no_handler_reads_is_not_kept(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    append = RequestBody.append
+
+    def noted(self: RequestBody, data: bytes) -> None:
+        kept.append(len(data))
+        append(self, data)
+
+    monkeypatch.setattr(RequestBody, "append", noted)
+    async with serve() as api:
+        assert (await api.ask("GET", "/health", {"x": "y" * 1000})).status == 200
+        assert sum(kept) == 0
+        assert (await api.post("/tokenize", {"content": "y" * 1000})).status == 200
+        assert sum(kept) > 1000
 
 
 async def test_few_long_bodies_are_decoded_at_a_time_and_the_others_wait(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

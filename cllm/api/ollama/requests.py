@@ -177,19 +177,23 @@ def _message(message: Message, place: str) -> dict[str, Any]:
     known = {"reasoning_content": message.thinking, "name": message.tool_name, "tool_call_id": message.tool_call_id}
     turn.update({name: value for name, value in known.items() if value})
     if message.tool_calls:
-        turn["tool_calls"] = [_call(call, i) for i, call in enumerate(message.tool_calls)]
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     return turn
 
 
 class _OpenCalls:
     """The calls of a turn that have no result yet. What was taken by one way is left out when its turn comes by another."""
 
-    def __init__(self, calls: Iterable[dict[str, Any]] = ()) -> None:
+    def __init__(self) -> None:
         self._taken: set[int] = set()
-        self._all: deque[dict[str, Any]] = deque(calls)
+        self._all: deque[dict[str, Any]] = deque()
         self._by_id: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
         self._by_name: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
-        for call in self._all:
+
+    def add(self, calls: Iterable[dict[str, Any]]) -> None:
+        """More calls, in their order."""
+        for call in calls:
+            self._all.append(call)
             self._by_id[call["id"]].append(call)
             self._by_name[call["function"]["name"]].append(call)
 
@@ -205,19 +209,28 @@ class _OpenCalls:
 
 
 def _with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same, with each result that has no id, as Ollama's have none, as that of the first open call, by its name if it has one."""
-    open_calls = _OpenCalls()
+    """The same, with each result that has no id, as Ollama's have none, as that of the first open call, by its name if it has one.
+
+    Calls without an id are numbered through. Turns of calls that follow each other are one, told in parts, as streams tell them.
+    """
+    open_calls, n_calls, follows = _OpenCalls(), 0, False
     for message in messages:
-        if message.get("tool_calls"):
-            open_calls = _OpenCalls(message["tool_calls"])
+        calls = message.get("tool_calls", ())
+        for call in calls:
+            call["id"] = call["id"] or f"call_{n_calls}"
+            n_calls += 1
+        if calls:
+            open_calls = open_calls if follows else _OpenCalls()
+            open_calls.add(calls)
         elif message["role"] == "tool" and (call := open_calls.take(message.get("tool_call_id"), message.get("name"))) is not None:
             message["tool_call_id"] = call["id"]
+        follows = bool(calls)
     return messages
 
 
-def _call(call: Call, place: int) -> dict[str, Any]:
+def _call(call: Call) -> dict[str, Any]:
     arguments = msgspec.json.encode(call.function.arguments or {}).decode()
-    return {"id": call.id or f"call_{place}", "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
 def _tool(tool: ToolFields) -> Tool:

@@ -92,11 +92,18 @@ def _arguments(called: Called, place: str) -> str:
         return "{}"
     if isinstance(called.arguments, dict):
         return msgspec.json.encode(called.arguments).decode()
-    try:
-        msgspec.json.decode(called.arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        raise InvalidRequest(f"{place}.arguments: expected a JSON object as text", param=f"{place}.arguments") from None
+    if not is_object(called.arguments):
+        raise InvalidRequest(f"{place}.arguments: expected a JSON object as text", param=f"{place}.arguments")
     return called.arguments
+
+
+def is_object(text: str) -> bool:
+    """Whether it is a JSON object as text, as arguments of calls are."""
+    try:
+        msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return False
+    return True
 
 
 def _content(message: Message, place: str) -> str | None:

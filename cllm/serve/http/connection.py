@@ -240,6 +240,8 @@ class Connection:
         self.since = trio.current_time()
         self._deadline = self.since + self._timeouts[phase]
         self._reading.deadline = self._deadline
+        if phase is Phase.RESPONSE:  # what was sent ahead of the last one still counts, or each answer would let in as much again
+            self._n_ahead = self._protocol.n_buffered
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

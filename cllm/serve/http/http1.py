@@ -84,8 +84,13 @@ class Http1(hypercorn.H11Protocol):
         await self.feed(ahead + data)
 
     @property
+    def n_buffered(self) -> int:
+        """Bytes that the client has sent behind what was read of its request."""
+        return len(self.connection.trailing_data[0])
+
+    @property
     def has_buffered(self) -> bool:
-        return bool(self.connection.trailing_data[0])
+        return self.n_buffered > 0
 
     async def _handle_events(self) -> None:
         body = bytearray()  # what came of it at once is passed on at once, in however small chunks it was sent
@@ -181,7 +186,7 @@ class Http1(hypercorn.H11Protocol):
 
     def _response_headers(self, event: hypercorn.Response) -> list[tuple[bytes, bytes]]:
         headers = [*event.headers, *self.config.response_headers("h11")]
-        if self.context.terminated.is_set():
+        if self.context.terminated.is_set() or self.connection.their_state is h11.SEND_BODY:  # the rest of the body is not waited for
             headers.append((b"connection", b"close"))
         return headers
 

@@ -11,6 +11,8 @@ import trustme
 
 from cllm.errors import AppFailed, CannotListen
 from cllm.serve.http import HttpConfig, certificate, serve_http
+from cllm.serve.http.connection import N_AHEAD_BYTES_MAX, N_RECV_BYTES_MAX
+from cllm.serve.http.http1 import Http1
 from cllm.serve.http.listeners import close_all, open_listeners
 from tests.serve.http.conftest import BOUND_S
 
@@ -39,6 +41,36 @@ async def test_pipelined_requests_are_answered_in_order(serving):
         for body in (b"one", b"three", b"five!!"):
             await client.get("/echo", "POST", f"Content-Length: {len(body)}\r\n", body)
         assert [(await client.answer())[1] for _ in range(3)] == [b"one", b"three", b"five!!"]
+        await client.close()
+
+
+async def test_requests_that_are_sent_far_ahead_are_taken_in_as_they_are_answered(serving, monkeypatch):
+    held, resume = [], Http1.resume
+
+    async def noted(self, data):
+        held.append(self.n_buffered + len(data))
+        await resume(self, data)
+
+    monkeypatch.setattr(Http1, "resume", noted)
+    n = 10_000
+    async with serving() as server, trio.open_nursery() as nursery:
+        client = await server.connect()
+        nursery.start_soon(client.send, b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n" * n)
+        for _ in range(n):
+            assert (await client.answer())[0] == 200
+        await client.close()
+    assert max(held) < N_AHEAD_BYTES_MAX + N_RECV_BYTES_MAX
+
+
+async def test_who_is_answered_before_the_body_came_is_told_that_the_connection_closes(serving):
+    async with serving() as server:
+        client = await server.connect()
+        await client.get("/health", "POST", "Content-Length: 1000\r\n", b"some")
+        head = await client.read_to_end()
+        assert b"connection: close" in head.lower()
+        client = await server.connect()
+        await client.get("/health", "POST", "Content-Length: 4\r\n", b"some")
+        assert b"connection: close" not in (await client.read_until(b"\r\n\r\n")).lower()
         await client.close()
 
 

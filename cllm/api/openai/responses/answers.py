@@ -12,6 +12,7 @@ import attrs
 import msgspec
 
 from cllm.api.conversation import Answer, AnswerShape
+from cllm.api.openai.messages import is_object
 from cllm.api.openai.responses.functions import Names, names_of
 from cllm.api.openai.responses.requests import CreateRequest
 from cllm.api.sampling_fields import Wanted
@@ -54,14 +55,17 @@ def call_item(call_id: str, name: str, names: Names, arguments: str = "", status
 
 
 def items_of(answer: Answer, names: Names) -> list[dict[str, Any]]:
-    """An answer's items, as its stream would have told them: where it was cut the last one is not complete, and there may be no message."""
+    """An answer's items: where it was cut one is not complete, and there may be no message. A stream tells them in the order in which they
+    were written; here the message comes before the calls.
+    """
     is_cut = answer.finished.reason is FinishReason.LENGTH
     items = [reasoning_item(answer.reasoning, "completed")] if answer.reasoning else []
     if answer.content or not (answer.calls or (is_cut and items)):
         items.append(message_item(answer.content, "completed"))
     items += [call_item(call.id, call.name, names, call.arguments, "completed") for call in answer.calls]
     if is_cut:
-        items[-1]["status"] = "incomplete"
+        is_in_text = answer.calls and answer.content and is_object(answer.calls[-1].arguments)  # which came behind the last call
+        items[-1 - len(answer.calls) if is_in_text else -1]["status"] = "incomplete"
     return items
 
 

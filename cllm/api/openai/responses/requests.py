@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from cllm.api.conversation import Conversation
+from cllm.api.openai.messages import is_object
 from cllm.api.openai.responses.functions import ToolChoice, ToolFields, full_name, toolbox_of
 from cllm.api.sampling_fields import Limit, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
@@ -16,6 +17,7 @@ from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.text.thinking import Thinking
 
+INCOMPLETE = "incomplete"
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -162,6 +164,8 @@ def _check(item: Item, place: str) -> None:
     for name in _NEEDED.get(kind, ()):
         if getattr(item, name) is None:
             raise InvalidRequest(f"{place}.{name}: it is missing", param=f"{place}.{name}")
+    if kind == "function_call" and not (item.status == INCOMPLETE or is_object(item.arguments or "{}")):
+        raise InvalidRequest(f"{place}.arguments: expected a JSON object as text", param=f"{place}.arguments")
     for name in ("content", "output"):
         parts = getattr(item, name)
         for i, part in enumerate(parts if isinstance(parts, list) else ()):
@@ -176,7 +180,7 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
     for item in items:
         match item.type:
             case "function_call":
-                function = {"name": full_name(item.namespace, item.name or ""), "arguments": item.arguments}
+                function = {"name": full_name(item.namespace, item.name or ""), "arguments": _arguments(item)}
                 _assistant(turns).setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             case "function_call_output":
                 turns.append({"role": "tool", "tool_call_id": item.call_id, "content": [_text(item.output)]})
@@ -188,6 +192,12 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
             case _:
                 turns.append({"role": ROLES[item.role or "user"], "content": [_text(item.content)]})
     return [turn | {"content": "\n".join([text for text in turn["content"] if text])} for turn in turns]
+
+
+def _arguments(item: Item) -> str:
+    """As text of an object; of a call that was cut in them there are none."""
+    text = item.arguments or "{}"
+    return text if item.status != INCOMPLETE or is_object(text) else "{}"
 
 
 def _assistant(turns: list[dict[str, Any]]) -> dict[str, Any]:
