@@ -8,6 +8,7 @@ import re
 from typing import Any, Final
 
 from cllm.text.call_bodies import N_HEAD_MAX, N_NESTED_MAX, read_json, written
+from cllm.text.markers import N_BLANKS_MAX
 
 _JSON_WORDS: Final = {"true": True, "false": False, "null": None}
 
@@ -44,7 +45,11 @@ class PythonBody:
         return len(text)
 
     def _look(self) -> None:
-        while (found := _IN_PYTHON.search(self._text, self._pos)) and not (self.is_complete or self.is_bad):
+        while not (self.is_complete or self.is_bad):
+            found = _IN_PYTHON.search(self._text, self._pos)
+            if found is None:
+                self._pos = max(self._pos, len(self._text) - self._text.endswith("\\"))  # which may belong to what comes
+                return
             letter, self._pos = found[0], found.end()
             if self._quote:
                 self._quote = "" if letter == self._quote else self._quote
@@ -56,8 +61,6 @@ class PythonBody:
             elif letter in ")]}":
                 self._depth -= 1
                 self.is_complete = not self._depth
-        if not found:
-            self._pos = max(self._pos, len(self._text) - self._text.endswith("\\"))  # which may belong to what comes
 
     def _end(self) -> None:
         try:
@@ -68,13 +71,14 @@ class PythonBody:
 
 
 _PYTHON_STRING = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
+_LINE_END = re.compile(r"\\.|[\n\r]", re.DOTALL)  # or an escape, as of a line end that does not count
 _NAME = re.compile(r"\s*[\w.:/-]*\s*")
 _IN_PYTHON = re.compile(r"""\\.|['"()\[\]{}]""", re.DOTALL)
 
 
 def _keywords(text: str) -> dict[str, Any]:
     """The values of a call's keywords, of which `text` has the brackets and what is in them. Raises: what Python's parser does."""
-    text = _PYTHON_STRING.sub(lambda string: string[0].replace("\n", "\\n").replace("\r", "\\r"), text)  # which templates write as they are
+    text = _PYTHON_STRING.sub(lambda string: _LINE_END.sub(_escaped, string[0]), text)  # line ends, which templates write as they are
     call = ast.parse(f"f{text}", mode="eval").body
     if not isinstance(call, ast.Call) or call.args:
         raise ValueError("no call by keywords")
@@ -84,6 +88,10 @@ def _keywords(text: str) -> dict[str, Any]:
             raise ValueError("keywords that are not named")
         values[keyword.arg] = ast.literal_eval(_AsPython().visit(keyword.value))
     return values
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return {"\n": "\\n", "\r": "\\r"}.get(found[0], found[0])
 
 
 class _AsPython(ast.NodeTransformer):
@@ -134,7 +142,7 @@ class MarkedBody:
         head, brace, _ = self._text.partition("{")
         begun = head.strip()
         is_name = begun.startswith("call:") if brace else begun[:5] == "call:"[: len(begun)]
-        self.is_bad = not is_name or len(begun) > N_HEAD_MAX
+        self.is_bad = not is_name or len(begun) > N_HEAD_MAX or len(head) > N_HEAD_MAX + N_BLANKS_MAX
         if not brace or self.is_bad:
             return False
         self.name = begun.removeprefix("call:").strip()

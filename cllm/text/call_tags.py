@@ -11,6 +11,7 @@ from typing import Any, Final
 import attrs
 
 from cllm.text.call_bodies import N_HEAD_MAX, read_json, written
+from cllm.text.markers import N_BLANKS_MAX
 from cllm.text.tools import Tool
 
 
@@ -96,7 +97,7 @@ class TaggedBody:
     def _nothing_until(self, *ends: str) -> str | None:
         """Read on to one of `ends`, before which only blanks may stand; return which it was."""
         taken = self._until(*ends)
-        self.is_bad = bool(taken[0].strip()) if taken else len(self._text.strip()) > N_HEAD_MAX
+        self.is_bad = bool(taken[0].strip()) if taken else len(self._text) > N_HEAD_MAX + N_BLANKS_MAX
         return taken[1] if taken else None
 
     def _read_opening(self) -> bool:

@@ -8,6 +8,7 @@ that nothing refers to does not matter.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
@@ -23,6 +24,9 @@ N_OPTIONAL_MAX: Final = 480  # of one object: the parser follows four ways for e
 N_PATTERN_PROPERTIES_MAX: Final = 50  # of one object; each pair is looked at
 N_PATTERNS_MAX: Final = 8  # that one string must match at once
 N_SOME_PROPERTIES_MAX: Final = 32  # of an object of which it takes any one; each is written out before each other
+N_ITEMS_MAX: Final = 16_384  # that `minItems` and `maxItems` name, in all parts: the compiler writes each out, however many there are
+N_EXACT: Final = 1 << 53  # beyond which the compiler, which reads numbers as floats, writes another one
+N_MINIMUM_LEAST: Final = (1 << 10) - (1 << 63)  # the next float above the least of 64 bits, which the compiler cannot negate
 N_LEVELS_MAX: Final = 60  # of schemas in one another; the compiler's own reader gives up at 128 levels of JSON, two to a schema
 # One blank, or a line break with its indentation: whatever a model may do between two values, it is never long.
 WHITESPACE: Final = r" |\r?\n[ \t]{0,32}"
@@ -44,7 +48,7 @@ _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _KINDS: Final[dict[str, tuple[type, str]]] = {  # of what is read here; the rest the compiler looks at itself
     **dict.fromkeys(_MAPS, (dict, "an object")),
     **dict.fromkeys((*_LISTS, "required"), (list, "an array")),
-    **dict.fromkeys(("minItems", "minProperties"), (int, "a whole number")),
+    **dict.fromkeys(("minItems", "maxItems", "minProperties"), (int, "a whole number")),
 }
 _SINGLES: Final = ("items", "additionalProperties", "additionalItems")
 # Formats that say how a value is meant, not how it is written: they constrain nothing.
@@ -67,6 +71,7 @@ def prepared(text: str) -> Schema:
         if n_parts >= N_PARTS_MAX:
             raise GrammarInvalid(f"the schema has more than {N_PARTS_MAX} parts", pointer)
         _prepare(node, pointer)
+    _check_n_items(schema)
     _check_n_patterns(schema)
     if (endless := first_endless(schema)) is not None:
         raise GrammarInvalid("no finite answer fits", endless)
@@ -214,7 +219,46 @@ def _prepare(node: Schema, pointer: str) -> None:
             raise GrammarInvalid(f"{name}: {n_max} are the most that is compiled", pointer, name)
     if len(node.get("properties", {}).keys() - set(node.get("required", ()))) > N_OPTIONAL_MAX:
         raise GrammarInvalid(f"properties: {N_OPTIONAL_MAX} that are not required are the most", pointer, "properties")
+    for name in ("const", "enum"):
+        if name in node and not all(map(_is_exact, _numbers(node[name]))):
+            raise GrammarInvalid(f"{name}: a whole number beyond 2^53 is not supported", pointer, name)
+    if node.get("minimum") == -(1 << 63):
+        node["minimum"] = N_MINIMUM_LEAST
+    _check_exclusive(node, pointer)
     _prepare_n_properties(node, pointer)
+
+
+def _check_exclusive(node: Schema, pointer: str) -> None:
+    """The compiler takes a whole number that is excluded where the other bound begins with the same digits, as 0 between 0 and 0.5."""
+    if node.get("type") == "integer":
+        return
+    for name, others in (("exclusiveMinimum", ("maximum", "exclusiveMaximum")), ("exclusiveMaximum", ("minimum", "exclusiveMinimum"))):
+        excluded = node.get(name)
+        if not _is_number(excluded) or excluded != math.trunc(excluded):
+            continue
+        if any(_is_number(node.get(other)) and math.trunc(node[other]) == excluded for other in others):
+            raise GrammarInvalid(f"{name}: not beside a bound with the same whole part", pointer, name)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """The whole numbers in a value, however deep."""
+    owed = [value]
+    while owed:
+        one = owed.pop()
+        if isinstance(one, dict):
+            owed += one.values()
+        elif isinstance(one, list):
+            owed += one
+        elif isinstance(one, int):
+            yield one
+
+
+def _is_exact(number: int) -> bool:
+    return abs(number) <= N_EXACT
 
 
 def _prepare_n_properties(node: Schema, pointer: str) -> None:
@@ -232,6 +276,15 @@ def _prepare_n_properties(node: Schema, pointer: str) -> None:
         complaint = f"minProperties: beside {N_SOME_PROPERTIES_MAX} properties at most, of which none is required"
         raise GrammarInvalid(complaint, pointer, "minProperties")
     node["minProperties"] = n_min
+
+
+def _check_n_items(schema: Schema) -> None:
+    n = 0
+    for node, pointer in _reachable(schema):
+        name = max(("minItems", "maxItems"), key=lambda name: node.get(name, 0))
+        n += node.get(name, 0)
+        if n > N_ITEMS_MAX:
+            raise GrammarInvalid(f"{name}: {N_ITEMS_MAX} are the most in all parts together", pointer, name)
 
 
 def _check_n_patterns(schema: Schema) -> None:

@@ -476,6 +476,10 @@ def test_a_long_argument_is_looked_through_once(monkeypatch: pytest.MonkeyPatch)
         (HERMES, "<tool_call>"),
         (HERMES, '<tool_call>{"name": "add"}'),
         (HERMES, '<tool_call>{"name": "add"},'),
+        (QWEN_CODER, "<tool_call>"),
+        (QWEN_CODER, "<tool_call>\n<function=add>"),
+        (SEED, "<seed:tool_call><function=add><parameter=a>1</parameter>"),
+        (GEMMA, "<|tool_call>call:"),
         (MISTRAL, '[TOOL_CALLS][{"name": "add"}]'),
         (LLAMA, ""),
         (HERMES, "<think>"),
@@ -491,8 +495,9 @@ def test_however_many_blanks_come_few_are_held(form: CallFormat, before: str) ->
     reader.push(before, can_stop=True)
     for _ in range(10_000):
         reader.push(128 * " ", can_stop=True)
-    held = [value for each in (reader._reasoning, reader._calls) if each for value in vars(each).values() if isinstance(value, str)]
-    assert sum(map(len, held)) < 4096
+    readers = [each for each in (reader._reasoning, reader._calls) if each]
+    readers += [body for each in readers if (body := getattr(each, "_body", None))]
+    assert sum(len(value) for each in readers for value in vars(each).values() if isinstance(value, str)) < 4096
 
 
 @pytest.mark.parametrize(
@@ -578,6 +583,17 @@ def test_templates_tell_their_family() -> None:
 
 
 @pytest.mark.parametrize(
+    "pieces",
+    [
+        ["<|tool_call_start|>", "[", "add(a=1", "),", " look_up(text='x } ] \" {')]", "<|tool_call_end|>"],
+        ["<|tool_call_start|>[add(a=1), ", "look_up(text='x } ] \" {')", "]<|tool_call_end|>"],
+    ],
+)
+def test_expressions_end_at_their_bracket_whatever_comes_in_the_same_piece(pieces: list[str]) -> None:
+    assert read(of(LFM), *pieces) == BOTH
+
+
+@pytest.mark.parametrize(
     ("form", "written", "arguments"),
     [
         (LFM, "<|tool_call_start|>[add(a=-1, b=true, c=None, d=[1, 'x'], e={'f': 'g'}, h=\"it's\")]<|tool_call_end|>", None),
@@ -589,6 +605,7 @@ def test_templates_tell_their_family() -> None:
         (GEMMA, '<|tool_call>call:add{"a": 1, "b": "x"}<tool_call|>', {"a": 1, "b": "x"}),
         (LFM, "<|tool_call_start|>[add()]<|tool_call_end|>", {}),
         (LFM, "<|tool_call_start|>[add(a='x\r\ny',\n b=1)]<|tool_call_end|>", {"a": "x\r\ny", "b": 1}),
+        (LFM, "<|tool_call_start|>[add(a='x \\\n y', b='\\\\\nz')]<|tool_call_end|>", {"a": "x  y", "b": "\\\nz"}),
     ],
 )
 def test_values_that_are_not_written_as_json_become_it(form: CallFormat, written: str, arguments: Any) -> None:

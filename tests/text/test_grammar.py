@@ -255,6 +255,17 @@ HOSTILE = {
         Kind.JSON_SCHEMA,
         json.dumps({"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {}}} for j in range(10)]} for i in range(10)]}),
     ),
+    "a hundred million items": (Kind.JSON_SCHEMA, '{"type":"array","maxItems":100000000}'),
+    "five billion items": (Kind.JSON_SCHEMA, '{"type":"array","minItems":5000000000}'),
+    "a hundred million items within a grammar": (Kind.GRAMMAR, 'start: %json {"type":"array","maxItems":100000000}'),
+    "many items in many parts": (
+        Kind.JSON_SCHEMA,
+        json.dumps({"properties": {f"a{i}": {"type": "array", "maxItems": 1000} for i in range(20)}}),
+    ),
+    "above 0 and up to a half": (Kind.JSON_SCHEMA, '{"type":"number","exclusiveMinimum":0,"maximum":0.5}'),
+    "below -1, above -1.5": (Kind.JSON_SCHEMA, '{"type":"number","exclusiveMinimum":-1.5,"exclusiveMaximum":-1}'),
+    "below 0, from -0.5 on": (Kind.JSON_SCHEMA, '{"type":"number","minimum":-0.5,"exclusiveMaximum":0}'),
+    "numbers that the compiler writes as others": (Kind.JSON_SCHEMA, '{"enum": [1, {"a": [1234567890123456789]}]}'),
     "a hundred million multiples": (Kind.JSON_SCHEMA, '{"type":"integer","multipleOf":123456789,"minimum":1000000,"maximum":99999999999}'),
 }
 
@@ -263,6 +274,21 @@ HOSTILE = {
 def test_hostile_sources_are_refused(name: str) -> None:
     with pytest.raises(GrammarInvalid):
         of_kind(*HOSTILE[name])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 9},
+        {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1},
+        {"type": "array", "items": {"type": "array", "maxItems": 1000}, "maxItems": 1000},
+        {"enum": [1 << 53, -(1 << 53), 0.1]},
+    ],
+)
+def test_bounds_that_people_write_are_taken(schema: Any) -> None:
+    assert of_schema(schema)
 
 
 def test_a_schema_within_a_grammar_is_no_longer_than_one_that_comes_alone() -> None:
