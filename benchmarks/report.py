@@ -163,7 +163,7 @@ def _served_enough(title: str, rung: Run) -> str:
     verdict = f"{'kept' if ratio >= SERVED_LEAST else 'missed'}{'' if is_sure else ', by the median alone'}"
     promised = f", promised is at least {SERVED_LEAST:g}: {verdict}" if rung.get("concurrency") == SERVED_AT else ""
     share = _share(stage)
-    within = "" if share == UNKNOWN else f" Of its steps' time, {share} is in llama.cpp."
+    within = "" if share == UNKNOWN else f" Of its steps' time, {share} is in llama.cpp{_less_waiting(stage, floor)}."
     faster = [one["name"] for one in rung["stages"][1:] if len(one["ratios"]) > 1 and min(one["ratios"]) > 1]
     doubt = f" {' and '.join(faster)} had more than the first in every turn: it was not the floor there." if faster else ""
     starts = f", of {compared.n_starts} {'start' if compared.n_starts == 1 else 'starts'}"
@@ -190,6 +190,16 @@ def _share(stage: Run) -> str:
     """What of a step is in llama.cpp's call, which the machine's own swings do not change."""
     spent = stage.get("spent_us_per_step")
     return f"{spent['native'] / sum(spent.values()):.3f}" if spent and "native" in spent else UNKNOWN
+
+
+def _less_waiting(stage: Run, floor: Run) -> str:
+    """The same, if what its threads waited for a core more than the first's had all been the stage's doing."""
+    us = [one.get("waiting_us_per_step") for one in (stage, floor)]
+    if None in us:
+        return ""
+    spent = stage["spent_us_per_step"]
+    share = (spent[COMPUTED] - max(us[0] - us[1], 0.0)) / sum(spent.values())
+    return f", and {share:.3f} without what threads waited there for a core more than in {floor['name']}"
 
 
 def _ladder(run: Run) -> str:

@@ -75,6 +75,10 @@ class GrammarInvalid(CllmError):
         self.keyword = keyword
 
 
+class GrammarSlow(GrammarInvalid):
+    """It takes longer to compile than it may."""
+
+
 class TokenizeFailed(BackendError):
     """The text cannot be tokenised (too long for the tokeniser's stack); nothing was changed."""
 

@@ -11,7 +11,7 @@ import trio
 
 from cllm.api.context import Context
 from cllm.api.structured import Form, compiled
-from cllm.errors import GrammarInvalid, InvalidRequest, NotHeeded
+from cllm.errors import GrammarInvalid, GrammarSlow, InvalidRequest, NotHeeded, Unavailable
 from cllm.serve.engine import ServedModel
 from cllm.text.call_grammar import call_grammar, content_grammar, is_held, schema_of
 from cllm.text.grammar import Grammar, GrammarSource, Kind
@@ -33,9 +33,10 @@ async def grammar_of(
     try:
         return await _compiled(context, model, _source(model, toolbox, form, opening or ""))
     except GrammarInvalid as error:
-        if (loosened := await _loosened(context, model, toolbox)) is not None:
-            with suppress(GrammarInvalid):
-                return await _compiled(context, model, _source(model, loosened, form, opening or ""))
+        if not isinstance(error, GrammarSlow):  # which the schemas one by one may be, too
+            with suppress(GrammarInvalid, Unavailable):
+                if (loosened := await _loosened(context, model, toolbox)) is not None:
+                    return await _compiled(context, model, _source(model, loosened, form, opening or ""))
         raise await _complaint(context, model, toolbox, form, parameters, error) from error
 
 

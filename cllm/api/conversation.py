@@ -82,6 +82,7 @@ class Answer:
     calls: list[ToolCall]
     logprobs: list[TokenLogprob] | None
     finished: Finished
+    is_content_last: bool  # as in `Completion`
 
     @classmethod
     def of(cls, completion: Completion) -> Answer:
@@ -96,7 +97,7 @@ class Answer:
                 arguments.setdefault(part.call, []).append(part.fragment)
         for i, fragments in arguments.items():
             calls[i].arguments = "".join(fragments)
-        return cls(completion.text, reasoning, calls, completion.logprobs, completion.finished)
+        return cls(completion.text, reasoning, calls, completion.logprobs, completion.finished, completion.is_content_last)
 
 
 def new_call_id() -> str:

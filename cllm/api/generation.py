@@ -32,6 +32,7 @@ class Completion:
     logprobs: list[TokenLogprob] | None
     finished: Finished
     parts: list[Part] = attrs.field(factory=list)  # what is not content, where the answer was read for it
+    is_content_last: bool = True  # whether nothing of these came behind the last of the content
     prompt_logprobs: list[TokenLogprob] = attrs.field(factory=list)  # where asked for, of the prompt's second token and so on
 
 
@@ -89,9 +90,13 @@ class Generation:
         logprobs: list[list[TokenLogprob]] = [[] for _ in range(self.n)]
         of_prompts: list[list[TokenLogprob]] = [[] for _ in range(self.n)]
         ends: dict[int, Finished] = {}
+        is_content_last = [True] * self.n
+
+        def sort(index: int, event: Delta | Finished) -> None:
+            is_content_last[index] = _sort(event, texts[index], parts[index], is_content_last[index])
 
         def take(index: int, delta: Delta) -> bool:
-            _sort(delta, texts[index], parts[index])
+            sort(index, delta)
             if delta.logprobs is not None:
                 logprobs[index] += delta.logprobs
             if delta.prompt_logprobs is not None:
@@ -104,12 +109,14 @@ class Generation:
                 if type(event) is Delta:
                     take(index, event)
                 elif type(event) is Finished:
-                    _sort(event, texts[index], parts[index])
+                    sort(index, event)
                     ends[index] = event
                 else:
                     assert isinstance(event, Failed)
                     raise event.error
-        return [Completion("".join(texts[i]), logprobs[i] or None, ends[i], parts[i], of_prompts[i]) for i in range(self.n)]
+        return [
+            Completion("".join(texts[i]), logprobs[i] or None, ends[i], parts[i], is_content_last[i], of_prompts[i]) for i in range(self.n)
+        ]
 
     def close(self) -> None:
         """Cancel what has not ended. May be called again."""
@@ -149,16 +156,19 @@ class Generation:
                 log.info("answer", request_id=self._request_id, index=index, text="".join(texts[index]))
 
 
-def _sort(event: Delta | Finished, texts: list[str], parts: list[Part]) -> None:
-    """Put an event's content to the texts, and what else it has to the parts."""
+def _sort(event: Delta | Finished, texts: list[str], parts: list[Part], is_content_last: bool) -> bool:
+    """Put an event's content to the texts, and what else it has to the parts; return whether content came last, as it did before."""
     if event.parts is None:
         texts.append(event.text)
-        return
+        return is_content_last or bool(event.text)
     for part in event.parts:
         if isinstance(part, Content):
             texts.append(part.text)
+            is_content_last = is_content_last or bool(part.text)
         else:
             parts.append(part)
+            is_content_last = False
+    return is_content_last
 
 
 def _logged(event: Delta | Finished) -> str:

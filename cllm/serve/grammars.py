@@ -11,7 +11,7 @@ from typing import TypeVar
 import trio
 
 from cllm.bigstack import NoStack, call_with_stack
-from cllm.errors import GrammarInvalid, Unavailable
+from cllm.errors import GrammarInvalid, GrammarSlow, Unavailable
 from cllm.serve.metrics import Metrics
 from cllm.text.grammar import N_BYTES_STACK, Grammar, Grammars, GrammarSource
 
@@ -81,5 +81,5 @@ class GrammarDesk:
         with trio.move_on_at(ends_at):
             return await trio.to_thread.run_sync(begin, abandon_on_cancel=True, limiter=limiter)
         if is_begun:
-            raise GrammarInvalid(f"it takes longer than {timeout_s:g} s to compile")
+            raise GrammarSlow(f"it takes longer than {timeout_s:g} s to compile")
         raise Unavailable("other grammars are being compiled", retry_after_s=timeout_s, code="grammars_busy")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 from urllib.parse import quote, unquote
 
 from cllm.errors import GrammarInvalid
@@ -50,6 +50,8 @@ _KINDS: Final[dict[str, tuple[type, str]]] = {  # of what is read here; the rest
     **dict.fromkeys((*_LISTS, "required"), (list, "an array")),
     **dict.fromkeys(("minItems", "maxItems", "minProperties"), (int, "a whole number")),
 }
+_LOWER: Final = ("minimum", "exclusiveMinimum")
+_UPPER: Final = ("maximum", "exclusiveMaximum")
 _SINGLES: Final = ("items", "additionalProperties", "additionalItems")
 # Formats that say how a value is meant, not how it is written: they constrain nothing.
 _SILENT_FORMATS: Final = frozenset({"password", "path", "file-path", "directory-path", "binary", "int32", "int64", "float", "double"})
@@ -196,6 +198,9 @@ def _prepare(node: Schema, pointer: str) -> None:
     for name, (kind, wanted) in _KINDS.items():
         if name in node and not isinstance(node[name], kind):
             raise GrammarInvalid(f"{name}: expected {wanted}, not {_shown(node[name])}", pointer, name)
+    for name in ("minItems", "maxItems"):
+        if node.get(name, 0) < 0:
+            raise GrammarInvalid(f"{name}: expected 0 or more", pointer, name)
     if not all(isinstance(name, str) for name in node.get("required", ())):
         raise GrammarInvalid("required: expected names", pointer, "required")
     if node.pop("uniqueItems", False):
@@ -222,8 +227,9 @@ def _prepare(node: Schema, pointer: str) -> None:
     for name in ("const", "enum"):
         if name in node and not all(map(_is_exact, _numbers(node[name]))):
             raise GrammarInvalid(f"{name}: a whole number beyond 2^53 is not supported", pointer, name)
-    if node.get("minimum") == -(1 << 63):
+    if node.get("type") != "number" and any(_is_number(node.get(name)) and node[name] < N_MINIMUM_LEAST for name in _LOWER):
         node["minimum"] = N_MINIMUM_LEAST
+        node.pop("exclusiveMinimum", None)
     _check_exclusive(node, pointer)
     _prepare_n_properties(node, pointer)
 
@@ -232,16 +238,18 @@ def _check_exclusive(node: Schema, pointer: str) -> None:
     """The compiler takes a whole number that is excluded where the other bound begins with the same digits, as 0 between 0 and 0.5."""
     if node.get("type") == "integer":
         return
-    for name, others in (("exclusiveMinimum", ("maximum", "exclusiveMaximum")), ("exclusiveMaximum", ("minimum", "exclusiveMinimum"))):
+    for (inclusive, name), others in ((_LOWER, _UPPER), (_UPPER, _LOWER)):
         excluded = node.get(name)
+        if excluded is True:  # as drafts before the sixth wrote it
+            excluded = node.get(inclusive)
         if not _is_number(excluded) or excluded != math.trunc(excluded):
             continue
         if any(_is_number(node.get(other)) and math.trunc(node[other]) == excluded for other in others):
             raise GrammarInvalid(f"{name}: not beside a bound with the same whole part", pointer, name)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any) -> TypeGuard[float]:
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _numbers(value: Any) -> Iterator[int]:

@@ -282,6 +282,9 @@ def test_calls_without_an_id_are_numbered_through_and_those_of_turns_that_follow
     told = _with_ids([called("a"), called("a"), called("b"), result("b"), result("a"), result("a"), called("a"), result("a")])
     ids = [turn["tool_calls"][0]["id"] if "tool_calls" in turn else turn["tool_call_id"] for turn in told]
     assert ids == ["call_0", "call_1", "call_2", "call_2", "call_0", "call_1", "call_3", "call_3"]
+    named = called("a")
+    named["tool_calls"][0]["id"] = "call_0"
+    assert _with_ids([named, called("a")])[1]["tool_calls"][0]["id"] == "call_1"
 
 
 @pytest.mark.parametrize("fields", [{}, {"name": "look"}, {"tool_call_id": "call_1"}, {"name": "other"}])

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from cllm.api.conversation import Answer, ToolCall
 from cllm.api.openai.messages import is_object
 from cllm.api.openai.responses import routes
-from cllm.api.openai.responses.answers import items_of
 from cllm.api.openai.responses.requests import Item, Part
 from cllm.api.openai.responses.store import N_BYTES_OBJECT, ResponseStore
-from cllm.engine.events import Finished, FinishReason, Usage
 from cllm.errors import NotFound
-from cllm.testing.scripted import ScriptedModel
+from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
 from tests.api.conftest import failing
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -282,21 +279,24 @@ async def test_a_call_that_was_cut_may_be_gone_on_from_and_one_that_is_wrong_is_
         cut = (await api.post("/v1/responses", asked)).json
         (item,) = cut["output"]
         assert (item["type"], item["status"], is_object(item["arguments"])) == ("function_call", "incomplete", False)
-        for more in ({"previous_response_id": cut["id"], "input": "go on"}, {"input": [item, {"role": "user", "content": "go on"}]}):
+        unsaid = {name: value for name, value in item.items() if name != "status"}
+        echoes = ({"input": [one, {"role": "user", "content": "go on"}]} for one in (item, unsaid))
+        for more in ({"previous_response_id": cut["id"], "input": "go on"}, *echoes):
             assert (await api.post("/v1/responses", {**more, "max_output_tokens": 4})).status == 200
         wrong = {**item, "status": "completed"}
         answer = await api.post("/v1/responses", {"input": [{"role": "user", "content": "x"}, wrong]})
     assert (answer.status, answer.error["param"]) == (400, "input[1].arguments")
 
 
-def test_of_an_answer_that_was_cut_behind_a_whole_call_the_message_is_not_complete() -> None:
-    def statuses(arguments: str) -> list[tuple[str, str]]:
-        finished = Finished(1, FinishReason.LENGTH, None, Usage(1, 0, 1, 0.0, 0.0, 0.0), "")
-        answer = Answer(content="so", reasoning="", calls=[ToolCall("c1", "add", arguments)], logprobs=None, finished=finished)
-        return [(item["type"], item["status"]) for item in items_of(answer, {})]
-
-    assert statuses('{"a": 1}') == [("message", "incomplete"), ("function_call", "completed")]
-    assert statuses('{"a"') == [("message", "completed"), ("function_call", "incomplete")]
+@pytest.mark.parametrize(("n", "statuses"), [(75, ["incomplete", "completed"]), (54, ["completed", "incomplete"])])
+async def test_of_an_answer_that_was_cut_the_item_that_came_last_is_not_complete(serve: Any, n: int, statuses: list[str]) -> None:
+    script = 'so <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> and more and more and more'
+    asked = {"input": "x", "tools": [TOOL], "max_output_tokens": n}
+    async with serve(ScriptedModel(script, template=TOOL_TEMPLATE)) as api:
+        whole = (await api.post("/v1/responses", asked)).json
+        told = events(await api.post("/v1/responses", {**asked, "stream": True}))[-1]["response"]
+    assert [(item["type"], item["status"]) for item in whole["output"]] == [*zip(["message", "function_call"], statuses, strict=True)]
+    assert {item["type"]: item["status"] for item in told["output"]}["function_call"] == statuses[1]
 
 
 async def test_a_message_between_agents_is_read_as_what_somebody_says(serve: Any) -> None:

@@ -285,9 +285,9 @@ async def test_a_named_function_is_called_and_no_other(serve: Any) -> None:
             assert answer.finish() == ("tool_calls", None)
 
 
-@pytest.mark.parametrize("awkward", [{"not": {}}, {"properties": {"a": {"type": "string", "format": "colour"}}}])
+@pytest.mark.parametrize("awkward", [{"format": "colour"}, {"pattern": "(?=x)"}])
 async def test_a_tool_that_need_not_be_held_to_its_schema_may_have_one_that_cannot_be(serve: Any, awkward: dict[str, Any]) -> None:
-    free = tool("b", {"type": "object", **awkward})
+    free = tool("b", {"type": "object", "properties": {"a": {"type": "string", **awkward}}})
     async with serve(says(call("b", '{"x": 1}'))) as api:
         answer = await api.chat(tools=[tool("a", strict=True), free], max_tokens=300)
         assert named(calls_of(answer)) == [("b", {"x": 1})]

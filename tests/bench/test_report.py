@@ -507,6 +507,13 @@ def test_whether_a_served_promise_is_kept_says_how_sure_that_is_and_whether_the_
     assert told([100.0, 100.0], [110.0, 111.0], (0, 1)).endswith("sse had more than the first in every turn: it was not the floor there.")
 
 
+def test_what_a_served_stage_keeps_is_told_by_its_steps_too_and_what_its_threads_waited_is_taken_off() -> None:
+    spent = {"spent_us_per_step": {"native": 9900.0, "rest": 100.0}}
+    stages = [stage(0, "native", 100.0, waiting_us_per_step=50.0, **spent), stage(7, "sse", 97.0, waiting_us_per_step=150.0, **spent)]
+    page = report.page([{**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}])
+    assert "Of its steps' time, 0.990 is in llama.cpp, and 0.980 without what threads waited there for a core more than in native." in page
+
+
 def test_a_ladder_without_the_bare_loop_promises_nothing_and_is_not_in_readme() -> None:
     rungs = [{"concurrency": 8, "stages": [stage(1, "backend", 100.0), stage(7, "sse", 99.0)]}]
     run = {**run_of({"rungs": rungs}), "kind": "ladder"}

@@ -258,6 +258,15 @@ HOSTILE = {
     "a hundred million items": (Kind.JSON_SCHEMA, '{"type":"array","maxItems":100000000}'),
     "five billion items": (Kind.JSON_SCHEMA, '{"type":"array","minItems":5000000000}'),
     "a hundred million items within a grammar": (Kind.GRAMMAR, 'start: %json {"type":"array","maxItems":100000000}'),
+    "many items behind fewer than none": (
+        Kind.JSON_SCHEMA,
+        '{"properties":{"a":{"type":"string","minItems":-1000000000,"maxItems":-1000000000},"b":{"type":"array","maxItems":100000000}}}',
+    ),
+    "a bound of 400 digits": (Kind.JSON_SCHEMA, '{"type":"number","exclusiveMinimum":1' + "0" * 400 + "}"),
+    "above 0 and up to a half, as it was written before": (
+        Kind.JSON_SCHEMA,
+        '{"type":"number","minimum":0,"exclusiveMinimum":true,"maximum":0.5}',
+    ),
     "many items in many parts": (
         Kind.JSON_SCHEMA,
         json.dumps({"properties": {f"a{i}": {"type": "array", "maxItems": 1000} for i in range(20)}}),
@@ -283,6 +292,8 @@ def test_hostile_sources_are_refused(name: str) -> None:
         {"type": "number", "exclusiveMinimum": 0},
         {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 9},
         {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1},
+        {"type": "integer", "exclusiveMinimum": -(1 << 63)},
+        {"type": "integer", "minimum": 1 - (1 << 63)},
         {"type": "array", "items": {"type": "array", "maxItems": 1000}, "maxItems": 1000},
         {"enum": [1 << 53, -(1 << 53), 0.1]},
     ],

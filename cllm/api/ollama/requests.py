@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -213,12 +214,13 @@ def _with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Calls without an id are numbered through. Turns of calls that follow each other are one, told in parts, as streams tell them.
     """
-    open_calls, n_calls, follows = _OpenCalls(), 0, False
+    open_calls, follows = _OpenCalls(), False
+    given = {call["id"] for message in messages for call in message.get("tool_calls", ())}
+    ids = (name for i in itertools.count() if (name := f"call_{i}") not in given)
     for message in messages:
         calls = message.get("tool_calls", ())
         for call in calls:
-            call["id"] = call["id"] or f"call_{n_calls}"
-            n_calls += 1
+            call["id"] = call["id"] or next(ids)
         if calls:
             open_calls = open_calls if follows else _OpenCalls()
             open_calls.add(calls)

@@ -45,7 +45,7 @@ class AllowedTools(msgspec.Struct):
     """Some of the tools, and whether one of them must be called."""
 
     tools: list[ToolFields]
-    mode: Literal["auto", "required"] | None = None  # auto
+    mode: Literal["auto", "required"] | None = "auto"
 
 
 class ToolChoice(msgspec.Struct):

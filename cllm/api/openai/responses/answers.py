@@ -12,7 +12,6 @@ import attrs
 import msgspec
 
 from cllm.api.conversation import Answer, AnswerShape
-from cllm.api.openai.messages import is_object
 from cllm.api.openai.responses.functions import Names, names_of
 from cllm.api.openai.responses.requests import CreateRequest
 from cllm.api.sampling_fields import Wanted
@@ -64,8 +63,7 @@ def items_of(answer: Answer, names: Names) -> list[dict[str, Any]]:
         items.append(message_item(answer.content, "completed"))
     items += [call_item(call.id, call.name, names, call.arguments, "completed") for call in answer.calls]
     if is_cut:
-        is_in_text = answer.calls and answer.content and is_object(answer.calls[-1].arguments)  # which came behind the last call
-        items[-1 - len(answer.calls) if is_in_text else -1]["status"] = "incomplete"
+        items[-1 - len(answer.calls) if answer.content and answer.is_content_last else -1]["status"] = "incomplete"
     return items
 
 

@@ -34,7 +34,7 @@ class ToolChoice(msgspec.Struct):
     type: str
     name: str | None = None
     namespace: str | UnsetType | None = UNSET
-    mode: Literal["auto", "required"] | None = None  # auto
+    mode: Literal["auto", "required"] | None = "auto"
     tools: list[ToolFields] | None = None
 
 

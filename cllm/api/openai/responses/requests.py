@@ -17,7 +17,7 @@ from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.text.thinking import Thinking
 
-INCOMPLETE = "incomplete"
+MAY_BE_CUT = ("incomplete", None)  # the status of a call: some clients leave it out
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -164,7 +164,7 @@ def _check(item: Item, place: str) -> None:
     for name in _NEEDED.get(kind, ()):
         if getattr(item, name) is None:
             raise InvalidRequest(f"{place}.{name}: it is missing", param=f"{place}.{name}")
-    if kind == "function_call" and not (item.status == INCOMPLETE or is_object(item.arguments or "{}")):
+    if kind == "function_call" and item.status not in MAY_BE_CUT and not is_object(item.arguments or "{}"):
         raise InvalidRequest(f"{place}.arguments: expected a JSON object as text", param=f"{place}.arguments")
     for name in ("content", "output"):
         parts = getattr(item, name)
@@ -197,7 +197,7 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
 def _arguments(item: Item) -> str:
     """As text of an object; of a call that was cut in them there are none."""
     text = item.arguments or "{}"
-    return text if item.status != INCOMPLETE or is_object(text) else "{}"
+    return text if item.status not in MAY_BE_CUT or is_object(text) else "{}"
 
 
 def _assistant(turns: list[dict[str, Any]]) -> dict[str, Any]:
