@@ -33,11 +33,12 @@ async def grammar_of(
     try:
         return await _compiled(context, model, _source(model, toolbox, form, opening or ""))
     except GrammarInvalid as error:
-        if not isinstance(error, GrammarSlow):  # which the schemas one by one may be, too
-            with suppress(GrammarInvalid, Unavailable):
-                if (loosened := await _loosened(context, model, toolbox)) is not None:
-                    return await _compiled(context, model, _source(model, loosened, form, opening or ""))
-        raise await _complaint(context, model, toolbox, form, parameters, error) from error
+        refused = error
+    if not isinstance(refused, GrammarSlow):  # which the schemas one by one may be, too
+        with suppress(GrammarInvalid, Unavailable):
+            if (loosened := await _loosened(context, model, toolbox)) is not None:
+                return await _compiled(context, model, _source(model, loosened, form, opening or ""))
+    raise await _complaint(context, model, toolbox, form, parameters, refused) from refused
 
 
 async def _loosened(context: Context, model: ServedModel, toolbox: Toolbox) -> Toolbox | None:
