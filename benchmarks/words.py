@@ -154,9 +154,10 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
 are named below each table. `seed-40x8` at 8 has all of llama-server's settings, three of them for two pairs. The other runs have fewer,
 chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one that was left after two
-pairs of one start, beside which cLLM's first texts at p50 came after 1.5 to 1.6 times theirs, as beside the one that went on. A server's
-memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start stands for it, mostly the
-second: one at a time cLLM had 1.08 of llama-server's after the first, and has 0.80 after the second.
+pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, and after 1.6
+beside `-kvu -b 64`, which went on. A server's memory is its greatest since its start, and caches of prompts grow with every pass, so the
+last pass of each start stands for it, mostly the second: one at a time cLLM had 1.08 of llama-server's after the first, and has 0.80 after
+the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -189,9 +190,9 @@ was measured. Who has more good ones is not told apart at any rate. Prompts go i
 be served on gaps at p99 are 0.4 of `-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times
 the time at the whole, and 1.61 at twice as much, where the newest of those who wait go first once some have waited in vain; at p50 who has
 them sooner is unclear. What is good is counted by the second until the last answer, and a burst ends before: at four times the rate all 24
-have come after 10 s, and the last one was answered after 28 to 42. So fewer good ones a second there are the burst's end, and under a load
-that lasts it is otherwise (overload, above). What could be served was measured once, cold, with a beginning and an end: the bursts of four
-times that were answered at 0.57 to 0.86 a second.
+have come after some 10 s, and the last one was answered after 28 to 42. So fewer good ones a second there are the burst's end, and under a
+load that lasts it is otherwise (overload, above). What could be served was measured once, cold, with a beginning and an end: the bursts of
+four times that were answered at 0.57 to 0.86 a second.
 
 **A shared prefix.** The first eight of each pass wait until one of them has computed it, and compute what is their own together then. In
 llama-server each slot computes the prefix once, so that nine of ten first texts come after a quarter of its time here.

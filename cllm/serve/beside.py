@@ -1,4 +1,4 @@
-"""Two tasks of which one is for the other's sake."""
+"""Runs one task for another's sake, as long as that runs."""
 
 from __future__ import annotations
 
