@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import truediv
 from statistics import median
 from typing import TypeAlias
@@ -36,6 +36,8 @@ ATTENTION = 1.0**2  # of what attention costs, which is measured in short sequen
 ATTENDED = 0.4**2  # of how much more so many rows of a sequence take for it than one
 ATTENDED_BEND_MAX = 4.0  # times as much, or as little, is what steps may make of the latter
 N_TOGETHER = 64  # rows of a sequence that read its cells together
+FADE = 0.02  # of what was learned of so many rows of a sequence is forgotten with each step that has others: after a tile that was held up,
+# a long prompt went on in pieces of 56 rows at a third of the speed, and no tile came any more that could have shown what it takes
 KNOWN = 0.10**2  # a number with less was measured or met
 DRIFT = 0.01**2  # that the common factor gains with every step
 DRIFT_ENTRY = 0.001**2  # that a part gains whenever it is seen, so that none is believed for ever
@@ -86,6 +88,11 @@ class _Part:
         group = self.groups[n]
         self._factors[group] = min(max(self._factors[group] * math.exp(shift), 1.0 / self._bend_max), self._bend_max)
         self.variances[group] = self.variances[group] * remaining + DRIFT_ENTRY
+
+    def fade(self, met: Collection[int]) -> None:
+        """Go back a little towards what was measured, where that is not of one of the counts that were `met`."""
+        groups = {self.groups[n] for n in met}
+        self._factors = [one if group in groups else one ** (1.0 - FADE) for group, one in enumerate(self._factors)]
 
 
 class CostModel:
@@ -281,6 +288,7 @@ class CostModel:
                 *((self._attended, n, s / total_s) for n, s in attended_s),
             ),
         )
+        self._attended.fade([n for n, _ in attended_s])
         error = abs(math.expm1(-off))
         self._errors.append(error)
         self._n_steps += 1

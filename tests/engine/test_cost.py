@@ -282,6 +282,24 @@ def test_what_attention_costs_is_learned_from_steps_deep_in_a_prompt() -> None:
         assert cost.step_s(n_rows, 7, 4000, attended=attended) == pytest.approx(true.step_s(n_rows, 7, 4000, attended=attended), rel=0.2)
 
 
+@pytest.mark.parametrize("n_held_up", [0, 1, 6])
+def test_tiles_that_were_held_up_come_again(n_held_up: int) -> None:
+    curve = attrs.evolve(TWO_CORES, attended=[(1, 2e-5), (16, 1.4e-4), (64, 2.1e-4)])
+    cost, truth = model(curve), model(curve)
+
+    def observe(n: int, times: int = 1) -> None:
+        cost.observe(n, 0, 2000, times * truth.step_s(n, 0, 2000, attended=((n, 2000),)), attended=((n, 2000),))
+
+    for n in [8, 16, 24, 48] * 10:  # beside answers
+        observe(n)
+    sizes = []
+    for i in range(200):  # and then alone
+        sizes.append(cost.n_rows_fastest(math.inf, 2000, n_most=64))
+        observe(sizes[-1], 4 if i < n_held_up else 1)
+    assert (set(sizes) == {64}) == (not n_held_up), "what took long is believed for a while"
+    assert set(sizes[-100:]) == {64}
+
+
 def test_what_single_rows_take_deep_in_a_sequence_says_nothing_of_many() -> None:
     """Each reads all cells: were that believed of 64 as well, a prompt that was computed row by row once would be so for ever."""
     cost, true = model(TILED), model(attrs.evolve(TILED, attended=((1, 1e-4), *TILED.attended[1:])))
