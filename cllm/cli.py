@@ -210,7 +210,7 @@ def _bench(
         n_requests=requests,
         rate=rate,
         endpoint=endpoint,
-        api_key=key and key.partition(",")[0].partition(" ")[0],  # the variable may hold several, and what each may take
+        api_key=_first_key(key) if key == os.environ.get("CLLM_API_KEY") else key,
         model=served,
         seed=secrets.randbits(31) if seed is None else seed,
         sampling=sampling,
@@ -220,6 +220,11 @@ def _bench(
         plot_path=plot,
     )
     return run(order)
+
+
+def _first_key(keys: str | None) -> str | None:
+    """A key of those that a server reads from its variable, with what each may take behind it."""
+    return keys and keys.partition(",")[0].partition(" ")[0]
 
 
 _SERVER_ONLY: Final = frozenset({"Requests", "Network"})
@@ -292,6 +297,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sys.exit(run(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BaseExceptionGroup as group:  # from within nurseries
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
         sys.exit(INTERRUPTED)
 
 

@@ -401,6 +401,7 @@ class Settings:
 # --- several models ---------------------------------------------------------------------------------------------------
 
 DEMO_NAME: Final = "cllm-demo"
+GGUF: Final = ".gguf"
 _OF_ONE_MODEL = ("alias", "lora", "embedding_model", "embedding_alias")  # of the first: the others do not share them
 _OF_THE_PROCESS = ("models", "models_memory_mb", "lora_dir")
 
@@ -409,12 +410,14 @@ def name_of_model(model: str | None) -> str:
     """Return what a model is called that was given no other name."""
     if model is None:
         return DEMO_NAME
-    return model if reference_of(model) else name_of_file(model)
+    return model if "://" in model or reference_of(model) else name_of_file(model)
 
 
 def name_of_file(path: str) -> str:
     """Return what a file's model is called. Bytes that are no UTF-8 are escaped: no answer could have them."""
-    return Path(path).stem.encode("utf-8", "backslashreplace").decode("utf-8")
+    name = Path(path).name
+    name = name[: -len(GGUF)] if name.lower().endswith(GGUF) else name  # a dot elsewhere is of a version: Qwen3-0.6B
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def names_of(settings: Settings) -> tuple[str, ...]:
@@ -429,7 +432,7 @@ def aliases_of(settings: Settings) -> tuple[str, ...]:
 
 def embedding_names_of(settings: Settings) -> tuple[str, ...]:
     """Return the names by which a request may ask for vectors beside those of the model itself."""
-    own = () if settings.embedding_model is None else (name_of_file(settings.embedding_model),)
+    own = () if settings.embedding_model is None else (name_of_model(settings.embedding_model),)
     return settings.embedding_alias or own
 
 

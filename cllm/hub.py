@@ -11,13 +11,15 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from cllm.errors import CllmError, LoadAborted, LoadFailed
+from cllm.download import OnBytes, download
+from cllm.errors import CllmError, LoadFailed
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -32,9 +34,6 @@ OF_THE_DISK: Final = {
 # Taken in this order when a reference names none: the usual middle between size and quality, then what loses next to nothing.
 PREFERRED: Final = ("Q4_K_M", "Q8_0", "F16", "BF16")
 _NO_MODELS: Final = ("mmproj", "imatrix")  # files beside a model that end in .gguf and are none
-
-OnBytes = Callable[[int, int], bool]
-"""Called with the bytes that are there and the bytes of all files; an answer of False asks to stop."""
 
 
 class HubFailed(LoadFailed):
@@ -65,8 +64,14 @@ class CachedModel:
 
 def reference_of(text: str) -> Reference | None:
     """The reference that `text` is; None for what names a file or a folder here."""
+    reference = parsed(text)
+    return None if reference is None or Path(text).exists() else reference
+
+
+def parsed(text: str) -> Reference | None:
+    """The reference that `text` is by its form, whatever there is here."""
     match = _REFERENCE.fullmatch(text)
-    if match is None or Path(text).exists() or (match["wanted"] is None and text.endswith(".gguf")):
+    if match is None or (match["wanted"] is None and text.endswith(".gguf")):
         return None
     return Reference(match["repo"], match["wanted"])
 
@@ -81,7 +86,13 @@ def local_path(model: str, on_bytes: OnBytes) -> str:
 
 
 def size_of(model: str) -> int:
-    """The bytes of the file that `model` names, with the further files of a split one; 0 for what is no file here."""
+    """The bytes of the file that `model` names, here or in the cache, with the further files of a split one; 0 for what is neither."""
+    reference = reference_of(model)
+    if reference is not None:
+        try:
+            model = str(_from_cache(reference, "nobody asked the hub"))
+        except HubFailed:
+            return 0
     path = Path(model)
     if not path.name:  # `.`, say
         return 0
@@ -116,10 +127,21 @@ def choose(models: dict[str, list[str]], reference: Reference) -> list[str]:
         raise HubFailed(f"{reference.repo} has no GGUF files")
     found = _matching(models, reference.wanted)
     if len(found) != 1:
-        there = ", ".join(quantization_of(name) or name for name in sorted(models))
         asked = "has several models" if reference.wanted is None else f"has {'several' if found else 'no'} {reference.wanted}"
-        raise HubFailed(f"{reference.repo} {asked}; name one as in {reference.repo}:{PREFERRED[0]}: there are {there[:500]}")
+        raise HubFailed(f"{reference.repo} {asked}; {_names(models, reference.repo)}")
     return models[found[0]]
+
+
+def _names(models: dict[str, list[str]], repo: str) -> str:
+    """How a person names one of `models`."""
+    names = [name_among(models, name) for name in sorted(models)]
+    return f"name one as in {repo}:{names[0]}: there are {', '.join(names)[:500]}"
+
+
+def name_among(models: dict[str, list[str]], name: str) -> str:
+    """What a reference calls one of `models`: its quantisation, or, where that could mean another one too, its file."""
+    quantization = quantization_of(name)
+    return quantization if quantization and _matching(models, quantization) == [name] else name.rpartition("/")[2]
 
 
 def _matching(models: dict[str, list[str]], wanted: str | None) -> list[str]:
@@ -160,7 +182,7 @@ def fetch(reference: Reference, on_bytes: OnBytes) -> Path:
         info = HfApi(library_name="cllm").model_info(reference.repo, files_metadata=True, timeout=ASK_S)
         sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
         files = choose(models_among(sizes), reference)
-        return _download(reference.repo, info.sha, files, sizes, on_bytes)
+        return download(reference.repo, info.sha, files, sizes, on_bytes)
     except CllmError:
         raise
     except HfHubHTTPError as error:
@@ -187,39 +209,6 @@ def _why_not(error: Exception) -> str:
 def _is_of_the_network(error: Exception) -> bool:
     """Whether it comes from the library's HTTP client, whose package changes between its versions."""
     return any(kind.__name__ in ("TransportError", "RequestError", "HTTPError") for kind in type(error).__mro__)
-
-
-def _download(repo: str, revision: str | None, files: Sequence[str], sizes: dict[str, int], on_bytes: OnBytes) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    n_total = sum(sizes[name] for name in files)
-    n_before = 0
-    paths = []
-    for name in files:
-        bar = _bar(lambda n, before=n_before: on_bytes(before + n, n_total))  # type: ignore[misc]
-        paths.append(hf_hub_download(repo, name, revision=revision, library_name="cllm", tqdm_class=bar))
-        n_before += sizes[name]
-        if not on_bytes(n_before, n_total):
-            raise LoadAborted("the download was given up")
-    return Path(paths[0])
-
-
-def _bar(on_file_bytes: Callable[[int], bool]) -> Any:
-    """What the library takes for its progress bars: it shows nothing, and tells."""
-    from tqdm.auto import tqdm  # type: ignore[import-untyped,unused-ignore]
-
-    class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **{**options, "disable": True})
-            self.n_told = int(options.get("initial") or 0)
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self.n_told += int(n or 0)
-            if not on_file_bytes(self.n_told):
-                raise LoadAborted("the download was given up")
-            return None
-
-    return Bar
 
 
 def _one_line(reference: Reference, error: Exception) -> str:
@@ -250,8 +239,9 @@ def cached_models() -> list[CachedModel]:
     found: dict[str, CachedModel] = {}
     for repo in _repos():
         for files in _revisions(repo):
-            for name, parts in models_among(files).items():
-                reference = Reference(repo.repo_id, quantization_of(name) or name.rpartition("/")[2])
+            models = models_among(files)
+            for name, parts in models.items():
+                reference = Reference(repo.repo_id, name_among(models, name))
                 model = CachedModel(
                     reference=reference,
                     path=files[parts[0]].file_path,
@@ -264,24 +254,35 @@ def cached_models() -> list[CachedModel]:
 
 
 def remove(reference: Reference) -> int:
-    """Remove a repository's models from the cache, or the one that is named; return the bytes freed. Raises: HubFailed."""
-    repos = [repo for repo in _repos() if repo.repo_id == reference.repo]
-    if not repos:
-        raise HubFailed(f"{reference.repo} is not in the cache")
-    if reference.wanted is None:
-        from huggingface_hub import scan_cache_dir
+    """Remove a repository from the cache, or the one model that is named; return the bytes freed. Raises: HubFailed."""
+    try:
+        if reference.wanted is None:
+            return _remove_repo(reference.repo)
+        return sum(_unlink(path) for path in _blobs([repo for repo in _repos() if repo.repo_id == reference.repo], reference))
+    except OSError as error:
+        raise HubFailed(f"{reference} could not be removed: {error.strerror}: {error.filename}") from error
 
-        strategy = scan_cache_dir().delete_revisions(*(revision.commit_hash for repo in repos for revision in repo.revisions))
-        strategy.execute()
-        return strategy.expected_freed_size
-    return sum(_unlink(path) for path in _blobs(repos, reference))
+
+def _remove_repo(repo: str) -> int:
+    """Remove the folder, with what was left of downloads that were cut: the library's own way knows of whole files alone."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    if not folder.is_dir():
+        raise HubFailed(f"{repo} is not in the cache")
+    n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    shutil.rmtree(folder)
+    return n_bytes
 
 
 def _blobs(repos: Sequence[CachedRepoInfo], reference: Reference) -> set[tuple[Path, Path]]:
     found: set[tuple[Path, Path]] = set()
     for files in (files for repo in repos for files in _revisions(repo)):
         models = models_among(files)
-        found |= {(files[part].file_path, files[part].blob_path) for name in _matching(models, reference.wanted) for part in models[name]}
+        names = _matching(models, reference.wanted)
+        if len(names) > 1:
+            raise HubFailed(f"{reference.repo} has several {reference.wanted}; {_names(models, reference.repo)}")
+        found |= {(files[part].file_path, files[part].blob_path) for name in names for part in models[name]}
     if not found:
         raise HubFailed(f"{reference} is not in the cache")
     return found

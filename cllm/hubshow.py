@@ -13,13 +13,14 @@ import attrs
 
 from cllm import hub
 from cllm.config import SettingsError
+from cllm.download import OnBytes
 
 OK: Final = 0
 GIB: Final = 1024**3
 
 
 def _reference(text: str) -> hub.Reference:
-    reference = hub.reference_of(text)
+    reference = hub.parsed(text)
     if reference is None:
         raise SettingsError(f"REFERENCE: expected USER/REPO or USER/REPO:QUANTISATION, not {text!r}")
     return reference
@@ -35,7 +36,7 @@ def pull(text: str) -> int:
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[hub.OnBytes]:
+def _bar(name: str) -> Iterator[OnBytes]:
     if not sys.stderr.isatty():
         yield lambda _n, _total: True
         return

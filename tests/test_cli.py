@@ -139,9 +139,29 @@ def test_an_error_that_cllm_names_becomes_its_line_and_code(
     assert capsys.readouterr().err == f"cllm: {' '.join(str(error).split())}\n"
 
 
-def test_ctrl_c_exits_quietly_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("cllm.registry.probe_backends", raising(KeyboardInterrupt()))
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), BaseExceptionGroup("", [ValueError(), BaseExceptionGroup("", [KeyboardInterrupt()])])]
+)
+def test_ctrl_c_exits_quietly_with_130(error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("cllm.registry.probe_backends", raising(error))
     with pytest.raises(SystemExit) as exit_:
         cli.main(["backends"])
     assert exit_.value.code == cli.INTERRUPTED
     assert capsys.readouterr().err == ""
+
+
+def test_a_group_without_ctrl_c_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cllm.registry.probe_backends", raising(BaseExceptionGroup("", [ValueError("a"), GeneratorExit()])))
+    with pytest.raises(BaseExceptionGroup):
+        cli.main(["backends"])
+
+
+def test_a_key_that_is_typed_is_sent_whole_and_of_those_in_the_variable_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str | None] = []
+    monkeypatch.setattr("cllm.bench.command.make_order", lambda _url, *, api_key, **_: sent.append(api_key))
+    monkeypatch.setattr("cllm.bench.command.run", lambda _order: 0)
+    cli.run(["bench", "--api-key", "a,b"])
+    monkeypatch.setenv("CLLM_API_KEY", "one 2,other")
+    cli.run(["bench"])
+    cli.run(["bench", "--api-key", "c d"])
+    assert sent == ["a,b", "one", "c d"]

@@ -16,6 +16,7 @@ from cllm.config import (
     Settings,
     SettingsError,
     api_keys,
+    embedding_names_of,
     name_of_model,
     settings_of_models,
     variable,
@@ -284,6 +285,28 @@ def test_a_file_whose_name_no_answer_could_have_is_served_under_one_that_can_be_
     Path(path).touch()
     assert name_of_model(path) == r"m\udcff"
     assert name_of_model(str(tmp_path / "模型.gguf")) == "模型"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("./Qwen3-0.6B-int8-ov", "Qwen3-0.6B-int8-ov"),
+        ("./Qwen3-0.6B-int8-ov/", "Qwen3-0.6B-int8-ov"),
+        ("./folder/Qwen3-0.6B.Q8_0.GGUF", "Qwen3-0.6B.Q8_0"),
+        ("http://10.0.0.1:8000", "http://10.0.0.1:8000"),
+        ("user/nomic-embed-v1.5-GGUF:Q8_0", "user/nomic-embed-v1.5-GGUF:Q8_0"),
+        (None, "cllm-demo"),
+    ],
+)
+def test_a_name_keeps_the_dots_of_its_version(model: str | None, name: str) -> None:
+    assert name_of_model(model) == name
+
+
+def test_a_model_for_vectors_is_called_as_it_would_be_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "nomic-embed-v1.5.gguf"
+    path.touch()
+    assert embedding_names_of(load("--embedding-model", "user/nomic-embed-v1.5-GGUF:Q8_0")) == ("user/nomic-embed-v1.5-GGUF:Q8_0",)
+    assert embedding_names_of(load("--embedding-model", str(path))) == ("nomic-embed-v1.5",)
 
 
 def test_several_models_share_the_settings_and_each_may_have_names() -> None:

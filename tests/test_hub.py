@@ -10,14 +10,17 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelInfo
 
 from cllm import demo, hub
+from cllm.errors import LoadAborted
 from cllm.hub import HubFailed, Reference
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -48,6 +51,7 @@ def test_what_exists_here_is_never_taken_for_a_reference(tmp_path: Path, monkeyp
     (tmp_path / "user" / "repo").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert hub.reference_of("user/repo") is None
+    assert hub.parsed("user/repo") == Reference("user/repo")  # which is how what is said to the hub alone is read
 
 
 FILES = ["a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "a-q8_0.gguf", "mmproj-a-F16.gguf", "README.md", "big/a-F16-00002-of-00002.gguf"]
@@ -82,6 +86,16 @@ def test_what_is_not_there_is_refused_with_what_is(wanted: str) -> None:
 def test_several_models_without_a_preferred_one_must_be_named() -> None:
     with pytest.raises(HubFailed, match="has several models"):
         hub.choose(hub.models_among(["a-Q2_K.gguf", "a-Q3_K_S.gguf"]), Reference("user/repo"))
+
+
+def test_models_of_one_quantisation_are_named_by_their_files() -> None:
+    models = hub.models_among(["a-7b-Q4_K_M.gguf", "a-14b-Q4_K_M.gguf", "sub/a-7b-Q8_0.gguf", "a-14b.gguf"])
+    with pytest.raises(
+        HubFailed, match=r"has several Q4_K_M; name one as in user/repo:a-14b-Q4_K_M.gguf: there are a-14b-Q4_K_M.gguf, a-14b"
+    ):
+        hub.choose(models, Reference("user/repo", "Q4_K_M"))
+    for name, files in models.items():
+        assert hub.choose(models, Reference("user/repo", hub.name_among(models, name))) == files
 
 
 def test_a_repository_without_gguf_files_says_so() -> None:
@@ -324,6 +338,116 @@ def test_what_keeps_a_download_from_the_disk_is_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(HubFailed, match=f"it could not be written there: {os.strerror(number)}"):
         hub.fetch(Reference("user/repo"), lambda _n, _total: True)
+
+
+class Xet:
+    """The library's way of getting files by Xet: a thread of Xet's tells of bytes, and goes on whatever comes of it, until called off."""
+
+    def __init__(self) -> None:
+        self.is_called_off = threading.Event()
+
+    def abort_xet_session(self) -> None:
+        self.is_called_off.set()
+
+    def hf_hub_download(self, *_: object, tqdm_class: Callable[..., Any], **__: object) -> str:
+        transferred, written = tqdm_class(total=10, bar_format=""), tqdm_class(total=10, bar_format="")
+
+        def tell() -> None:
+            for bar, n in ((transferred, 4), (written, 2), (transferred, 8), (written, 1)):
+                bar.update(n)
+                time.sleep(0.01)
+
+        telling = threading.Thread(target=tell)
+        telling.start()
+        telling.join()
+        assert self.is_called_off.wait(60), "it went on to its end"
+        raise RuntimeError("Operation cancelled")
+
+
+def test_a_download_by_xet_is_called_off_when_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    xet, told = Xet(), []
+
+    def on_bytes(n: int, n_total: int) -> bool:
+        told.append((n, n_total))
+        return n < 10
+
+    monkeypatch.setattr("huggingface_hub.HfApi", FullDisk)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", xet.hf_hub_download)
+    monkeypatch.setattr("huggingface_hub.utils._xet.abort_xet_session", xet.abort_xet_session)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("cllm.download.LOOK_S", 0.001)
+    with pytest.raises(LoadAborted):
+        hub.fetch(Reference("user/repo"), on_bytes)
+    assert told == sorted(told), "what two bars tell of one file went back and forth"
+    assert told[-1] == (10, 10)
+
+
+def test_a_download_that_is_given_up_leaves_nothing_half(cllm_with: Cllm, fake_hub: FakeHub, tmp_path: Path) -> None:
+    fake_hub.files["large-F16.gguf"] = bytes(64 * 2**20)
+    code = (
+        "import sys, cllm.download\n"
+        "from cllm import hub\n"
+        "cllm.download.LOOK_S = 0.001\n"
+        "try:\n"
+        "    hub.fetch(hub.Reference('user/repo', 'F16'), lambda n, _total: n == 0)\n"
+        "except hub.CllmError as error:\n"
+        "    print(type(error).__name__)\n"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment)
+    assert done.stdout == "LoadAborted\n", done.stderr
+    assert not list((tmp_path / "hf").rglob("*.incomplete"))
+
+
+def test_what_is_in_the_cache_takes_its_bytes_by_its_reference_too(cllm_with: Cllm, fake_hub: FakeHub, tmp_path: Path) -> None:
+    cllm_with("pull", "user/repo:Q8_0")
+    code = "from cllm import hub; print(hub.size_of('user/repo:Q8_0'), hub.size_of('user/repo:Q4_K_M'), hub.size_of('user/none'))"
+    environment = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment)
+    assert done.stdout == "600000 0 0\n", done.stderr
+
+
+def test_what_a_cut_download_left_is_removed_with_its_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blobs = tmp_path / "models--user--repo" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc.1234.incomplete").write_bytes(bytes(1000))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert hub.remove(Reference("user/repo")) == 1000
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(HubFailed, match="user/repo is not in the cache"):
+        hub.remove(Reference("user/repo"))
+
+
+def test_a_cache_that_may_not_be_written_is_told_where_something_is_to_be_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (tmp_path / "models--user--repo").mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(HubFailed, match=r"user/repo could not be removed: Permission denied: .*models--user--repo"):
+        hub.remove(Reference("user/repo"))
+
+
+def test_of_several_that_a_name_means_none_is_removed(cllm_with: Cllm, fake_hub: FakeHub) -> None:
+    fake_hub.files = {"a-7b-Q8_0.gguf": b"a" * 10, "a-14b-Q8_0.gguf": b"b" * 20}
+    for name in fake_hub.files:
+        assert cllm_with("pull", f"user/repo:{name}").returncode == 0
+    refused = cllm_with("models", "remove", "user/repo:Q8_0")
+    assert (refused.returncode, "has several Q8_0" in refused.stderr) == (1, True)
+    listed = {one["reference"] for one in json.loads(cllm_with("models", "--json").stdout)}
+    assert listed == {"user/repo:a-7b-Q8_0.gguf", "user/repo:a-14b-Q8_0.gguf"}
+    assert cllm_with("models", "remove", "user/repo:a-7b-Q8_0.gguf").returncode == 0
+    (left,) = json.loads(cllm_with("models", "--json").stdout)
+    assert (Path(left["path"]).name, left["reference"]) == ("a-14b-Q8_0.gguf", "user/repo:Q8_0"), "there is no other to take it for"
+
+
+def test_a_folder_of_the_same_name_keeps_nothing_from_being_pulled(
+    cllm_with: Cllm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "user" / "repo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert cllm_with("pull", "user/repo").returncode == 0
 
 
 def test_a_cache_that_is_no_folder_is_one_line(cllm_with: Cllm, tmp_path: Path) -> None:

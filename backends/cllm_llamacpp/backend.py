@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import attrs
 
+from cllm import machine
 from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, StepModel, Vocabulary
 from cllm.errors import BackendError, BackendUnavailable, DoesNotGenerate, LoadAborted, LoadFailed
-from cllm_llamacpp import devices, machine, settings
+from cllm_llamacpp import devices, settings
 from cllm_llamacpp.abortflag import AbortFlag
 from cllm_llamacpp.adapters import load_adapters
 from cllm_llamacpp.context import Contexts

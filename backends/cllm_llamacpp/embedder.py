@@ -12,9 +12,10 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
+from cllm import machine
 from cllm.backend import Batch, ModelSpec, Pooling, Vectors, Vocabulary
 from cllm.errors import LoadFailed, ModelDied, StepFailed
-from cllm_llamacpp import machine, settings
+from cllm_llamacpp import settings
 from cllm_llamacpp.batch import BatchPointers
 from cllm_llamacpp.facts import Facts
 from cllm_llamacpp.library import LOG

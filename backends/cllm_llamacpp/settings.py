@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import attrs
 
+from cllm import machine
 from cllm.backend import FlashAttention, KvLayout, ModelSpec, SplitMode
 from cllm.errors import LoadFailed
-from cllm_llamacpp import machine
 from cllm_llamacpp.facts import Facts
 
 # ggml's number of each type, and its bytes per element (a block's bytes over its elements)

@@ -86,7 +86,10 @@ class Context:
 
         Raises: InvalidRequest · Unavailable while its model is being loaded.
         """
-        defaults = self.sampling_defaults if defaults is None else defaults
+        if defaults is None:
+            defaults = self.sampling_defaults
+        elif model.heeds is not None:  # what nobody asked for refuses nobody
+            defaults, _ = heeded(defaults, model.heeds, model.n_ctx)
         timeout_s, priority_least = self.settings.timeout_s, g.priority_least
         return wanted(fields, model, defaults, max_tokens=max_tokens, timeout_s=timeout_s, priority_least=priority_least)
 

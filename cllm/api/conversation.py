@@ -194,6 +194,8 @@ async def open_chat(
     text = await render(model, conversation)
     form = _form(model, conversation, text)
     grammar = await _grammar(context, model, conversation, form)
+    if form is not None:
+        form = attrs.evolve(form, held=grammar is not None)
     tokens = await _tokens(context, model, text)
     after = form.tags.closing if form is not None and form.tags is not None and form.opened else ""
     specs = asked.specs(
@@ -235,7 +237,7 @@ def _as_sent(conversation: Conversation) -> StreamChat:
         messages=conversation.messages,
         tools=[tool.for_template() for tool in toolbox.tools] if toolbox.is_open else (),
         tool_choice=_tool_choice(toolbox),
-        parallel_tool_calls=toolbox.parallel or not toolbox.is_open,
+        parallel_tool_calls=toolbox.parallel or not toolbox.is_open or toolbox.only is not None,
         reasoning_effort=thinking.effort,
         template_variables={**switch, **conversation.variables},
         continue_final_message=conversation.continue_final_message,
@@ -354,7 +356,7 @@ def _form(model: ServedModel, conversation: Conversation, text: str) -> AnswerFo
         tags=dialect.tags,
         opened=is_opened or goes_on,
         resumed=goes_on,
-        n_reasoning_max=conversation.thinking.budget(model.template.features.variables) if dialect.closing else None,
+        n_reasoning_max=_n_reasoning_max(model, conversation),
         closing=dialect.closing,
         begun=dialect.calls.channels and is_in_content(text),
         calls=dialect.calls if toolbox.is_open or dialect.calls.channels else None,
@@ -364,6 +366,15 @@ def _form(model: ServedModel, conversation: Conversation, text: str) -> AnswerFo
         must_call=toolbox.use is ToolUse.REQUIRED,
         shown=dialect.shown,
     )
+
+
+def _n_reasoning_max(model: ServedModel, conversation: Conversation) -> int | None:
+    """The tokens after which reasoning is ended; None: nobody ends it."""
+    if not model.dialect.closing:
+        return None
+    if model.heeds is not None:  # it draws by itself, and is not to be refused for what the template has been told
+        return conversation.thinking.n_tokens_max or None
+    return conversation.thinking.budget(model.template.features.variables)
 
 
 def with_names(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

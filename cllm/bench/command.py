@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,6 +20,7 @@ from cllm.bench.dialect import find_dialect
 from cllm.bench.load import Progress, closed_loop, open_loop
 from cllm.bench.machine import machine
 from cllm.bench.metrics import Goal, Summary, curve, summarize
+from cllm.bench.outputs import check_output
 from cllm.bench.show import print_table, shown
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target, parse_url
 from cllm.bench.workloads import N_VOCAB_UNKNOWN, OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
@@ -97,12 +97,7 @@ def make_order(
     except ValueError as error:
         raise SettingsError(f"--concurrency: {error}") from error
     for name, path in (("json", json_path), ("plot", plot_path)):
-        if not path or path == "-":
-            continue
-        if os.path.isdir(path):  # better said before the measurement; also of what may not be looked into
-            raise SettingsError(f"--{name}: {path} is a folder")
-        if not os.access(Path(path).parent, os.W_OK):
-            raise SettingsError(f"--{name}: cannot write into {Path(path).parent}")
+        check_output(name, path)
     return Order(
         target=target,
         workload=loaded,

@@ -65,6 +65,7 @@ class HostPool:
         self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the longest unused first
         self._tree: PieceTree[Piece] = PieceTree()
         self._evicted: list[Piece] | None = None  # None: nobody wants them
+        self._refused: list[Piece] = []  # as far as somebody wants to know
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -159,7 +160,7 @@ class HostPool:
             self.discard(piece)
 
     def keep_evicted(self) -> None:
-        """From now on somebody asks for what is evicted, by `take_evicted`, after every step."""
+        """From now on somebody asks for what is evicted or refused, by `take_evicted` and `take_refused`, after every step."""
         self._evicted = []
 
     def take_evicted(self) -> list[Piece]:
@@ -168,6 +169,17 @@ class HostPool:
             return []
         evicted, self._evicted = self._evicted, []
         return evicted
+
+    def refuse(self, piece: Piece) -> None:
+        """The model did not take it back: it is to be found nowhere any more."""
+        self.discard(piece)
+        if self._evicted is not None:
+            self._refused.append(piece)
+
+    def take_refused(self) -> list[Piece]:
+        """What was refused since the last call."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def pieces(self) -> list[Piece]:
         """All that is here, the longest unused first."""

@@ -124,7 +124,7 @@ class Offload:
                 if isinstance(move, Restore) and move not in came:
                     self.pool.totals.n_failures += 1
                     for piece in move.chain.pieces:
-                        self.pool.discard(piece)
+                        self.pool.refuse(piece)
         self._saving.clear()
         self._saving_s = 0.0
         self._carried_s_at.clear()
@@ -154,7 +154,7 @@ class Offload:
                 self.prices.restored(outcome.n_moved, outcome.seconds)
             if outcome.unfit is not None:
                 totals.n_failures += 1
-                self.pool.discard(outcome.unfit)
+                self.pool.refuse(outcome.unfit)
         self._saving.clear()
         self._saving_s = 0.0
         self._carried_s += self.prices.carry_cell_s(plan.n_rows) if plan.n_rows else 0.0

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cllm.bench import plot
+from cllm.bench.outputs import check_output
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import Curve
@@ -20,9 +21,10 @@ N_COLUMNS_BAR = 24
 
 
 def run(settings: Settings, *, plot_path: str | None) -> int:
-    """Measure, keep and show; return the process's exit code. Raises: BackendUnavailable · LoadFailed · BenchFailed."""
+    """Measure, keep and show; return the process's exit code. Raises: SettingsError · BackendUnavailable · LoadFailed · BenchFailed."""
     if plot_path is not None:
-        plot.check(plot_path)  # before anything is loaded
+        check_output("plot", plot_path)  # before anything is loaded
+        plot.check(plot_path)
     if settings.log_level == "info":
         settings = attrs.evolve(settings, log_level="warning")
     configure_logging(settings)

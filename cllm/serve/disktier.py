@@ -187,10 +187,24 @@ class DiskTier:
             self.totals.n_lost += 1
         self._work.set()
 
+    def refuse(self, pieces: Iterable[Piece]) -> None:
+        """The model did not take these back, or died of it: they would be read again and again, and keep better ones from being written."""
+        for piece in pieces:
+            stored = self._stored_of(piece)
+            if stored is not None:
+                log.warning("disk.removed", why=f"{stored.path.name} could not be restored")
+                self._forget(stored.path)
+                _unlink(stored.path)
+
     @property
-    def is_behind(self) -> bool:
-        """Whether more would have to be let go soon."""
-        return self._n_bytes_owed > N_BYTES_OWED_MAX // 2
+    def rests(self) -> bool:
+        """Whether nothing is written for a while, since the disk took nothing."""
+        return trio.current_time() < self._rests_until
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether more can be offered, and is not to be let go soon."""
+        return not self.rests and self._n_bytes_owed <= N_BYTES_OWED_MAX // 2
 
     def back_up(self, pieces: list[Piece]) -> None:
         """Have those of `pieces` written that are not on disk, the last ones first, which were of use last; until `back_up_no_more`."""
@@ -222,7 +236,7 @@ class DiskTier:
             await self._work.wait()
             self._work = trio.Event()
             await self.write_owed()
-            if trio.current_time() < self._rests_until:
+            if self.rests:
                 self._spare.clear()
             while self._spare and not self._owed:
                 piece, used_ns = self._spare.popleft()
@@ -235,7 +249,7 @@ class DiskTier:
         """Write all that is owed."""
         while self._owed:
             piece = self._owed[0]
-            if trio.current_time() < self._rests_until:
+            if self.rests:
                 self.totals.n_lost += 1
             else:
                 await self.write(piece)  # if that is cancelled it is owed still

@@ -84,7 +84,7 @@ class Housekeeper:
                 nursery.start_soon(life.finish, grace_s)
 
     async def wait_kept(self) -> None:
-        """After `drain`, wait until what is cached is on disk, or the time for that is over."""
+        """After `drain`, wait until what is cached is on disk and loads are given up, or the time for that is over."""
         async with trio.open_nursery() as nursery:
             for life in list(self._lives.values()):
                 nursery.start_soon(life.wait_kept)
@@ -120,7 +120,7 @@ class Housekeeper:
     async def _load_first(self) -> None:
         """Load the models in order as far as there is room, the first in any case."""
         for tenant in self.house.tenants:
-            tenant.n_bytes = n_bytes_of_files(tenant.settings)
+            tenant.n_bytes = await trio.to_thread.run_sync(n_bytes_of_files, tenant.settings)  # the hub's cache is looked through
             if tenant is not self.house.first and self._n_bytes_loaded() + tenant.n_bytes > self._n_bytes_max:
                 tenant.become(State.UNLOADED)
                 continue

@@ -33,6 +33,7 @@ log = structlog.get_logger("cllm.engine")
 
 
 KEEP_S = 10.0  # at the end, for what is cached to be written to disk
+GIVE_UP_S = 5.0  # at the end, for a load to be given up: a download would leave half a file, of as many GiB as it had got
 
 
 class EngineLife:
@@ -83,9 +84,9 @@ class EngineLife:
         return known  # noqa: RET504  # mypy takes a scope for something that may swallow exceptions
 
     async def wait_kept(self) -> None:
-        """After `drain`, wait until what is cached is on disk, or the time for that is over; without a disk tier returns at once."""
-        if self._loop is not None and self._loop.disk is not None:
-            with trio.move_on_after(KEEP_S):
+        """After `drain`, wait until what is cached is on disk or a load is given up, or the time for that is over."""
+        if self._loop is None or self._loop.disk is not None:
+            with trio.move_on_after(GIVE_UP_S if self._loop is None else KEEP_S):
                 await self._ended.wait()
 
     def drain(self) -> None:

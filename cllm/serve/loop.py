@@ -102,7 +102,7 @@ class StepLoop:
             raise
         stream = EventStream(seq_ids, self.cancel, n_bytes_max=n_bytes_max)
         self._streams.update(dict.fromkeys(seq_ids, stream))
-        if self._plan is not None and self.scheduler.has_deadlines:
+        if (self._plan is not None or self._is_replacing) and self.scheduler.has_deadlines:
             self._timed_step.set()
         if not self._is_idle and now - self._roused_at <= COMPANIONS_S:
             self._n_companions += 1
@@ -112,13 +112,13 @@ class StepLoop:
     def cancel(self, seq_id: int) -> None:
         """Mark a sequence; an idle loop is woken to free it, and a step that nobody waits for any more is ended if that can be."""
         self.scheduler.cancel(seq_id)
-        if self._plan is not None:
+        if self._plan is not None or self._is_replacing:
             self._sweep_waiting()
         self._wake(trio.current_time())
 
     def _sweep_waiting(self) -> None:
-        """While a step runs, which may take many seconds, let those go who only wait: they count in the queue, and for their keys. If
-        nobody is left who waits for the step, it is given up.
+        """While a step runs or a worker is replaced, which may take many seconds, let those go who only wait: they count in the queue, and
+        for their keys. If nobody is left who waits for the step, it is given up.
         """
         try:
             events = self.scheduler.sweep_waiting(trio.current_time())
@@ -270,6 +270,7 @@ class StepLoop:
             self._progress_at = trio.current_time()
             self._report(plan, error)
             self._owed += self.scheduler.apply_failure(plan, error, self._progress_at)
+            self._hand_down()
             return
         finally:
             self._plan = None
@@ -314,15 +315,20 @@ class StepLoop:
         log.error("worker.died", why=str(error), n_sequences=self.scheduler.n_sequences)
         self._metrics.step_failed(error)
         events = self._apply_death(plan, error, died_at)
+        self._hand_down()
         if any(isinstance(event, Failed) for event in events):
             life.was_blameless()
         self._owed += events
         self._deliver_owed()
         self._is_replacing = True
+        if self.scheduler.has_deadlines:
+            self._timed_step.set()
         try:
             await run_apart(life.revive)  # other models compute meanwhile
         finally:
             self._is_replacing = False
+            if self._plan is None and self._timed_step.is_set():
+                self._timed_step = trio.Event()
         self._progress_at = trio.current_time()
         log.warning("worker.replaced", pid=life.pid, seconds=round(self._progress_at - died_at, 2))
 
@@ -335,9 +341,11 @@ class StepLoop:
             token.run_sync_soon(lambda: self._work.set())
 
     def _hand_down(self) -> None:
-        """Let the disk tier have what the host pool had to give up."""
-        if self.disk is not None and self.scheduler.memory.offload is not None:
-            self.disk.offer(self.scheduler.memory.offload.pool.take_evicted())
+        """Let the disk tier have what the host pool had to give up, and forget what the model did not take."""
+        offload = self.scheduler.memory.offload
+        if self.disk is not None and offload is not None:
+            self.disk.refuse(offload.pool.take_refused())
+            self.disk.offer(offload.pool.take_evicted())
 
     def _compute(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
         """In the models' thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
@@ -414,9 +422,9 @@ class StepLoop:
             return
         tried: set[int] = set()  # each slot once: a copy may fail
         n_stored = partial(disk.n_stored, pool=offload.pool)
-        while await self._is_quiet():
+        while await self._is_quiet() and not disk.rests:
             n_taken = self.thread.n_taken
-            while not self._work.is_set() and not disk.is_behind and self.thread.n_taken == n_taken:
+            while not self._work.is_set() and disk.keeps_up and self.thread.n_taken == n_taken:
                 plan = self.scheduler.plan_copy(tried, n_stored)
                 if plan is None:
                     disk.back_up(offload.pool.pieces())

@@ -31,6 +31,7 @@ _N_DIGEST: Final = 16
 _N_SECRET: Final = 32
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _LEFT_S: Final = 3600.0  # half a file that is older is nobody's who still writes it
+_OWN_LEFT_S: Final = 60.0  # one of this model's: another server of it may have the folder, too, and writes one in a second
 _AHEAD_S: Final = 60.0  # a file that is so much newer than now was touched while the clock was wrong
 _TOKENS: Final[dict[int, int]] = {}  # one object for each token, of which the index of many long texts has millions
 
@@ -130,7 +131,8 @@ class StateFiles:
         """Remove what a process that ended while it wrote has left: of this model, and what is old of others, who may be there no more."""
         for path in self.folder.glob("*-*.partial"):
             with suppress(OSError):  # on a disk that can only be read it does no harm
-                if path.name.startswith(f"{self.mark.hex()}-") or path.stat().st_mtime < time.time() - _LEFT_S:
+                left_s = _OWN_LEFT_S if path.name.startswith(f"{self.mark.hex()}-") else _LEFT_S
+                if path.stat().st_mtime < time.time() - left_s:
                     path.unlink(missing_ok=True)
 
     def _head(self, path: Path, file: BinaryIO) -> tuple[StoredPiece, bytes]:

@@ -105,7 +105,7 @@ class WorkerLife:
             except BackendError as error:
                 why = str(error)
                 continue
-            if _all_but_the_vocabulary(loaded) != _all_but_the_vocabulary(self._loaded):
+            if _what_stays(loaded) != _what_stays(self._loaded):
                 self.bury()
                 raise ModelDied("the model is another one now: its file was changed while it was served")
             return
@@ -174,10 +174,11 @@ class WorkerLife:
         return loaded
 
 
-def _all_but_the_vocabulary(loaded: frames.AnyLoaded | None) -> tuple[object, ...]:
-    """What two lives of one model have in common."""
+def _what_stays(loaded: frames.AnyLoaded | None) -> tuple[object, ...]:
+    """What two lives of one model have in common: not what the machine is like, such as how many cores a process may have now."""
     assert loaded is not None
-    return tuple(getattr(loaded, name) for name in loaded.__struct_fields__ if name != "vocabulary")
+    facts = {name: getattr(loaded, name) for name in loaded.__struct_fields__ if name != "vocabulary"}
+    return tuple({**facts, "info": attrs.evolve(loaded.info, build="")}.values())
 
 
 def _load(process: WorkerProcess, load: frames.Load, on_progress: OnProgress) -> frames.AnyLoaded:

@@ -29,6 +29,7 @@ class AnswerFormat:
     single: bool = False  # one call at most
     must_call: bool = False  # blanks before its calls are no content
     shown: frozenset[int] = frozenset()  # control tokens that the text must show
+    held: bool = False  # its content to a grammar, which begins with the token after the one that ends the reasoning
 
     def reader(self, stops: StopStrings | None) -> AnswerReader:
         """A reader for one answer. Stop strings count in its content only."""
@@ -36,7 +37,7 @@ class AnswerFormat:
             channels = ChannelReader(self.tools, assured=self.assured, single=self.single, opened=self.opened, begun=self.begun)
             return AnswerReader(None, channels, stops)
         reasoning = None if self.tags is None else ReasoningReader(self.tags, opened=self.opened, resumed=self.resumed)
-        return AnswerReader(reasoning, None if self.calls is None else self._call_reader(self.calls, stops), stops)
+        return AnswerReader(reasoning, None if self.calls is None else self._call_reader(self.calls, stops), stops, held=self.held)
 
     def _call_reader(self, form: CallFormat, stops: StopStrings | None) -> CallReader:
         # Or none of them would be seen before the blanks' end.
@@ -47,9 +48,12 @@ class AnswerFormat:
 class AnswerReader:
     """The state of reading one answer. Whatever the pieces, the parts are together the same."""
 
-    def __init__(self, reasoning: ReasoningReader | None, calls: CallReader | ChannelReader | None, stops: StopStrings | None) -> None:
-        """A reader of channels tells reasoning apart as well."""
+    def __init__(
+        self, reasoning: ReasoningReader | None, calls: CallReader | ChannelReader | None, stops: StopStrings | None, *, held: bool = False
+    ) -> None:
+        """A reader of channels tells reasoning apart as well. `held`: see `AnswerFormat`."""
         self._reasoning = reasoning
+        self._held = held
         self._calls = calls
         self._stops = stops
 
@@ -84,9 +88,12 @@ class AnswerReader:
         """Return the parts that are certain now, and the stop string that ended the answer, if one has and `can_stop`."""
         parts: list[Part] = []
         if self._reasoning is not None:
+            ends_here = self._reasoning.is_inside
             parts, text = self._reasoning.push(text)
             if self._reasoning.is_past:
                 self._reasoning = None
+                if ends_here and self._held:  # what came in one token with the closing tag the grammar has written once more
+                    text = ""
         if text:
             parts += [Content(text)] if self._calls is None else self._calls.push(text)
         return watched(parts, self._stops) if can_stop and self._stops is not None else (parts, None)

@@ -164,6 +164,7 @@ class Api:
         if len(body) == 1 and complete:
             named.append((b"content-length", str(len(body[0])).encode()))
         exchange = Exchange(direct, [*[(piece, True) for piece in body], *([(b"", False)] if complete else [])])
+        path, _, query = path.partition("?")
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -173,7 +174,7 @@ class Api:
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": named,
             "extensions": {SEND_NOW: exchange.send_now} if direct else {},
         }

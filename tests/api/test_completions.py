@@ -142,6 +142,14 @@ async def test_echo_with_logprobs_tells_how_likely_the_prompt_was(serve: Any) ->
     assert answer.json["usage"] == alone.json["usage"]
 
 
+async def test_an_echo_shows_as_many_likely_tokens_as_its_own_field_says(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("once", echo=True, logprobs=1, prompt_logprobs=5, max_tokens=1, seed=1)
+    (choice,) = answer.json["choices"]
+    assert all(len(top) <= 2 for top in choice["logprobs"]["top_logprobs"] if top is not None)
+    assert any(len(top) >= 5 for top in choice["prompt_logprobs"] if top is not None)
+
+
 async def test_no_tokens_and_echo_only_score_the_prompt(serve: Any) -> None:
     async with serve() as api:
         answer = await api.complete(["once", "on"], echo=True, logprobs=0, max_tokens=0)

@@ -153,6 +153,27 @@ async def test_a_response_is_kept_until_it_is_deleted(serve: Any) -> None:
     assert (gone_on.status, gone_on.error["param"], gone_on.error["code"]) == (400, "previous_response_id", "previous_response_not_found")
 
 
+async def test_the_items_of_a_response_are_listed_from_the_last_one_on_and_in_pages(serve: Any) -> None:
+    said = [{"role": "user", "content": word} for word in ("one", "two", "three")]
+    async with serve(ScriptedModel("Good day.")) as api:
+        response = (await api.post("/v1/responses", {"input": said})).json
+        path = f"/v1/responses/{response['id']}/input_items"
+
+        async def listed(query: str = "") -> tuple[list[str], Any]:
+            page = (await api.get(path + query)).json
+            return [item["content"][0]["text"] for item in page["data"]], page
+
+        whole, page = await listed()
+        assert (whole, page["has_more"]) == (["three", "two", "one"], False)
+        assert (await listed("?order=asc"))[0] == ["one", "two", "three"]
+        first, page = await listed("?limit=2")
+        assert (first, page["has_more"]) == (["three", "two"], True)
+        assert (await listed(f"?limit=2&after={page['last_id']}"))[0] == ["one"]
+        for param, value in (("order", "up"), ("limit", "0"), ("limit", "101"), ("limit", "x"), ("after", "y")):
+            refused = await api.get(f"{path}?{param}={value}")
+            assert (refused.status, refused.error["param"]) == (400, param)
+
+
 async def test_what_is_not_to_be_stored_is_not(serve: Any) -> None:
     for settings, fields in (({}, {"store": False}), ({"responses_kept": 0}, {})):
         async with serve(ScriptedModel("Good day."), **settings) as api:

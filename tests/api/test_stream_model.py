@@ -182,3 +182,40 @@ def test_the_pages_of_the_server_know_it(url: str) -> None:
         with urllib.request.urlopen(url + path, timeout=120) as response:
             assert response.status == 200
             response.read()
+
+
+def test_defaults_of_a_surface_that_the_model_does_not_heed_refuse_nobody(url: str) -> None:
+    assert post(url + "/generate", {"prompt": "once", "max_tokens": 5})[0] == 200
+    assert post(url + "/generate", {"prompt": "once", "max_tokens": 5, "top_p": 0.5})[0] == 400
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[str]:
+    """One that is written for by its template, and reasons."""
+    model = FakeStreamModel()
+    model.vocabulary.chat_template = TOOL_TEMPLATE + "{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking }}"
+    with live_server(StreamsOnly(model)) as url:
+        yield url
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"reasoning_effort": "none"}),
+        (CHAT, {"reasoning_effort": "low"}),
+        (CHAT, {"reasoning_budget": 0}),
+        ("/api/chat", {"think": False, "stream": False}),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}),
+    ],
+)
+def test_reasoning_is_switched_by_the_template_where_nobody_can_end_it(thinking: str, path: str, fields: dict[str, Any]) -> None:
+    with urllib.request.urlopen(thinking + "/v1/models", timeout=120) as response:
+        name = json.load(response)["data"][0]["id"]
+    status, body = post(thinking + path, {"model": name, "messages": ASKED["messages"], "max_tokens": 5, **fields})
+    assert status == 200, body
+
+
+def test_a_number_of_tokens_for_reasoning_is_refused_by_its_name(thinking: str) -> None:
+    status, body = post(thinking + CHAT, {**ASKED, "reasoning_budget": 5})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "reasoning_budget")

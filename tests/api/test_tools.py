@@ -278,7 +278,7 @@ async def test_a_named_function_is_called_and_no_other(serve: Any) -> None:
     choice = {"type": "function", "function": {"name": "clock"}}
     async with serve() as api:
         for seed in range(4):
-            answer = await api.chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, seed=seed, max_tokens=500)
+            answer = await api.chat(tools=TOOLS, tool_choice=choice, seed=seed, max_tokens=500)
             ((name, arguments),) = named(calls_of(answer))
             assert name == "clock"
             jsonschema.validate(arguments, CLOCK)

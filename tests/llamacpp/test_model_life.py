@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from cllm.backend import Backend, FlashAttention, KvLayout, Lora, ModelSpec, StepModel
 from cllm.errors import LoadAborted, LoadFailed, ModelDied
 from cllm.testing.tiny import ARCHITECTURES, N_CTX_TRAIN
-from cllm_llamacpp import make_cpu_backend
+from cllm_llamacpp import make_cpu_backend, settings
 from cllm_llamacpp.library import open_library
 
 
@@ -63,7 +64,7 @@ def test_cells_are_eight_contexts_by_default_where_memory_allows(load):
 
 
 def test_cells_take_a_quarter_of_the_free_memory_at_most(load, monkeypatch):
-    from cllm_llamacpp import machine
+    from cllm import machine
 
     bytes_per_cell = 4 * 2 * (16 + 16) * 4  # layers, heads, key and value, f32
     size_bytes = load().info.size_bytes
@@ -74,7 +75,7 @@ def test_cells_take_a_quarter_of_the_free_memory_at_most(load, monkeypatch):
 
 
 def test_cells_for_which_the_machine_has_no_memory_are_refused_before_they_are_made(load, monkeypatch):
-    from cllm_llamacpp import machine
+    from cllm import machine
 
     bytes_per_cell = 4 * 2 * (16 + 16) * 4  # layers, heads, key and value, f32
     monkeypatch.setattr(machine, "memory_bytes", lambda: 1000 * bytes_per_cell)
@@ -376,3 +377,15 @@ def test_a_busy_servers_routine_is_no_warning(load, drive, some_tokens, caplog):
         driver.feed({1: some_tokens(1, 200)})
 
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("size_gib", "free_gib", "n_layers"), [(4, 24, -1), (16, 24, -1), (40, 24, 18), (40, 1, 0), (40, 0, 0)])
+def test_layers_go_to_the_gpu_as_far_as_they_fit(size_gib, free_gib, n_layers):
+    assert settings.n_layers_that_fit(40, size_gib << 30, free_gib << 30) == n_layers
+
+
+def test_a_path_may_hold_any_characters(load, tiny_files, tmp_path: Path):
+    path = tmp_path / "modèle\udcff 模型.gguf"
+    path.write_bytes(tiny_files["qwen3"].read_bytes())
+
+    assert load(path=str(path)).info.architecture == "qwen3"

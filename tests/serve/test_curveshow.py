@@ -97,3 +97,12 @@ def test_the_curve_is_drawn_where_asked(calibrate: Callable[..., str], tmp_path:
     words = " ".join(drawing.itertext())
     assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
     assert all(label in words for label in ("rows of a step", "a step, ms", "each row, ms", "no outputs", "all outputs"))
+
+
+@pytest.mark.parametrize(("path", "told"), [("/nowhere/x.svg", "--plot: cannot write into /nowhere"), ("/tmp", "--plot: /tmp is a folder")])
+def test_where_nothing_can_be_drawn_nothing_is_measured(
+    path: str, told: str, backend: Timed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["calibrate", "--plot", path, "--calibration-dir", str(tmp_path)]) == cli.USAGE
+    assert told in capsys.readouterr().err
+    assert backend.loaded == []

@@ -272,7 +272,11 @@ async def test_half_a_file_left_by_a_process_that_was_killed_is_removed(tmp_path
     tier = open_tier(tmp_path)
     await tier.write(piece(TEXT[:200]))
     (path,) = files(tmp_path)
-    path.rename(path.with_suffix(".partial"))
+    half = path.rename(path.with_suffix(".partial"))
+    open_tier(tmp_path)
+    assert half.exists(), "another server of the same model may be writing it"
+    minutes_ago = time.time() - 120
+    os.utime(half, (minutes_ago, minutes_ago))
     open_tier(tmp_path)
     assert [path.name for path in everything(tmp_path)] == [SECRET_NAME]
 
@@ -636,8 +640,10 @@ async def test_reading_that_takes_longer_than_computing_is_not_waited_for(tmp_pa
 async def test_a_state_that_fits_no_more_costs_nothing_but_its_use(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     await tier.write(piece(list(PROMPT.encode()), n_bytes=5000))
+    (stored,) = files(tmp_path)
     async with serving(FakeModel(), disk=tier) as running:
         given = await answer(running, PROMPT)
+        assert not stored.exists(), "it would be read again for every such prompt, and keep a better one from being written"
         assert running.scheduler.memory.offload is not None
         assert running.scheduler.memory.offload.pool.totals.n_failures == 1
         assert len(running.scheduler.memory.offload.pool) == 0

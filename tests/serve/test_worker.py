@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -20,7 +22,7 @@ from cllm.backend import Batch, LaysOut, ModelSpec
 from cllm.config import Settings
 from cllm.engine.params import SamplingParams
 from cllm.engine.prices import Prices
-from cllm.errors import GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
+from cllm.errors import DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
 from cllm.serve import frames, workerlife
 from cllm.serve.crossing import Bench
 from cllm.serve.worker import WorkerBackend, WorkerModel
@@ -548,3 +550,37 @@ def test_nothing_of_it_is_left_when_it_is_closed(model: WorkerModel, tmp_path: P
         assert time.monotonic() < deadline
     assert pid is not None
     assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_while_another_worker_is_loaded_time_runs_and_who_leaves_is_gone(model: WorkerModel) -> None:
+    revive, may_go_on = model.life.revive, threading.Event()
+
+    def revive_slowly() -> None:
+        assert may_go_on.wait(TEST_S)
+        revive()
+
+    async with serving(model) as running:
+        await answers(running, make_spec("a", 1))
+        model.life.revive = revive_slowly  # type: ignore[method-assign]
+        kill(model)
+        await until(lambda: running.loop._is_replacing)
+        with running.engine.open([make_spec("b")]):
+            assert running.scheduler.n_sequences == 1
+        assert running.scheduler.n_sequences == 0, "who has left counts in nobody's queue"
+        (late,) = await answers(running, make_spec("c", timeout_s=0.05))
+        assert [type(getattr(end, "error", None)) for end in late.ends] == [DeadlineExceeded]
+        assert running.loop._is_replacing, "it was told when its time was over"
+        may_go_on.set()
+        (given,) = await answers(running, make_spec("d", 8))
+    assert given.text == text_alone("d", 8)
+
+
+async def test_a_worker_that_has_other_cores_is_the_same_model(model: WorkerModel) -> None:
+    loaded = model.life._loaded
+    assert loaded is not None
+    async with serving(model) as running:
+        await answers(running, make_spec("a", 1))
+        model.life._loaded = msgspec.structs.replace(loaded, info=attrs.evolve(loaded.info, build="64 threads"))
+        kill(model)
+        (given,) = await answers(running, make_spec("b", 8))
+    assert given.text == text_alone("b", 8)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,6 +110,14 @@ def test_reasoning_that_the_prompt_has_opened_needs_no_tag() -> None:
 
 def test_reasoning_that_never_closes_is_reasoning_to_the_end() -> None:
     assert read(AnswerFormat(tags=THINK), "<think>hm </thin") == [Reasoning("hm </thin")]
+
+
+def test_what_came_in_one_token_with_the_tag_is_left_out_where_the_grammar_begins_after_it() -> None:
+    held = AnswerFormat(tags=THINK, opened=True, held=True)
+    assert read(held, "so\n</think", '>{"', '{"a": 5}') == [Reasoning("so"), Content('{"a": 5}')]
+    assert read(held, "so\n</think", ">\n", '\n{"a": 5}') == [Reasoning("so"), Content('{"a": 5}')]
+    assert read(attrs.evolve(held, opened=False), '{"a"', ": 5}") == [Content('{"a": 5}')]
+    assert read(attrs.evolve(held, held=False), "so\n</think", ">It ", "is.") == [Reasoning("so"), Content("It is.")]
 
 
 def test_an_empty_reasoning_is_none() -> None:

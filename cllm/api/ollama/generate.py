@@ -60,7 +60,7 @@ async def answer_chat(context: Context, body: ChatRequest) -> Response:
     model, asked = await _checked(context, body)
     prompts.check_turns(model, body.messages)
     # A server behind this one that cannot be told to may go on by itself.
-    conversation = requests.chat_conversation(body, can_go_on=model.heeds is None or "continue_final_message" in model.heeds)
+    conversation = requests.chat_conversation(body, can_go_on=not model.reads_text or "continue_final_message" in (model.heeds or ()))
     chat = await open_chat(context, model, conversation, asked, endpoint=CHAT)
     return await _told(chat, model, body, chat_body)
 

@@ -191,7 +191,7 @@ def _choices(body: CompletionRequest, given: list[Prompt], done: list[Completion
         for completion in _best(completions, body.n or 1):
             choices.append(_choice(len(choices), prompt.echo, completion))
             if body.logprobs is not None:
-                choices[-1]["logprobs"] = _logprobs(prompt if body.echo else None, scores, completion, names)
+                choices[-1]["logprobs"] = _logprobs(prompt if body.echo else None, scores, completion, names, body.logprobs)
             if body.prompt_logprobs is not None:
                 choices[-1]["prompt_logprobs"] = prompt_logprobs(names, scores, body.prompt_logprobs)
     return choices
@@ -217,8 +217,10 @@ def _choice(index: int, echo: str, completion: Completion) -> dict[str, Any]:
     }
 
 
-def _logprobs(echoed: Prompt | None, scores: list[TokenLogprob], completion: Completion, names: TokenNames) -> dict[str, Any]:
-    legacy = LegacyLogprobs(names)
+def _logprobs(
+    echoed: Prompt | None, scores: list[TokenLogprob], completion: Completion, names: TokenNames, n_top: int | None
+) -> dict[str, Any]:
+    legacy = LegacyLogprobs(names, n_top)
     of_prompt = [] if echoed is None else [legacy.prompt(echoed.echo, echoed.tokens, scores)]
     return joined(*of_prompt, legacy(completion.logprobs or (), with_end=echoed is not None))
 
@@ -230,7 +232,7 @@ class CompletionStream(OpenAiStream):
         n = body.n or 1
         super().__init__(head, n * len(given), n=n, include_usage=body.include_usage)
         self._prompts = [prompt for prompt in given for _ in range(n)]
-        self._logprobs = [LegacyLogprobs(names) for _ in self._prompts]
+        self._logprobs = [LegacyLogprobs(names, body.logprobs) for _ in self._prompts]
         self._with_end = body.echoes_logprobs  # who reads the logprobs of prompt and answer in one counts tokens
         self._scoring = [body.echoes_logprobs for _ in self._prompts]  # whether a choice's prompt is still being told
 

@@ -13,8 +13,10 @@ from cllm.engine.events import TokenLogprob
 class LegacyLogprobs:
     """The arrays over one choice's text from its beginning to where it has got. An offset counts the characters before a token."""
 
-    def __init__(self, names: TokenNames) -> None:
+    def __init__(self, names: TokenNames, n_top: int | None = None) -> None:
+        """`n_top`: of the likeliest in a token's place so many; None: all that there are."""
         self._names = names
+        self._n_top = n_top
         self._n_chars = 0
         self._decoder = _decoder()
 
@@ -61,7 +63,7 @@ class LegacyLogprobs:
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
         top: dict[str, float] = {}
-        for token, logprob in (*one.top, (one.token, one.logprob)):  # the drawn one too, as OpenAI's
+        for token, logprob in (*one.top[: self._n_top], (one.token, one.logprob)):  # the drawn one too, as OpenAI's
             top.setdefault(shown(self._names.raw(token)), finite(logprob))
         return top
 

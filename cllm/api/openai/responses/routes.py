@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from quart import Blueprint, Response, g
+from quart import Blueprint, Response, g, request
 
 from cllm.api import prompts, wire
 from cllm.api.context import Context
@@ -23,6 +24,7 @@ from cllm.errors import InvalidRequest, NotFound
 ENDPOINT = "/v1/responses"
 ONE = ENDPOINT + "/<response_id>"
 INPUTS = ONE + "/input_items"
+N_LISTED, N_LISTED_MAX = 20, 100  # items of a page: as a rule, and at most
 
 OPERATIONS = (
     Operation(
@@ -65,7 +67,7 @@ def blueprint(context: Context) -> Blueprint:
     @routes.get(INPUTS)
     async def inputs(response_id: str) -> Response:
         items = store.find(response_id, key=g.key, now=time.monotonic()).inputs
-        return json_response(_listed(items))
+        return json_response(_listed(items, request.args))
 
     return routes
 
@@ -114,10 +116,27 @@ def _with_ids(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return tuple(msgspec.structs.replace(item, id=item.id or new_id("item"), type=item.type or "message") for item in items)
 
 
-def _listed(items: tuple[Item, ...]) -> dict[str, Any]:
-    shown = [_shown(item) for item in items]
+def _listed(items: tuple[Item, ...], asked: Mapping[str, str]) -> dict[str, Any]:
+    """The page of `items` that is `asked` for: of the last one first, unless told otherwise. Raises: InvalidRequest."""
+    order, after = asked.get("order", "desc"), asked.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order: expected asc or desc", param="order")
+    n_most = _n_listed(asked.get("limit", str(N_LISTED)))
+    left = items if order == "asc" else items[::-1]
+    if after is not None:
+        ids = [item.id for item in left]
+        if after not in ids:
+            raise InvalidRequest("after: there is no such item", param="after")
+        left = left[ids.index(after) + 1 :]
+    shown = [_shown(item) for item in left[:n_most]]
     first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-    return {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": False}
+    return {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": len(left) > n_most}
+
+
+def _n_listed(limit: str) -> int:
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= N_LISTED_MAX):
+        raise InvalidRequest(f"limit: expected 1 to {N_LISTED_MAX}", param="limit")
+    return int(limit[:9])
 
 
 def _shown(item: Item) -> dict[str, Any]:

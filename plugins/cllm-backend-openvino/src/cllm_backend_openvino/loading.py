@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
+from cllm import machine
 from cllm.backend import FileVocabulary, ModelInfo, ModelSpec
 from cllm.errors import LoadFailed
 from cllm_backend_openvino.forms import KINDS
@@ -202,8 +202,7 @@ def _facts_of_folder(folder: Path, options: Options) -> Facts:
 def _n_cells(spec: ModelSpec, facts: Facts, options: Options) -> int:
     if spec.n_cells is not None:
         return spec.n_cells
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    n_that_fit = free_bytes // 4 // max(1, _cells_bytes(facts, options, 1))
+    n_that_fit = machine.free_memory_bytes() // 4 // max(1, _cells_bytes(facts, options, 1))
     return max(BLOCK, min(n_that_fit, N_CONTEXTS_MAX * facts.info.n_ctx_train))
 
 

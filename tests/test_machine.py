@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from cllm_llamacpp import machine, settings
+from cllm import machine
 
 
 def test_this_machine_has_cores_and_memory():
@@ -97,15 +95,3 @@ def test_a_system_without_proc_still_answers(monkeypatch):
 
     assert machine.free_memory_bytes() > 0
     assert machine.n_cores() >= 1
-
-
-@pytest.mark.parametrize(("size_gib", "free_gib", "n_layers"), [(4, 24, -1), (16, 24, -1), (40, 24, 18), (40, 1, 0), (40, 0, 0)])
-def test_layers_go_to_the_gpu_as_far_as_they_fit(size_gib, free_gib, n_layers):
-    assert settings.n_layers_that_fit(40, size_gib << 30, free_gib << 30) == n_layers
-
-
-def test_a_path_may_hold_any_characters(load, tiny_files, tmp_path: Path):
-    path = tmp_path / "modèle\udcff 模型.gguf"
-    path.write_bytes(tiny_files["qwen3"].read_bytes())
-
-    assert load(path=str(path)).info.architecture == "qwen3"

@@ -1,4 +1,4 @@
-"""What this machine has free: cores and memory, as far as this process may use them."""
+"""What this machine has free, for backends: cores and memory, as far as this process may use them."""
 
 from __future__ import annotations
 
