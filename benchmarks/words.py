@@ -152,12 +152,12 @@ than three starts nobody is called better, since two may agree by luck. A ratio 
 cLLM's own figure is that of the pairs with this peer, so that figures of one column may be of different minutes.
 
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 8 has all of llama-server's settings, three of them for two pairs. The other runs have fewer,
-chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one that was left after two
-pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, and after 1.6
-beside `-kvu -b 64`, which went on. A server's memory is its greatest since its start, and caches of prompts grow with every pass, so the
-last pass of each start stands for it, mostly the second: one at a time cLLM had 1.08 of llama-server's after the first, and has 0.80 after
-the second.
+are named below each table. `seed-40x8` at 8 and 16 has all of llama-server's settings, three or four of them for two pairs. The other runs
+have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one that was left
+after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, and
+after 1.6 beside `-kvu -b 64`, which went on. A server's memory is its greatest since its start, and caches of prompts grow with every pass,
+so the last pass of each start stands for it, mostly the second: one at a time cLLM had 1.08 of llama-server's after the first, and has 0.80
+after the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -166,7 +166,9 @@ prompt cache` has its first texts sooner at p50, cLLM's after 1.20 times its tim
 itself, and whoever has begun waits a second while the others are computed. `-kvu -b 64` has them after six tenths of cLLM's time, while
 those who have begun wait for half a second, and its tokens/s are less. `no prompt cache` saves nothing on the host and takes the least
 memory; cLLM had 297 MB of what ended there after one pass beside other work. Where 160 requests come five at a time, `-no-kvu` keeps more
-of what ended, and cLLM has 0.32 of its memory. The runs at 16, 24 and 32 are of the slowest machine.
+of what ended, and cLLM has 0.32 of its memory. At 16 it is as at 8: beside llama-server as it comes all figures but memory are within two
+percent, and `-b 64` has first texts at p50 after 0.56 of cLLM's time, by the same trade: it lets those who have begun wait, its gaps are
+three times as long at p99, and its tokens/s are less. The runs at 24 and 32 are of the slowest machine.
 
 **One at a time** (`seed-40x8` at 1). Gaps are 1.06 times as long at p50, 1 ms of 16: that is about what a step spends outside llama.cpp, by
 the ladder, with the half millisecond that drawing takes with the workload's sampling. Such a draw takes 0.13 ms by itself, and 0.47 where
@@ -197,14 +199,16 @@ four times that were answered at 0.57 to 0.86 a second.
 **A shared prefix.** The first eight of each pass wait until one of them has computed it, and compute what is their own together then. In
 llama-server each slot computes the prefix once, so that nine of ten first texts come after a quarter of its time here.
 
-**A long prompt among short ones** is where small steps cost most: tokens/s are a fifth less, and the prompt itself takes twice as long as
-at once. In turn the others' longest wait is 0.6 s, where llama-server has them wait 58 s for the whole prompt, and their answers end after
-0.63 of the time at p50. Rows of a sequence that do not fill a tile of 64 read what is before them one by one: 2,048 tokens deep, sixteen
-rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. Beside others only few go in a step, so that the others'
-gaps are 1.8 times as long at p50; once they have ended, the prompt goes in full tiles. Who would rather have it sooner says a longer
-`--itl-target-ms`. In this run the prompt's own first text is among the eight, so that their p90 and p99 lie between it and the others', and
-are nobody's; runs from now on leave it out. All have 33,280 cells here: with the 6,144 that the workload needs, `-no-kvu` refuses the
-prompt, which has to fit an eighth of them.
+**A long prompt among short ones** is where small steps cost most: tokens/s are 0.86 of `-no-kvu`'s, and the prompt itself takes 1.9 times
+as long as at once. In turn the others wait 1.3 s at the longest, where llama-server has them wait 31 s for the whole prompt, and their
+answers end after 0.64 of the time at p50. In the first pass of four starts they wait 0.3 s, and 1.3 to 1.4 in the second of each, which is
+what laying cells out anew takes (above); once it was 3.7. Rows of a sequence that do not fill a tile of 64 read what is before them one by
+one: 2,048 tokens deep, sixteen rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. Beside others only few go
+in a step, so that the others' gaps are 1.7 times as long at p50; once they have ended, the prompt goes in full tiles. In ten pairs before
+these, one start of five had its prompt's first text after 122 s in both passes, where the others' came after 76 to 86: after a step that
+something had held up, tiles were believed dear, and none came any more (0.80 of the tokens/s, 0.64 to 0.99). What is learned of sizes that
+are not met fades since then. Who would rather have the prompt sooner says a longer `--itl-target-ms`. All have 34,816 cells: `-no-kvu` lets
+each sequence have an eighth of them, into which the prompt has to fit.
 
 **Conversations.** They begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the
 change. Eight end a turn together and begin the next together, and their prompts are computed at once, however many steps of answers that
