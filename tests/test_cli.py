@@ -152,7 +152,7 @@ def test_ctrl_c_exits_quietly_with_130(error: BaseException, monkeypatch: pytest
 
 def test_a_group_without_ctrl_c_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cllm.registry.probe_backends", raising(BaseExceptionGroup("", [ValueError("a"), GeneratorExit()])))
-    with pytest.raises(BaseExceptionGroup):
+    with pytest.RaisesGroup(ValueError, GeneratorExit):
         cli.main(["backends"])
 
 

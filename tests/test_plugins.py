@@ -11,7 +11,7 @@ import pytest
 from tests.test_docs import ROOT, tool
 
 PLUGINS = sorted((ROOT / "plugins").iterdir())
-OURS = ("cllm.backend", "cllm.errors", "cllm.testing")
+OURS = ("cllm.backend", "cllm.errors", "cllm.machine", "cllm.testing")
 
 
 def modules_imported(path: Path) -> set[str]:
@@ -25,7 +25,7 @@ def modules_imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
-def test_of_cllm_a_plugin_imports_the_seam_the_errors_and_what_is_for_tests_alone(plugin: Path) -> None:
+def test_of_cllm_a_plugin_imports_the_seam_the_errors_what_the_machine_has_and_what_is_for_tests_alone(plugin: Path) -> None:
     sources = list((plugin / "src").rglob("*.py"))
     assert sources
     ours = {name for path in sources for name in modules_imported(path) if name.partition(".")[0] == "cllm"}

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import attrs
 
-from cllm import machine
 from cllm.backend import FileVocabulary, ModelInfo, ModelSpec
 from cllm.errors import LoadFailed
+from cllm.machine import free_memory_bytes
 from cllm_backend_openvino.forms import KINDS
 from cllm_backend_openvino.header import TYPES, Header, NoGguf, read_header
 from cllm_backend_openvino.model import OpenVinoModel
@@ -202,7 +202,7 @@ def _facts_of_folder(folder: Path, options: Options) -> Facts:
 def _n_cells(spec: ModelSpec, facts: Facts, options: Options) -> int:
     if spec.n_cells is not None:
         return spec.n_cells
-    n_that_fit = machine.free_memory_bytes() // 4 // max(1, _cells_bytes(facts, options, 1))
+    n_that_fit = free_memory_bytes() // 4 // max(1, _cells_bytes(facts, options, 1))
     return max(BLOCK, min(n_that_fit, N_CONTEXTS_MAX * facts.info.n_ctx_train))
 
 
