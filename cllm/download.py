@@ -56,7 +56,7 @@ class _Course:
         looking.start()
         try:
             yield
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:  # Xet's calls that come after it was called off raise the latter
             if self._is_given_up:  # whatever the library makes of that
                 raise LoadAborted("the download was given up") from error
             raise

@@ -343,8 +343,9 @@ def test_what_keeps_a_download_from_the_disk_is_told(monkeypatch: pytest.MonkeyP
 class Xet:
     """The library's way of getting files by Xet: a thread of Xet's tells of bytes, and goes on whatever comes of it, until called off."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.is_called_off = threading.Event()
+        self.error = error
 
     def abort_xet_session(self) -> None:
         self.is_called_off.set()
@@ -361,11 +362,12 @@ class Xet:
         telling.start()
         telling.join()
         assert self.is_called_off.wait(60), "it went on to its end"
-        raise RuntimeError("Operation cancelled")
+        raise self.error
 
 
-def test_a_download_by_xet_is_called_off_when_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    xet, told = Xet(), []
+@pytest.mark.parametrize("error", [RuntimeError("Operation cancelled"), KeyboardInterrupt()])
+def test_a_download_by_xet_is_called_off_when_it_is_given_up(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    xet, told = Xet(error), []
 
     def on_bytes(n: int, n_total: int) -> bool:
         told.append((n, n_total))

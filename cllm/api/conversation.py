@@ -194,8 +194,9 @@ async def open_chat(
     text = await render(model, conversation)
     form = _form(model, conversation, text)
     grammar = await _grammar(context, model, conversation, form)
-    if form is not None:
-        form = attrs.evolve(form, held=grammar is not None)
+    if form is not None:  # beside tools that may be called, a grammar leaves other text as it comes
+        is_whole = conversation.form is not None or conversation.toolbox.use is ToolUse.REQUIRED
+        form = attrs.evolve(form, held=grammar is not None and is_whole)
     tokens = await _tokens(context, model, text)
     after = form.tags.closing if form is not None and form.tags is not None and form.opened else ""
     specs = asked.specs(

@@ -139,7 +139,7 @@ def _restore(model: StepModel, move: Restore, clock: Callable[[], float]) -> Res
             call_foreign(model.restore, move.slot, piece.state)
         except ModelDied:
             raise
-        except NoRoom:
+        except (NoRoom, MemoryError):  # not the state's fault
             break
         except Exception:  # another model's, or damaged
             unfit = piece

@@ -116,7 +116,7 @@ class Offload:
         """What was to be saved is gone, and nothing is carried.
 
         If the model died in the step of `plan`, what that was to restore may be why, and goes: it would be restored again at once, and no
-        sequence is to blame for it.
+        sequence is to blame for it. From the disk it goes where the step had no rows, of which it could have died as well.
         """
         if plan is not None:
             came = [outcome.move for outcome in plan.restored]
@@ -124,7 +124,7 @@ class Offload:
                 if isinstance(move, Restore) and move not in came:
                     self.pool.totals.n_failures += 1
                     for piece in move.chain.pieces:
-                        self.pool.refuse(piece)
+                        (self.pool.discard if plan.n_rows else self.pool.refuse)(piece)
         self._saving.clear()
         self._saving_s = 0.0
         self._carried_s_at.clear()

@@ -120,7 +120,8 @@ class Housekeeper:
     async def _load_first(self) -> None:
         """Load the models in order as far as there is room, the first in any case."""
         for tenant in self.house.tenants:
-            tenant.n_bytes = await trio.to_thread.run_sync(n_bytes_of_files, tenant.settings)  # the hub's cache is looked through
+            # The hub's cache is looked through. Whoever drains meanwhile is heard: nobody would tell a life that began after that.
+            tenant.n_bytes = await trio.to_thread.run_sync(n_bytes_of_files, tenant.settings, abandon_on_cancel=True)
             if tenant is not self.house.first and self._n_bytes_loaded() + tenant.n_bytes > self._n_bytes_max:
                 tenant.become(State.UNLOADED)
                 continue
