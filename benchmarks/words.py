@@ -166,9 +166,10 @@ prompt cache` has its first texts sooner at p50, cLLM's after 1.20 times its tim
 itself, and whoever has begun waits a second while the others are computed. `-kvu -b 64` has them after six tenths of cLLM's time, while
 those who have begun wait for half a second, and its tokens/s are less. `no prompt cache` saves nothing on the host and takes the least
 memory; cLLM had 297 MB of what ended there after one pass beside other work. Where 160 requests come five at a time, `-no-kvu` keeps more
-of what ended, and cLLM has 0.32 of its memory. At 16 it is as at 8: beside llama-server as it comes all figures but memory are within two
-percent, and `-b 64` has first texts at p50 after 0.56 of cLLM's time, by the same trade: it lets those who have begun wait, its gaps are
-three times as long at p99, and its tokens/s are less. The runs at 24 and 32 are of the slowest machine.
+of what ended, and cLLM has 0.32 of its memory. At 16 it is as at 8: beside llama-server as it comes tokens/s, first texts at p50, gaps up
+to p99 and whole answers are within three percent, none of which tells who is better, and `-b 64` has first texts at p50 after 0.56 of
+cLLM's time, by the same trade: it lets those who have begun wait, its gaps are three times as long at p99, and its tokens/s are less. The
+runs at 24 and 32 are of the slowest machine.
 
 **One at a time** (`seed-40x8` at 1). Gaps are 1.06 times as long at p50, 1 ms of 16: that is about what a step spends outside llama.cpp, by
 the ladder, with the half millisecond that drawing takes with the workload's sampling. Such a draw takes 0.13 ms by itself, and 0.47 where
@@ -205,10 +206,11 @@ answers end after 0.64 of the time at p50. In the first pass of four starts they
 what laying cells out anew takes (above); once it was 3.7. Rows of a sequence that do not fill a tile of 64 read what is before them one by
 one: 2,048 tokens deep, sixteen rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. Beside others only few go
 in a step, so that the others' gaps are 1.7 times as long at p50; once they have ended, the prompt goes in full tiles. In ten pairs before
-these, one start of five had its prompt's first text after 122 s in both passes, where the others' came after 76 to 86: after a step that
-something had held up, tiles were believed dear, and none came any more (0.80 of the tokens/s, 0.64 to 0.99). What is learned of sizes that
-are not met fades since then. Who would rather have the prompt sooner says a longer `--itl-target-ms`. All have 34,816 cells: `-no-kvu` lets
-each sequence have an eighth of them, into which the prompt has to fit.
+these, one start of five had its prompt's first text after 122 s in both passes, where the others' came after 76 to 86 (0.80 of the
+tokens/s, 0.64 to 0.99; that run is not kept). A simulation with the planner's own choices has such ends: after a tile that something held
+up, tiles were believed dear, and none came any more. What is learned of sizes that are not met fades since then. Who would rather have the
+prompt sooner says a longer `--itl-target-ms`. All have 34,816 cells: `-no-kvu` lets each sequence have an eighth of them, into which the
+prompt has to fit.
 
 **Conversations.** They begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the
 change. Eight end a turn together and begin the next together, and their prompts are computed at once, however many steps of answers that

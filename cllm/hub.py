@@ -260,7 +260,7 @@ def remove(reference: Reference) -> int:
             return _remove_repo(reference.repo)
         return sum(_unlink(path) for path in _blobs([repo for repo in _repos() if repo.repo_id == reference.repo], reference))
     except OSError as error:
-        raise HubFailed(f"{reference} could not be removed: {error.strerror}: {error.filename}") from error
+        raise HubFailed(f"{reference} could not be removed: {error}") from error
 
 
 def _remove_repo(repo: str) -> int:

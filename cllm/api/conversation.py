@@ -238,7 +238,7 @@ def _as_sent(conversation: Conversation) -> StreamChat:
         messages=conversation.messages,
         tools=[tool.for_template() for tool in toolbox.tools] if toolbox.is_open else (),
         tool_choice=_tool_choice(toolbox),
-        parallel_tool_calls=toolbox.parallel or not toolbox.is_open or toolbox.only is not None,
+        parallel_tool_calls=toolbox.parallel or not toolbox.is_open,
         reasoning_effort=thinking.effort,
         template_variables={**switch, **conversation.variables},
         continue_final_message=conversation.continue_final_message,
@@ -341,9 +341,9 @@ async def _grammar(context: Context, model: ServedModel, conversation: Conversat
 
 
 def _toolbox(model: ServedModel, conversation: Conversation) -> Toolbox:
-    """What the answer may call: one thing at a time where the template would refuse several when the conversation goes on."""
+    """What the answer may call: once what is named, and one thing at a time where the template would refuse several when it goes on."""
     features, toolbox = model.template.features, conversation.toolbox
-    return toolbox if features.takes_several_calls else attrs.evolve(toolbox, parallel=False)
+    return toolbox if features.takes_several_calls and toolbox.only is None else attrs.evolve(toolbox, parallel=False)
 
 
 def _form(model: ServedModel, conversation: Conversation, text: str) -> AnswerFormat | None:

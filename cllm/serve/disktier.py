@@ -68,6 +68,7 @@ class DiskTier:
         self._reading = trio.CapacityLimiter(1)
         self._recalling = trio.Lock()
         self._rests_until = -math.inf
+        self._refused: list[Path] = []  # files to be removed
 
     @classmethod
     def open(cls, folder: str, fingerprint: str, n_bytes_max: int) -> DiskTier:
@@ -194,7 +195,8 @@ class DiskTier:
             if stored is not None:
                 log.warning("disk.removed", why=f"{stored.path.name} could not be restored")
                 self._forget(stored.path)
-                _unlink(stored.path)
+                self._refused.append(stored.path)
+                self._work.set()
 
     @property
     def rests(self) -> bool:
@@ -246,7 +248,10 @@ class DiskTier:
                     await trio.lowlevel.checkpoint()  # there may be thousands
 
     async def write_owed(self) -> None:
-        """Write all that is owed."""
+        """Remove what was refused, and write all that is owed."""
+        while self._refused:
+            await trio.to_thread.run_sync(_unlink, self._refused[0], limiter=self._writing)
+            self._refused.pop(0)  # if that is cancelled it is to be removed still
         while self._owed:
             piece = self._owed[0]
             if self.rests:

@@ -128,7 +128,7 @@ class StateFiles:
         return StoredPiece(key, piece.tokens, piece.start, path, self.n_bytes_of(piece))
 
     def remove_partial(self) -> None:
-        """Remove what a process that ended while it wrote has left: of this model, and what is old of others, who may be there no more."""
+        """Remove what a process that ended while it wrote has left, of this model and of others: what is so old that nobody writes it."""
         for path in self.folder.glob("*-*.partial"):
             with suppress(OSError):  # on a disk that can only be read it does no harm
                 left_s = _OWN_LEFT_S if path.name.startswith(f"{self.mark.hex()}-") else _LEFT_S

@@ -46,7 +46,9 @@ class AnswerFormat:
 
 
 class AnswerReader:
-    """The state of reading one answer. Whatever the pieces, the parts are together the same."""
+    """The state of reading one answer. Whatever the pieces, the parts are together the same, but for what comes in one with the end of
+    reasoning where content is `held`.
+    """
 
     def __init__(
         self, reasoning: ReasoningReader | None, calls: CallReader | ChannelReader | None, stops: StopStrings | None, *, held: bool = False

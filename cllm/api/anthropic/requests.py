@@ -316,7 +316,7 @@ def _toolbox(tools: list[ToolFields], choice: ToolChoice | None) -> Toolbox:
         raise InvalidRequest("tool_choice.name: there is no such tool", param="tool_choice.name")
     use = {"auto": ToolUse.AUTO, "none": ToolUse.NONE}.get(choice.type, ToolUse.REQUIRED)
     only = choice.name if choice.type == "tool" else None
-    return Toolbox(tools=known, use=use, only=only, parallel=only is None and not choice.disable_parallel_tool_use)
+    return Toolbox(tools=known, use=use, only=only, parallel=not choice.disable_parallel_tool_use)
 
 
 def _tool(tool: ToolFields, place: str) -> Tool:

@@ -93,7 +93,7 @@ def toolbox_of(fields: ToolingFields) -> Toolbox:
     if choice.type != "function" or choice.function is None:
         raise InvalidRequest("tool_choice: expected none, auto, required or a function's name", param="tool_choice")
     _check_known(choice.function.name, tools, "tool_choice.function.name")
-    return Toolbox(tools=tools, use=ToolUse.REQUIRED, only=choice.function.name, parallel=False)  # it is called once
+    return Toolbox(tools=tools, use=ToolUse.REQUIRED, only=choice.function.name, parallel=parallel)
 
 
 def tools_of(given: list[ToolFields] | None) -> tuple[Tool, ...]:

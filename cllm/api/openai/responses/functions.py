@@ -74,7 +74,7 @@ def toolbox_of(tools: list[ToolFields], choice: str | ToolChoice | None, *, para
     name = full_name(choice.namespace, choice.name or "")
     if name not in {function.name for function in functions}:
         raise InvalidRequest("tool_choice.name: there is no such tool", param="tool_choice.name")
-    return Toolbox(tools=functions, use=ToolUse.REQUIRED, only=name, parallel=False)  # it is called once
+    return Toolbox(tools=functions, use=ToolUse.REQUIRED, only=name, parallel=parallel)
 
 
 def _functions(tools: list[ToolFields]) -> Iterator[Tool]:
