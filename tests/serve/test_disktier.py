@@ -645,9 +645,8 @@ async def test_a_state_that_fits_no_more_costs_nothing_but_its_use(tmp_path: Pat
     (stored,) = files(tmp_path)
     async with serving(FakeModel(), disk=tier) as running:
         given = await answer(running, PROMPT)
-        await until(
-            lambda: not stored.exists()
-        )  # or it would be read again for every such prompt, and keep a better one from being written
+        await tier.write_owed()
+        assert not stored.exists(), "every such prompt would read it again, and no better one could be written"
         assert running.scheduler.memory.offload is not None
         assert running.scheduler.memory.offload.pool.totals.n_failures == 1
         assert len(running.scheduler.memory.offload.pool) == 0
