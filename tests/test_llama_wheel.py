@@ -67,6 +67,21 @@ def test_another_processor_gets_another_wheel_and_not_the_one_that_pip_kept(whee
     assert ["--no-cache-dir" in command for command in commands] == [True, True]
 
 
+def test_a_processor_with_amx_gets_a_build_that_keeps_its_tiles_beside_the_options_asked_for(
+    wheel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXXFLAGS", "-g")
+    monkeypatch.setattr(wheel, "processor", lambda: "flags : avx2 fma")
+    assert wheel.environment()["CXXFLAGS"] == "-g"
+    monkeypatch.setattr(wheel, "processor", lambda: "flags : avx2 amx_tile amx_int8")
+    assert wheel.environment()["CXXFLAGS"] == f"-g {wheel.AMX_FLAGS}"
+    variables = []
+    monkeypatch.setattr(subprocess, "run", lambda _command, *, env, **_: variables.append(env) or SimpleNamespace(returncode=1))
+    with pytest.raises(SystemExit):
+        wheel.wheel_folder()
+    assert [env["CXXFLAGS"] for env in variables] == [f"-g {wheel.AMX_FLAGS}"]
+
+
 def test_a_build_that_fails_leaves_nothing_that_looks_whole(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     pip(monkeypatch, code=1)
     with pytest.raises(SystemExit, match="could not be built"):

@@ -23,6 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "llama-cpp-python"
 BUILD_VARIABLES = ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS")
+# GCC's bug 114098 (seen with 12.2) drops what is stored for AMX's tile configuration, and the first product of several rows dies of an
+# illegal instruction. These keep it.
+AMX_FLAGS = "-fno-tree-dse -fno-dse"
 WAIT_S = 3600  # for another build; a machine that compiles longer has other problems
 
 
@@ -41,9 +44,16 @@ def processor() -> str:
     return platform.processor()
 
 
+def environment() -> dict[str, str]:
+    """Return the environment to build in: the process's, and for a processor with AMX what its code needs to be right."""
+    flags = os.environ.get("CXXFLAGS", "")
+    return os.environ | ({"CXXFLAGS": f"{flags} {AMX_FLAGS}".strip()} if "amx_tile" in processor().split() else {})
+
+
 def key() -> str:
     """Return a name for the wheel that no other processor, build option or version shares."""
-    build = "\n".join([processor(), *(os.environ.get(name, "") for name in BUILD_VARIABLES)])
+    variables = environment()
+    build = "\n".join([processor(), *(variables.get(name, "") for name in BUILD_VARIABLES)])
     version = requirement().partition("==")[2]
     return f"{version}-{platform.system().lower()}-{platform.machine()}-{hashlib.sha256(build.encode()).hexdigest()[:12]}"
 
@@ -89,7 +99,7 @@ def build(folder: Path) -> None:
         # pip keeps what it built, too, but would return it whatever the options, and on whatever processor.
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", str(out), requirement()]
         # The log goes to stderr: stdout carries the folder's address and nothing else.
-        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode:
+        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment()).returncode:
             sys.exit(f"llama_wheel: {requirement()} could not be built; the reason is above")
         out.replace(folder)
 

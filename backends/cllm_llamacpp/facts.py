@@ -9,6 +9,7 @@ from typing import Any, Final
 import attrs
 
 from cllm.backend import ModelInfo, Pooling
+from cllm_llamacpp import amx
 
 _N_VALUE_BYTES_MAX: Final = 1 << 16  # longer values (a chat template) are the vocabulary's; nobody reads them here
 
@@ -70,7 +71,7 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
             n_ctx_train=lib.llama_model_n_ctx_train(model),
             n_embd=n_embd,
             quantization=_text(lib.llama_ftype_name(lib.llama_model_ftype(model))),
-            build=_text(lib.llama_print_system_info()),
+            build=_text(lib.llama_print_system_info()) + ("" if amx.is_sound(lib) else "AMX unused |"),
             metadata=metadata,
         ),
         n_layers=max(1, lib.llama_model_n_layer(model)),
