@@ -20,7 +20,7 @@ from typing import Any, Final
 logger = logging.getLogger("cllm.llamacpp")
 
 REMEDY: Final = (
-    'reinstall it with CXXFLAGS="-fno-tree-dse -fno-dse" (pip install --force-reinstall --no-deps --no-cache-dir), or a newer GCC'
+    'install llama-cpp-python anew with CXXFLAGS="-fno-tree-dse -fno-dse" (pip install --force-reinstall --no-cache-dir --no-deps)'
 )
 
 _TIMEOUT_S: Final = 60
@@ -58,7 +58,7 @@ def _computes(library: str) -> bool:
             return True
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         why = f"signal {-done.returncode}" if done.returncode < 0 else last
-    logger.warning("this build of llama.cpp fails with AMX (%s), so that it computes without, and slower: %s", why, REMEDY)
+    logger.warning("this build of llama.cpp fails with AMX (%s), so that it computes without, and slower; %s", why, REMEDY)
     return False
 
 
