@@ -19,9 +19,7 @@ from typing import Any, Final
 
 logger = logging.getLogger("cllm.llamacpp")
 
-REMEDY: Final = (
-    'install llama-cpp-python anew with CXXFLAGS="-fno-tree-dse -fno-dse" (pip install --force-reinstall --no-cache-dir --no-deps)'
-)
+REMEDY: Final = 'install llama-cpp-python with CXXFLAGS="-fno-tree-dse -fno-dse" (pip install --force-reinstall --no-cache-dir --no-deps)'
 
 _TIMEOUT_S: Final = 60
 
