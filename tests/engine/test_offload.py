@@ -12,7 +12,7 @@ from cllm.engine.hostpool import Piece
 from cllm.engine.offload import Offload
 from cllm.engine.prices import MOVE_S, Prices
 from cllm.engine.scheduler import Scheduler
-from cllm.errors import Aborted
+from cllm.errors import Aborted, NoRoom
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 from tests.engine.test_machine import make_spec, run_step
@@ -69,6 +69,26 @@ def test_what_is_slow_to_compute_is_saved_and_restored() -> None:
     for letter in "aba":
         answer(model, scheduler, letter * 200)
     assert (offload.pool.totals.n_saves, offload.pool.totals.n_restores) == (2, 1)
+
+
+@pytest.mark.parametrize(("error", "stays"), [(MemoryError(), True), (NoRoom("no cells"), True), (ValueError("another model's"), False)])
+def test_a_state_stays_where_its_restore_failed_for_want_of_memory_and_goes_where_the_model_refused_it(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, *, stays: bool
+) -> None:
+    model, scheduler, offload = make(Costs())
+    answer(model, scheduler, "a" * 200)
+    answer(model, scheduler, "b" * 200)
+    offload.pool.keep_evicted()
+    before = {id(piece) for piece in offload.pool.pieces()}
+
+    def restore(_slot: int, _state: bytes) -> None:
+        raise error
+
+    monkeypatch.setattr(model, "restore", restore)
+    answer(model, scheduler, "a" * 200)  # it is answered, whatever came of that
+    assert offload.pool.totals.n_restores == 0
+    assert (before <= {id(piece) for piece in offload.pool.pieces()}) is stays
+    assert len(offload.pool.take_refused()) == (not stays)
 
 
 def test_what_became_fast_to_compute_is_not_restored() -> None:
