@@ -845,7 +845,7 @@ def _when(run: Run) -> str:
     machine = run["machine"]
     revisions = dict.fromkeys([one["revision"] for one in run["data"].get("runs", ())] or [machine["revision"]])
     instructions = machine.get("instructions", "")
-    widest = next((name for name, word in (("AVX-512", "avx512"), ("AVX2", "avx2")) if word in instructions), UNKNOWN)
+    widest = next((name for name, word in (("AMX", "amx"), ("AVX-512", "avx512"), ("AVX2", "avx2")) if word in instructions), UNKNOWN)
     return f"{run['date']}, {' and '.join(revisions)}, {widest}"
 
 

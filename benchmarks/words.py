@@ -13,9 +13,9 @@ INTRODUCTION: Final = """\
 report` writes this page and README's tables.
 
 Models named `qwen3-0.6b` have that shape and random weights, made by `python -m benchmarks.models`: speed does not depend on what weights
-say, texts mean nothing. They were measured on several machines alike in name, each with two cores that it shares with others: some have
-AVX-512, some AVX2 alone, which runs name since that is kept; one was up to three times as slow as another, and the speed of each changes
-within minutes. So ratios are taken within a pair or a turn, and tokens/s of different runs cannot be compared. Where a ratio stands beside
+say, texts mean nothing. They were measured on several machines, each with two cores that it shares with others: some have AVX-512, some
+AVX2 alone, one AMX, which runs name since that is kept; one was up to three times as slow as another, and the speed of each changes within
+minutes. So ratios are taken within a pair or a turn, and tokens/s of different runs cannot be compared. Where a ratio stands beside
 two figures, these are medians each by itself, of which it is not the quotient. A ratio is cLLM's figure over the other's: of times less
 than 1 is better, of tokens/s more. The first text is the first chunk that a client sees of an answer, and between texts is the time from
 one chunk to the next.

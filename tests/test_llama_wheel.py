@@ -22,6 +22,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.loader.exec_module(module)
     monkeypatch.setenv("CLLM_WHEEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(module, "processor", lambda: "flags : avx2 fma")
     for name in module.BUILD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return module
@@ -71,15 +72,34 @@ def test_a_processor_with_amx_gets_a_build_that_keeps_its_tiles_beside_the_optio
     wheel: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXXFLAGS", "-g")
-    monkeypatch.setattr(wheel, "processor", lambda: "flags : avx2 fma")
     assert wheel.environment()["CXXFLAGS"] == "-g"
     monkeypatch.setattr(wheel, "processor", lambda: "flags : avx2 amx_tile amx_int8")
-    assert wheel.environment()["CXXFLAGS"] == f"-g {wheel.AMX_FLAGS}"
-    variables = []
-    monkeypatch.setattr(subprocess, "run", lambda _command, *, env, **_: variables.append(env) or SimpleNamespace(returncode=1))
+    environments = []
+
+    def run(command: list[str], *, env: dict[str, str] | None = None, **_: object) -> SimpleNamespace:
+        if "--version" in command:
+            return SimpleNamespace(stdout="c++ (Debian 12.2.0-14) 12.2.0")
+        environments.append(env)
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(SystemExit):
         wheel.wheel_folder()
-    assert [env["CXXFLAGS"] for env in variables] == [f"-g {wheel.AMX_FLAGS}"]
+    assert [env and env["CXXFLAGS"] for env in environments] == [f"-g {wheel.AMX_FLAGS}"]
+
+
+def test_clang_which_has_no_such_options_is_given_none(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(stdout="Debian clang version 14.0.6")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(wheel, "processor", lambda: "flags : amx_tile")
+    monkeypatch.setenv("CXX", "ccache clang++")
+    assert "CXXFLAGS" not in wheel.environment()
+    assert commands == [["ccache", "clang++", "--version"]]
 
 
 def test_a_build_that_fails_leaves_nothing_that_looks_whole(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,10 +44,20 @@ def processor() -> str:
     return platform.processor()
 
 
+def is_clang() -> bool:
+    """Whether the C++ compiler that a build takes is clang, which has neither GCC's fault nor its options."""
+    command = [*os.environ.get("CXX", "c++").split(), "--version"]
+    try:
+        return "clang" in subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    except OSError:
+        return False
+
+
 def environment() -> dict[str, str]:
     """Return the environment to build in: the process's, and for a processor with AMX what its code needs to be right."""
-    flags = os.environ.get("CXXFLAGS", "")
-    return os.environ | ({"CXXFLAGS": f"{flags} {AMX_FLAGS}".strip()} if "amx_tile" in processor().split() else {})
+    if "amx_tile" not in processor().split() or is_clang():
+        return dict(os.environ)
+    return os.environ | {"CXXFLAGS": f"{os.environ.get('CXXFLAGS', '')} {AMX_FLAGS}".strip()}
 
 
 def key() -> str:

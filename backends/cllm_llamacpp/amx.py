@@ -1,28 +1,39 @@
 """Whether a processor's tile instructions (AMX) give what they should, found out in a process that may die of it.
 
 llama.cpp lays weights out for them where it was compiled on a processor that has them. GCC's bug 114098 (seen with 12.2) leaves the tiles
-without the shape that they are to have, so that the first step of several rows ends the process with an illegal instruction.
+without the shape that they are to have, so that the first step of several rows ends the process with an illegal instruction. That shape is
+the same for all kinds of weights, so that one kind tells.
 
 Run as a script, this computes one product with such a layout, or with the plain one where there is no such: it needs nothing but the
-standard library, and takes the path of llama.cpp's library.
+standard library, and takes the path of llama.cpp's library. It says what it found, since an exit code tells nothing where children are
+nobody's to wait for (SIGCHLD ignored).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
-import resource
+import os
+import signal
 import subprocess
 import sys
 from typing import Any, Final
 
 logger = logging.getLogger("cllm.llamacpp")
 
-REMEDY: Final = 'install llama-cpp-python with CXXFLAGS="-fno-tree-dse -fno-dse" (pip install --force-reinstall --no-cache-dir --no-deps)'
-
+_SOUND: Final = "the product is right"
+_WRONG: Final = "the product is wrong"
 _TIMEOUT_S: Final = 60
+_UNUSED: Final = "it computes without these instructions and without repacked weights, and slower"
+_REMEDY: Final = (
+    'CXXFLAGS="-fno-tree-dse -fno-dse" pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python=={version}, '
+    "with the CMAKE_ARGS that it had"
+)
+_FAULTS: Final = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
 
+_PR_SET_DUMPABLE: Final = 4
 _CPU: Final = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _F32: Final = 0  # GGML_TYPE_F32
 _Q8_0: Final = 8  # GGML_TYPE_Q8_0: blocks of a scale, which has 16 bits, and 32 numbers of 8
@@ -45,19 +56,37 @@ def is_sound(lib: Any) -> bool:
 
 @functools.cache
 def _computes(library: str) -> bool:
+    """Whether a process of its own gives the right product; where none can be started, it does not."""
     try:
+        if not sys.executable:  # an interpreter within another program
+            raise OSError("there is no Python to start")
         done = subprocess.run(
-            [sys.executable, "-I", __file__, library], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
+            [sys.executable, "-I", __file__, library],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = str(error)
+        logger.warning("whether AMX works could not be tried (%s): %s", error, _UNUSED)
+        return False
+    found = done.stdout.decode("utf-8", "replace").rpartition("\n")[2]
+    if found == _SOUND:
+        return True
+    if found == _WRONG or -done.returncode in _FAULTS:
+        how = found or signal.Signals(-done.returncode).name
+        logger.warning("this build of llama.cpp fails with AMX (%s): %s; to mend it: %s", how, _UNUSED, _remedy())
     else:
-        if not done.returncode:
-            return True
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        why = f"signal {-done.returncode}" if done.returncode < 0 else last
-    logger.warning("this build of llama.cpp fails with AMX (%s), so that it computes without, and slower; %s", why, REMEDY)
+        logger.warning("whether AMX works could not be tried (exit code %d: %s): %s", done.returncode, last, _UNUSED)
     return False
+
+
+def _remedy() -> str:
+    from cllm_llamacpp.abi import PACKAGE_VERSION  # not at the top: a script in its own process has no packages
+
+    return _REMEDY.format(version=PACKAGE_VERSION)
 
 
 class _Init(ctypes.Structure):
@@ -71,6 +100,7 @@ class _Ggml:
 
     def __init__(self, library: str) -> None:
         self._native = ctypes.CDLL(library)
+        self._function("llama_backend_init", None)()  # builds that have a library for each kind of processor choose one here
         pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
         self.device_by_type = self._function("ggml_backend_dev_by_type", pointer, ctypes.c_int)
         self.registry_of = self._function("ggml_backend_dev_backend_reg", pointer, pointer)
@@ -111,7 +141,9 @@ class _Ggml:
 def _product(ggml: _Ggml) -> tuple[float, ...]:
     """Return `_N_ROWS` rows of ones times weights of which all of one output are the same, row by row."""
     device = ggml.device_by_type(_CPU)
-    backend = ggml.open_device(device, None)
+    backend = ggml.open_device(device, None) if device else None
+    if not backend:
+        raise RuntimeError("llama.cpp finds no processor")
     weights_in, rest_in = ggml.context(), ggml.context()
     weights = ggml.new_tensor(weights_in, _Q8_0, _N_IN, _N_OUT)
     ones = ggml.new_tensor(rest_in, _F32, _N_IN, _N_ROWS)
@@ -138,12 +170,15 @@ def _value(output: int) -> int:
 
 
 def _main(library: str) -> None:
-    for i, found in enumerate(_product(_Ggml(library))):
-        expected = _N_IN * _value(i % _N_OUT)
-        if not abs(found - expected) <= _TOLERANCE:  # nor a number that is none
-            sys.exit(f"a product is {found}, and should be {expected}")
+    right = all(  # written so that a number that is none is wrong
+        abs(found - _N_IN * _value(i % _N_OUT)) <= _TOLERANCE for i, found in enumerate(_product(_Ggml(library)))
+    )
+    os.write(1, (_SOUND if right else _WRONG).encode())
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # that this dies is nothing to look into
+    if sys.platform == "linux":  # that this dies is nothing to look into, nor to report
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _main(sys.argv[1])
+    os._exit(0)  # without the native library's own farewell

@@ -14,7 +14,7 @@ import attrs
 from cllm import machine
 from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, StepModel, Vocabulary
 from cllm.errors import BackendError, BackendUnavailable, DoesNotGenerate, LoadAborted, LoadFailed
-from cllm_llamacpp import devices, settings
+from cllm_llamacpp import amx, devices, settings
 from cllm_llamacpp.abortflag import AbortFlag
 from cllm_llamacpp.adapters import load_adapters
 from cllm_llamacpp.context import Contexts
@@ -168,6 +168,7 @@ def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
 
 
 def _load_model(lib: Any, spec: ModelSpec, on_progress: OnProgress, params: Any) -> Any:
+    params.use_extra_bufts = amx.is_sound(lib)
     watch = _Progress(on_progress)
     callback = lib.llama_progress_callback(watch)  # referenced until the load is over
     params.progress_callback = callback

@@ -10,7 +10,6 @@ import attrs
 from cllm import machine
 from cllm.backend import FlashAttention, KvLayout, ModelSpec, SplitMode
 from cllm.errors import LoadFailed
-from cllm_llamacpp import amx
 from cllm_llamacpp.facts import Facts
 
 # ggml's number of each type, and its bytes per element (a block's bytes over its elements)
@@ -58,7 +57,6 @@ def model_params(lib: Any, spec: ModelSpec, *, n_gpu_layers: int) -> Any:
     params.main_gpu = spec.main_gpu
     params.load_mode = _LOAD_MODES[spec.mmap, spec.mlock]
     params.n_gpu_layers = n_gpu_layers
-    params.use_extra_bufts = amx.is_sound(lib)
     if n_gpu_layers == 0:
         params.devices = ctypes.addressof(_NO_DEVICES)  # else a build with GPU support takes a device all the same
     if spec.tensor_split:
