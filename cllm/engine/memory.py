@@ -9,12 +9,14 @@ from enum import Enum
 
 import attrs
 
+from cllm.engine.carrying import Carrying
 from cllm.engine.cells import Cells
 from cllm.engine.hostpool import Piece, Text
 from cllm.engine.offload import Offload
 from cllm.engine.pieces import Chain
 from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, Trim
 from cllm.engine.prefix import Key, Leaving, Match, PrefixTree
+from cllm.engine.prices import Prices
 from cllm.engine.sequence import Miss, Sequence
 
 N_EVICT_LEAST = 64  # cells that a trim frees, if there are so many: a move for each token of a step would cost more than the tokens
@@ -58,7 +60,7 @@ class MemoryTotals:
     n_tokens_saved: int = 0  # tokens that were not computed for it
     n_evicted_cells: int = 0  # cached ones that made room
     n_evicted_slots: int = 0
-    n_retired_slots: int = 0  # of these, such as went to the host because carrying them cost more
+    n_retired_slots: int = 0  # of these, such as went because carrying them cost more
 
 
 class Way(Enum):
@@ -105,7 +107,7 @@ _Basis = tuple[int, int, int, int]  # versions of tree and host pool, tokens, fr
 class Memory:
     """The slots and cells of one model. It changes what a sequence holds (`slot`, `n_held`, `n_computed`), never its phase."""
 
-    def __init__(self, limits: MemoryLimits, offload: Offload | None = None) -> None:
+    def __init__(self, limits: MemoryLimits, offload: Offload | None = None, prices: Prices | None = None) -> None:
         self.limits = limits
         self.cells = Cells(limits.n_cells, limits.n_slots)
         self.tree = PrefixTree(self.cells)
@@ -115,10 +117,17 @@ class Memory:
         self._waiting: dict[int, Sequence] = {}  # all who wait and may have cells that are there, by sequence
         self._moves: list[Move] = []  # owed to the model before anyone's rows
         self.offload = offload
+        self._prices = prices or Prices()
+        self._carrying = Carrying()
         self._tell_who_waits()
         self._to_save: list[Sequence] = []  # as they are now, where slots cannot be cut back to it later
         self._restoring: dict[int, Restore] = {}  # by slot: planned, and not settled yet
         self._found: tuple[Sequence, _Basis, Known] | None = None  # the last answer of `_find`, and what it rests on
+
+    @property
+    def prices(self) -> Prices:
+        """What cells cost, with a host pool and without."""
+        return self._prices if self.offload is None else self.offload.prices
 
     @property
     def n_cached_slots(self) -> int:
@@ -207,8 +216,8 @@ class Memory:
         if not sequence.may_keep:
             return
         self._waiting[sequence.seq_id] = sequence
-        if self.offload is not None and not is_another:
-            self.offload.prices.demand.came(sequence.cache_key, sequence.tokens)
+        if not is_another:
+            self.prices.demand.came(sequence.cache_key, sequence.tokens)
         reuse = self._find(sequence).reuse
         if reuse is not None and self.tree.is_resting(reuse.slot) and 2 * reuse.n_tokens >= self.tree.n_tokens(reuse.slot):
             self._wait_for(sequence, reuse.slot)
@@ -313,10 +322,9 @@ class Memory:
             return
         if comes_back:
             self._wait_for(sequence, slot)
-        if self.offload is not None:
-            self.offload.rests(slot)
-            if not comes_back:
-                self.offload.prices.demand.left(sequence.cache_key, sequence.tokens)
+        self._carrying.rests(slot)
+        if not comes_back:
+            self.prices.demand.left(sequence.cache_key, sequence.tokens)
 
     def ends_waiting(self, sequence: Sequence) -> None:
         """Note that a sequence does not wait any longer: what it would have gone on from is like everybody's."""
@@ -364,27 +372,35 @@ class Memory:
 
     def retire_idle(self) -> None:
         """Move a cached branch to the host, if carrying it in every step has cost more than that; a long one goes a part at a time.
+        Without a host it is let go once carrying it has cost what computing it anew would, as far as it is asked for.
 
         First the one that was unused for longest of those that nobody waits for. One that somebody waits for stays for longer, since it
         surely comes back, but not for ever: in a long queue all are awaited, and every step walks by them until their turn comes.
         """
-        if self.offload is None or not self.tree.n_resting:
+        if not self.tree.n_resting:
             return
         slot = None if self.tree.are_all_awaited else self.tree.oldest()
-        if slot is None or not self.offload.is_carried_too_long(slot, self.tree.n_alone(slot)):
+        if slot is None or not self._is_carried_too_long(slot):
             slot = self.tree.longest_resting()
-            if not (self.tree.is_awaited(slot) and self._is_awaited_too_long(self.offload, slot)):
+            if self.offload is None or not (self.tree.is_awaited(slot) and self._is_awaited_too_long(self.offload, slot)):
                 return
-        if self.tree.n_alone(slot) <= N_EVICT_MOST or not self.offload.can_save_part:
+        if self.tree.n_alone(slot) <= N_EVICT_MOST or self.offload is None or not self.offload.can_save_part:
             self.totals.n_retired_slots += 1
             self._evict_slot(slot)
         else:
             n_last = self.tree.n_alone(slot) % N_EVICT_MOST
             self._evict_end(slot, n_last if n_last >= N_EVICT_LEAST else n_last + N_EVICT_MOST)
 
+    def _is_carried_too_long(self, slot: int) -> bool:
+        """Whether carrying what the branch alone has cells of has cost more than it is worth."""
+        n_alone, carried_s = self.tree.n_alone(slot), self._carrying.cell_s(slot)
+        if self.offload is None:
+            return self._prices.is_worth_a_loss(n_alone, carried_s)
+        return self.offload.prices.is_worth_a_move(n_alone, carried_s)
+
     def _is_awaited_too_long(self, offload: Offload, slot: int) -> bool:
         """Whether what somebody waits for should go, and the host can hold what all who wait go on from: else it is computed again."""
-        if not offload.is_carried_too_long(slot, self.tree.n_alone(slot), is_awaited=True):
+        if not offload.prices.is_worth_a_move(self.tree.n_alone(slot), self._carrying.cell_s(slot), is_awaited=True):
             return False
         return sum(len(sequence.tokens) for sequence in self._waiting.values()) <= offload.n_cells_max
 
@@ -475,10 +491,11 @@ class Memory:
         self._moves.clear()
         self._to_save.clear()
         self._wanted.clear()
+        self._carrying.forget()
         if self.offload is not None:
             self.offload.lost(plan)
 
-    def laid_out(self, limits: MemoryLimits, offload: Offload | None, *, carries_states: bool) -> None:
+    def laid_out(self, limits: MemoryLimits, offload: Offload | None, prices: Prices, *, carries_states: bool) -> None:
         """The cells lie as `limits` say since now, after `lost`; what is on the host is of use if the model `carries_states`."""
         assert not self._live
         assert not self.tree.n_resting
@@ -488,7 +505,9 @@ class Memory:
         self._found = None
         if offload is not None and self.offload is not None:
             offload.succeeds(self.offload, carries_states=carries_states)
-        self.offload = offload
+        else:
+            prices.succeed(self.prices)
+        self.offload, self._prices = offload, prices
         self._tell_who_waits()
 
     @property
@@ -503,6 +522,8 @@ class Memory:
 
     def settle(self, plan: Plan) -> list[Sequence]:
         """Take note of what the plan's step saved and restored, also when it raised; return those whose cells came, or will not come."""
+        if plan.n_rows:
+            self._carrying.stepped(self.prices.carry_cell_s(plan.n_rows))
         if self.offload is None:
             return []
         self.offload.settle(plan)
@@ -797,6 +818,7 @@ class Memory:
         if owed != drop:
             self._moves.append(drop)
         self.cells.give_slot(slot)
+        self._carrying.ends(slot)
         if self.offload is not None:
             self.offload.dropped(slot)
 

@@ -37,8 +37,6 @@ class Offload:
         self._saving_s = 0.0
         self.is_generating = True  # whether somebody generates, who waits for what is saved; told by the scheduler
         self._size = StateSize(cell_n_bytes)
-        self._carried_s = 0.0  # what a cell that was cached from the start on has cost
-        self._carried_s_at: dict[int, float] = {}  # when each slot's branch began to rest
 
     @property
     def n_cells_max(self) -> int:
@@ -77,18 +75,6 @@ class Offload:
     def dropped(self, slot: int) -> None:
         """The slot is another's from now on."""
         self._saving.pop(slot, None)
-        self._carried_s_at.pop(slot, None)
-
-    # --- cells that are carried ---------------------------------------------------------------------------------------
-
-    def rests(self, slot: int) -> None:
-        """The slot's branch is cached from now on, or has been of use just now."""
-        self._carried_s_at[slot] = self._carried_s
-
-    def is_carried_too_long(self, slot: int, n_alone: int, *, is_awaited: bool = False) -> bool:
-        """Say whether carrying a cached branch's own cells has cost more than moving them to the host and back."""
-        carried_cell_s = self._carried_s - self._carried_s_at.get(slot, self._carried_s)
-        return self.prices.is_worth_a_move(n_alone, carried_cell_s, is_awaited=is_awaited)
 
     # --- cells that come ----------------------------------------------------------------------------------------------
 
@@ -113,7 +99,7 @@ class Offload:
         self._size = other._size
 
     def lost(self, plan: Plan | None = None) -> None:
-        """What was to be saved is gone, and nothing is carried.
+        """What was to be saved is gone.
 
         If the model died in the step of `plan`, what that was to restore may be why, and goes: it would be restored again at once, and no
         sequence is to blame for it. From the disk it goes where the step had no rows, of which it could have died as well.
@@ -127,7 +113,6 @@ class Offload:
                         (self.pool.discard if plan.n_rows else self.pool.refuse)(piece)
         self._saving.clear()
         self._saving_s = 0.0
-        self._carried_s_at.clear()
 
     # --- what came of it ----------------------------------------------------------------------------------------------
 
@@ -157,4 +142,3 @@ class Offload:
                 self.pool.refuse(outcome.unfit)
         self._saving.clear()
         self._saving_s = 0.0
-        self._carried_s += self.prices.carry_cell_s(plan.n_rows) if plan.n_rows else 0.0

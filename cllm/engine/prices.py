@@ -81,6 +81,13 @@ class Prices:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""
         return self.restore_s(n_cells) < self.prefill_s(n_gained)
 
+    def is_worth_a_loss(self, n_cells: int, carried_cell_s: float) -> bool:
+        """Say whether `n_cells` cells, each of which cost `carried_cell_s` to carry, should go for good, where there is no host.
+
+        Whoever lets go once carrying has cost what computing anew is likely to pays at most twice what would have been best.
+        """
+        return n_cells * carried_cell_s > self.demand.share * self.prefill_s(n_cells)
+
     def is_worth_a_move(self, n_cells: int, carried_cell_s: float, *, is_awaited: bool = False) -> bool:
         """Say whether `n_cells` cells, each of which cost `carried_cell_s` to carry, should go: to the host, or for good.
 

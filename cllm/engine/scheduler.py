@@ -131,7 +131,8 @@ class Scheduler:
         if cost is None:
             cost = CostModel(DEFAULT_CURVE, n_rows_max=limits.n_rows_max, measured=False, apart=limits.rows_by_slot)
         self.cost = cost
-        self.memory = Memory(_memory_limits(limits), _offload(limits, self.cost))
+        prices = Prices(self.cost)
+        self.memory = Memory(_memory_limits(limits), _offload(limits, prices), prices)
         self.cells = self.memory.cells
         self.totals = Totals()
         self._vocabulary = vocabulary
@@ -495,8 +496,8 @@ class Scheduler:
         self.limits = attrs.evolve(limits, n_ctx=self.limits.n_ctx)
         other = self._cost_other or self.cost.beside(n_rows_max=limits.n_rows_max, apart=limits.rows_by_slot)
         self.cost, self._cost_other = other, self.cost
-        offload = _offload(self.limits, self.cost)
-        self.memory.laid_out(_memory_limits(self.limits), offload, carries_states=self.limits.carries_states)
+        prices = Prices(self.cost)
+        self.memory.laid_out(_memory_limits(self.limits), _offload(self.limits, prices), prices, carries_states=self.limits.carries_states)
         self.cells = self.memory.cells
         self._n_live_max, self._places, self._former = self._dealer()
         self._n_live_max_usual = self._n_live_max
@@ -1082,12 +1083,12 @@ def _memory_limits(limits: Limits) -> MemoryLimits:
     )
 
 
-def _offload(limits: Limits, cost: CostModel) -> Offload | None:
+def _offload(limits: Limits, prices: Prices) -> Offload | None:
     if not (limits.keeps_prefixes and limits.can_save and limits.host_pool_n_bytes):
         return None
     pool = HostPool(limits.host_pool_n_bytes, can_cut=limits.can_trim)
     n_cells_slot = limits.n_cells // limits.n_slots if limits.rows_by_slot else limits.n_cells
-    return Offload(pool, Prices(cost), can_save_part=limits.can_save_part, n_cells_slot=n_cells_slot, cell_n_bytes=limits.cell_n_bytes)
+    return Offload(pool, prices, can_save_part=limits.can_save_part, n_cells_slot=n_cells_slot, cell_n_bytes=limits.cell_n_bytes)
 
 
 def _note_cached(sequence: Sequence, now: float, event: str, **facts: int) -> None:
