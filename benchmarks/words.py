@@ -50,12 +50,12 @@ take longer by up to what they were without a core more than those of `native`.
 `http`, `sse` and `client` at 8 have less than they are to have in this run, of a machine with AMX, and nearly all of that is in llama.cpp's
 calls. A part was found: in a pool attention walks by every cell up to the highest in use, and a server has cells of earlier passes there,
 where the stages up to `app` begin with none. By single calls, 3,360 cached cells made a step of eight rows 1.21 times as long on that
-machine, of four 1.24, of two 1.08, and of one no longer. With a host pool what rests goes there after some steps; without, as here, it
-stayed until its room was needed, and since then goes once carrying it has cost what it is worth. In this run `sse` had 0.88 of `app`'s
-tokens/s (0.78 to 0.99 in six turns); after that change, in eight turns of these stages, of eight starts in two runs that are not kept, 1.00
-(0.93 to 1.07 with 95 %), and 1.01 of `native`'s (0.89 to 1.14 with 95 %, by turns 0.75 to 1.19). On another machine, where `sse` had less
-than `http` of the same server, twelve turns of 16 requests, of two starts, had 1.03 (0.96 to 1.11) of the tokens/s with answers that were
-streamed.
+machine, of four 1.24, of two 1.08; one row took no longer beside 3,840. With a host pool what rests goes there after some steps; without,
+as here, it stayed until its room was needed, and since then goes once carrying it has cost what it is worth. In this run `sse` had 0.88 of
+`app`'s tokens/s (0.78 to 0.99 in six turns); after that change, in eight turns of these stages, of eight starts in two runs that are not
+kept, 1.00 (0.93 to 1.07 with 95 %), and 1.01 of `native`'s (0.89 to 1.14 with 95 %, by turns 0.75 to 1.19). On another machine, where `sse`
+had less than `http` of the same server, twelve turns of 16 requests, of two starts, had 1.03 (0.96 to 1.11) of the tokens/s with answers
+that were streamed.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages

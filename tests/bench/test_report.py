@@ -333,6 +333,15 @@ def run_of(data: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "peers", "name": "x", "date": "today", "machine": results.machine(), "settings": {}, "data": data}
 
 
+@pytest.mark.parametrize(
+    ("instructions", "told"),
+    [("avx2 fma avx512f amx_int8", "AMX"), ("avx2 fma avx512f", "AVX-512"), ("avx2 fma", "AVX2"), (None, report.UNKNOWN)],
+)
+def test_a_row_names_the_widest_instructions_of_its_machine(instructions: str | None, told: str) -> None:
+    machine = {"revision": "abc"} | ({} if instructions is None else {"instructions": instructions})
+    assert report._when({"date": "2026-11-28", "machine": machine, "data": {}}) == f"2026-11-28, abc, {told}"
+
+
 def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     runs = results.read_all(folder)
     text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
