@@ -43,6 +43,7 @@ class Find:
     port: int
     endpoint: Endpoint
     n_vocab: int
+    sampling: str
 
 
 class GeneratorFailed(RuntimeError):
@@ -66,9 +67,10 @@ class Generator:
         command = [sys.executable, "-m", "benchmarks.generator"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
-    def dialect(self, port: int, endpoint: Endpoint = "completions", n_vocab: int = 0) -> Dialect:
+    def dialect(self, port: int, endpoint: Endpoint = "completions", n_vocab: int = 0, sampling: str = "greedy") -> Dialect:
         """Find out what a server takes. Raises: GeneratorFailed."""
-        return Dialect(**self._ask("find", Find(port=port, endpoint=endpoint, n_vocab=n_vocab)))
+        found = self._ask("find", Find(port=port, endpoint=endpoint, n_vocab=n_vocab, sampling=sampling))
+        return msgspec.convert(found, Dialect)
 
     def run(self, order: Order) -> dict[str, Any]:
         """Carry out a pass; return its `summary` and `curves`. Raises: GeneratorFailed."""
@@ -103,7 +105,9 @@ def main() -> None:
 
 
 async def _find(find: Find) -> Dialect:
-    return await find_dialect(Target(host="127.0.0.1", port=find.port), endpoint=find.endpoint, n_vocab=find.n_vocab)
+    return await find_dialect(
+        Target(host="127.0.0.1", port=find.port), endpoint=find.endpoint, n_vocab=find.n_vocab, sampling=SAMPLINGS[find.sampling]
+    )
 
 
 async def _run(order: Order) -> dict[str, Any]:

@@ -334,6 +334,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     most = max(asked.concurrency) * (asked.prompt + asked.generated)
     if most > asked.ctx_size:
         parser.error(f"--ctx-size: {max(asked.concurrency)} sequences of {asked.prompt} and {asked.generated} tokens take {most} cells")
+    if not found(asked.stages):
+        parser.error(f"--stages: {', '.join(asked.stages)} needs a package that is not installed")
     name = asked.name or usual_name(asked)
     asked.model = str(asked.model or model_file("qwen3-0.6b", asked.quantization))
     told = {key: value for key, value in vars(asked).items() if key != "results"}

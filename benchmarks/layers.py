@@ -29,7 +29,7 @@ class Gate:
     layer: str
     module: str
     name: str  # of a function, or Class.method
-    per: str  # "step", "request" or "token": at least one call for each
+    per: str  # "step", "draw" (a step in which somebody gets a token), "request" or "token": at least one call for each
     weigh: Callable[..., int] = lambda *_arguments: 1
     is_timed: bool = False  # what its calls take is told too; none of these calls another
 
@@ -47,7 +47,7 @@ def _with_rows(_model: Any, plan: Any, *_arguments: Any) -> int:
 GATES: Final = (
     Gate("native", "llama_cpp", "llama_decode", "step", is_timed=True),
     Gate("backend", "cllm_llamacpp.model", "LlamaModel.step", "step"),
-    Gate("sampling", "cllm.engine.compute", "sample", "step", is_timed=True),
+    Gate("sampling", "cllm.engine.compute", "sample", "draw", is_timed=True),
     Gate("engine", "cllm.engine.scheduler", "Scheduler.plan", "step", is_timed=True),
     Gate("engine", "cllm.engine.scheduler", "Scheduler.apply", "step", is_timed=True),
     Gate("loop", "cllm.serve.loop", "StepLoop._step", "step"),
@@ -156,7 +156,7 @@ def difference(after: Mapping[str, Number], before: Mapping[str, Number]) -> dic
 def check(stage: str, layers: tuple[str, ...], counts: Mapping[str, int], needed: Mapping[str, int]) -> None:
     """Refuse a pass that did not come by each gate of its layers, or came by one of another layer.
 
-    `needed` gives what "step", "request" and "token" stand for in this pass. Raises: Bypassed.
+    `needed` gives what a gate's `per` stands for in this pass. Raises: Bypassed.
     """
     for gate in GATES:
         n_calls, n_needed = counts.get(key_of(gate), 0), needed[gate.per]

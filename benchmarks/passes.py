@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.arguments import model_path, positive, result_name
-from benchmarks.models import model_file
+from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.native import N_BATCH, FixedBatch, fill, load, new_context
 from cllm.bench.workloads import id_range
 from cllm_llamacpp.library import open_library
@@ -160,7 +160,7 @@ def show(data: dict[str, Any]) -> Iterator[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
     parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
-    parser.add_argument("--quantization", default="Q4_K_M", help="of the model that is made")
+    parser.add_argument("--quantization", default="Q4_K_M", choices=QUANTIZATIONS, help="of the model that is made")
     parser.add_argument("--sequences", type=int, default=16)
     parser.add_argument("--cells", type=int, default=120, help="that each sequence holds")
     parser.add_argument("--calls", type=int, default=9, help="of each shape")

@@ -53,6 +53,7 @@ QUANTIZATION_OF: Final = {"seed-160x5": "Q8_0"}  # as the first cLLM had it
 N_SCREEN: Final = 2
 N_PAIRS_START: Final = 2
 SEED_STEP: Final = 7919
+N_PASSES_CAPACITY: Final = 3
 FAULTS: Final = (RuntimeError, OSError, subprocess.SubprocessError)  # of a server that cannot be measured
 CURVE_KEYS: Final = ("ttft_s", "itl_s", "e2e_s")
 PASS_KEYS: Final = (  # of a pass, what no figure has
@@ -115,13 +116,14 @@ class Match:
         self._n_starts_before = self._start + (len(set(side.kept["starts"])) if side.kept else 0)  # of this run, and of those it adds to
         try:
             self._n_vocab = ours.n_vocab
-            dialect = generator.dialect(ours.port, n_vocab=self._n_vocab)
+            dialect = generator.dialect(ours.port, n_vocab=self._n_vocab, sampling=plan.sampling)
         except FAULTS as error:
             raise OursFailed(_told(error)) from error
-        # Both get what the peer takes: text, where it takes no token ids.
-        dialects = {"ours": dialect, "theirs": generator.dialect(theirs.port, n_vocab=self._n_vocab)}
+        # Both get what the peer takes: text, where it takes no token ids, and no sampling field that it refuses.
+        dialects = {"ours": dialect, "theirs": generator.dialect(theirs.port, n_vocab=self._n_vocab, sampling=plan.sampling)}
         takes_ids = all(dialect.takes_ids for dialect in dialects.values())
-        self._dialects = {name: attrs.evolve(dialect, takes_ids=takes_ids) for name, dialect in dialects.items()}
+        refused = tuple(dict.fromkeys(name for dialect in dialects.values() for name in dialect.refused))
+        self._dialects = {name: attrs.evolve(dialect, takes_ids=takes_ids, refused=refused) for name, dialect in dialects.items()}
 
     def warm_up(self) -> None:
         """What does not count: a pass, or a few requests, since the first step of a server allocates and maps."""
@@ -418,7 +420,13 @@ def _run_comparison(asked: argparse.Namespace, comparison: Comparison) -> None:
     for line in comparison.facts["not_found"]:
         print(f"not found: {line}", flush=True)
     ours = cllm_serve(comparison.house, ours_options(asked))
-    for plan in _at_rates(asked, comparison.plan, ours, comparison.house.model):
+    try:
+        plans = _at_rates(asked, comparison.plan, ours, comparison.house.model)
+    except OursFailed as error:
+        print(f"  ours: {error}\n{comparison.plan.name}: nothing was measured, and nothing is written", flush=True)
+        asked.missing.append(comparison.plan.name)
+        return
+    for plan in plans:
         if asked.ends:
             return
         _run_one(asked, attrs.evolve(comparison, plan=plan), ours)
@@ -513,31 +521,40 @@ def _loads(plan: Plan) -> dict[float, Plan]:
 
 
 def _at_rates(asked: argparse.Namespace, plan: Plan, ours: Contender, model: Path) -> list[Plan]:
-    """The plan at each load; all servers get the same rates."""
+    """The plan at each load; all servers get the same rates. Raises: OursFailed."""
     if not plan.workload.is_open:
         return [plan]
     loads = _loads(plan)
     kept = {factor: rate for factor, one in loads.items() if (rate := _kept_rate(asked, one, model)) is not None}
-    capacity = statistics.median(rate / factor for factor, rate in kept.items()) if kept else _capacity(plan, ours)
+    capacity = statistics.median(rate / factor for factor, rate in kept.items()) if kept else _capacity(plan, ours, asked.ends)
     return [attrs.evolve(one, rate=kept.get(factor, factor * capacity)) for factor, one in loads.items()]
 
 
-def _capacity(plan: Plan, ours: Contender) -> float:
-    """Requests a second that ours answers when as many are always there as run at once."""
-    with Generator() as generator, ours.server() as server:
-        order = Order(
-            port=server.port,
-            workload=plan.workload,
-            n_vocab=server.n_vocab,
-            seed=plan.seed,
-            dialect=generator.dialect(server.port),
-            sampling=plan.sampling,
-        )
-        capacity = statistics.median(
-            generator.run(attrs.evolve(order, seed=plan.seed + turn))["summary"]["requests_per_s"] for turn in range(3)
-        )
+def _capacity(plan: Plan, ours: Contender, ends: Sequence[int]) -> float:
+    """Requests a second that ours answers when as many are always there as run at once; of one pass at least, once the run is to end.
+
+    Raises: OursFailed.
+    """
+    found: list[float] = []
+    try:
+        with Generator() as generator, ours.server() as server:
+            order = Order(
+                port=server.port,
+                workload=plan.workload,
+                n_vocab=server.n_vocab,
+                seed=plan.seed,
+                dialect=generator.dialect(server.port, sampling=plan.sampling),
+                sampling=plan.sampling,
+            )
+            while len(found) < N_PASSES_CAPACITY and not (found and ends):
+                found.append(generator.run(attrs.evolve(order, seed=plan.seed + len(found)))["summary"]["requests_per_s"])
+    except FAULTS as error:
+        raise OursFailed(_told(error)) from error
+    capacity = float(statistics.median(found))
+    if not capacity:
+        raise OursFailed("it answers no request, so that there is no rate to send them at")
     print(f"capacity: {capacity:.2f} requests/s", flush=True)
-    return float(capacity)
+    return capacity
 
 
 def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, Any]:

@@ -18,9 +18,25 @@ import attrs
 from benchmarks import results
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME, N_STARTS_LEAST, Compared, compare
+from benchmarks.layers import BORDER
 from benchmarks.standings import best_rows, compared_by, key_of, median_of, n_wrong, title_of
-from benchmarks.words import INTRODUCTION, KILLS, LADDER, MENDED, PASSES, PEERS, PROMISES, REASONS, STACK, VERIFY
+from benchmarks.words import (
+    FOUND,
+    INTRODUCTION,
+    KILLS,
+    LADDER,
+    MACHINES,
+    MENDED,
+    PASSES,
+    PEERS,
+    PROMISES,
+    REASONS,
+    STACK,
+    VERIFY,
+    WRITTEN_OF,
+)
 from cllm.bench.metrics import CLIENT_SHARE_MAX
+from cllm.bench.target import BenchFailed
 from cllm.bench.workloads import WORKLOADS, Workload
 
 Run: TypeAlias = dict[str, Any]
@@ -93,13 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--results: there is none in {asked.results}")
     if not asked.readme.is_file():
         parser.error(f"--readme: there is no file {asked.readme}")
-    asked.page.parent.mkdir(parents=True, exist_ok=True)
-    asked.page.write_text(page(runs), "utf-8")
-    asked.readme.write_text(with_table(asked.readme.read_text("utf-8"), runs), "utf-8")
-    if not asked.no_plots:
-        from benchmarks.plots import draw
+    try:  # all that can fail comes before anything is written over
+        told, renewed = page(runs), with_table(asked.readme.read_text("utf-8"), runs)
+        asked.page.parent.mkdir(parents=True, exist_ok=True)
+        if not asked.no_plots:
+            from benchmarks.plots import draw
 
-        draw(runs, asked.page.parent)
+            draw(runs, asked.page.parent)
+        asked.page.write_text(told, "utf-8")
+        asked.readme.write_text(renewed, "utf-8")
+    except (ValueError, OSError, BenchFailed) as error:
+        parser.error(str(error))
     print(f"{len(runs)} results: {asked.page.name} and the table in {asked.readme.name} are written")
 
 
@@ -108,14 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def page(runs: Sequence[Run]) -> str:
     """The report."""
-    parts = [INTRODUCTION]
-    parts += _section("ladder", LADDER, _all_ladders(of_kind(runs, "ladder")))
-    parts += _section("passes", PASSES, map(_passes, of_kind(runs, "passes")))
-    parts += _section("stack", STACK, (_stack(run) for run in of_kind(runs, "stack")))
-    parts += _section("kills", KILLS, _kills(of_kind(runs, "kills")))
-    parts += _section("promises", PROMISES, _promises(of_kind(runs, "promises")))
-    parts += _section("peers", PEERS, _all_peers(beside_others(runs)))
-    parts += _section("verify", VERIFY, _verified(of_kind(runs, "verify")))
+    parts = [INTRODUCTION, *([MACHINES] if all(is_written_of(of_kind(runs, kind), kind) for kind in FOUND) else [])]
+    parts += _section("ladder", LADDER, _all_ladders(of_kind(runs, "ladder")), runs)
+    parts += _section("passes", PASSES, map(_passes, of_kind(runs, "passes")), runs)
+    parts += _section("stack", STACK, (_stack(run) for run in of_kind(runs, "stack")), runs)
+    parts += _section("kills", KILLS, _kills(of_kind(runs, "kills")), runs)
+    parts += _section("promises", PROMISES, _promises(of_kind(runs, "promises")), runs)
+    parts += _section("peers", PEERS, _all_peers(beside_others(runs)), runs)
+    parts += _section("verify", VERIFY, _verified(of_kind(runs, "verify")), runs)
     if not runs:
         parts.append("No results are kept yet.\n")
     return "\n".join(parts)
@@ -126,9 +146,16 @@ def of_kind(runs: Sequence[Run], kind: str) -> list[Run]:
     return [run for run in runs if run["kind"] == kind]
 
 
-def _section(kind: str, text: str, bodies: Iterable[str]) -> list[str]:
-    found = list(bodies)
-    return [f"## {TITLES[kind]}\n", text, *found] if found else []
+def is_written_of(runs: Sequence[Run], kind: str) -> bool:
+    """Whether these are the very runs of that kind that what was found is told of."""
+    measured = {f"{kind}-{run['name']}": run["machine"].get("revision") for run in runs}
+    return measured == {name: revision for name, revision in WRITTEN_OF.items() if name.startswith(f"{kind}-")}
+
+
+def _section(kind: str, text: str, bodies: Iterable[str], runs: Sequence[Run]) -> list[str]:
+    shown = list(bodies)
+    found = [FOUND[kind]] if kind in FOUND and is_written_of(of_kind(runs, kind), kind) else []
+    return [f"## {TITLES[kind]}\n", text, *found, *shown] if shown else []
 
 
 def _all_ladders(runs: Sequence[Run]) -> list[str]:
@@ -206,6 +233,8 @@ def _ladder(run: Run) -> str:
     parts = [f"### {run['name']}\n", _circumstances(run)]
     for rung in run["data"]["rungs"]:
         parts += [f"{rung_title(rung)}:\n", _stages(rung["stages"]), f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n"]
+        if rung.get("not_found"):
+            parts.append(f"Left out, since their packages were not installed: {', '.join(rung['not_found'])}.\n")
         if told := [
             line + _less_above(stage, rung["stages"]) for below, stage in _with_below(rung["stages"]) if (line := _loss(rung, stage, below))
         ]:
@@ -214,9 +243,10 @@ def _ladder(run: Run) -> str:
 
 
 def _with_below(stages: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Each stage but the floor, after the one that it is compared with."""
+    """Each stage but the floor, after the one that it is compared with; without that one, what stands beside the others has none."""
     by_name = {stage["name"]: stage for stage in stages}
-    return [(by_name.get(stage.get("beside"), below), stage) for below, stage in itertools.pairwise(stages)]
+    pairs = [(below, stage) for below, stage in itertools.pairwise(stages) if stage["name"] != BORDER or "beside" in stage]
+    return [(by_name.get(stage.get("beside"), below), stage) for below, stage in pairs]
 
 
 def _loss(rung: Run, stage: Run, below: Run) -> str:
@@ -308,7 +338,7 @@ def _stack(run: Run) -> str:
         parts += [f"{rung_title(rung)}:\n", _carried(rung["stages"]), _served(rung)]
         parts += [_client_of_stage(stage) for stage in rung["stages"] if "client_cpu_share" in stage]
         if rung.get("streams") == CARRIED_AT:
-            parts.append(_carried_enough(rung) if run["name"] == CARRIED else _stepped_enough(rung))
+            parts.append(_carried_enough(rung) if run["settings"].get("fake", run["name"]) == CARRIED else _stepped_enough(rung))
         parts.append(f"![{rung_title(rung)}]({plot_of(run, rung_slug(rung))})\n")
     if run["data"].get("profile"):
         parts += _profile(run["data"])

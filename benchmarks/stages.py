@@ -102,7 +102,8 @@ class Work:
     def needed(self, counts: Counts) -> Counts:
         """What a pass's counts must reach at each gate."""
         n_steps = max(self.n_steps_least, counts.get("llama_cpp.llama_decode", 0), counts.get(STEP_ACROSS, 0))
-        return {"step": n_steps, "request": len(self.asks), "token": self.n_tokens}
+        # A step with parts of prompts alone draws nothing.
+        return {"step": n_steps, "draw": self.n_steps_least, "request": len(self.asks), "token": self.n_tokens}
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from benchmarks import results
 from benchmarks.arguments import model_path
-from benchmarks.models import model_file
+from benchmarks.models import QUANTIZATIONS, model_file
 
 AS_IT_COMES: Final = "as it comes"
 USUAL: Final = {"openvino": ("", "precision=f32 kv_precision=f16")}  # sets of options by backend, of the others none
@@ -50,7 +50,7 @@ def show(data: dict[str, Any]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
     parser.add_argument("--model", type=model_path, help="a GGUF file (default: the qwen3-0.6b shape, made on demand)")
-    parser.add_argument("--quantization", default="Q4_K_M", help="of the model that is made")
+    parser.add_argument("--quantization", default="Q4_K_M", choices=QUANTIZATIONS, help="of the model that is made")
     parser.add_argument("--backend", default="openvino", help="that is compared")
     parser.add_argument("--reference", default="llama-cpu", help="the backend that counts as right")
     parser.add_argument(

@@ -1,4 +1,8 @@
-"""What the report says in words; its numbers are in the results, but for what was tried on the way and is told as such."""
+"""What the report says in words; its numbers are in the results, but for what was tried on the way and is told as such.
+
+What each kind of run measures is said of whatever results there are. What was found is of the runs that `WRITTEN_OF` names, and is said of
+these alone: who renews one of them reads what is said of it, and then renews its revision there.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,15 @@ INTRODUCTION: Final = """\
 report` writes this page and README's tables.
 
 Models named `qwen3-0.6b` have that shape and random weights, made by `python -m benchmarks.models`: speed does not depend on what weights
-say, texts mean nothing. They were measured on several machines, each with two cores that it shares with others: some have AVX-512, some
-AVX2 alone, one AMX, which runs name since that is kept; one was up to three times as slow as another, and the speed of each changes within
-minutes. So ratios are taken within a pair or a turn, and tokens/s of different runs cannot be compared. Where a ratio stands beside two
-figures, these are medians each by itself, of which it is not the quotient. A ratio is cLLM's figure over the other's: of times less than 1
-is better, of tokens/s more. The first text is the first chunk that a client sees of an answer, and between texts is the time from one chunk
-to the next.
+say, texts mean nothing. Ratios are taken within a pair or a turn, since a machine's speed changes within minutes, and tokens/s of different
+runs cannot be compared. Where a ratio stands beside two figures, these are medians each by itself, of which it is not the quotient. A ratio
+is cLLM's figure over the other's: of times less than 1 is better, of tokens/s more. The first text is the first chunk that a client sees of
+an answer, and between texts is the time from one chunk to the next.
+"""
+
+MACHINES: Final = """\
+The runs are of several machines, each with two cores that it shares with others: some have AVX-512, some AVX2 alone, one AMX, which runs
+name since that is kept; one was up to three times as slow as another.
 """
 
 LADDER: Final = """\
@@ -34,7 +41,11 @@ stage's own layer is, and the waiting of threads for one another. Only what is o
 layer spends time on and what was done about that; why llama.cpp's calls took longer is not told apart: threads, other processes' cores and
 the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 
-Nothing is kept on the host in these stages (`--host-cache-mb 0`). A scheduler saves the cells of what has ended there until it has seen
+Nothing is kept on the host in these stages (`--host-cache-mb 0`).
+"""
+
+LADDER_FOUND: Final = """\
+A scheduler with room on the host saves the cells of what has ended there until it has seen
 that nobody asks for them: of 66 requests that had nothing in common two served starts had 20 of the first 33 saved, and none of the others.
 From `engine` to `app` each pass begins with a scheduler of its own, which would save them every time, where the server of the stages after
 them does so once. Where a run's settings name no `turns_a_start`, it is of before that was so: there the savings are a part of what
@@ -96,7 +107,11 @@ gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draw
 that need no real model, but that `app` is asked for streams here, so that `sse` over it is the socket and the server's process. CPU time is
 that of the process that serves. Up to `app` that is its own client, too; with `sse` the client is a process by itself on the same cores, so
 that `sse` looks cheaper over `app` than it is, and may come out below 0. Between steps the scheduler applies what came and plans anew; what
-is sent at that time takes its part of it. What bounds `instant` over SSE is one thread of Python: an event and a packet for each token. The
+is sent at that time takes its part of it.
+"""
+
+STACK_FOUND: Final = """\
+What bounds `instant` over SSE is one thread of Python: an event and a packet for each token. The
 kernel's send is a sixth of it under the profiler, which makes Python's part more than twice as long and hardly the kernel's; of the time
 that a token takes without one, what the profile says of the send would be a third. What bounds `gpu` at 64 streams is sampling, at seven
 and a half times its floor, which is to read all logits once. Two threads for the rows had 0.90 to 0.94 of the time for 64 of them, and 0.94
@@ -120,7 +135,9 @@ the planner on a fake model, the rest on the model that is named below; what ste
 no earlier turn of a conversation had. A step, seen from outside, is the time between two tokens of a request of the key that floods; the
 usual step of those among whom a long prompt comes is the median of the gaps that they have without it, in a pass of their own in which
 their texts become as long.
+"""
 
+PROMISES_FOUND: Final = """\
 **A long prompt.** As soon as it is 512 cells deeper than the others, there are two kinds of steps by turns, of answers and of the prompt,
 because one step with both would cost more. Where each slot has cells of its own, a pass of llama.cpp walks as many cells of each as the
 deepest has: seven rows and nine of a prompt with 2,048 cells take 0.43 s in one step; by themselves the seven take 0.07 and the nine 0.27.
@@ -155,7 +172,9 @@ pass, each start counts with its sums; if those are 0, too, the interval is by a
 in it, it is unclear who is better, which does not say that both are alike: in how many pairs cLLM was better stands beside it. Of fewer
 than three starts nobody is called better, since two may agree by luck. A ratio is 1000 at most, which is what much to nothing is told as.
 cLLM's own figure is that of the pairs with this peer, so that figures of one column may be of different minutes.
+"""
 
+PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
 are named below each table. `seed-40x8` at 8 and 16 has all of llama-server's settings, three or four of them for two pairs. The other runs
 have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one that was left
@@ -232,3 +251,45 @@ The Kullback-Leibler divergence of a backend's distributions of the next token f
 vocabulary at each token of six short texts (`cllm verify`); 0 means the same distribution. The same token is the share of the rows in
 which both hold the same one likeliest.
 """
+
+WRITTEN_OF: Final = {  # the runs, by kind and name, and the revision that each measured
+    "ladder-seed-c1": "3751b6e58f",
+    "ladder-seed-c16": "4d22ae9f4e",
+    "ladder-seed-c8": "00d8d2fef3",
+    "peers-chat-turns-c32": "42d3cda5f7",
+    "peers-chat-turns-c8": "1b1992b851",
+    "peers-long-among-short": "862d54caeb",
+    "peers-mixed-c8": "0543dee0f6",
+    "peers-mixed-small-c16": "0543dee0f6",
+    "peers-mixed-small-c8": "7c0707fc31",
+    "peers-overload-0.5x-c8": "3751b6e58f",
+    "peers-overload-1x-c8": "3751b6e58f",
+    "peers-overload-2x-c8": "3751b6e58f",
+    "peers-overload-4x-c8": "3751b6e58f",
+    "peers-seed-160x5": "164e1040b0",
+    "peers-seed-40x8-c1-openvino-Q8_0": "16be67a521",
+    "peers-seed-40x8-c1": "6d4d3550ff",
+    "peers-seed-40x8-c16-openvino-Q4_K_M": "16be67a521",
+    "peers-seed-40x8-c16-openvino-Q8_0": "16be67a521",
+    "peers-seed-40x8-c16": "f0a314f684",
+    "peers-seed-40x8-c24": "9784521335",
+    "peers-seed-40x8-c32-openvino-Q4_K_M": "16be67a521",
+    "peers-seed-40x8-c32-openvino-Q8_0": "16be67a521",
+    "peers-seed-40x8-c32": "9907c93851",
+    "peers-seed-40x8-c8-llama-cpp-python": "16be67a521",
+    "peers-seed-40x8-c8-openvino-Q4_K_M-matched": "534e0ba3e8",
+    "peers-seed-40x8-c8-openvino-Q4_K_M": "16be67a521",
+    "peers-seed-40x8-c8-openvino-Q8_0": "16be67a521",
+    "peers-seed-40x8-c8": "164e1040b0",
+    "peers-shared-prefix-c8": "2635848d44",
+    "promises-chat-turns-demo": "e7534ea24e+",
+    "promises-long": "6ac7d36829",
+    "promises-over-commit": "d642b3a9b8",
+    "promises-overload": "bf613b25e9",
+    "promises-planner": "6ac7d36829",
+    "promises-two-keys": "8391f77520",
+    "stack-gpu-draws": "3751b6e58f",
+    "stack-gpu": "3751b6e58f",
+    "stack-instant": "3751b6e58f",
+}
+FOUND: Final = {"ladder": LADDER_FOUND, "stack": STACK_FOUND, "promises": PROMISES_FOUND, "peers": PEERS_FOUND}

@@ -133,10 +133,11 @@ def _read_page(answer: Answer, exchange: Exchange) -> None:
 
 def _read_stream(answer: Answer, exchange: Exchange) -> None:
     reader = EventReader()
-    is_ended = False
+    is_begun = is_ended = False
     try:
         for at, piece in exchange.arrivals:
             for data in reader.feed(piece):
+                is_begun = True
                 is_ended = is_ended or data == DONE
                 if data != DONE and _take(answer, json.loads(data)):
                     answer.chunks_at.append(at)
@@ -144,8 +145,22 @@ def _read_stream(answer: Answer, exchange: Exchange) -> None:
         answer.error = answer.error or "the stream is not what OpenAI's API has"
     if not answer.n_generated and answer.chunks_at:  # also where a server counts nothing, and says so
         answer.n_generated, answer.counted_by = len(answer.chunks_at), "chunks"
+    if not is_begun:
+        answer.error = answer.error or _in_the_place_of_a_stream(exchange)
     if not is_ended and not answer.finish_reason:
         answer.error = answer.error or "the stream ended before its answer"
+
+
+def _in_the_place_of_a_stream(exchange: Exchange) -> str:
+    """What a body without events says; nothing, if that is nothing whole."""
+    text = b"".join(piece for _, piece in exchange.arrivals).decode("utf-8", "replace")
+    try:
+        page = json.loads(text)
+    except ValueError:
+        return ""
+    if isinstance(page, dict) and page.get("choices"):
+        return "the server answers in one piece where a stream is asked for (--no-stream asks for none)"
+    return message_of(text)
 
 
 def _take(answer: Answer, page: dict[str, Any]) -> bool:

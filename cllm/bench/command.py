@@ -122,7 +122,7 @@ def run(order: Order) -> int:
     dialect, measured = trio.run(_measure, order)
     # Where the JSON goes to standard output, the table does not.
     print_table([(one.title, one.summary) for one in measured], Console(stderr=order.json_path == "-"))
-    for line in _warnings(order, dialect):
+    for line in _warnings(_client(order, dialect)):
         Console(stderr=True, soft_wrap=True).print(line, markup=False, highlight=False)
     if order.json_path:
         _write_json(order, dialect, measured)
@@ -138,23 +138,29 @@ def run(order: Order) -> int:
     return OK
 
 
-def _warnings(order: Order, dialect: Dialect) -> list[str]:
+def _warnings(client: Client) -> list[str]:
     """What was asked otherwise than in the table's words, since the server takes it in no other way."""
-    lines = []
-    if order.endpoint == "chat" or not dialect.takes_ids:
+    dialect, lines = client.dialect, []
+    if client.endpoint == "chat" or not dialect.takes_ids:
         lines.append("prompts are words: how many tokens they are is about, and not exactly, what was asked")
     if not dialect.takes_extras:
         lines.append("ignore_eos is not taken: an answer may end before it has as many tokens as were asked")
-    if not dialect.takes_temperature:
-        lines.append("temperature is not taken: tokens are drawn as the server likes")
+    if left_out := client.sampling_left_out:
+        lines.append(f"not taken: {', '.join(left_out)}: tokens are drawn by the server's own values of these")
     if not dialect.takes_seed:
         lines.append("seed is not taken: another run draws other tokens")
     return lines
 
 
 async def _measure(order: Order) -> tuple[Dialect, list[Measured]]:
-    dialect = await find_dialect(order.target, endpoint=order.endpoint, model=order.model, is_stream=order.is_stream)
-    client = Client(
+    dialect = await find_dialect(
+        order.target, endpoint=order.endpoint, model=order.model, sampling=SAMPLINGS[order.sampling], is_stream=order.is_stream
+    )
+    return dialect, await _passes(order, _client(order, dialect))
+
+
+def _client(order: Order, dialect: Dialect) -> Client:
+    return Client(
         target=order.target,
         dialect=dialect,
         endpoint=order.endpoint,
@@ -162,7 +168,6 @@ async def _measure(order: Order) -> tuple[Dialect, list[Measured]]:
         is_stream=order.is_stream,
         seed=order.seed,
     )
-    return dialect, await _passes(order, client)
 
 
 async def _passes(order: Order, client: Client) -> list[Measured]:
@@ -196,13 +201,13 @@ async def _pass(order: Order, client: Client, title: str, number: int, rate: flo
 
 
 def curves(done: Pass, *, has_late: bool = False) -> dict[str, list[float]]:
-    """The distributions of a pass's times; among first texts is not the late request's, as in `summarize`."""
+    """The distributions of a pass's times; the late request's are not among those of whole requests, as in `summarize`."""
     answered = [answer for answer in done.answers if not answer.is_failed]
     late = done.answers[-1] if has_late else None
     return {
         "ttft_s": curve([answer.ttft_s for answer in answered if answer is not late]),
         "itl_s": curve([gap for answer in answered for gap in answer.gaps_s]),
-        "e2e_s": curve([answer.e2e_s for answer in answered]),
+        "e2e_s": curve([answer.e2e_s for answer in answered if answer is not late]),
     }
 
 

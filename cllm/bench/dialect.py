@@ -11,7 +11,7 @@ import trio
 from cllm.bench.answers import message_of
 from cllm.bench.load import FAULTS, Connections, fault
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target
-from cllm.bench.workloads import GREEDY, Ask, id_range
+from cllm.bench.workloads import GREEDY, Ask, Sampling, id_range
 
 PROBE_S: Final = 120.0  # a server may load its model with the first request
 # What a server answers when it does not understand; anything else is no question of dialect.
@@ -20,29 +20,33 @@ OK: Final = 200
 NOT_FOUND: Final = 404
 REWORDINGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (  # a field, and what is said instead
     ("max_tokens", {"limit": "max_completion_tokens"}),
-    ("temperature", {"takes_temperature": False}),
     ("seed", {"takes_seed": False}),
     ("stream_options", {"takes_usage": False}),
 )
 
 
-async def find_dialect(target: Target, *, endpoint: Endpoint, model: str = "", n_vocab: int = 0, is_stream: bool = True) -> Dialect:
+async def find_dialect(
+    target: Target, *, endpoint: Endpoint, model: str = "", n_vocab: int = 0, sampling: Sampling = GREEDY, is_stream: bool = True
+) -> Dialect:
     """Ask the server. Raises: BenchFailed, when it cannot be reached or answers nothing that it is asked."""
     told = await _told(target, model)
     dialect = attrs.evolve(told, model=model or told.model, n_vocab=n_vocab or told.n_vocab)
     said = ""
     for takes_ids, takes_extras in ((True, True), (True, False), (False, True), (False, False)):
-        tried = attrs.evolve(dialect, takes_ids=takes_ids, takes_extras=takes_extras)
         if takes_ids and endpoint == "chat":
             continue
-        status, page, tried = await _ask_as_it_likes(target, tried, endpoint)
+        tried = attrs.evolve(dialect, takes_ids=takes_ids, takes_extras=takes_extras)
+        client = Client(target=target, dialect=tried, endpoint=endpoint, sampling=sampling, is_stream=False)
+        status, page, client = await _ask_as_it_likes(client)
         is_read = not takes_ids or _n_prompt(page) in (1, 2, None)  # 2: some put a begin token before it
         if status == OK and _is_answer(page) and is_read:
-            return await _streamed(target, tried, endpoint) if is_stream else tried
+            # What it takes of a stream's fields, too; whatever else it says of streams, the pass tells.
+            client = (await _ask_as_it_likes(attrs.evolve(client, is_stream=True)))[2] if is_stream else client
+            return client.dialect
         said = f"{status}: {message_of(page)}"
         if status != OK and status not in NOT_UNDERSTOOD:
             break
-        dialect = attrs.evolve(dialect, prefix=tried.prefix)
+        dialect = attrs.evolve(dialect, prefix=client.dialect.prefix)
     raise BenchFailed(f"{target.url} answers {endpoint} with {said}")
 
 
@@ -63,30 +67,32 @@ async def _told(target: Target, wanted: str) -> Dialect:
         return Dialect(prefix=prefix)  # a server may do without a list of models
 
 
-async def _ask_as_it_likes(target: Target, dialect: Dialect, endpoint: Endpoint, *, is_stream: bool = False) -> tuple[int, str, Dialect]:
+async def _ask_as_it_likes(client: Client) -> tuple[int, str, Client]:
     """Ask; once more in other words where a field is refused that some know by another name, or not at all."""
-    status, page = await _ask(target, dialect, endpoint, is_stream=is_stream)
-    if status == NOT_FOUND and target.path and dialect.prefix:
-        elsewhere = attrs.evolve(dialect, prefix="")
-        other_status, other_page = await _ask(target, elsewhere, endpoint, is_stream=is_stream)
+    status, page = await _ask(client)
+    if status == NOT_FOUND and client.target.path and client.dialect.prefix:
+        elsewhere = _in_words(client, prefix="")
+        other_status, other_page = await _ask(elsewhere)
         if other_status != NOT_FOUND:
-            dialect, status, page = elsewhere, other_status, other_page
+            client, status, page = elsewhere, other_status, other_page
     for name, other in REWORDINGS:
-        if status in NOT_UNDERSTOOD and name in page and (endpoint == "chat" or "limit" not in other):
-            dialect = attrs.evolve(dialect, **other)
-            status, page = await _ask(target, dialect, endpoint, is_stream=is_stream)
-    return status, page, dialect
+        if status in NOT_UNDERSTOOD and name in page and (client.endpoint == "chat" or "limit" not in other):
+            client = _in_words(client, **other)
+            status, page = await _ask(client)
+    for name in client.sampling_sent:
+        if status in NOT_UNDERSTOOD and name in page:
+            client = _in_words(client, refused=(*client.dialect.refused, name))
+            status, page = await _ask(client)
+    return status, page, client
 
 
-async def _streamed(target: Target, dialect: Dialect, endpoint: Endpoint) -> Dialect:
-    """What it takes of a stream's fields, too; whatever else it says of streams, the pass tells."""
-    return (await _ask_as_it_likes(target, dialect, endpoint, is_stream=True))[2]
+def _in_words(client: Client, **words: Any) -> Client:
+    return attrs.evolve(client, dialect=attrs.evolve(client.dialect, **words))
 
 
-async def _ask(target: Target, dialect: Dialect, endpoint: Endpoint, *, is_stream: bool) -> tuple[int, str]:
-    client = Client(target=target, dialect=dialect, endpoint=endpoint, sampling=GREEDY, is_stream=is_stream)
-    low, _ = id_range(dialect.n_vocab or 1000)
-    return await _fetch(target, client.request(Ask(prompt=(low,), n_generated=1), 0))
+async def _ask(client: Client) -> tuple[int, str]:
+    low, _ = id_range(client.dialect.n_vocab or 1000)
+    return await _fetch(client.target, client.request(Ask(prompt=(low,), n_generated=1), 0))
 
 
 async def _fetch(target: Target, request: bytes) -> tuple[int, str]:

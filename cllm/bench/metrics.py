@@ -75,7 +75,7 @@ class Summary:
     n_inexact: int  # answers that have not exactly the asked tokens, or to a part of the prompt only
     tokens_per_s: float
     requests_per_s: float  # those that were answered
-    ttft_s: Spread  # the late request's stands by itself
+    ttft_s: Spread  # here and in `e2e_s` not the late request's, which stands by itself
     itl_s: Spread  # between two pieces of text, over all answers
     e2e_s: Spread
     goal: Goal
@@ -87,6 +87,8 @@ class Summary:
     server_process: str | None = None  # whose these are: it listens on the port, and may be a tunnel to the server
     late_gap_max_s: float | None = None  # the longest that anybody waited for text from when the late request was sent
     late_ttft_s: float | None = None
+    late_e2e_s: float | None = None
+    is_late_alone: bool = False  # all others had ended when the late request was sent
 
     @property
     def client_cpu_share(self) -> float:
@@ -105,6 +107,8 @@ class Summary:
             lines.append(f"the client took {self.client_cpu_share:.0%} of a core: it may be what limits these figures")
         if self.counted_by == "chunks":
             lines.append("the server reports no usage: tokens are counted by chunks of text, which may hold several")
+        if self.is_late_alone:
+            lines.append("the late request came when the others had ended: their answers come in too few pieces to tell that they have begun")
         return lines
 
     def page(self) -> dict[str, Any]:
@@ -118,7 +122,8 @@ def summarize(
     """Reduce a pass to its figures. What failed counts as asked for and as not good, and not in the times."""
     answered = [answer for answer in done.answers if not answer.is_failed]
     n_good = sum(goal.is_met(answer) for answer in answered)
-    late = done.answers[-1] if has_late else None  # whose first text is not for the others' percentiles: of eight, it would be their p90
+    late = done.answers[-1] if has_late else None  # whose times are not for the others' percentiles: of eight, they would be their p90
+    others = [answer for answer in answered if answer is not late]
     return Summary(
         wall_s=done.wall_s,
         n_requests=len(done.answers),
@@ -131,9 +136,9 @@ def summarize(
         n_inexact=sum(not answer.is_exact for answer in done.answers),
         tokens_per_s=done.tokens_per_s,
         requests_per_s=len(answered) / done.wall_s,
-        ttft_s=spread([answer.ttft_s for answer in answered if answer is not late]),
+        ttft_s=spread([answer.ttft_s for answer in others]),
         itl_s=spread([gap for answer in answered for gap in answer.gaps_s]),
-        e2e_s=spread([answer.e2e_s for answer in answered]),
+        e2e_s=spread([answer.e2e_s for answer in others]),
         goal=goal,
         goodput_per_s=n_good / done.wall_s,
         goodput_share=n_good / len(done.answers) if done.answers else 0.0,
@@ -142,6 +147,8 @@ def summarize(
         server_rss_peak_mb=rss_peak_mb,
         late_gap_max_s=_longest_gap_since(late.sent_at, done.answers[:-1]) if late else None,
         late_ttft_s=late.ttft_s if late and not late.is_failed else None,
+        late_e2e_s=late.e2e_s if late and not late.is_failed else None,
+        is_late_alone=bool(late and others) and all(other.ended_at <= late.sent_at for other in others),
     )
 
 

@@ -14,5 +14,8 @@ def check_output(name: str, path: str | None) -> None:
         return
     if os.path.isdir(path):
         raise SettingsError(f"--{name}: {path} is a folder")
-    if not os.access(Path(path).parent, os.W_OK):
+    if os.path.exists(path):  # a pipe, a device, or a file that is written over: its folder does not matter
+        if not os.access(path, os.W_OK):
+            raise SettingsError(f"--{name}: cannot write {path}")
+    elif not os.access(Path(path).parent, os.W_OK):
         raise SettingsError(f"--{name}: cannot write into {Path(path).parent}")

@@ -87,6 +87,7 @@ def rows(summary: Summary) -> dict[str, str]:
         **_spread_rows("whole answer", summary.e2e_s),
         **_known("longest wait of the others, ms", summary.late_gap_max_s, 1000),
         **_known("first text of the late one, ms", summary.late_ttft_s, 1000),
+        **_known("whole answer of the late one, ms", summary.late_e2e_s, 1000),
         "wall time, s": f"{summary.wall_s:.2f}",
         "client CPU, s": f"{summary.client_cpu_s:.2f}",
         "client CPU, of a core": f"{summary.client_cpu_share:.0%}",

@@ -57,9 +57,10 @@ def parse_url(url: str, api_key: str = "") -> Target:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")  # refuses what resolvers raise other errors for: labels of no letter, or of too many
     except ValueError as error:
         raise ValueError(complaint) from error
-    if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
+    if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url or port == 0:
         raise ValueError(complaint)
     is_tls = parts.scheme == "https"
     if parts.query or parts.fragment or parts.username is not None:
@@ -77,14 +78,14 @@ class Dialect:
     takes_ids: bool = True  # prompts as token ids
     takes_extras: bool = True  # `ignore_eos` and the sampling fields that OpenAI lacks
     limit: str = "max_tokens"  # what it calls the number of tokens
-    takes_temperature: bool = True
     takes_seed: bool = True
     takes_usage: bool = True  # `stream_options`
+    refused: tuple[str, ...] = ()  # sampling fields that it does not take, or not with the value that was to be sent
     prefix: str = "/v1"  # of paths; some have a path of their own in its place
 
 
 # What cuts nothing off: sent where tokens are drawn by chance, since servers differ in what they take for granted.
-NEUTRAL: Final = (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0))
+NEUTRAL: Final = (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0))
 OPENAI_SAMPLING: Final = frozenset({"temperature", "top_p"})
 
 
@@ -99,6 +100,21 @@ class Client:
     is_stream: bool = True
     seed: int = 0
 
+    @property
+    def _wished(self) -> dict[str, float]:
+        own = dict(self.sampling.fields)
+        return own if own.get("temperature") == 0 else {**dict(NEUTRAL), **own}
+
+    @property
+    def sampling_sent(self) -> list[str]:
+        """The sampling fields of each request."""
+        return [name for name in self._wished if self._takes(name)]
+
+    @property
+    def sampling_left_out(self) -> list[str]:
+        """Those that the server does not take, so that its own values hold."""
+        return [name for name in self._wished if not self._takes(name)]
+
     def request(self, ask: Ask, number: int) -> bytes:
         """The bytes of the request with this number."""
         body = json.dumps(self._body(ask, number), separators=(",", ":")).encode()
@@ -109,7 +125,7 @@ class Client:
         fields: dict[str, Any] = {**self._prompt(ask.prompt), self.dialect.limit: ask.n_generated}
         if self.dialect.takes_seed:
             fields["seed"] = self.seed + number
-        fields |= {name: value for name, value in self._sampling() if self._takes(name)}
+        fields |= {name: value for name, value in self._wished.items() if self._takes(name)}
         if self.dialect.model:
             fields["model"] = self.dialect.model
         if self.dialect.takes_extras:
@@ -121,13 +137,7 @@ class Client:
         return fields
 
     def _takes(self, name: str) -> bool:
-        if name == "temperature" and not self.dialect.takes_temperature:
-            return False
-        return self.dialect.takes_extras or name in OPENAI_SAMPLING
-
-    def _sampling(self) -> tuple[tuple[str, float], ...]:
-        own = self.sampling.fields
-        return own if dict(own).get("temperature") == 0 else NEUTRAL + own  # of two values the last one holds
+        return name not in self.dialect.refused and (self.dialect.takes_extras or name in OPENAI_SAMPLING)
 
     def _prompt(self, prompt: Tokens) -> dict[str, Any]:
         if self.endpoint == "chat":

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from cllm.testing.scripted import ScriptedModel
+from cllm.text.answers import AnswerFormat, AnswerReader
+from cllm.text.stops import StopStrings
 
 TURNS = "{% for message in messages %}<turn>{{ message.role }}\n{{ message.content }}<end>{% endfor %}<turn>assistant\n"
 # As Qwen's, which lets the model write the tag; as DeepSeek's, which writes it in any case; and one that is switched on.
 FREE = TURNS + "{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking }}"
 OPENED = TURNS + "{{ '<think>\n' }}"
 SWITCHED = TURNS + "{{ '<think>\n' if enable_thinking }}"
+STRICT = {"type": "function", "function": {"name": "add", "strict": True, "parameters": {"type": "object", "properties": {}}}}
 THOUGHT = "<think>\nhm, so\n</think>\n\nIt is 5."
 
 
@@ -116,6 +119,32 @@ async def test_an_answer_that_is_held_to_a_schema_may_reason_first(serve: Any, t
     assert reasoning_of(answer) == "hm"
     assert json.loads(answer.text()) == {"a": 5}
     assert template is SWITCHED or unasked.text() == answer.text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_held"),
+    [
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"tools": [STRICT], "tool_choice": "required"}, True),
+        ({"tools": [STRICT]}, False),
+        ({"tools": [STRICT], "tool_choice": "none"}, False),
+        ({}, False),
+    ],
+)
+async def test_what_comes_in_one_token_with_the_closing_tag_is_left_out_only_where_a_grammar_writes_it_again(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], *, is_held: bool
+) -> None:
+    forms: list[AnswerFormat] = []
+    reader = AnswerFormat.reader
+
+    def spy(form: AnswerFormat, stops: StopStrings | None) -> AnswerReader:
+        forms.append(form)
+        return reader(form, stops)
+
+    monkeypatch.setattr(AnswerFormat, "reader", spy)
+    async with serve(says(THOUGHT, OPENED)) as api:  # its tokens are bytes: none of them is of both
+        await api.chat(max_tokens=300, **fields)
+    assert [form.held for form in forms] == [is_held]
 
 
 GOES_ON = {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 300}

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import ceiling, ladder, peers
+from benchmarks import ceiling, ladder, passes, peers, verify
 from benchmarks.arguments import numbers
 
 
@@ -47,6 +47,8 @@ def test_the_results_of_every_fake_cannot_all_have_one_name(capsys: pytest.Captu
         (peers, ["--model=nowhere.gguf"], "--model: there is no file nowhere.gguf"),
         (peers, ["--goodput-ttft-s=-1"], "--goodput-ttft-s: '-1' is not a time of more than 0"),
         (ladder, ["--model=nowhere.gguf"], "--model: there is no file nowhere.gguf"),
+        (passes, ["--quantization=q4_k_m"], "--quantization: invalid choice: 'q4_k_m'"),
+        (verify, ["--quantization=q4_k_m"], "--quantization: invalid choice: 'q4_k_m'"),
         (ladder, ["--name=../elsewhere"], "--name: '../elsewhere' may have letters"),
         (ladder, ["--concurrency=1,64"], "--ctx-size: 64 sequences of 32 and 50 tokens take 5248 cells"),
         (ceiling, ["--streams=1,300"], "--streams: the server is started for 256 at once"),

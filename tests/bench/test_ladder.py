@@ -30,7 +30,7 @@ from cllm.testing.fake import FakeBackend
 from cllm.threadtimes import ThreadTimes
 
 ENGINE, LOOP = ceiling.ENGINE, ceiling.LOOP
-NEEDED = {"step": 5, "request": 3, "token": 12}
+NEEDED = {"step": 5, "draw": 4, "request": 3, "token": 12}
 COUNTS = {key_of(gate): NEEDED[gate.per] for gate in GATES}
 
 
@@ -133,6 +133,14 @@ class Liar:
 
     def run(self, work: Work) -> Ran:
         return self.below.run(work)
+
+
+def test_a_step_with_a_part_of_a_prompt_alone_draws_nothing_and_is_no_way_round() -> None:
+    work = Work(asks=[Ask(prompt=tuple(range(40, 70)), n_generated=4)], concurrency=1, sampling=GREEDY, seed=7)
+    small = Bench(InstantModel(n_tokens=512, n_rows=8), Settings(row_budget=8), Counter())
+    ran = run_checked(stages.EngineStage(small), work, ENGINE)
+    assert (ran.n_tokens, ran.counts["cllm.engine.compute.sample"]) == (4, 4)
+    assert ran.counts["cllm.engine.scheduler.Scheduler.apply"] > 4
 
 
 def test_a_loop_stage_that_calls_the_engine_directly_is_found_out(bench: Bench) -> None:

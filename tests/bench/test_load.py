@@ -25,8 +25,9 @@ from cllm.bench.command import make_order
 from cllm.bench.dialect import find_dialect
 from cllm.bench.load import N_PIECES_LATE, Progress, closed_loop, open_loop
 from cllm.bench.metrics import Goal
+from cllm.bench.outputs import check_output
 from cllm.bench.target import BenchFailed, Client, Dialect, Target, parse_url
-from cllm.bench.workloads import GREEDY, USUAL, Ask, Work, arrivals
+from cllm.bench.workloads import GREEDY, PLAIN, USUAL, Ask, Work, arrivals
 from cllm.config import SettingsError
 from cllm.threadtimes import n_cpus
 
@@ -350,8 +351,24 @@ async def test_a_model_that_reasons_is_asked_in_the_words_that_it_takes() -> Non
         dialect = await find_dialect(target, endpoint="chat")
         client = Client(target=target, dialect=dialect, endpoint="chat", sampling=GREEDY, is_stream=False)
         done = await closed_loop(client, chains(1, n_generated=1), 1)
-    assert (dialect.limit, dialect.takes_temperature) == ("max_completion_tokens", False)
+    assert (dialect.limit, dialect.refused) == ("max_completion_tokens", ("temperature",))
     assert seen.requests[-1][1]["max_completion_tokens"] == 1
+    assert done.answers[0].is_exact
+
+
+@pytest.mark.parametrize("refused", ["top_k", "top_p", "min_p"])
+async def test_a_sampling_field_that_is_refused_costs_that_one_alone_and_is_found_before_the_pass(refused: str) -> None:
+    async def strict(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if refused in body:
+            return await send_page(stream, {"error": {"message": f"{refused} must be something else"}}, "400 Bad Request")
+        return await answer(path, body, stream)
+
+    async with served(strict) as (target, seen):
+        dialect = await find_dialect(target, endpoint="completions", sampling=PLAIN)
+        client = Client(target=target, dialect=dialect, sampling=PLAIN)
+        done = await closed_loop(client, chains(1), 1)
+    assert (dialect.refused, dialect.takes_extras, client.sampling_left_out) == ((refused,), True, [refused])
+    assert {"ignore_eos", "temperature"} <= set(seen.requests[-1][1])
     assert done.answers[0].is_exact
 
 
@@ -456,9 +473,10 @@ async def test_the_command_says_what_it_could_not_ask() -> None:
         return await answer(path, body, stream)
 
     async with served(strict) as (target, _):
-        done = await bench(target, "-n", "1", "--json", "-")
+        done = await bench(target, "-n", "1", "--json", "-", "--sampling", "usual")
     assert b"prompts are words" in done.stderr
     assert b"ignore_eos is not taken" in done.stderr
+    assert b"not taken: top_k, min_p: tokens are drawn by the server's own values of these" in done.stderr
     assert json.loads(done.stdout)["settings"]["dialect"]["takes_extras"] is False
 
 
@@ -558,6 +576,19 @@ def test_a_process_whose_name_is_no_text_costs_nobody_the_measurement() -> None:
         assert (process.rss_peak_mb(child.pid) or 0) > 0
 
 
+def test_what_is_there_may_be_written_whatever_its_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, gone = tmp_path / "there", tmp_path / "gone"
+    there.touch()
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) == there)
+    check_output("json", str(there))
+    with pytest.raises(SettingsError, match="--json: cannot write into"):
+        check_output("json", str(gone))
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) == tmp_path)
+    check_output("json", str(gone))
+    with pytest.raises(SettingsError, match=r"--json: cannot write .*there$"):
+        check_output("json", str(there))
+
+
 def test_a_folder_that_may_not_be_looked_into_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def stat(path: object, **_: Any) -> os.stat_result:
         raise PermissionError(13, "Permission denied", str(path))
@@ -596,6 +627,8 @@ def test_cuts_are_named_where_tokens_are_drawn_by_chance_alone() -> None:
         "top_k": 40,
         "min_p": 0.0,
     }
+    plain = json.loads(Client(target=target, sampling=PLAIN).request(ask, 0).partition(b"\r\n\r\n")[2])
+    assert plain["top_k"] == -1, "which those take for no cut, too, that refuse 0"
 
 
 @pytest.mark.parametrize(
@@ -609,6 +642,12 @@ def test_cuts_are_named_where_tokens_are_drawn_by_chance_alone() -> None:
 )
 def test_an_address_may_leave_out_what_is_usual(url: str, target: Target) -> None:
     assert parse_url(url) == target
+
+
+@pytest.mark.parametrize("url", ["http://api..example.org", f"http://{64 * 'a'}.org", "http://h:0", "http://h:99999", "ftp://h", "http://"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="not an address as in"):
+        parse_url(url)
 
 
 @pytest.mark.parametrize("url", ["http://h/v1?api-version=1", "http://someone:secret@h/v1", "http://h/v1#top"])

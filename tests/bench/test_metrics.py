@@ -104,8 +104,18 @@ def test_the_longest_wait_is_that_of_the_others_from_when_the_late_one_was_sent(
     done = Pass(wall_s=9.0, client_cpu_s=0.0, answers=[*others, answer(5.5, [8.0])])
     figures, all_alike = summarize(done, has_late=True), summarize(done)
     assert figures.late_gap_max_s == 5.0  # it had begun before, and was not over
-    assert (figures.late_ttft_s, figures.ttft_s.max) == (2.5, 1.0)  # nobody's percentile lies between the two kinds
+    # Nobody's percentile lies between the two kinds.
+    assert (figures.late_ttft_s, figures.ttft_s.max) == (2.5, 1.0)
+    assert (figures.late_e2e_s, figures.e2e_s.max, figures.e2e_s.p50) == (3.0, 8.0, 7.25)
     assert (all_alike.late_ttft_s, all_alike.ttft_s.max, all_alike.late_gap_max_s) == (None, 2.5, None)
+
+
+def test_a_late_request_that_came_when_the_others_had_ended_is_warned_of() -> None:
+    others = [answer(0.0, [1.0, 4.0]), answer(0.0, [1.0, 6.0])]  # of which the second ends at 6.5
+    for sent_at, is_alone in ((6.4, False), (6.5, True)):
+        figures = summarize(Pass(wall_s=9.0, client_cpu_s=0.0, answers=[*others, answer(sent_at, [8.0])]), has_late=True)
+        assert figures.is_late_alone is is_alone
+        assert [line[:16] for line in figures.warnings()] == is_alone * ["the late request"]
 
 
 def test_a_busy_client_and_tokens_that_nobody_counted_are_warned_of() -> None:

@@ -81,6 +81,50 @@ def test_pairs_that_are_kept_of_earlier_runs_are_not_played_again(played: list[s
     assert played == ["b 2"]
 
 
+@pytest.mark.parametrize("fault", ["it does not start", "it answers no request, so that there is no rate to send them at"])
+def test_an_overload_of_ours_that_cannot_be_measured_is_told_and_the_next_workload_goes_on(
+    measure: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    def capacity(_plan: object, _ours: object, _ends: object) -> float:
+        raise peers.OursFailed(fault)
+
+    monkeypatch.setattr(peers, "_capacity", capacity)
+    with pytest.raises(SystemExit, match="not measured: overload$"):
+        measure("--workloads=overload,seed-40x8")
+    told = capsys.readouterr().out
+    assert f"ours: {fault}" in told
+    assert "overload: nothing was measured, and nothing is written" in told
+    assert "written: peers-seed-40x8-model.json" in told
+
+
+@pytest.mark.parametrize(
+    ("rates", "ends", "n_passes", "capacity"),
+    [([1.0, 5.0, 2.0], [], 3, 2.0), ([4.0, 5.0, 2.0], [15], 1, 4.0), ([0.0, 0.0, 0.0], [], 3, None)],
+)
+def test_capacity_is_the_median_of_passes_as_far_as_they_are_to_go(
+    monkeypatch: pytest.MonkeyPatch, rates: list[float], ends: list[int], n_passes: int, capacity: float | None
+) -> None:
+    asked: list[Order] = []
+
+    class Passes(Orders):
+        def run(self, order: Order) -> dict[str, Any]:
+            asked.append(order)
+            return {"summary": {"requests_per_s": rates[len(asked) - 1]}}
+
+    monkeypatch.setattr(peers, "Generator", lambda: nullcontext(Passes()))
+    monkeypatch.setattr(Contender, "server", lambda _contender: nullcontext(Up(1)))
+    workload = WORKLOADS["overload"]
+    sizes = {"n_pairs": 1, "n_screen": 1, "n_pairs_start": 1}
+    plan = peers.Plan(name="x", workload=workload, rate=None, seed=1, warms_up=True, sampling="usual", goal=Goal(), **sizes)
+    ours = cllm_serve(HOUSE, ())
+    if capacity is None:
+        with pytest.raises(peers.OursFailed, match="it answers no request"):
+            peers._capacity(plan, ours, ends)
+    else:
+        assert peers._capacity(plan, ours, ends) == capacity
+    assert [order.seed for order in asked] == list(range(1, 1 + n_passes))
+
+
 def test_when_ours_does_not_start_any_more_what_was_measured_is_kept(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def server(contender: Contender) -> Started:
         started = Started(contender)
@@ -151,12 +195,14 @@ class Orders:
 
     def __init__(self) -> None:
         self.orders: list[tuple[int, int, float | None, int]] = []
+        self.refused: set[tuple[str, ...]] = set()
 
-    def dialect(self, _port: int, n_vocab: int = 0) -> Dialect:
-        return Dialect(n_vocab=n_vocab)
+    def dialect(self, port: int, n_vocab: int = 0, sampling: str = "greedy") -> Dialect:
+        return Dialect(n_vocab=n_vocab, refused=("min_p",) if port == 2 and sampling == "usual" else ())
 
     def run(self, order: Order) -> dict[str, Any]:
         self.orders.append((order.port, order.workload.n_requests, order.rate, order.seed))
+        self.refused.add(order.dialect.refused)
         summary = {"wall_s": 1.0, "tokens_per_s": 1.0, "n_failed": 0, "client_cpu_share": 0.0}
         return {"summary": summary, "curves": {}}
 
@@ -174,6 +220,7 @@ def test_a_start_begins_with_what_does_not_count_and_pairs_have_the_same_new_req
     match.pair(2)
     match.pair(3)
     assert generator.orders[:2] == [(1, n_requests, None, 100), (2, n_requests, None, 100)]
+    assert generator.refused == {("min_p",)}, "what one of them refuses the other is not asked either"
     assert sorted(generator.orders[2:4]) == [(1, 40, 0.5, 101), (2, 40, 0.5, 101)]
     assert sorted(generator.orders[4:]) == [(1, 40, 0.5, 102), (2, 40, 0.5, 102)]
     assert len(side.ours) == len(side.theirs) == 2
@@ -225,7 +272,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "find_contenders",
         lambda _asked, _house: ([Contender(peer="llama-server", setting="-no-kvu", command=())], ["vllm", "llama-server"]),
     )
-    monkeypatch.setattr(peers, "_capacity", lambda _plan, _ours: 3.0 if not seeds else 5.0)
+    monkeypatch.setattr(peers, "_capacity", lambda _plan, _ours, _ends: 3.0 if not seeds else 5.0)
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     path = tmp_path / "results"

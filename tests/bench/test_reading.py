@@ -175,6 +175,13 @@ def test_an_answer_without_a_stream_has_one_time() -> None:
         (events(text_chunk("a"), text_chunk("b", "abort")), 200, "the server ended the answer with 'abort'"),
         (events(text_chunk("a"), {"object": "error", "message": "died"}), 200, "died"),
         (events(), 200, "an answer without any token"),
+        (b'{"error": {"message": "overloaded"}}', 200, "overloaded"),
+        (
+            json.dumps({**text_chunk("a", "stop"), "usage": USAGE["usage"]}).encode(),
+            200,
+            "the server answers in one piece where a stream is asked for (--no-stream asks for none)",
+        ),
+        (b"", 200, "the stream ended before its answer"),
         (b"data: {\n\n", 200, "the stream is not what OpenAI's API has"),
         (events([1]), 200, "the stream is not what OpenAI's API has"),  # type: ignore[arg-type]
     ],

@@ -385,9 +385,27 @@ def test_a_stage_whose_client_may_be_what_limits_it_is_told_of(share: float, say
     assert ("limits these figures" in report._client_of_stage({"name": "sse", "client_cpu_share": share})) is says
 
 
-def test_a_readme_without_markers_is_refused() -> None:
-    with pytest.raises(ValueError, match="no markers"):
-        report.with_table("nothing", [])
+def test_a_readme_without_markers_is_refused_before_anything_is_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme, page = tmp_path / "README.md", tmp_path / "report.md"
+    readme.write_text("nothing")
+    with pytest.raises(SystemExit):
+        report.main(["--results", str(folder), "--page", str(page), "--readme", str(readme), "--no-plots"])
+    assert "README has no markers" in capsys.readouterr().err
+    assert not page.exists()
+
+
+def test_what_was_found_is_said_of_the_runs_that_it_was_found_in_and_of_no_others(folder: Path) -> None:
+    kept, others = results.read_all(results.FOLDER), results.read_all(folder)
+    for kind, text in report.FOUND.items():
+        looked_through = "benchmarks/words.py is to be read again beside what was measured, then WRITTEN_OF renewed"
+        assert report.is_written_of(report.of_kind(kept, kind), kind), looked_through
+        assert text in report.page(kept)
+        assert text not in report.page(others)
+        assert text not in report.page(kept[1:] if kept[0]["kind"] == kind else [run for run in kept if run is not report.of_kind(kept, kind)[0]])
+    assert report.MACHINES in report.page(kept)
+    assert report.MACHINES not in report.page(others)
 
 
 def test_the_command_writes_page_table_and_plots(folder: Path, tmp_path: Path) -> None:
@@ -537,6 +555,8 @@ def test_the_stack_is_held_to_what_it_must_carry(carried: float, verdict: str) -
     page = report.page(runs)
     assert page.count("promised") == 1
     assert f"promised are at least 20000: {verdict}." in page
+    named = [{**runs[0], "name": "mine", "settings": {"fake": "instant"}}]
+    assert f"promised are at least 20000: {verdict}." in report.page(named), "whatever the result is called"
 
 
 @pytest.mark.parametrize(("kind", "unit"), [("ladder", "concurrency"), ("stack", "streams")])
@@ -558,6 +578,13 @@ def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_wi
     stages.append(stage(9, "isolated", 89.1, beside="loop"))
     run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}
     assert "- isolated, 10.0 % off loop (off: 9.9 % to 10.0 %); its own part of that is not told apart." in report.page([run])
+
+
+def test_without_the_stage_that_it_is_compared_with_what_stands_beside_the_ladder_has_lost_to_none() -> None:
+    stages = [stage(0, "native", 100.0), stage(9, "isolated", 50.0)]
+    run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages, "not_found": ["client"]}]}), "kind": "ladder"}
+    assert "- isolated" not in report.page([run])
+    assert "Left out, since their packages were not installed: client." in report.page([run])
 
 
 def test_of_a_stage_that_is_as_fast_as_the_one_above_it_is_told_that_the_loss_is_the_others() -> None:

@@ -10,11 +10,13 @@ from cllm.config import Settings
 from cllm.engine.compute import compute
 from cllm.engine.hostpool import Piece
 from cllm.engine.offload import Offload
+from cllm.engine.plan import Restore
 from cllm.engine.prices import MOVE_S, Prices
 from cllm.engine.scheduler import Scheduler
-from cllm.errors import Aborted, NoRoom
+from cllm.errors import Aborted, ModelDied, NoRoom
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
+from tests.clock import tick
 from tests.engine.test_machine import make_spec, run_step
 
 KEY = ("", "")
@@ -89,6 +91,28 @@ def test_a_state_stays_where_its_restore_failed_for_want_of_memory_and_goes_wher
     assert offload.pool.totals.n_restores == 0
     assert (before <= {id(piece) for piece in offload.pool.pieces()}) is stays
     assert len(offload.pool.take_refused()) == (not stays)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_state_whose_restore_the_model_died_of_leaves_the_disk_where_no_row_can_be_why(*, beside: bool) -> None:
+    model, scheduler, offload = make(Costs())
+    for letter in "ab":
+        answer(model, scheduler, letter * 200)
+    offload.pool.keep_evicted()
+    if beside:
+        scheduler.submit(make_spec(tuple(b"c" * 20), 0, 50, 0.0), 0.0)
+        run_step(model, scheduler, 0.0)
+    scheduler.submit(make_spec(tuple(b"a" * 200), 0, 2, 0.0), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    while not any(isinstance(move, Restore) for move in plan.moves):
+        scheduler.apply(plan, compute(model, plan, tick), 0.0)
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+    assert bool(plan.n_rows) is beside
+    scheduler.apply_death(plan, ModelDied("killed"), 0.0)
+    assert len(offload.pool.take_refused()) == (not beside)
+    assert all(piece.tokens[0] != ord("a") for piece in offload.pool.pieces())  # or it would be restored again at once
 
 
 def test_what_became_fast_to_compute_is_not_restored() -> None:
