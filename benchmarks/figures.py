@@ -160,6 +160,7 @@ FIGURES: Final = (
     ),
     Figure("longest wait of the others, ms", False, _ms("late_gap_max_s")),
     Figure("first text of the late one, ms", False, _ms("late_ttft_s")),
+    Figure("whole answer of the late one, ms", False, _ms("late_e2e_s")),
     Figure("server CPU per token, ms", False, _cpu_per_token),
     Figure("server peak memory, MiB", False, _plain("server_rss_peak_mb"), grows=True),
 )

@@ -47,6 +47,7 @@ from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.server import Server
 from benchmarks.standings import Page, Run, best_rows, joined, key_of, promising, run_entry, unlike
 from cllm.bench.metrics import CLIENT_SHARE_MAX, Goal
+from cllm.bench.target import Client, Dialect, Target
 from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
 
 QUANTIZATION_OF: Final = {"seed-160x5": "Q8_0"}  # as the first cLLM had it
@@ -119,11 +120,15 @@ class Match:
             dialect = generator.dialect(ours.port, n_vocab=self._n_vocab, sampling=plan.sampling)
         except FAULTS as error:
             raise OursFailed(_told(error)) from error
-        # Both get what the peer takes: text, where it takes no token ids, and no sampling field that it refuses.
+        # Both get what the peer takes: text, where it takes no token ids, and no sampling field that it does not.
         dialects = {"ours": dialect, "theirs": generator.dialect(theirs.port, n_vocab=self._n_vocab, sampling=plan.sampling)}
         takes_ids = all(dialect.takes_ids for dialect in dialects.values())
-        refused = tuple(dict.fromkeys(name for dialect in dialects.values() for name in dialect.refused))
+        refused = tuple(dict.fromkeys(name for dialect in dialects.values() for name in self._left_out(dialect)))
         self._dialects = {name: attrs.evolve(dialect, takes_ids=takes_ids, refused=refused) for name, dialect in dialects.items()}
+
+    def _left_out(self, dialect: Dialect) -> list[str]:
+        client = Client(target=Target(host="", port=0), dialect=dialect, sampling=SAMPLINGS[self._plan.sampling])
+        return client.sampling_left_out
 
     def warm_up(self) -> None:
         """What does not count: a pass, or a few requests, since the first step of a server allocates and maps."""
@@ -176,9 +181,10 @@ class Match:
         failed = f"  failed: {ours['n_failed']} / {theirs['n_failed']}" if ours["n_failed"] or theirs["n_failed"] else ""
         share = max(ours["client_cpu_share"], theirs["client_cpu_share"])
         busy = ": it may be what limits these figures" if share > CLIENT_SHARE_MAX else ""
+        alone = "  the late request came when the others had ended" if any(one.get("is_late_alone") for one in (ours, theirs)) else ""
         print(
             f"  pair {number}: ours {ours['tokens_per_s']:7.1f}  theirs {theirs['tokens_per_s']:7.1f} tokens/s  "
-            f"ratio {ours['tokens_per_s'] / max(theirs['tokens_per_s'], 1e-9):.3f}  client CPU {share:.0%}{busy}{failed}",
+            f"ratio {ours['tokens_per_s'] / max(theirs['tokens_per_s'], 1e-9):.3f}  client CPU {share:.0%}{busy}{failed}{alone}",
             flush=True,
         )
 
@@ -420,6 +426,8 @@ def _run_comparison(asked: argparse.Namespace, comparison: Comparison) -> None:
     for line in comparison.facts["not_found"]:
         print(f"not found: {line}", flush=True)
     ours = cllm_serve(comparison.house, ours_options(asked))
+    if asked.ends:
+        return
     try:
         plans = _at_rates(asked, comparison.plan, ours, comparison.house.model)
     except OursFailed as error:
@@ -574,6 +582,7 @@ def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, 
         "n_threads": house.n_threads,
         "goal": attrs.asdict(plan.goal),
         "ours": ours_options(asked),
+        "late_apart": True if plan.workload.n_prompt_late else None,  # its whole answer is not among the others'; once it was
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.figures import FIGURES_BY_NAME
+from benchmarks.layers import BORDER
 from benchmarks.report import Run, number, of_kind, plot_of, rung_slug, rung_title
 from benchmarks.standings import BOTH, median_of, n_wrong
 from cllm.bench.plot import plot_latency, pyplot, save
@@ -35,7 +36,8 @@ def draw_waterfall(rung: Run, path: str) -> None:
     for place, stage in enumerate(rung["stages"]):
         ratios = [100 * ratio for ratio in stage["ratios"]]
         now = at[stage["name"]] = statistics.median(ratios)
-        before = at.get(stage.get("beside"), before)
+        # What stands beside the others has lost to none of them unless it says to which: its bar then shows the floor's rest.
+        before = at.get(stage.get("beside"), 100.0 if stage["name"] == BORDER else before)
         if place == 0:
             axis.bar(place, now, color=OURS)
         else:

@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--results: there is none in {asked.results}")
     if not asked.readme.is_file():
         parser.error(f"--readme: there is no file {asked.readme}")
-    try:  # all that can fail comes before anything is written over
+    try:  # the text comes last, since plots may fail
         told, renewed = page(runs), with_table(asked.readme.read_text("utf-8"), runs)
         asked.page.parent.mkdir(parents=True, exist_ok=True)
         if not asked.no_plots:
@@ -148,8 +148,8 @@ def of_kind(runs: Sequence[Run], kind: str) -> list[Run]:
 
 def is_written_of(runs: Sequence[Run], kind: str) -> bool:
     """Whether these are the very runs of that kind that what was found is told of."""
-    measured = {f"{kind}-{run['name']}": run["machine"].get("revision") for run in runs}
-    return measured == {name: revision for name, revision in WRITTEN_OF.items() if name.startswith(f"{kind}-")}
+    measured = {f"{kind}-{run['name']}": f"{run['date']} {run['machine'].get('revision')}" for run in runs}
+    return measured == {name: when for name, when in WRITTEN_OF.items() if name.startswith(f"{kind}-")}
 
 
 def _section(kind: str, text: str, bodies: Iterable[str], runs: Sequence[Run]) -> list[str]:

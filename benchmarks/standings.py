@@ -20,6 +20,7 @@ Run: TypeAlias = dict[str, Any]
 BOTH: Final = ("ours", "theirs")
 ALIKE_SETTINGS: Final = (  # of runs whose pairs may stand together; the others say how many pairs of whom were asked for
     "model", "workload", "rate", "sampling", "n_pairs_start", "warms_up", "n_slots", "n_cells", "n_threads", "goal", "ours",
+    "late_apart",
 )  # fmt: skip
 ALIKE_MACHINE: Final = ("processor", "instructions", "n_cores")
 ALIKE_LIBRARIES: Final = ("llama-cpp-python",)  # that compute

@@ -1,7 +1,7 @@
 """What the report says in words; its numbers are in the results, but for what was tried on the way and is told as such.
 
 What each kind of run measures is said of whatever results there are. What was found is of the runs that `WRITTEN_OF` names, and is said of
-these alone: who renews one of them reads what is said of it, and then renews its revision there.
+these alone: who renews one of them reads what is said of it, and then renews its day and revision there.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Nothing is kept on the host in these stages (`--host-cache-mb 0`).
 """
 
 LADDER_FOUND: Final = """\
-A scheduler with room on the host saves the cells of what has ended there until it has seen
-that nobody asks for them: of 66 requests that had nothing in common two served starts had 20 of the first 33 saved, and none of the others.
-From `engine` to `app` each pass begins with a scheduler of its own, which would save them every time, where the server of the stages after
-them does so once. Where a run's settings name no `turns_a_start`, it is of before that was so: there the savings are a part of what
-`engine`, `loop` and `app` spend more outside llama.cpp than `http` does.
+A scheduler with room on the host saves the cells of what has ended there until it has seen that nobody asks for them: of 66 requests that
+had nothing in common two served starts had 20 of the first 33 saved, and none of the others. From `engine` to `app` each pass begins with a
+scheduler of its own, which would save them every time, where the server of the stages after them does so once. Where a run's settings name
+no `turns_a_start`, it is of before that was so: there the savings are a part of what `engine`, `loop` and `app` spend more outside
+llama.cpp than `http` does.
 
 Turns of one stage differ by a tenth and more, since the machine's speed changes within minutes, and so do starts: eight of the bare model
 had 0.91 to 1.10 of its time for the same step. So model and server are loaded anew after as many turns as `turns_a_start` says, and where
@@ -58,15 +58,16 @@ the first, that is the machine. What a layer costs of a step is better told by t
 speed hardly changes. It is the least that a stage costs: on two cores, what serves takes them from the threads that compute, whose calls
 take longer by up to what they were without a core more than those of `native`.
 
-`http`, `sse` and `client` at 8 have less than they are to have in this run, of a machine with AMX, and nearly all of that is in llama.cpp's
-calls. A part was found: in a pool attention walks by every cell up to the highest in use, and a server has cells of earlier passes there,
-where the stages up to `app` begin with none. By single calls, 3,360 cached cells made a step of eight rows 1.21 times as long on that
-machine, of four 1.24, of two 1.08; one row took no longer beside 3,840. With a host pool what rests goes there after some steps; without,
-as here, it stayed until its room was needed, and since then goes once carrying it has cost what it is worth. In this run `sse` had 0.88 of
-`app`'s tokens/s (0.78 to 0.99 in six turns); after that change, in eight turns of these stages, of eight starts in two runs that are not
-kept, 1.00 (0.93 to 1.07 with 95 %), and 1.01 of `native`'s (0.89 to 1.14 with 95 %, by turns 0.75 to 1.19). On another machine, where `sse`
-had less than `http` of the same server, twelve turns of 16 requests, of two starts, had 1.03 (0.96 to 1.11) of the tokens/s with answers
-that were streamed.
+At 8 the turns are of a machine with AMX, of which one stage's differ by up to a third, so that 0.955 of `native` at `sse` is their median,
+and not more is known. A run there of the revision before, which is not kept, had 0.876 (0.764 to 0.986 in six turns), and nearly all that
+was missing was in llama.cpp's calls. A part was found: in a pool attention walks by every cell up to the highest in use, and a server has
+cells of earlier passes there, where the stages up to `app` begin with none. By single calls, 3,360 cached cells made a step of eight rows
+1.21 times as long on that machine, of four 1.24, of two 1.08; one row took no longer beside 3,840. With a host pool what rests goes there
+after some steps; without, as here, it stayed until its room was needed, and since then goes once carrying it has cost what it is worth.
+Before that `sse` had 0.88 of `app`'s tokens/s (0.78 to 0.99 in six turns), in the run that is kept it has 0.98 (0.86 to 1.22), and in eight
+turns of these stages alone, of eight starts in two runs that are not kept, it had 1.00 (0.93 to 1.07 with 95 %), and 1.01 of `native`'s
+(0.89 to 1.14 with 95 %, by turns 0.75 to 1.19). On another machine, where `sse` had less than `http` of the same server, twelve turns of 16
+requests, of two starts, had 1.03 (0.96 to 1.11) of the tokens/s with answers that were streamed.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
@@ -226,7 +227,8 @@ llama-server each slot computes the prefix once, so that nine of ten first texts
 
 **A long prompt among short ones** is where small steps cost most: tokens/s are 0.86 of `-no-kvu`'s, and the prompt itself takes 1.9 times
 as long as at once. In turn the others wait 1.3 s at the longest, where llama-server has them wait 31 s for the whole prompt, and their
-answers end after 0.64 of the time at p50. In the first pass of four starts they wait 0.3 s, and 1.3 to 1.4 in the second of each, which is
+answers end after 0.64 of the time at p50. (Among the whole answers of this run is the late one's, too, which is apart since then: p90 and
+beyond are of both kinds.) In the first pass of four starts they wait 0.3 s, and 1.3 to 1.4 in the second of each, which is
 what laying cells out anew takes (above); once it was 3.7. Rows of a sequence that do not fill a tile of 64 read what is before them one by
 one: 2,048 tokens deep, sixteen rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. Beside others only few go
 in a step, so that the others' gaps are 1.7 times as long at p50; once they have ended, the prompt goes in full tiles. In ten pairs before
@@ -252,44 +254,44 @@ vocabulary at each token of six short texts (`cllm verify`); 0 means the same di
 which both hold the same one likeliest.
 """
 
-WRITTEN_OF: Final = {  # the runs, by kind and name, and the revision that each measured
-    "ladder-seed-c1": "3751b6e58f",
-    "ladder-seed-c16": "4d22ae9f4e",
-    "ladder-seed-c8": "00d8d2fef3",
-    "peers-chat-turns-c32": "42d3cda5f7",
-    "peers-chat-turns-c8": "1b1992b851",
-    "peers-long-among-short": "862d54caeb",
-    "peers-mixed-c8": "0543dee0f6",
-    "peers-mixed-small-c16": "0543dee0f6",
-    "peers-mixed-small-c8": "7c0707fc31",
-    "peers-overload-0.5x-c8": "3751b6e58f",
-    "peers-overload-1x-c8": "3751b6e58f",
-    "peers-overload-2x-c8": "3751b6e58f",
-    "peers-overload-4x-c8": "3751b6e58f",
-    "peers-seed-160x5": "164e1040b0",
-    "peers-seed-40x8-c1-openvino-Q8_0": "16be67a521",
-    "peers-seed-40x8-c1": "6d4d3550ff",
-    "peers-seed-40x8-c16-openvino-Q4_K_M": "16be67a521",
-    "peers-seed-40x8-c16-openvino-Q8_0": "16be67a521",
-    "peers-seed-40x8-c16": "f0a314f684",
-    "peers-seed-40x8-c24": "9784521335",
-    "peers-seed-40x8-c32-openvino-Q4_K_M": "16be67a521",
-    "peers-seed-40x8-c32-openvino-Q8_0": "16be67a521",
-    "peers-seed-40x8-c32": "9907c93851",
-    "peers-seed-40x8-c8-llama-cpp-python": "16be67a521",
-    "peers-seed-40x8-c8-openvino-Q4_K_M-matched": "534e0ba3e8",
-    "peers-seed-40x8-c8-openvino-Q4_K_M": "16be67a521",
-    "peers-seed-40x8-c8-openvino-Q8_0": "16be67a521",
-    "peers-seed-40x8-c8": "164e1040b0",
-    "peers-shared-prefix-c8": "2635848d44",
-    "promises-chat-turns-demo": "e7534ea24e+",
-    "promises-long": "6ac7d36829",
-    "promises-over-commit": "d642b3a9b8",
-    "promises-overload": "bf613b25e9",
-    "promises-planner": "6ac7d36829",
-    "promises-two-keys": "8391f77520",
-    "stack-gpu-draws": "3751b6e58f",
-    "stack-gpu": "3751b6e58f",
-    "stack-instant": "3751b6e58f",
+WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the revision that it measured
+    "ladder-seed-c1": "2026-11-27 3751b6e58f",
+    "ladder-seed-c16": "2026-11-28 4d22ae9f4e",
+    "ladder-seed-c8": "2026-11-28 8e892bc749",
+    "peers-chat-turns-c32": "2026-11-27 42d3cda5f7",
+    "peers-chat-turns-c8": "2026-11-26 1b1992b851",
+    "peers-long-among-short": "2026-11-28 862d54caeb",
+    "peers-mixed-c8": "2026-11-27 0543dee0f6",
+    "peers-mixed-small-c16": "2026-11-27 0543dee0f6",
+    "peers-mixed-small-c8": "2026-11-26 7c0707fc31",
+    "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
+    "peers-overload-1x-c8": "2026-11-27 3751b6e58f",
+    "peers-overload-2x-c8": "2026-11-27 3751b6e58f",
+    "peers-overload-4x-c8": "2026-11-27 3751b6e58f",
+    "peers-seed-160x5": "2026-11-27 164e1040b0",
+    "peers-seed-40x8-c1-openvino-Q8_0": "2026-11-25 16be67a521",
+    "peers-seed-40x8-c1": "2026-11-27 6d4d3550ff",
+    "peers-seed-40x8-c16-openvino-Q4_K_M": "2026-11-25 16be67a521",
+    "peers-seed-40x8-c16-openvino-Q8_0": "2026-11-25 16be67a521",
+    "peers-seed-40x8-c16": "2026-11-28 f0a314f684",
+    "peers-seed-40x8-c24": "2026-11-26 9784521335",
+    "peers-seed-40x8-c32-openvino-Q4_K_M": "2026-11-25 16be67a521",
+    "peers-seed-40x8-c32-openvino-Q8_0": "2026-11-25 16be67a521",
+    "peers-seed-40x8-c32": "2026-11-26 9907c93851",
+    "peers-seed-40x8-c8-llama-cpp-python": "2026-11-25 16be67a521",
+    "peers-seed-40x8-c8-openvino-Q4_K_M-matched": "2026-11-22 534e0ba3e8",
+    "peers-seed-40x8-c8-openvino-Q4_K_M": "2026-11-25 16be67a521",
+    "peers-seed-40x8-c8-openvino-Q8_0": "2026-11-25 16be67a521",
+    "peers-seed-40x8-c8": "2026-11-27 164e1040b0",
+    "peers-shared-prefix-c8": "2026-11-26 2635848d44",
+    "promises-chat-turns-demo": "2026-11-24 e7534ea24e+",
+    "promises-long": "2026-11-25 6ac7d36829",
+    "promises-over-commit": "2026-11-24 d642b3a9b8",
+    "promises-overload": "2026-11-25 bf613b25e9",
+    "promises-planner": "2026-11-25 6ac7d36829",
+    "promises-two-keys": "2026-11-25 8391f77520",
+    "stack-gpu-draws": "2026-11-27 3751b6e58f",
+    "stack-gpu": "2026-11-27 3751b6e58f",
+    "stack-instant": "2026-11-27 3751b6e58f",
 }
 FOUND: Final = {"ladder": LADDER_FOUND, "stack": STACK_FOUND, "promises": PROMISES_FOUND, "peers": PEERS_FOUND}

@@ -22,6 +22,7 @@ REWORDINGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (  # a field, and wh
     ("max_tokens", {"limit": "max_completion_tokens"}),
     ("seed", {"takes_seed": False}),
     ("stream_options", {"takes_usage": False}),
+    ("top_k", {"all_tokens": -1}),
 )
 
 
@@ -75,15 +76,21 @@ async def _ask_as_it_likes(client: Client) -> tuple[int, str, Client]:
         other_status, other_page = await _ask(elsewhere)
         if other_status != NOT_FOUND:
             client, status, page = elsewhere, other_status, other_page
-    for name, other in REWORDINGS:
-        if status in NOT_UNDERSTOOD and name in page and (client.endpoint == "chat" or "limit" not in other):
-            client = _in_words(client, **other)
-            status, page = await _ask(client)
-    for name in client.sampling_sent:
-        if status in NOT_UNDERSTOOD and name in page:
-            client = _in_words(client, refused=(*client.dialect.refused, name))
-            status, page = await _ask(client)
+    while status in NOT_UNDERSTOOD and (other := _other_words(client, page)) is not None:  # one at a time, as many servers name them
+        client = other
+        status, page = await _ask(client)
     return status, page, client
+
+
+def _other_words(client: Client, page: str) -> Client | None:
+    """The same without the first thing that the server complains of, if it can be said otherwise."""
+    told = attrs.asdict(client.dialect)
+    for name, other in REWORDINGS:
+        is_new = any(told[key] != value for key, value in other.items())
+        if name in page and is_new and (client.endpoint == "chat" or "limit" not in other):
+            return _in_words(client, **other)
+    refused = next((name for name in client.sampling_sent if name in page), None)
+    return None if refused is None else _in_words(client, refused=(*client.dialect.refused, refused))
 
 
 def _in_words(client: Client, **words: Any) -> Client:

@@ -108,7 +108,7 @@ class Summary:
         if self.counted_by == "chunks":
             lines.append("the server reports no usage: tokens are counted by chunks of text, which may hold several")
         if self.is_late_alone:
-            lines.append("the late request came when the others had ended: their answers come in too few pieces to tell that they have begun")
+            lines.append("the late request came when the others had ended: they came in too few pieces to tell that they had begun")
         return lines
 
     def page(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def summarize(
         late_gap_max_s=_longest_gap_since(late.sent_at, done.answers[:-1]) if late else None,
         late_ttft_s=late.ttft_s if late and not late.is_failed else None,
         late_e2e_s=late.e2e_s if late and not late.is_failed else None,
-        is_late_alone=bool(late and others) and all(other.ended_at <= late.sent_at for other in others),
+        is_late_alone=late is not None and bool(others) and all(other.ended_at <= late.sent_at for other in others),
     )
 
 

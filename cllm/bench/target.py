@@ -80,12 +80,13 @@ class Dialect:
     limit: str = "max_tokens"  # what it calls the number of tokens
     takes_seed: bool = True
     takes_usage: bool = True  # `stream_options`
+    all_tokens: int = 0  # the `top_k` that cuts nothing off
     refused: tuple[str, ...] = ()  # sampling fields that it does not take, or not with the value that was to be sent
     prefix: str = "/v1"  # of paths; some have a path of their own in its place
 
 
 # What cuts nothing off: sent where tokens are drawn by chance, since servers differ in what they take for granted.
-NEUTRAL: Final = (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0))
+NEUTRAL: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 OPENAI_SAMPLING: Final = frozenset({"temperature", "top_p"})
 
 
@@ -103,7 +104,7 @@ class Client:
     @property
     def _wished(self) -> dict[str, float]:
         own = dict(self.sampling.fields)
-        return own if own.get("temperature") == 0 else {**dict(NEUTRAL), **own}
+        return own if own.get("temperature") == 0 else {**NEUTRAL, "top_k": self.dialect.all_tokens, **own}
 
     @property
     def sampling_sent(self) -> list[str]:

@@ -140,7 +140,10 @@ def test_a_step_with_a_part_of_a_prompt_alone_draws_nothing_and_is_no_way_round(
     small = Bench(InstantModel(n_tokens=512, n_rows=8), Settings(row_budget=8), Counter())
     ran = run_checked(stages.EngineStage(small), work, ENGINE)
     assert (ran.n_tokens, ran.counts["cllm.engine.compute.sample"]) == (4, 4)
-    assert ran.counts["cllm.engine.scheduler.Scheduler.apply"] > 4
+    n_steps = ran.counts["cllm.engine.scheduler.Scheduler.apply"]
+    assert n_steps > 4
+    needed = work.needed({**ran.counts, "llama_cpp.llama_decode": n_steps})  # which these would be of llama.cpp
+    assert (needed["step"], needed["draw"]) == (n_steps, 4)
 
 
 def test_a_loop_stage_that_calls_the_engine_directly_is_found_out(bench: Bench) -> None:

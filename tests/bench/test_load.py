@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -340,18 +341,20 @@ async def test_a_server_that_knows_openais_fields_alone_gets_no_others() -> None
     assert done.answers[0].is_exact
 
 
-async def test_a_model_that_reasons_is_asked_in_the_words_that_it_takes() -> None:
+@pytest.mark.parametrize("names", itertools.permutations(("max_tokens", "temperature", "top_p", "seed")), ids="-".join)
+async def test_a_model_that_reasons_is_asked_in_the_words_that_it_takes_in_whatever_order_it_names_others(names: tuple[str, ...]) -> None:
     async def reasoning(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
-        for name in ("ignore_eos", "max_tokens", "temperature"):
+        for name in ("ignore_eos", *names):
             if name in body:
                 return await send_page(stream, {"error": {"message": f"Unsupported parameter: '{name}'"}}, "400 Bad Request")
         return await send_page(stream, {"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}})
 
     async with served(reasoning) as (target, seen):
-        dialect = await find_dialect(target, endpoint="chat")
-        client = Client(target=target, dialect=dialect, endpoint="chat", sampling=GREEDY, is_stream=False)
+        dialect = await find_dialect(target, endpoint="chat", sampling=USUAL)
+        client = Client(target=target, dialect=dialect, endpoint="chat", sampling=USUAL, is_stream=False)
         done = await closed_loop(client, chains(1, n_generated=1), 1)
-    assert (dialect.limit, dialect.refused) == ("max_completion_tokens", ("temperature",))
+    assert (dialect.limit, {*dialect.refused}) == ("max_completion_tokens", {"temperature", "top_p"})
+    assert not dialect.takes_seed
     assert seen.requests[-1][1]["max_completion_tokens"] == 1
     assert done.answers[0].is_exact
 
@@ -369,6 +372,20 @@ async def test_a_sampling_field_that_is_refused_costs_that_one_alone_and_is_foun
         done = await closed_loop(client, chains(1), 1)
     assert (dialect.refused, dialect.takes_extras, client.sampling_left_out) == ((refused,), True, [refused])
     assert {"ignore_eos", "temperature"} <= set(seen.requests[-1][1])
+    assert done.answers[0].is_exact
+
+
+@pytest.mark.parametrize("taken", [0, -1])
+async def test_servers_differ_in_the_top_k_that_cuts_nothing_off(taken: int) -> None:
+    async def strict(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if body.get("top_k", taken) != taken:
+            return await send_page(stream, {"error": {"message": f"top_k must be {taken} or more"}}, "400 Bad Request")
+        return await answer(path, body, stream)
+
+    async with served(strict) as (target, seen):
+        dialect = await find_dialect(target, endpoint="completions", sampling=PLAIN)
+        done = await closed_loop(Client(target=target, dialect=dialect, sampling=PLAIN), chains(1), 1)
+    assert (dialect.refused, seen.requests[-1][1]["top_k"]) == ((), taken)
     assert done.answers[0].is_exact
 
 
@@ -627,8 +644,6 @@ def test_cuts_are_named_where_tokens_are_drawn_by_chance_alone() -> None:
         "top_k": 40,
         "min_p": 0.0,
     }
-    plain = json.loads(Client(target=target, sampling=PLAIN).request(ask, 0).partition(b"\r\n\r\n")[2])
-    assert plain["top_k"] == -1, "which those take for no cut, too, that refuse 0"
 
 
 @pytest.mark.parametrize(

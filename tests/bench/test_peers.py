@@ -89,7 +89,7 @@ def test_an_overload_of_ours_that_cannot_be_measured_is_told_and_the_next_worklo
         raise peers.OursFailed(fault)
 
     monkeypatch.setattr(peers, "_capacity", capacity)
-    with pytest.raises(SystemExit, match="not measured: overload$"):
+    with pytest.raises(SystemExit, match=r"not measured: overload$"):
         measure("--workloads=overload,seed-40x8")
     told = capsys.readouterr().out
     assert f"ours: {fault}" in told
@@ -322,6 +322,16 @@ def test_pairs_that_are_measured_otherwise_are_not_added_and_what_differs_is_nam
     measure()
     with pytest.raises(SystemExit, match=rf"--add: the pairs of peers-seed-40x8-model.json were measured otherwise: {name}$"):
         measure("--workloads=seed-40x8", "--add", *options)
+
+
+def test_whole_answers_with_the_late_one_among_them_are_not_joined_with_those_without(measure: Any, tmp_path: Path) -> None:
+    measure("--workloads=long-among-short")
+    path = tmp_path / "results" / "peers-long-among-short-model.json"
+    run = json.loads(path.read_text("utf-8"))
+    assert run["settings"].pop("late_apart")
+    path.write_text(json.dumps(run), "utf-8")
+    with pytest.raises(SystemExit, match=r"were measured otherwise: late_apart$"):
+        measure("--workloads=long-among-short", "--add")
 
 
 def test_what_is_added_to_an_overload_comes_at_the_rates_that_are_kept(measure: Any, tmp_path: Path) -> None:
