@@ -215,8 +215,8 @@ class StepModel(Protocol):
     """A model that computes rows; scheduling and sampling are the engine's.
 
     Every call blocks; there is one caller at a time, not always from the same thread, except `abort`, which may come from any thread
-    at any moment. Slots begin empty. A call that `capabilities` rules out raises StepFailed and changes nothing, but for `abort`, which then
-    has no effect.
+    at any moment. Slots begin empty. A call that `capabilities` rules out raises StepFailed and changes nothing, but for `abort`, which
+    then has no effect.
     """
 
     vocabulary: Vocabulary
@@ -426,7 +426,8 @@ class StreamModel(Protocol):
     n_ctx: int  # tokens of one sequence at most, prompt and generated
     heeds: frozenset[str]
     """The names of what it heeds of a `StreamRequest` from `n_tokens_min` on, with the kinds of a `StreamForm` in the place of `form`; a
-    request for another is refused, but for `seed`, which every request has. Without a vocabulary also of `StreamChat` from `tools` on, and `prompt` for token ids.
+    request for another is refused, but for `seed`, which every request has. Without a vocabulary also of `StreamChat` from `tools` on, and
+    `prompt` for token ids.
 
     A model whose requests share nothing that was computed heeds `cache_salt` and `cache_prompt` by nature, and is to name them."""
 

@@ -17,7 +17,7 @@ class ApiKey:
     name: str = ""
     weight: float = 1.0  # of its requests beside other keys'
     cap: int | None = None  # completions under way at most; None: as all keys
-    priority: int | None = None  # the most urgent that its requests may name; None: any
+    priority: int | None = 0  # the most urgent that its requests may name, or any key could have all others wait; None: any
 
 
 def parse_key(text: str) -> ApiKey:

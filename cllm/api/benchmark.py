@@ -17,7 +17,7 @@ from cllm.api.context import Context
 from cllm.engine.events import Delta, Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import NotPermitted, RequestError
+from cllm.errors import NotPermitted, QuotaExceeded, RequestError
 
 PROMPT = "Tell me a story about a lighthouse keeper and the sea."
 
@@ -44,7 +44,9 @@ class Measured:
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Carry out the benchmark that the current request asks for. Raises: NotPermitted · InvalidRequest · Unavailable."""
+    """Carry out the benchmark that the current request asks for. Raises: NotPermitted · RequestError, what the first request failed
+    with where none was answered, or a key may not have so many under way.
+    """
     if not context.settings.enable_benchmark:
         raise NotPermitted("the operator has not enabled this; --enable-benchmark does")
     body = await wire.read(decoder)
@@ -55,7 +57,14 @@ async def run(context: Context) -> dict[str, Any]:
     tokens = await prompts.text_prompt(context, body.prompt or PROMPT)
     stopping = StopParams(max_tokens=max_tokens, ignore_eos=True)
     specs = [
-        SequenceSpec(prompt=tokens, sampling=SamplingParams(temperature=0.0), stopping=stopping, key=g.key, request_id=g.request_id)
+        SequenceSpec(
+            prompt=tokens,
+            sampling=SamplingParams(temperature=0.0),
+            stopping=stopping,
+            key=g.key,
+            priority=max(g.priority_least or 0, 0),
+            request_id=g.request_id,
+        )
         for _ in range(n_requests)
     ]
     started_at = trio.current_time()
@@ -66,18 +75,26 @@ async def run(context: Context) -> dict[str, Any]:
 
 async def _run_all(context: Context, specs: list[SequenceSpec], n_concurrent: int) -> list[Measured]:
     measured: list[Measured] = []
+    failed: list[RequestError] = []
     waiting = iter(specs)
 
     async def one_after_another() -> None:
         for spec in waiting:
             try:
                 measured.append(await _measure(context, spec))
-            except RequestError:  # counted as the difference to what was asked for
+            except QuotaExceeded as error:  # so it would be with the next, at once
+                failed[:0] = [error]
+                nursery.cancel_scope.cancel()
+                return
+            except RequestError as error:  # counted as the difference to what was asked for
+                failed.append(error)
                 await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
         for _ in range(min(n_concurrent, len(specs))):
             nursery.start_soon(one_after_another)
+    if failed and (not measured or isinstance(failed[0], QuotaExceeded)):
+        raise failed[0]
     return measured
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import attrs
 import trio
 
-from cllm.api.context import Context
+from cllm.api.context import Context, current_key
 from cllm.api.structured import Form, compiled
 from cllm.errors import GrammarInvalid, GrammarSlow, InvalidRequest, NotHeeded, Unavailable
 from cllm.serve.engine import ServedModel
@@ -30,8 +30,11 @@ async def grammar_of(
         return await compiled(context, model, form)
     if not held_calls and not (toolbox.is_open and form is not None):
         return await _of_content(context, model, form, opening, header)
+    source = _source(model, toolbox, form, opening or "")
+    if form is not None and toolbox.use is ToolUse.REQUIRED:  # which leaves it no place, but for a look at it
+        await compiled(context, model, form)
     try:
-        return await _compiled(context, model, _source(model, toolbox, form, opening or ""))
+        return await _compiled(context, model, source)
     except GrammarInvalid as error:
         refused = error
     if not isinstance(refused, GrammarSlow):  # which the schemas one by one may be, too
@@ -78,16 +81,17 @@ async def _of_content(context: Context, model: ServedModel, form: Form | None, o
 
 def _source(model: ServedModel, toolbox: Toolbox, form: Form | None, opening: str) -> Callable[[], GrammarSource]:
     content = None
-    if form is not None and toolbox.use is not ToolUse.REQUIRED:
+    if form is not None:
         if form.source.kind is not Kind.JSON_SCHEMA:
             raise InvalidRequest(f"{form.param}: beside tools an answer can be held to a JSON Schema only", param=form.param)
-        content = form.source.text
+        if toolbox.use is not ToolUse.REQUIRED:
+            content = form.source.text
     dialect = model.dialect
     return partial(call_grammar, dialect.calls, toolbox, dialect.control, opening=opening, content=content)
 
 
 async def _compiled(context: Context, model: ServedModel, source: GrammarSource | Callable[[], GrammarSource]) -> Grammar:
-    return await context.engine.grammar(model, source, timeout_s=context.settings.grammar_timeout_s)
+    return await context.engine.grammar(model, source, timeout_s=context.settings.grammar_timeout_s, key=current_key())
 
 
 async def _complaint(

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import structlog
 import trio
-from quart import g, request
+from quart import g, has_app_context, request
 
 from cllm.api.metrics import HttpMetrics
 from cllm.api.operations import Operation
@@ -117,3 +117,8 @@ class Context:
         cleanup().callback(hold.release)
         g.engine = tenant.engine
         return tenant.engine
+
+
+def current_key() -> str:
+    """Whose the current request is, by the key's name; "" where there is none."""
+    return str(g.get("key", "")) if has_app_context() else ""

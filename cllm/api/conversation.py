@@ -29,7 +29,7 @@ from cllm.api.structured import Form, told
 from cllm.api.tool_checks import check_toolbox
 from cllm.backend import StreamChat
 from cllm.engine.events import Delta, Finished, TokenLogprob
-from cllm.errors import NotHeeded
+from cllm.errors import InvalidRequest, NotHeeded
 from cllm.serve.engine import ServedModel
 from cllm.text import generic_tools
 from cllm.text.answers import AnswerFormat
@@ -228,6 +228,7 @@ async def _open_unread(
 def _as_sent(conversation: Conversation) -> StreamChat:
     """The conversation for a model that writes it by itself. Raises: NotHeeded · InvalidRequest."""
     prompts.check_variables(conversation.variables)
+    _check_can_go_on(conversation)
     thinking, toolbox = conversation.thinking, conversation.toolbox
     if thinking.n_tokens_max:
         raise NotHeeded("this model's backend cannot do reasoning_budget", param="reasoning_budget")
@@ -264,6 +265,7 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
     known, thinking = model.template.features.variables, conversation.thinking
     toolbox, dialect = conversation.toolbox, model.dialect
     offered = toolbox.tools if toolbox.is_open else ()
+    _check_can_go_on(conversation)
     messages: Sequence[Mapping[str, Any]] = with_names(conversation.messages)
     if not dialect.knows_tools:
         messages, offered = generic_tools.told(messages, offered), ()
@@ -276,6 +278,12 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
         variables=thinking.variables(known, conversation.variables, model.template.features.efforts),
     )
     return _begun(model, text, conversation, thinking.budget(known))
+
+
+def _check_can_go_on(conversation: Conversation) -> None:
+    """A message with calls is over: what would be written on is the text before them. Raises: InvalidRequest."""
+    if conversation.continue_final_message and conversation.messages and conversation.messages[-1].get("tool_calls"):
+        raise InvalidRequest("messages: the last message calls tools, so there is nothing to go on from", param="messages")
 
 
 def _begun(model: ServedModel, text: str, conversation: Conversation, budget: int | None) -> str:
@@ -324,9 +332,16 @@ def _goes_on_reasoning(dialect: Dialect, conversation: Conversation, text: str) 
         return False
     if dialect.calls.channels:
         return is_in_reasoning(text)
-    reader = ReasoningReader(tags, opened=False)
-    reader.push(conversation.messages[-1].get("content") or "")
-    return reader.is_inside and text.rfind(tags.opening) > text.rfind(tags.closing)
+    final, reader = conversation.messages[-1], ReasoningReader(tags, opened=False)
+    content, reasoning = _plain(final.get("content")), (final.get("reasoning_content") or "").strip()
+    reader.push(content)
+    is_inside = reader.is_inside or (not content and bool(reasoning) and text.rstrip().endswith(reasoning))
+    return is_inside and text.rfind(tags.opening) > text.rfind(tags.closing)
+
+
+def _plain(content: Any) -> str:
+    """A message's text, whose parts may stand by themselves."""
+    return content if isinstance(content, str) else "".join([part.get("text", "") for part in content or ()])
 
 
 async def _grammar(context: Context, model: ServedModel, conversation: Conversation, form: AnswerFormat | None) -> Grammar | None:

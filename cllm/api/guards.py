@@ -17,7 +17,7 @@ from cllm.config import Settings, api_keys
 from cllm.errors import NotAuthenticated, NotPermitted
 from cllm.keys import ApiKey
 
-OPEN = ApiKey(secret="")  # whose requests are nobody's
+OPEN = ApiKey(secret="", priority=None)  # whose requests are nobody's
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS = "authorization, content-type, x-api-key, x-request-id"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")

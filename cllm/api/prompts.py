@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 import trio
 
-from cllm.api.context import Context
+from cllm.api.context import Context, current_key
 from cllm.api.errors import ContextExceededByFar
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import InfillTokens, Vocabulary, infill_of
 from cllm.errors import ContextExceeded, InvalidRequest, NotSupported, TokenizeFailed, call_foreign
 from cllm.serve.engine import ServedModel
+from cllm.serve.keythreads import KeyThreads
 from cllm.text.prompt import infill_tokens
 from cllm.text.template import RESERVED, n_chars
 from cllm.text.unread import UnreadPrompt
@@ -23,10 +24,11 @@ T = TypeVar("T")
 
 # Of a template's variables: `self` is Jinja's own, and with `chat_template` a request would bring one of its own, where servers take it.
 NOT_VARIABLES = RESERVED | {"self", "chat_template"}
+N_VALUES_MAX = 10_000  # that a template's variables hold together
 N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
 N_CHARS_VALUE = 32  # that each value counts for besides its own: three of them are a message, which a template takes some time for
 N_WORKING_MAX = 4  # threads that write long conversations and answers
-_working: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("cllm.api.prompts")
+_working: trio.lowlevel.RunVar[KeyThreads] = trio.lowlevel.RunVar("cllm.api.prompts")
 N_TOKENS_INLINE = 16_384  # longer lists are looked through in a thread: a million takes 20 ms
 # A bound on what a token stands for. The longest tokens in use are runs of some 128 spaces; to find a vocabulary's own longest takes a
 # call for each of its 150,000 tokens, which would hardly refuse more.
@@ -60,7 +62,18 @@ async def render(
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
-    """Refuse names for a template's variables that stand for something else, here or where it is rendered. Raises: InvalidRequest."""
+    """Refuse names for a template's variables that stand for something else, here or where it is rendered, and more than these need.
+
+    Whatever is in them is kept as long as the request. Raises: InvalidRequest.
+    """
+    n_left, rest = N_VALUES_MAX, [variables]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Mapping | list):
+            n_left -= len(value)
+            if n_left < 0:
+                raise InvalidRequest(f"chat_template_kwargs: more than {N_VALUES_MAX} values", param="chat_template_kwargs")
+            rest.extend(value.values() if isinstance(value, Mapping) else value)
     if reserved := NOT_VARIABLES & variables.keys():
         raise InvalidRequest(f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be set here", param="chat_template_kwargs")
 
@@ -125,7 +138,7 @@ async def text_prompt(context: Context, text: str, param: str = "prompt") -> Seq
 
 async def _tokens(context: Context, text: str, param: str, *, is_conversation: bool) -> list[int]:
     try:
-        tokens = await context.engine.prompt_tokens(text, is_conversation=is_conversation)
+        tokens = await context.engine.prompt_tokens(text, is_conversation=is_conversation, key=current_key())
     except TokenizeFailed as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
     if not tokens:
@@ -165,7 +178,7 @@ async def infill_prompt(context: Context, model: ServedModel, prefix: str | Sequ
 async def plain_tokens(context: Context, text: str, param: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
     """The token ids of a text that is no prompt by itself, maybe none. Raises: InvalidRequest when it is too long for the tokeniser."""
     try:
-        return await context.engine.tokenize(text, add_special=add_special, parse_special=parse_special)
+        return await context.engine.tokenize(text, add_special=add_special, parse_special=parse_special, key=current_key())
     except TokenizeFailed as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
 
@@ -183,13 +196,13 @@ async def by_length(n_tokens: int, work: Callable[[], T]) -> T:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """What `work` gives. Few do so at a time: nothing else runs in Python meanwhile but by turns, the event loop among them."""
+    """What `work` gives. Few do so at a time, and keys take turns: nothing else runs in Python meanwhile but by turns, the loop too."""
     try:
-        limiter = _working.get()
+        threads = _working.get()
     except LookupError:
-        limiter = trio.CapacityLimiter(N_WORKING_MAX)
-        _working.set(limiter)
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+        threads = KeyThreads(N_WORKING_MAX)
+        _working.set(threads)
+    return await threads.run(work, current_key())
 
 
 def text_of(vocabulary: Vocabulary, tokens: Sequence[int], *, special: bool = True) -> str:

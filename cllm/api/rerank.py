@@ -31,7 +31,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     documents: Annotated[list[str | Document], Meta(min_length=1)]
     model: str | None = None
     top_n: Annotated[int, Meta(ge=1)] | None = None
-    return_documents: bool | None = None
+    return_documents: bool | None = None  # they are, unless it is false: so Jina's clients expect
 
 
 decoder = msgspec.json.Decoder(RerankRequest)
@@ -56,7 +56,7 @@ async def answer(context: Context, body: RerankRequest) -> Response:
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     judged, scores = await vectors.judge(context, body.model, body.query, texts)
     order = sorted(range(len(texts)), key=lambda i: scores[i], reverse=True)[: body.top_n]
-    results = [_result(i, scores[i], texts[i] if body.return_documents else None) for i in order]
+    results = [_result(i, scores[i], None if body.return_documents is False else texts[i]) for i in order]
     method = "rank" if judged.model.pooling is Pooling.RANK else "cosine"
     usage = {"prompt_tokens": judged.n_tokens, "total_tokens": judged.n_tokens}
     return json_response({"object": "list", "model": judged.model.name, "method": method, "results": results, "usage": usage})

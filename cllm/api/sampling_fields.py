@@ -27,6 +27,7 @@ SEED_MASK = (1 << 64) - 1
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: the seeds of a request's choices are all different
 INT32_MAX = (1 << 31) - 1
 TIMEOUT_S_MAX = 604_800.0
+NO_LIMIT = -1  # in the place of `max_tokens`, on the surfaces that take it
 N_GROUP = 16  # bytes that nobody guesses
 
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -35,6 +36,7 @@ Factor: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 CountOrAll: TypeAlias = Annotated[int, Meta(ge=-1, le=INT32_MAX)]  # -1: the whole context, as in llama-server
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 53)]
+LimitOrNone: TypeAlias = Annotated[int, Meta(ge=-1, le=1 << 53)]  # -1: none, as in llama-server; 0: only the prompt is computed
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 BiasByToken: TypeAlias = Annotated[dict[str, Bias], Meta(max_length=1024)]
@@ -201,6 +203,8 @@ def _given(fields: SamplingFields, defaults: SamplingParams, n_ctx: int) -> Samp
 
 def _stopping(fields: SamplingFields, model: ServedModel, max_tokens: int | None) -> StopParams:
     asked = next((n for n in (fields.max_completion_tokens, fields.max_tokens, fields.n_predict) if n is not None), None)
+    if asked == NO_LIMIT:
+        asked, max_tokens = None, None
     if asked is not None and fields.min_tokens is not None and fields.min_tokens > asked:
         raise InvalidRequest(f"min_tokens: {fields.min_tokens} is more than the {asked} tokens asked for at most", param="min_tokens")
     stop_token_ids = fields.stop_token_ids or []

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 from msgspec import Meta
 
-from cllm.api.context import Context
+from cllm.api.context import Context, current_key
 from cllm.api.sampling_fields import SamplingFields
 from cllm.api.wire import NULL, is_nothing
 from cllm.backend import FormKind, StreamForm
@@ -121,7 +121,7 @@ async def compiled(context: Context, model: ServedModel, form: Form | None) -> G
     if form is None or model.reads_text:
         return None
     try:
-        grammar = await context.engine.grammar(model, form.source, timeout_s=context.settings.grammar_timeout_s)
+        grammar = await context.engine.grammar(model, form.source, timeout_s=context.settings.grammar_timeout_s, key=current_key())
         return grammar if model.heeds is None else None
     except GrammarInvalid as error:
         extra = {"pointer": error.pointer} if error.pointer else {}

@@ -15,7 +15,7 @@ import numpy as np
 import trio
 from quart import g
 
-from cllm.api.context import Context
+from cllm.api.context import Context, current_key
 from cllm.api.prompts import N_TOKEN_BYTES_MAX, by_length
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import Pooling, Vectors
@@ -176,7 +176,7 @@ async def _tokenized(
     context: Context, tokenize: Callable[[T], Sequence[int]], given: Iterable[T], n_chars: int, param: str
 ) -> Sequence[Sequence[int]]:
     try:
-        return await context.engine.tokenized(lambda: _all(tokenize, given, param), n_chars)
+        return await context.engine.tokenized(lambda: _all(tokenize, given, param), n_chars, current_key())
     except TokenizeFailed as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
 

@@ -163,7 +163,11 @@ class DiskTier:
             log.warning("disk.removed", why=str(error))
             self.totals.n_failures += 1
             self._forget_this(stored)
-            await trio.to_thread.run_sync(_unlink, stored.path)
+            try:
+                await trio.to_thread.run_sync(_unlink, stored.path)
+            except Exception:  # the system has no thread left: later
+                self._refused.append(stored.path)
+                self._work.set()
             return None
         except Exception as error:  # the machine's fault, not the file's: it may have no memory left, or no thread
             log.warning("disk.unread", why=str(error))
@@ -249,9 +253,7 @@ class DiskTier:
 
     async def write_owed(self) -> None:
         """Remove what was refused, and write all that is owed."""
-        while self._refused:
-            await trio.to_thread.run_sync(_unlink, self._refused[0], limiter=self._writing)
-            self._refused.pop(0)  # if that is cancelled it is to be removed still
+        await self._remove_refused()
         while self._owed:
             piece = self._owed[0]
             if self.rests:
@@ -262,11 +264,21 @@ class DiskTier:
                 self._owed.popleft()
                 self._n_bytes_owed -= piece.n_bytes
 
+    async def _remove_refused(self) -> None:
+        while self._refused:
+            try:
+                await trio.to_thread.run_sync(_unlink, self._refused[0], limiter=self._writing)
+            except Exception as error:  # as below; it is tried again with the next
+                log.warning("disk.unremoved", why=str(error))
+                break
+            self._refused.pop(0)  # if that is cancelled it is to be removed still
+
     async def keep(self, pieces: list[Piece]) -> None:
         """Write `pieces`, the longest unused of which come first, as the server goes down: the last ones first, for time may be short.
 
         What the pool had to give up before, and is owed still, comes after them. Files of the same are as new as their pieces are then.
         """
+        await self._remove_refused()
         newest = list(self._newest([*self._owed, *pieces]))
         self._owed.clear()
         self._n_bytes_owed = 0

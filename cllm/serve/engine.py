@@ -20,6 +20,7 @@ from cllm.engine.sequence import SequenceSpec
 from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, Unavailable, call_foreign
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.grammars import GrammarDesk
+from cllm.serve.keythreads import KeyThreads
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.records import Record, Records
@@ -101,7 +102,7 @@ class Engine:
         self._loop: StepLoop | None = None
         self._embeddings: Embeddings | str = ""
         self._desk = GrammarDesk(metrics)
-        self._tokenizing = trio.CapacityLimiter(N_TOKENIZING_MAX)
+        self._tokenizing = KeyThreads(N_TOKENIZING_MAX)
 
     # --- what the API asks --------------------------------------------------------------------------------------------
 
@@ -175,34 +176,39 @@ class Engine:
             self.records.add(Record(first.request_id, first.key, created=int(time.time()), received_at=received_at, timelines=timelines))
         return stream
 
-    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool, key: str = "") -> list[int]:
         """Return the token ids of `text` without holding up other requests. Raises: Unavailable · TokenizeFailed."""
         tokenize = partial(self.model.vocabulary.tokenize, text, add_special=add_special, parse_special=parse_special)
-        return await self.tokenized(tokenize, len(text))
+        return await self.tokenized(tokenize, len(text), key)
 
-    async def prompt_tokens(self, text: str, *, is_conversation: bool) -> list[int]:
+    async def prompt_tokens(self, text: str, *, is_conversation: bool, key: str = "") -> list[int]:
         """`cllm.text.prompt.prompt_tokens` without holding up other requests. Raises: Unavailable · TokenizeFailed."""
-        return await self.tokenized(partial(prompt_tokens, self.model.vocabulary, text, is_conversation=is_conversation), len(text))
+        return await self.tokenized(partial(prompt_tokens, self.model.vocabulary, text, is_conversation=is_conversation), len(text), key)
 
-    async def tokenized(self, tokenize: Callable[[], T], n_chars: int) -> T:
-        """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long. Raises: Unavailable · TokenizeFailed."""
+    async def tokenized(self, tokenize: Callable[[], T], n_chars: int, key: str = "") -> T:
+        """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long, at which keys take turns.
+
+        Raises: Unavailable · TokenizeFailed.
+        """
         is_short = n_chars <= getattr(self.model.vocabulary, "n_chars_inline", N_CHARS_INLINE)  # another process may keep one waiting
         try:
             if is_short:
                 return call_foreign(tokenize)
-            return await trio.to_thread.run_sync(partial(call_foreign, tokenize), abandon_on_cancel=True, limiter=self._tokenizing)
+            return await self._tokenizing.run(partial(call_foreign, tokenize), key)
         except ModelDied:  # and the next one takes long to load, or there will be none
             self._ready_loop()  # says so where the server drains, and the model is closed already
             raise Unavailable("the model is being started anew", retry_after_s=5.0, code="loading") from None
 
-    async def grammar(self, model: ServedModel, source: GrammarSource | Callable[[], GrammarSource], *, timeout_s: float) -> Grammar:
+    async def grammar(
+        self, model: ServedModel, source: GrammarSource | Callable[[], GrammarSource], *, timeout_s: float, key: str = ""
+    ) -> Grammar:
         """The compiled grammar of `source`, or of what that writes in a thread.
 
         Raises: GrammarInvalid, also after `timeout_s` · Unavailable · NotSupported.
         """
         if model.grammars is None:
             raise NotSupported("this model's answers cannot be held to a grammar here")
-        return await self._desk.compiled(model.grammars, source, timeout_s=timeout_s)
+        return await self._desk.compiled(model.grammars, source, timeout_s=timeout_s, key=key)
 
     def sequences(self) -> list[SequenceView]:
         """The sequences under way, waiting ones included, in order of service."""

@@ -12,6 +12,7 @@ import trio
 
 from cllm.bigstack import NoStack, call_with_stack
 from cllm.errors import GrammarInvalid, GrammarSlow, Unavailable
+from cllm.serve.keythreads import KeyThreads
 from cllm.serve.metrics import Metrics
 from cllm.text.grammar import N_BYTES_STACK, Grammar, Grammars, GrammarSource
 
@@ -25,30 +26,32 @@ class GrammarDesk:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._writing = trio.CapacityLimiter(N_COMPILING_MAX)  # apart: what was compiled before need not wait for others' compiling
-        self._compiling = trio.CapacityLimiter(N_COMPILING_MAX)
+        self._writing = KeyThreads(N_COMPILING_MAX)  # apart: what was compiled before need not wait for others' compiling
+        self._compiling = KeyThreads(N_COMPILING_MAX)
 
-    async def compiled(self, grammars: Grammars, source: GrammarSource | Callable[[], GrammarSource], *, timeout_s: float) -> Grammar:
-        """The grammar of `source`, or of what that writes, which takes its time, too.
+    async def compiled(
+        self, grammars: Grammars, source: GrammarSource | Callable[[], GrammarSource], *, timeout_s: float, key: str = ""
+    ) -> Grammar:
+        """The grammar of `source`, or of what that writes, which takes its time, too. Keys take turns at both.
 
         Raises: GrammarInvalid, also for what takes longer than `timeout_s` · Unavailable.
         """
         ends_at = trio.current_time() + timeout_s
         try:
             if not isinstance(source, GrammarSource):
-                source = await self._apart(source, self._writing, ends_at, timeout_s)
+                source = await self._apart(source, self._writing, key, ends_at, timeout_s)
             known = grammars.known(source)
             if known is not None:
                 self._metrics.grammars.labels("cached").inc()
                 return known
-            grammar = await self._compile(grammars, source, ends_at, timeout_s)
+            grammar = await self._compile(grammars, source, key, ends_at, timeout_s)
         except GrammarInvalid:
             self._metrics.grammars.labels("refused").inc()
             raise
         self._metrics.grammars.labels("compiled").inc()
         return grammar
 
-    async def _compile(self, grammars: Grammars, source: GrammarSource, ends_at: float, timeout_s: float) -> Grammar:
+    async def _compile(self, grammars: Grammars, source: GrammarSource, key: str, ends_at: float, timeout_s: float) -> Grammar:
         started_at = math.inf
 
         def work() -> Grammar:
@@ -57,7 +60,7 @@ class GrammarDesk:
             return call_with_stack(partial(grammars.compile, source), N_BYTES_STACK)
 
         try:
-            return await self._apart(work, self._compiling, ends_at, timeout_s)
+            return await self._apart(work, self._compiling, key, ends_at, timeout_s)
         except NoStack:
             raise Unavailable("there is no memory to compile a grammar", retry_after_s=timeout_s) from None
         except (GrammarInvalid, Unavailable):
@@ -69,7 +72,7 @@ class GrammarDesk:
             if started_at < math.inf:
                 self._metrics.grammar_s.observe(time.perf_counter() - started_at)
 
-    async def _apart(self, work: Callable[[], T], limiter: trio.CapacityLimiter, ends_at: float, timeout_s: float) -> T:
+    async def _apart(self, work: Callable[[], T], threads: KeyThreads, key: str, ends_at: float, timeout_s: float) -> T:
         """What `work` gives in a thread. Raises: GrammarInvalid when it takes too long · Unavailable when its turn does not come."""
         is_begun = False
 
@@ -79,7 +82,7 @@ class GrammarDesk:
             return work()
 
         with trio.move_on_at(ends_at):
-            return await trio.to_thread.run_sync(begin, abandon_on_cancel=True, limiter=limiter)
+            return await threads.run(begin, key)
         if is_begun:
             raise GrammarSlow(f"it takes longer than {timeout_s:g} s to compile")
         raise Unavailable("other grammars are being compiled", retry_after_s=timeout_s, code="grammars_busy")

@@ -70,7 +70,7 @@ class EngineLife:
                 await self._work(loaded, thread)
             finally:
                 with trio.CancelScope(shield=True):
-                    await thread.run(loaded.close)
+                    await thread.run_last(loaded.close)
         finally:
             self.engine.stopped()
             self._ended.set()

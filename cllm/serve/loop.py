@@ -209,8 +209,13 @@ class StepLoop:
         offload = self.scheduler.memory.offload
         if self.disk is None or offload is None:
             return
-        while (plan := self.scheduler.plan_retirement()) is not None:
-            await self._step(plan)
+        try:
+            while (plan := self.scheduler.plan_retirement()) is not None:
+                await self._step(plan)
+        except ModelDied as error:
+            if self._life is None:
+                raise
+            log.warning("disk.unsaved", why=str(error))  # what a worker had; nobody wants another one for that
         await self.disk.keep(offload.pool.pieces())
 
     def forget_host(self) -> None:
@@ -261,7 +266,7 @@ class StepLoop:
             self._n_taken = self.thread.n_taken + 1
             output = await self._turns.run(self._compute, plan, token)
         except ModelDied as error:
-            if self._life is None:
+            if self._life is None or self._has_ended:
                 raise
             # A text that may have killed it is tried again, and found by itself: no step is to blame.
             await self._replace(self._life, None if self._life.may_be_a_texts else plan, error)
@@ -306,7 +311,10 @@ class StepLoop:
         self._progress_at = trio.current_time()
         self._owed += self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
         self.on_layout(self._model)
-        await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
+        try:
+            await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
+        except Exception as error:  # the system has no thread left: the next start begins as this one did
+            log.warning("layout.unkept", why=in_one_line(error))
         log.info("layout", layout=layout.value, n_running=n_running, seconds=round(self._progress_at - began_at, 2))
 
     async def _replace(self, life: WorkerLife, plan: Plan | None, error: ModelDied) -> None:

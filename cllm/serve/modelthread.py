@@ -23,7 +23,12 @@ from cllm.errors import call_foreign
 
 T = TypeVar("T")
 
+N_TRIES_THREAD, PAUSE_THREAD_S = 60, 1.0  # to start a thread, where the system has none left just now
 PATIENCE_S = 5.0  # with a model in another process whose turn it is: longer than most steps
+
+
+class NoThread(RuntimeError):
+    """None could be started."""
 
 
 @attrs.frozen(eq=False)
@@ -67,6 +72,15 @@ class ModelThread:
         finally:
             self._n_calls -= 1
 
+    async def run_last(self, work: Callable[..., T]) -> T:
+        """Call what ends a model whose loop has ended: apart while others compute here, since it may wait for a process or a thread."""
+        if self.n_sharing:
+            try:
+                return await run_apart(work)
+            except NoThread:
+                pass
+        return await self.run(work)
+
     @contextmanager
     def turn(self, hold: Callable[[], object]) -> Iterator[None]:
         """Have `hold` called when its turn comes, for what is done elsewhere meanwhile. It may not raise."""
@@ -99,6 +113,7 @@ class ModelThread:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call.do()
+            del call  # whose model may end before the next one comes
 
     async def _end(self) -> None:
         self._calls.put(None)
@@ -142,15 +157,34 @@ def _in_turn(begun: threading.Event, work: Callable[[], T]) -> T:
 async def run_apart(work: Callable[..., T], *arguments: Any) -> T:
     """Call `work` in a thread that ends with it, and with it the team that OpenMP made for it; for loading beside models that compute.
 
-    As with `ModelThread.run`, a call cannot be cancelled, and what it raises is an Exception.
+    As with `ModelThread.run`, a call cannot be cancelled, and what it raises is an Exception. Where the system has no thread left, it waits
+    for one. Raises: NoThread when none has come for long.
     """
     results: list[outcome.Value[T] | outcome.Error] = []
-    thread = threading.Thread(target=lambda: results.append(outcome.capture(call_foreign, work, *arguments)), name="load")
     await trio.lowlevel.checkpoint_if_cancelled()
-    thread.start()
     with trio.CancelScope(shield=True):
-        await trio.to_thread.run_sync(thread.join)
+        thread = await _started(lambda: results.append(outcome.capture(call_foreign, work, *arguments)))
+        try:
+            await trio.to_thread.run_sync(thread.join)
+        except RuntimeError:  # the system has none left for this
+            while thread.is_alive():  # noqa: ASYNC110 - nobody else could tell
+                await trio.sleep(PAUSE_THREAD_S)
     return results[0].unwrap()
+
+
+async def _started(work: Callable[[], object]) -> threading.Thread:
+    n_left = N_TRIES_THREAD
+    while True:
+        thread = threading.Thread(target=work, name="load")
+        try:
+            thread.start()
+        except RuntimeError:
+            n_left -= 1
+            if not n_left:
+                raise NoThread("the system has no thread left") from None
+        else:
+            return thread
+        await trio.sleep(PAUSE_THREAD_S)
 
 
 def _cannot_be_aborted(_raise_cancel: object) -> trio.lowlevel.Abort:

@@ -18,6 +18,7 @@ from cllm.serve.frames import Ended, Garbled
 from cllm.serve.workerprocess import WorkerProcess
 
 N_LIVES_MAX: Final = 12  # in a row without success: what dies so often will not be better the next time
+N_BESIDE_TEXTS_MAX: Final = 20  # deaths in a row that are put down to texts alone: each of four is tried five times
 N_GIVEN_UP_MAX: Final = 12  # requests in a row of which it may have died
 LOAD_SILENCE_S: Final = 600.0  # between two words of how far a load is
 HANG_S_MAX: Final = 2_147_483.0  # 24 days: poll(2) takes no more milliseconds than an int has room for
@@ -37,6 +38,7 @@ class WorkerLife:
         self.n_lives = 0  # since something went well or a request was given up, but for those that a text may have ended
         self._n_deaths = 0  # those, too
         self._n_given_up = 0  # requests of which it died, since something went well
+        self._n_beside_texts = 0  # deaths in calls while texts were tokenised, since something went well
         self.on_death: Callable[[], None] = lambda: None  # called from a thread of the worker's, whenever one has ended
         self.on_start: Callable[[WorkerProcess], None] = lambda process: None  # called before anybody else may use a new one
         self.process: WorkerProcess | None = None  # None: there is none just now
@@ -61,7 +63,7 @@ class WorkerLife:
 
     def went_well(self) -> None:
         """To be told by whoever asks the worker: it did what it is there for."""
-        self.n_lives = self._n_deaths = self._n_given_up = 0
+        self.n_lives = self._n_deaths = self._n_given_up = self._n_beside_texts = 0
 
     def was_blameless(self) -> None:
         """To be told by whoever asks the worker: it died of a request, which has been given up, and may well do without that.
@@ -87,10 +89,12 @@ class WorkerLife:
     def revive(self) -> None:
         """Start another worker with the same model; blocks. Raises: ModelDied when it cannot be, or was too often without success.
 
-        A life that ended between two calls, over a text, is no reason to give up: whoever asked to tokenise that does so by himself.
+        A life that a text may have ended, between two calls or in one, is no reason to give up: whoever asked to tokenise that does so by
+        himself.
         """
         process = self.process
-        is_a_texts = process is not None and any(process.texts_under_way.values())
+        is_a_texts = self.may_be_a_texts if process is None else any(process.texts_under_way.values())
+        self.may_be_a_texts = False
         why = self.bury()
         while not self.is_closed:
             self._n_deaths += 1
@@ -122,7 +126,8 @@ class WorkerLife:
             is_sent = True
             answer = _answer(process, on_progress)
         except Ended:
-            self.may_be_a_texts = any(process.texts_under_way.values())
+            self._n_beside_texts += any(process.texts_under_way.values())
+            self.may_be_a_texts = any(process.texts_under_way.values()) and self._n_beside_texts <= N_BESIDE_TEXTS_MAX
             raise ModelDied(f"the worker died: {self.bury()}") from None
         except Exception as error:
             if not is_sent:
@@ -157,7 +162,7 @@ class WorkerLife:
     def _start(self, on_progress: OnProgress, *, wants_vocabulary: bool) -> frames.AnyLoaded:
         try:
             process = WorkerProcess(lambda: self.on_death())
-        except OSError as error:  # the system has no process or no socket left, which may pass
+        except (OSError, RuntimeError) as error:  # the system has no process, no socket or no thread left, which may pass
             raise LoadFailed(f"{self._spec.path}: no process could be started for it: {error}") from error
         process.limit(max(LOAD_SILENCE_S, self.hang_s))
         load = frames.Load(self._factory, self._spec, logging.getLogger().getEffectiveLevel(), wants_vocabulary, self._embeds)

@@ -69,7 +69,14 @@ class WorkerProcess:
         self._n_aborted = 0  # the last step that was to end
         self.is_lost = False  # it has ended, or is about to
         self.texts_under_way = {"short": False, "long": False}  # or were, when it ended
-        threading.Thread(target=self._listen, name="worker log", daemon=True).start()
+        try:
+            threading.Thread(target=self._listen, name="worker log", daemon=True).start()
+        except RuntimeError:  # the system has no thread left
+            self._popen.kill()
+            self._popen.wait()
+            self._popen.stdout.close()  # type: ignore[union-attr]  # it is a pipe
+            _close(ours)
+            raise
 
     @property
     def pid(self) -> int:

@@ -92,8 +92,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt for `messages`, normalised first; `kwargs` are further variables of the template.
 
-        With `continue_final_message` the prompt ends where the last message, the assistant's, ends so far; the generation prompt is then
-        left out.
+        With `continue_final_message` the prompt ends where the last message, the assistant's, ends so far, within its reasoning if it has
+        no more than that and the template shows it; the generation prompt is then left out.
 
         Raises: InvalidRequest when the template refuses the messages or cannot work with them · TemplateLimitExceeded ·
         TemplateFailed when it does what it may not.
@@ -101,8 +101,9 @@ class ChatTemplate:
         _check_variables(kwargs)
         normal = self.normalize(messages)
         if continue_final_message:
-            text = self._render(_marked(normal), tools=tools, add_generation_prompt=False, **kwargs)
-            return _cut_at_mark(text)
+            marked = _marked(normal, self.features.reasoning_name)
+            texts = (self._render(one, tools=tools, add_generation_prompt=False, **kwargs) for one in marked)
+            return _cut_at_mark(next((text for text in texts if _END_MARK.strip() in text), ""))
         return self._render(normal, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -199,17 +200,22 @@ def n_chars(value: Any) -> int:
 # --- going on from the final message ------------------------------------------------------------------------------------------
 
 
-def _marked(messages: list[Message]) -> list[Message]:
-    """Return `messages` with a mark where the last one ends: searching for its text would find repetitions, or miss a trimmed one."""
+def _marked(messages: list[Message], reasoning_name: str) -> Iterator[list[Message]]:
+    """Give `messages` with a mark where the last one ends: searching for its text would find repetitions, or miss a trimmed one.
+
+    One that has reasoning alone ends in that, or, for templates that do not show it, in the content that it has not.
+    """
     if not messages or messages[-1].get("role") != "assistant":
         raise InvalidRequest("the last message is not the assistant's, so there is nothing to go on from", param="messages")
     final = messages[-1]
     content = final.get("content")
+    if final.get(reasoning_name) and not n_chars(content if isinstance(content, str) else [part["text"] for part in content or ()]):
+        yield [*messages[:-1], final | {reasoning_name: final[reasoning_name] + _END_MARK}]
     if isinstance(content, list) and content:
         content = [*content[:-1], content[-1] | {"text": content[-1]["text"] + _END_MARK}]
     else:
         content = (content or "") + _END_MARK
-    return [*messages[:-1], final | {"content": content}]
+    yield [*messages[:-1], final | {"content": content}]
 
 
 def _cut_at_mark(text: str) -> str:

@@ -10,6 +10,8 @@ import pytest
 from cllm.testing.scripted import ScriptedModel
 from tests.api.conftest import failing
 
+CHAT_CALL = {"id": "t1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+
 
 def body(content: Any = "hello", **fields: Any) -> dict[str, Any]:
     return {"model": "fake", "max_tokens": 8, "messages": [{"role": "user", "content": content}], **fields}
@@ -171,6 +173,18 @@ async def test_a_last_turn_of_the_assistant_is_gone_on_from(serve: Any) -> None:
     said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "My answer is"}]
     async with serve() as api:
         assert await prompt_of(api, messages=said) == "<turn>user\nx<end><turn>assistant\nMy answer is"
+
+
+async def test_one_that_called_something_is_over(serve: Any) -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "look_up", "input": {}}
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text", "text": "Let me look."}, call]}]
+    async with serve() as api:
+        prompt = await prompt_of(api, messages=said)
+        chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "so", "tool_calls": [CHAT_CALL]}]
+        refused = await api.chat(messages=chat, continue_final_message=True, add_generation_prompt=False)
+    assert prompt.endswith("<end><turn>assistant\n")
+    assert (refused.status, refused.error["param"]) == (400, "messages")
+    assert "the last message calls tools" in refused.error["message"]
 
 
 async def test_a_key_opens_it_as_x_api_key(serve: Any) -> None:

@@ -326,3 +326,24 @@ async def test_special_tokens_in_what_a_user_wrote_are_read_as_llama_server_read
     async with serve() as api:
         tokens = (await api.post("/tokenize", {"messages": [{"role": "user", "content": "<end>"}]})).json["tokens"]
     assert tokens.count(257) == 2
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+async def test_minus_1_is_no_limit_and_nothing_else_below_1_is_taken(serve: Any, name: str) -> None:
+    others = {"max_tokens": None, "min_tokens": 30, name: -1}
+    async with serve(FakeModel(n_tokens_to_end=40)) as api:
+        answer = await api.chat(**others)
+        completed = await api.complete(**others)
+        refused = [await api.chat(**{"max_tokens": None, name: n}) for n in (0, -2)]
+    for each in (answer, completed):
+        assert each.finish()[0] == "stop"
+        assert each.json["usage"]["completion_tokens"] > 30, "more than a completion's usual limit"
+    assert [(each.status, each.error["param"]) for each in refused] == [(400, name)] * 2
+
+
+async def test_a_templates_variables_are_few(serve: Any) -> None:
+    async with serve() as api:
+        taken = await api.chat(chat_template_kwargs={"x": list(range(9000))})
+        refused = await api.chat(chat_template_kwargs={"x": {"y": [[1] * 5000, [2] * 5000]}})
+    assert taken.status == 200
+    assert (refused.status, refused.error["param"]) == (400, "chat_template_kwargs")

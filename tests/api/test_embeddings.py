@@ -239,8 +239,8 @@ async def test_a_model_that_only_gives_vectors_serves_those_and_says_so_otherwis
 async def test_documents_come_in_the_order_of_their_relevance(serve: Any) -> None:
     documents = ["alpha", "beta", {"text": "gamma"}, "delta"]
     async with serve(embedder=FakeEmbedder(pooling=Pooling.RANK)) as api:
-        answer = await api.post("/v1/rerank", {"query": "which", "documents": documents})
-        best = await api.post("/rerank", {"query": "which", "documents": documents, "top_n": 2, "return_documents": True})
+        answer = await api.post("/v1/rerank", {"query": "which", "documents": documents, "return_documents": False})
+        best = await api.post("/rerank", {"query": "which", "documents": documents, "top_n": 2})
         alone = [(await api.post("/rerank", {"query": "which", "documents": [d]})).json["results"][0] for d in documents]
     scores = [one["relevance_score"] for one in alone]
     assert (answer.json["method"], answer.json["model"]) == ("rank", "fake-embedder")
@@ -249,6 +249,7 @@ async def test_documents_come_in_the_order_of_their_relevance(serve: Any) -> Non
     assert all(0 <= score <= 1 for score in scores)
     texts = ["alpha", "beta", "gamma", "delta"]
     assert [one["document"]["text"] for one in best.json["results"]] == [texts[one["index"]] for one in answer.json["results"][:2]]
+    assert all("document" not in one for one in answer.json["results"])
     assert answer.json["usage"]["total_tokens"] == 4 * len("which") + 4 + sum(map(len, texts))
 
 

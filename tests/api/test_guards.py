@@ -348,8 +348,9 @@ async def test_the_cap_of_all_keys_holds_only_where_there_are_keys(serve: Any) -
 
 
 async def test_a_key_may_have_a_priority_that_its_requests_cannot_pass(serve: Any) -> None:
-    async with serve(FakeModel(step_s=lambda batch: 0.005), api_key=("first", "other priority=5")) as api:
-        assert (await api.post("/v1/completions", {"prompt": "x", "priority": -1}, X_Api_Key="first")).status == 200
+    async with serve(FakeModel(step_s=lambda batch: 0.005), api_key=("first", "urgent priority=-1", "other priority=5")) as api:
+        for key, status in (("first", 400), ("urgent", 200)):  # or whoever names a lower one has all others wait
+            assert (await api.post("/v1/completions", {"prompt": "x", "priority": -1}, X_Api_Key=key)).status == status
         refused = await api.post("/v1/completions", {"prompt": "x", "priority": 4}, X_Api_Key="other")
         assert (refused.status, refused.error["param"]) == (400, "priority")
         async with api.asking("/v1/completions", b'{"prompt": "x", "max_tokens": 4000, "stream": true}', X_Api_Key="other") as exchange:
@@ -357,6 +358,11 @@ async def test_a_key_may_have_a_priority_that_its_requests_cannot_pass(serve: An
             (running,) = (await api.get("/slots", X_Api_Key="other")).json
             exchange.leave()
     assert running["priority"] == 5
+
+
+async def test_without_keys_any_priority_may_be_named(serve: Any) -> None:
+    async with serve() as api:
+        assert (await api.post("/v1/completions", {"prompt": "x", "priority": -9})).status == 200
 
 
 async def test_refusals_are_counted_by_why(serve: Any) -> None:

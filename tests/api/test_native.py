@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import trio
 
 from cllm.api.app import OPERATIONS
 from cllm.api.native import _wants_page
@@ -145,6 +146,34 @@ async def test_the_benchmark_runs_through_the_scheduler_and_measures(serve: Any)
         assert 0 < spread["min"] <= spread["p50"] <= spread["p99"] <= spread["max"]
         assert spread["min"] <= spread["mean"] <= spread["max"]
     assert data["tokens_per_second"] == pytest.approx(30 / data["total_time"], rel=0.01)
+
+
+async def test_a_benchmark_of_which_nothing_is_answered_is_refused_as_its_requests_are(serve: Any) -> None:
+    async with serve(FakeModel(n_ctx_train=64), enable_benchmark=True) as api:
+        answer = await api.post("/benchmark", {"prompt": "x" * 100})
+    assert (answer.status, answer.json["success"]) == (400, False)
+
+
+async def test_a_key_that_may_not_have_so_many_under_way_is_told_and_nothing_goes_on(serve: Any) -> None:
+    keys = {"api_key": ("one cap=2", "late priority=5")}
+    async with serve(FakeModel(step_s=lambda batch: 0.002), enable_benchmark=True, **keys) as api:
+        refused = await api.post("/benchmark", {"requests": 9, "concurrency": 3, "max_tokens": 50}, X_Api_Key="one")
+        await api.idle()
+        taken = await api.post("/benchmark", {"requests": 4, "concurrency": 2, "max_tokens": 5}, X_Api_Key="one")
+        seen: list[int] = []
+
+        async def look() -> None:
+            while True:
+                seen.extend(view.priority for view in api.scheduler.views())
+                await trio.sleep(0.001)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await api.post("/benchmark", {"requests": 2, "max_tokens": 20}, X_Api_Key="late")
+            nursery.cancel_scope.cancel()
+    assert (refused.status, refused.json["retry_after"] >= 1) == (429, True)
+    assert taken.json["data"]["completed"] == 4
+    assert set(seen) == {5}
 
 
 @pytest.mark.parametrize("body", [{"requests": 0}, {"requests": 10**9}, {"concurrency": 1000}, {"max_tokens": -1}, {"prompt": 1}])

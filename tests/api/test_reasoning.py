@@ -169,6 +169,30 @@ async def test_an_answer_goes_on_within_the_reasoning_of_the_final_message(serve
     assert (reasoning_of(answer), answer.text()) == (reasoning, content)
 
 
+SHOWN = (  # as Qwen's, which shows the last message's reasoning
+    "{% for message in messages %}<turn>{{ message.role }}\n"
+    "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content.strip('\\n') }}\n</think>\n\n{% endif %}"
+    "{{ message.content }}<end>{% endfor %}{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("content", ["", None])
+async def test_an_answer_that_was_cut_in_its_reasoning_is_gone_on_with_there(serve: Any, content: str | None) -> None:
+    cut = {"role": "assistant", "content": content, "reasoning_content": "hm,"}
+    async with serve(says(THOUGHT, SHOWN)) as api:
+        answer = await api.chat(messages=[{"role": "user", "content": "2 + 3?"}, cut], **GOES_ON)
+        whole = await api.chat(messages=[{"role": "user", "content": "2 + 3?"}, {**cut, "content": "It"}], **GOES_ON)
+    assert (reasoning_of(answer), answer.text()) == (" so", "It is 5.")
+    assert reasoning_of(whole) == "", "what has content has done with its reasoning"
+
+
+async def test_a_template_that_shows_no_reasoning_goes_on_without(serve: Any) -> None:
+    cut = {"role": "assistant", "content": "", "reasoning_content": "hm,"}
+    async with serve(says(THOUGHT)) as api:
+        answer = await api.chat(messages=[{"role": "user", "content": "2 + <think>3?"}, cut], **GOES_ON)
+    assert (reasoning_of(answer), answer.text()) == ("hm, so", "It is 5.")
+
+
 async def test_where_reasoning_may_have_no_token_that_of_the_final_message_ends_at_once(serve: Any) -> None:
     async with serve(says(THOUGHT)) as api:
         answer = await api.chat(messages=begun("<think>\nhm"), reasoning_budget=0, **GOES_ON)

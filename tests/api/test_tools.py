@@ -357,6 +357,24 @@ async def test_an_answer_may_be_held_to_a_schema_and_call_tools_instead(serve: A
         assert (refused.status, refused.error["param"]) == (400, "structured_outputs.regex")
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}}, "response_format"),
+    ],
+)
+async def test_what_no_answer_could_be_held_to_is_refused_also_where_calls_leave_it_no_place(
+    serve: Any, fields: dict[str, Any], param: str
+) -> None:
+    async with serve(says(TWO)) as api:
+        refused = await api.chat(tools=TOOLS, tool_choice="required", **fields)
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": CLOCK}}
+        answer = await api.chat(tools=TOOLS, tool_choice="required", response_format=form, max_tokens=300)
+    assert (refused.status, refused.error["param"].startswith(param)) == (400, True)
+    assert named(calls_of(answer))[0] == ("weather", {"city": "Ulm"})
+
+
 # --- results ----------------------------------------------------------------------------------------------------------
 
 CONVERSATION = [

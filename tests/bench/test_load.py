@@ -341,7 +341,7 @@ async def test_a_server_that_knows_openais_fields_alone_gets_no_others() -> None
     assert done.answers[0].is_exact
 
 
-@pytest.mark.parametrize("names", itertools.permutations(("max_tokens", "temperature", "top_p", "seed")), ids="-".join)
+@pytest.mark.parametrize("names", [*itertools.permutations(("max_tokens", "temperature", "top_p", "seed"))], ids="-".join)
 async def test_a_model_that_reasons_is_asked_in_the_words_that_it_takes_in_whatever_order_it_names_others(names: tuple[str, ...]) -> None:
     async def reasoning(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
         for name in ("ignore_eos", *names):

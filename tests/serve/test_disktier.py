@@ -769,6 +769,27 @@ async def test_no_more_is_written_than_there_is_room_for_on_disk(tmp_path: Path)
     assert {len(stored.tokens) for stored in open_tier(tmp_path)._stored.values()} == {470, 480}, "the last ones"
 
 
+async def test_what_is_refused_while_the_system_has_no_thread_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, one, two = open_tier(tmp_path), piece(TEXT[:200]), piece(TEXT[200:400])
+    for each in (one, two):
+        await tier.write(each)
+    path, other = path_of(tmp_path, one), path_of(tmp_path, two)
+    spoil(other, 0)
+
+    def unlink(_path: Path) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as some:
+        some.setattr(disktier, "_unlink", unlink)
+        tier.refuse([one])
+        await tier.write_owed()
+        assert await fetched(tier, TEXT[200:]) == []
+    assert path.exists()
+    assert other.exists()
+    await tier.keep([])
+    assert files(tmp_path) == []
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EROFS, "it can only be read"), RuntimeError("can't start new thread")])
 async def test_a_disk_that_takes_nothing_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     tier = open_tier(tmp_path)

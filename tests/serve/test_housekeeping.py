@@ -496,6 +496,23 @@ async def test_a_model_whose_close_raises_is_unloaded_and_the_others_answer(keep
     assert kept.ends == [None]
 
 
+async def test_a_model_that_takes_long_to_close_holds_up_no_other(keep: Keep) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def close() -> None:
+        begun.set()
+        may_end.wait(TEST_S)
+
+    async with keep("a", "b") as kept, trio.open_nursery() as nursery:
+        kept.backend.loaded[1][1].close = close  # type: ignore[method-assign]
+        nursery.start_soon(kept.keeper.unload, kept.tenant("b"))
+        await until(begun.is_set)
+        assert await kept.ask("a") == text_alone("once upon a time", 8)
+        assert kept.states() == "loaded unloading"
+        may_end.set()
+    assert kept.ends == [None]
+
+
 async def test_a_model_may_be_unloaded_and_is_loaded_again_when_asked(keep: Keep) -> None:
     async with keep("a", "b") as kept:
         await kept.keeper.unload(kept.tenant("b"))

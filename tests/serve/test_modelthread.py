@@ -11,7 +11,8 @@ import trio
 import trio.testing
 
 from cllm.errors import StepFailed
-from cllm.serve.modelthread import Waiting, open_model_thread, run_apart
+from cllm.serve import modelthread
+from cllm.serve.modelthread import NoThread, Waiting, open_model_thread, run_apart
 from cllm.testing.mortal import Panic
 
 
@@ -43,6 +44,36 @@ async def test_what_is_raised_and_is_no_exception_is_a_failed_step_wherever_the_
                 with pytest.raises(StepFailed, match=r"^Panic: called unwrap on nothing$"):
                     await run(panic)
         assert await thread.run(int) == 0
+
+
+async def test_where_the_system_has_no_thread_left_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, n_short = threading.Thread.start, 0
+
+    def start_late(thread: threading.Thread) -> None:
+        nonlocal n_short
+        if thread.name == "load" and n_short < 2:
+            n_short += 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(modelthread, "PAUSE_THREAD_S", 0.0)
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    assert await run_apart(divmod, 7, 2) == (3, 1)
+    assert n_short == 2
+    n_short = -1000
+    with pytest.raises(NoThread):
+        await run_apart(divmod, 7, 2)
+    async with open_model_thread() as thread:
+        with thread.shared():
+            assert await thread.run_last(int) == 0, "it is not left undone for that"
+
+
+async def test_what_ends_a_model_is_done_apart_where_others_compute_and_else_in_their_thread() -> None:
+    async with open_model_thread() as thread:
+        own = await thread.run(threading.get_ident)
+        assert await thread.run_last(threading.get_ident) == own
+        with thread.shared():
+            assert await thread.run_last(threading.get_ident) != own
 
 
 async def test_calls_are_done_one_at_a_time_in_the_order_they_come() -> None:

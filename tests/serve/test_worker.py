@@ -25,6 +25,7 @@ from cllm.engine.prices import Prices
 from cllm.errors import DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
 from cllm.serve import frames, workerlife
 from cllm.serve.crossing import Bench
+from cllm.serve.disktier import DiskTier
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.serve.workerprocess import WorkerProcess
 from cllm.testing import mortal
@@ -420,6 +421,54 @@ async def test_texts_that_kill_an_idle_worker_are_refused_and_do_not_end_the_ser
             await running.engine.tokenize(mortal.DEADLY_TEXT, add_special=False, parse_special=False)
         (answer,) = await answers(running, make_spec("the sea", 8))
     assert answer.text == text_alone("the sea", 8)
+
+
+def test_deaths_in_steps_beside_texts_are_put_down_to_these_as_long_as_that_is_likely(
+    model: WorkerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
+    monkeypatch.setattr(workerlife, "N_LIVES_MAX", 1)
+    monkeypatch.setattr(workerlife, "N_BESIDE_TEXTS_MAX", 3)
+
+    def die_beside_a_text() -> bool:
+        assert model.life.process is not None
+        model.life.process.texts_under_way["long"] = True
+        kill(model)
+        with pytest.raises(ModelDied):
+            model.drop(0)
+        return model.life.may_be_a_texts
+
+    is_a_texts = []
+    for _ in range(4):
+        is_a_texts.append(die_beside_a_text())
+        model.life.revive()
+    assert is_a_texts == [True, True, True, False], "then it may as well be the step's"
+    assert not die_beside_a_text()
+    with pytest.raises(ModelDied, match="in a row"):
+        model.life.revive()
+
+
+async def test_a_worker_that_dies_while_its_cache_is_kept_is_not_replaced_for_that(
+    model: WorkerModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(cache_dir=str(tmp_path))
+    tier = DiskTier.open(str(tmp_path), "worker", 1 << 30)
+    async with serving(model, settings, tier) as running:
+        await answers(running, make_spec("once upon a time " * 8, 8))
+        running.loop.stop()
+        await running.loop.wait_idle()
+        pid, plan_retirement = model.pid, running.scheduler.plan_retirement
+
+        def plan_and_kill() -> Any:
+            plan = plan_retirement()
+            if model.pid == pid:
+                kill(model)
+            return plan
+
+        monkeypatch.setattr(running.scheduler, "plan_retirement", plan_and_kill)
+        await until(lambda: running.loop._has_ended)
+        await running.loop.keep_prefixes()
+        assert model.life.process is None
 
 
 async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:

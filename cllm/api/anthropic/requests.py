@@ -179,12 +179,12 @@ class MessagesRequest(SamplingFields, kw_only=True):
 
 
 def conversation_of(body: CountRequest | MessagesRequest) -> Conversation:
-    """What is to be answered; a last turn of the assistant's is gone on from. Raises: InvalidRequest."""
+    """What is to be answered; a last turn of the assistant's is gone on from, unless it called something. Raises: InvalidRequest."""
     turns = _joined(body.messages)
     messages = [*_system(body.system), *turns]
     if not turns:
         raise InvalidRequest("messages: there is nothing in them", param="messages")
-    goes_on = messages[-1]["role"] == "assistant"
+    goes_on = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
     return Conversation(
         messages=messages,
         toolbox=_toolbox([*(body.tools or ()), *_added(body)], body.tool_choice),

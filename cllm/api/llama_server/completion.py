@@ -11,13 +11,14 @@ from msgspec import Meta
 from quart import Blueprint, Response, g
 
 from cllm.api import prompts, wire
-from cllm.api.context import Context
+from cllm.api.context import Context, current_key
 from cllm.api.errors import openai_shape
 from cllm.api.generation import Completion, Generation, check_room, open_generation
 from cllm.api.llama_server.answers import AnswerStream, ended, probabilities
-from cllm.api.llama_server.fields import NPredict, wanted_once
+from cllm.api.llama_server.fields import wanted_once
 from cllm.api.openai.shapes import Account, TokenNames, json_response
 from cllm.api.operations import JSON, SSE, Operation
+from cllm.api.sampling_fields import LimitOrNone
 from cllm.api.sse import SseBody, sse_response
 from cllm.api.structured import FormFields, compiled, form_of, told
 from cllm.backend import Vocabulary
@@ -35,7 +36,7 @@ class TextRequest(FormFields, kw_only=True):
 
     prompt: str | Annotated[list[int | str | Pieces], Meta(min_length=1)]
     model: str | None = None
-    n_predict: NPredict | None = None
+    n_predict: LimitOrNone | None = None
     n_probs: Annotated[int, Meta(ge=0, le=20)] | None = None
     post_sampling_probs: bool | None = None
     stream: bool | None = None
@@ -137,7 +138,8 @@ async def _tokens(context: Context, model: ServedModel, given: str | Pieces) -> 
             raise NotHeeded("prompt: this model's tokens are not known here, so that none can stand beside a text", param="prompt")
         return await prompts.text_prompt(context, text)
     try:  # at once, so that many short ones take one turn in a thread
-        tokens = await context.engine.tokenized(functools.partial(_mixed, model.vocabulary, given), len(text) + len(given))
+        mixed = functools.partial(_mixed, model.vocabulary, given)
+        tokens = await context.engine.tokenized(mixed, len(text) + len(given), current_key())
     except TokenizeFailed as error:
         raise InvalidRequest(f"prompt: {error}", param="prompt") from error
     return await prompts.token_prompt(model, tokens)

@@ -14,10 +14,10 @@ from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import check_room, open_generation
 from cllm.api.llama_server.answers import AnswerStream, ended
-from cllm.api.llama_server.fields import NPredict, wanted_once
+from cllm.api.llama_server.fields import wanted_once
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
-from cllm.api.sampling_fields import SamplingFields
+from cllm.api.sampling_fields import LimitOrNone, SamplingFields
 from cllm.api.sse import SseBody, sse_response
 from cllm.backend import InfillTokens
 from cllm.serve.engine import ServedModel
@@ -46,7 +46,7 @@ class InfillRequest(SamplingFields, kw_only=True):
     input_extra: Annotated[list[Extra], Meta(max_length=1024)] | None = None
     prompt: str | None = None
     model: str | None = None
-    n_predict: NPredict | None = None
+    n_predict: LimitOrNone | None = None
     stream: bool | None = None
 
 

@@ -73,6 +73,7 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     """Answer a conversation. Raises: RequestError."""
     model = await context.served(body.model)
     n_logprobs = _n_logprobs(body)
+    _check_limit(body)
     asked = context.wanted(body, model, max_tokens=None)
     prompts.check_turns(model, body.messages)
     chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
@@ -86,6 +87,13 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     choices = await prompts.by_length(n_logprobs, lambda: [_choice(i, answer, names) for i, answer in enumerate(answers)])
     head = envelope("chatcmpl", "chat.completion", model.name)
     return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
+
+
+def _check_limit(body: ChatRequest) -> None:
+    """A conversation is there to be answered: 0, which completions take, is none of its lengths. Raises: InvalidRequest."""
+    for name in ("max_completion_tokens", "max_tokens", "n_predict"):
+        if getattr(body, name) == 0:
+            raise InvalidRequest(f"{name}: expected at least 1, or -1 for no limit", param=name)
 
 
 def _n_logprobs(body: ChatRequest) -> int | None:

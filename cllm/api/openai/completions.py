@@ -35,7 +35,6 @@ class CompletionRequest(CommonFields, kw_only=True):
     """The body."""
 
     prompt: str | Annotated[list[int | str | list[int]], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=0, le=1 << 53)] | None = None  # 0: only the prompt is computed
     logprobs: Likeliest | None = None
     prompt_logprobs: Likeliest | None = None
     echo: bool | None = None

@@ -14,6 +14,7 @@ from quart import Response
 
 import cllm
 from cllm.api import sse
+from cllm.api.sampling_fields import LimitOrNone
 from cllm.api.structured import FormFields
 from cllm.backend import Vocabulary
 from cllm.engine.events import Finished, TokenLogprob
@@ -34,6 +35,9 @@ class CommonFields(FormFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    max_tokens: LimitOrNone | None = None
+    max_completion_tokens: LimitOrNone | None = None
+    n_predict: LimitOrNone | None = None
 
     @property
     def include_usage(self) -> bool:
