@@ -180,12 +180,12 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 8 and 16 has all of llama-server's settings, three or four of them for two pairs. The other runs
-have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one that was left
-after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, and
-after 1.6 beside `-kvu -b 64`, which went on. A server's memory is its greatest since its start, and caches of prompts grow with every pass,
-so the last pass of each start stands for it, mostly the second: one at a time cLLM had 1.08 of llama-server's after the first, and has 0.80
-after the second.
+are named below each table. `seed-40x8` at 8, 16 and 32 has all of llama-server's settings, three or four of them for two pairs. The other
+runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one that was
+left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these,
+and after 1.6 beside `-kvu -b 64`, which went on. A server's memory is its greatest since its start, and caches of prompts grow with every
+pass, so the last pass of each start stands for it, mostly the second: one at a time cLLM had 1.08 of llama-server's after the first, and
+has 0.80 after the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -196,8 +196,11 @@ those who have begun wait for half a second, and its tokens/s are less. `no prom
 memory; cLLM had 297 MB of what ended there after one pass beside other work. Where 160 requests come five at a time, `-no-kvu` keeps more
 of what ended, and cLLM has 0.32 of its memory. At 16 it is as at 8: beside llama-server as it comes tokens/s, first texts at p50, gaps up
 to p99 and whole answers are within three percent, none of which tells who is better, and `-b 64` has first texts at p50 after 0.56 of
-cLLM's time, by the same trade: it lets those who have begun wait, its gaps are three times as long at p99, and its tokens/s are less. The
-runs at 24 and 32 are of the slowest machine.
+cLLM's time, by the same trade: it lets those who have begun wait, its gaps are three times as long at p99, and its tokens/s are less. At
+32, on the machine with AMX, tokens/s and gaps are within three percent of the best settings', none of which tells who is better; first
+texts come after 1.13 times `-no-kvu`'s time at p90, and after 1.48 times that of `-kvu -b 64` at p50, whose tokens/s are two thirds of
+cLLM's. All first texts come after 4.2 s there, so that most miss the 4 s of a good request, which most of `-no-kvu`'s, after 3.8, keep. The
+run at 24 is of the slowest machine.
 
 **One at a time** (`seed-40x8` at 1). Gaps are 1.06 times as long at p50, 1 ms of 16: that is about what a step spends outside llama.cpp, by
 the ladder, with the half millisecond that drawing takes with the workload's sampling. Such a draw takes 0.13 ms by itself, and 0.47 where
@@ -280,7 +283,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-seed-40x8-c24": "2026-11-26 9784521335",
     "peers-seed-40x8-c32-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c32-openvino-Q8_0": "2026-11-25 16be67a521",
-    "peers-seed-40x8-c32": "2026-11-26 9907c93851",
+    "peers-seed-40x8-c32": "2026-11-28 19f33e9fb8",
     "peers-seed-40x8-c8-llama-cpp-python": "2026-11-25 16be67a521",
     "peers-seed-40x8-c8-openvino-Q4_K_M-matched": "2026-11-22 534e0ba3e8",
     "peers-seed-40x8-c8-openvino-Q4_K_M": "2026-11-25 16be67a521",
