@@ -14,6 +14,7 @@ from quart import g
 
 from cllm.api import prompts, wire
 from cllm.api.context import Context
+from cllm.api.sampling_fields import priority_of
 from cllm.engine.events import Delta, Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
@@ -62,7 +63,7 @@ async def run(context: Context) -> dict[str, Any]:
             sampling=SamplingParams(temperature=0.0),
             stopping=stopping,
             key=g.key,
-            priority=max(g.priority_least or 0, 0),
+            priority=priority_of(None, g.priority_least),
             request_id=g.request_id,
         )
         for _ in range(n_requests)

@@ -39,7 +39,7 @@ from cllm.text.dialect import Dialect
 from cllm.text.grammar import Grammar, Kind
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningReader
-from cllm.text.template import n_chars
+from cllm.text.template import n_chars, plain_text
 from cllm.text.thinking import Thinking
 from cllm.text.tools import Toolbox, ToolUse
 from cllm.text.unread import UnreadPrompt
@@ -333,15 +333,10 @@ def _goes_on_reasoning(dialect: Dialect, conversation: Conversation, text: str) 
     if dialect.calls.channels:
         return is_in_reasoning(text)
     final, reader = conversation.messages[-1], ReasoningReader(tags, opened=False)
-    content, reasoning = _plain(final.get("content")), (final.get("reasoning_content") or "").strip()
+    content, reasoning = plain_text(final.get("content")), (final.get("reasoning_content") or "").strip()
     reader.push(content)
     is_inside = reader.is_inside or (not content and bool(reasoning) and text.rstrip().endswith(reasoning))
     return is_inside and text.rfind(tags.opening) > text.rfind(tags.closing)
-
-
-def _plain(content: Any) -> str:
-    """A message's text, whose parts may stand by themselves."""
-    return content if isinstance(content, str) else "".join([part.get("text", "") for part in content or ()])
 
 
 async def _grammar(context: Context, model: ServedModel, conversation: Conversation, form: AnswerFormat | None) -> Grammar | None:

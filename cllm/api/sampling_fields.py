@@ -163,13 +163,14 @@ def wanted(
         seed=_seed(fields.seed),
         n=fields.n or 1,
         timeout_s=fields.timeout_s or timeout_s,
-        priority=_priority(fields.priority, priority_least),
+        priority=priority_of(fields.priority, priority_least),
         cache_prompt=fields.cache_prompt is not False,
         cache_salt=fields.cache_salt or "",
     )
 
 
-def _priority(given: int | None, least: int | None) -> int:
+def priority_of(given: int | None, least: int | None) -> int:
+    """A request's priority, of which `given` names one and `least` is the most urgent that it may be, None any. Raises: InvalidRequest."""
     if least is None:
         return given or 0
     if given is not None and given < least:

@@ -183,6 +183,11 @@ def _check_variables(kwargs: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"{name} is not for the request to set", param="chat_template_kwargs")
 
 
+def plain_text(content: Any) -> str:
+    """Return the text of a message's content, of its text parts one after the other."""
+    return content if isinstance(content, str) else "".join([part["text"] for part in content or ()])
+
+
 def n_chars(value: Any) -> int:
     """Return the characters in JSON-like `value`, however deep; names of members do not count."""
     n, rest = 0, [value]
@@ -209,7 +214,7 @@ def _marked(messages: list[Message], reasoning_name: str) -> Iterator[list[Messa
         raise InvalidRequest("the last message is not the assistant's, so there is nothing to go on from", param="messages")
     final = messages[-1]
     content = final.get("content")
-    if final.get(reasoning_name) and not n_chars(content if isinstance(content, str) else [part["text"] for part in content or ()]):
+    if final.get(reasoning_name) and not plain_text(content):
         yield [*messages[:-1], final | {reasoning_name: final[reasoning_name] + _END_MARK}]
     if isinstance(content, list) and content:
         content = [*content[:-1], content[-1] | {"text": content[-1]["text"] + _END_MARK}]
