@@ -27,7 +27,7 @@ SEED_MASK = (1 << 64) - 1
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: the seeds of a request's choices are all different
 INT32_MAX = (1 << 31) - 1
 TIMEOUT_S_MAX = 604_800.0
-NO_LIMIT = -1  # in the place of `max_tokens`, on the surfaces that take it
+NO_LIMIT = -1  # as `n_predict`, llama-server's own word; `max_tokens` below 0 is a mistake and stays one
 N_GROUP = 16  # bytes that nobody guesses
 
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -36,6 +36,7 @@ Factor: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 CountOrAll: TypeAlias = Annotated[int, Meta(ge=-1, le=INT32_MAX)]  # -1: the whole context, as in llama-server
 Limit: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 53)]
+LimitOrPrompt: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]  # 0: only the prompt is computed
 LimitOrNone: TypeAlias = Annotated[int, Meta(ge=-1, le=1 << 53)]  # -1: none, as in llama-server; 0: only the prompt is computed
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100.0, le=100.0)]

@@ -328,17 +328,30 @@ async def test_special_tokens_in_what_a_user_wrote_are_read_as_llama_server_read
     assert tokens.count(257) == 2
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
-async def test_minus_1_is_no_limit_and_nothing_else_below_1_is_taken(serve: Any, name: str) -> None:
-    others = {"max_tokens": None, "min_tokens": 30, name: -1}
+async def test_n_predict_minus_1_is_no_limit(serve: Any) -> None:
+    fields = {"max_tokens": None, "min_tokens": 30, "n_predict": -1}
     async with serve(FakeModel(n_tokens_to_end=40)) as api:
-        answer = await api.chat(**others)
-        completed = await api.complete(**others)
-        refused = [await api.chat(**{"max_tokens": None, name: n}) for n in (0, -2)]
-    for each in (answer, completed):
-        assert each.finish()[0] == "stop"
-        assert each.json["usage"]["completion_tokens"] > 30, "more than a completion's usual limit"
-    assert [(each.status, each.error["param"]) for each in refused] == [(400, name)] * 2
+        answers = [await api.chat(**fields), await api.complete(**fields)]
+    for answer in answers:
+        assert answer.finish()[0] == "stop"
+        assert answer.json["usage"]["completion_tokens"] > 30, "more than a completion's usual limit"
+
+
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        ("max_tokens", -1),
+        ("max_completion_tokens", -1),
+        ("n_predict", -2),
+        ("max_tokens", 0),
+        ("max_completion_tokens", 0),
+        ("n_predict", 0),
+    ],
+)
+async def test_no_other_limit_below_1_is_taken_for_an_answer(serve: Any, name: str, n: int) -> None:
+    async with serve() as api:
+        refused = await api.chat(**{"max_tokens": None, name: n})
+    assert (refused.status, refused.error["param"]) == (400, name)
 
 
 async def test_a_templates_variables_are_few(serve: Any) -> None:

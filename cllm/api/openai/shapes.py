@@ -14,7 +14,7 @@ from quart import Response
 
 import cllm
 from cllm.api import sse
-from cllm.api.sampling_fields import LimitOrNone
+from cllm.api.sampling_fields import LimitOrNone, LimitOrPrompt
 from cllm.api.structured import FormFields
 from cllm.backend import Vocabulary
 from cllm.engine.events import Finished, TokenLogprob
@@ -35,8 +35,8 @@ class CommonFields(FormFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: LimitOrNone | None = None
-    max_completion_tokens: LimitOrNone | None = None
+    max_tokens: LimitOrPrompt | None = None
+    max_completion_tokens: LimitOrPrompt | None = None
     n_predict: LimitOrNone | None = None
 
     @property
