@@ -1,39 +1,91 @@
-"""The report's plots: the ladder as a waterfall, peers as grouped bars, latency as distributions. Needs matplotlib."""
+"""The report's plots: the ladder as a waterfall, peers at a glance and as grouped bars, latency as distributions. Needs matplotlib."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.figures import FIGURES_BY_NAME
+from benchmarks.glance import FIGURES, SPEED, Standing, standings
 from benchmarks.layers import BORDER
-from benchmarks.report import Run, number, of_kind, plot_of, rung_slug, rung_title
+from benchmarks.report import GLANCE_PLOT, PARTS, Run, as_it_comes, number, of_kind, plot_of, rung_slug, rung_title
 from benchmarks.standings import BOTH, median_of, n_wrong
 from cllm.bench.plot import plot_latency, pyplot, save
 
 BARS: Final = ("tokens/s", "first text p90, ms", "between texts p99, ms", "whole answer p99, ms")
 MS_MOST: Final = 10_000.0  # more is told in seconds: longer numbers run into each other
 OURS, LOSS, GAIN, OTHERS = "#2a6f97", "#c1554b", "#5a9367", "#a9b4c2"
+PARTS_COLORS: Final = {"sampling": "#d9a441", "engine": "#7b6ca8", "rest": OURS}
+VERDICT_COLORS: Final = {"win": GAIN, "loss": LOSS, "unclear": OTHERS}
+AT_A_GLANCE: Final = (SPEED, *(name for name in FIGURES if "late one" not in name))
+BESIDE: Final[dict[str, Any]] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "frameon": False, "fontsize": 8}
+TIMES_MOST: Final = 8.0  # better or worse, that is drawn; the number says how far beyond it lies
 
 
 def draw(runs: Sequence[Run], folder: Path) -> None:
     """Draw everything that the page shows."""
     for run in [*of_kind(runs, "ladder"), *of_kind(runs, "stack")]:
         for rung in run["data"]["rungs"]:
-            draw_waterfall(rung, str(folder / plot_of(run, rung_slug(rung))))
+            draw_waterfall(rung, str(folder / plot_of(run, rung_slug(rung))), f"{run['name']}: {rung_title(rung)}")
     for run in of_kind(runs, "peers"):
         if run["data"]["best"]:
             draw_bars(run["data"]["sides"], str(folder / plot_of(run, "bars")), run["name"])
             plot_latency(_latency_sides(run), str(folder / plot_of(run, "latency")), run["name"])
+    if found := standings(as_it_comes(runs)):
+        draw_glance(found, str(folder / GLANCE_PLOT))
 
 
-def draw_waterfall(rung: Run, path: str) -> None:
-    """From the floor down, what each stage takes off, in percent of the floor; the line is the least and the most of the turns."""
-    figure, axis = pyplot().subplots(figsize=(8, 3.2))
+def draw_glance(found: Sequence[Standing], path: str) -> None:
+    """How many times better ours is, a panel for each figure and a line for each run, with the interval; right of 1 is better."""
+    names = list(dict.fromkeys(one.run for one in found))
+    by_figure = {name: [one for one in found if one.figure == name] for name in AT_A_GLANCE}
+    shown = {name: some for name, some in by_figure.items() if some}
+    figure, axes = pyplot().subplots(1, len(shown), figsize=(2 * len(shown) + 1, 1 + 0.26 * len(names)), sharey=True, squeeze=False)
+    for (name, some), axis in zip(shown.items(), axes[0], strict=True):
+        axis.axvline(1.0, color="black", linewidth=0.8)
+        for one in some:
+            place, color = names.index(one.run), VERDICT_COLORS[one.verdict]
+            low, middle, high = (min(max(end, 1 / TIMES_MOST), TIMES_MOST) for end in _ends(one))
+            axis.plot([low, high], [place, place], color=color, linewidth=1.6)
+            axis.plot([middle], [place], marker="o", markersize=4, color=color)
+            axis.annotate(f"{one.times_better:.2f}", (0.99, place), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=6)
+        axis.set_xscale("log", base=2)
+        axis.set_xlim(1 / TIMES_MOST, TIMES_MOST * 2.4)
+        axis.set_xticks([1 / 4, 1 / 2, 1, 2, 4, 8], ["¼", "½", "1", "2", "4", "8"])
+        axis.set_title(name.removesuffix(" of overloads").replace(", or ", "\nor "), fontsize=8)
+        axis.grid(visible=True, axis="y", alpha=0.3)
+    axes[0][0].set_yticks(range(len(names)), names)
+    axes[0][0].invert_yaxis()
+    handles = [pyplot().Line2D([], [], marker="o", color=color) for color in VERDICT_COLORS.values()]
+    labels = ["cLLM is better", "cLLM is worse", "not told apart"]
+    figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, bbox_to_anchor=(0.5, -0.02))
+    figure.suptitle("How many times better cLLM is than the best of the other server's settings (95 %)", y=0.97)
+    save(figure, path)
+
+
+def _ends(one: Standing) -> tuple[float, float, float]:
+    middle = one.times_better
+    return (middle if one.low is None else one.low), middle, (middle if one.high is None else one.high)
+
+
+def draw_waterfall(rung: Run, path: str, title: str) -> None:
+    """What each stage takes off the floor's tokens/s, and, where the parts of a step were timed, what a step costs outside llama.cpp."""
+    has_parts = any(stage.get("spent_us_per_step") for stage in rung["stages"])
+    figure, axes = pyplot().subplots(1 + has_parts, 1, figsize=(8, 5.6 if has_parts else 3.2), squeeze=False, sharex=True)
+    _draw_ratios(rung["stages"], axes[0][0])
+    if has_parts:
+        _draw_costs(rung["stages"], axes[1][0])
+    axes[-1][0].set_xticks(range(len(rung["stages"])), [f"{stage['number']} {stage['name']}" for stage in rung["stages"]], rotation=20)
+    axes[0][0].set_title(title)
+    save(figure, path)
+
+
+def _draw_ratios(stages: Sequence[Run], axis: Any) -> None:
+    """From the floor down, what each stage takes off, in percent of the floor, by medians; lines go from the least to the most turn."""
     before, at = 100.0, {}
-    for place, stage in enumerate(rung["stages"]):
+    for place, stage in enumerate(stages):
         ratios = [100 * ratio for ratio in stage["ratios"]]
         now = at[stage["name"]] = statistics.median(ratios)
         # What stands beside the others has lost to none of them unless it says to which: its bar then shows the floor's rest.
@@ -46,12 +98,27 @@ def draw_waterfall(rung: Run, path: str) -> None:
         axis.vlines(place, min(ratios), max(ratios), color="black", linewidth=0.8)
         axis.annotate(f"{now:.1f}", (place, max(now, before, *ratios)), ha="center", va="bottom", fontsize=8)
         before = now
-    lows = [100 * min(stage["ratios"]) for stage in rung["stages"]]
-    axis.set_ylim(max(0.0, min(lows) - 5), 100 * max(max(stage["ratios"]) for stage in rung["stages"]) + 4)
-    axis.set_xticks(range(len(rung["stages"])), [f"{stage['number']} {stage['name']}" for stage in rung["stages"]], rotation=20)
-    axis.set_ylabel("% of the first stage's tokens/s")
-    axis.set_title(rung_title(rung))
-    save(figure, path)
+    axis.set_ylim(0.0, 100 * max(max(stage["ratios"]) for stage in stages) + 14)
+    axis.set_ylabel(f"tokens/s, % of {stages[0]['name']}")
+    names = (f"what is left of {stages[0]['name']}", "less than the stage before", "more than it")
+    handles = [pyplot().Rectangle((0, 0), 1, 1, color=color) for color in (OURS, LOSS, GAIN)]
+    axis.legend([*handles, pyplot().Line2D([], [], color="black", linewidth=0.8)], [*names, "turns, least to most"], **BESIDE)
+
+
+def _draw_costs(stages: Sequence[Run], axis: Any) -> None:
+    """What a step spends outside llama.cpp in each stage, by its parts: this is what layers cost, whatever the machine's speed was."""
+    for place, stage in enumerate(stages):
+        at_ms, spent = 0.0, stage.get("spent_us_per_step", {})
+        for part, color in PARTS_COLORS.items():
+            ms = spent.get(part, 0.0) / 1000
+            axis.bar(place, ms, bottom=at_ms, color=color)
+            at_ms += ms
+        told = f"{at_ms:.2f}\n{100_000 * at_ms / sum(spent.values()):.1f} %" if spent else "not\ntimed"
+        axis.annotate(told, (place, at_ms), ha="center", va="bottom", fontsize=8)
+    axis.margins(y=0.25)
+    axis.set_ylabel("outside llama.cpp, ms\nand share of a step")
+    names = [PARTS[part] for part in PARTS_COLORS]
+    axis.legend([pyplot().Rectangle((0, 0), 1, 1, color=color) for color in PARTS_COLORS.values()], names, **BESIDE)
 
 
 def draw_bars(sides: Sequence[Run], path: str, title: str) -> None:

@@ -15,13 +15,14 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from benchmarks import results
+from benchmarks import glance, results
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME, N_STARTS_LEAST, Compared, compare
 from benchmarks.layers import BORDER
-from benchmarks.standings import best_rows, compared_by, key_of, median_of, n_wrong, title_of
+from benchmarks.standings import Page, best_rows, compared_by, key_of, median_of, n_wrong, title_of
 from benchmarks.words import (
     FOUND,
+    GLANCE,
     INTRODUCTION,
     KILLS,
     LADDER,
@@ -62,11 +63,13 @@ MAIN_TIMES: Final = (
 )  # fmt: skip
 MAIN_FIGURES: Final[tuple[str, ...]] = ("tokens/s", *MAIN_TIMES)
 MAIN_OVERLOAD_FIGURES: Final[tuple[str, ...]] = ("good requests/s", *MAIN_TIMES)
+LATE_FIGURE: Final = "first text of the late one, ms"  # of the prompt that everything else is measured beside
 SIDE_FIGURES: Final = (
     "tokens/s", "good requests/s", "first text p50, ms", "first text p99, ms", "between texts p50, ms", "between texts p99, ms",
-    "whole answer p99, ms", "longest wait of the others, ms", "server CPU per token, ms", "server peak memory, MiB",
+    "whole answer p99, ms", "longest wait of the others, ms", LATE_FIGURE, "server CPU per token, ms", "server peak memory, MiB",
 )  # fmt: skip
 THEIR_DEFAULT: Final = "as it comes"
+OTHER_ENGINES_FIGURES: Final = ("tokens/s", "between texts p99, ms", "server peak memory, MiB")
 PROMISED: Final = {  # beside the setting that is best at a figure, by workload,
     "seed-40x8": {"tokens/s": 1.05},
     "mixed": {"tokens/s": 1.05, "between texts p99, ms": 0.75},
@@ -74,6 +77,8 @@ PROMISED: Final = {  # beside the setting that is best at a figure, by workload,
     "shared-prefix": {"tokens/s": 2.0, "first text p90, ms": 0.25},
 }
 PROMISED_DEFAULT: Final = {"mixed": {"between texts p99, ms": 0.25}, "mixed-small": {"between texts p99, ms": 0.25}}  # and beside this one
+GLANCE_TITLE: Final = "At a glance"
+GLANCE_PLOT: Final = "beside-others.svg"
 BESIDE_HEAD: Final = (
     "workload", "figure", "cLLM", "the other", "cLLM over it (95 %)", "", "which, the best of how many settings",
     "pairs in which cLLM is better",
@@ -129,6 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def page(runs: Sequence[Run]) -> str:
     """The report."""
     parts = [INTRODUCTION, *([MACHINES] if all(is_written_of(of_kind(runs, kind), kind) for kind in FOUND) else [])]
+    parts += _at_a_glance(runs)
+    libraries, runs = _libraries_apart(runs)
+    parts += [f"Libraries, where a run has them and names no other version: {libraries}.\n"] if libraries else []
     parts += _section("ladder", LADDER, _all_ladders(of_kind(runs, "ladder")), runs)
     parts += _section("passes", PASSES, map(_passes, of_kind(runs, "passes")), runs)
     parts += _section("stack", STACK, (_stack(run) for run in of_kind(runs, "stack")), runs)
@@ -152,6 +160,30 @@ def is_written_of(runs: Sequence[Run], kind: str) -> bool:
     return measured == {name: when for name, when in WRITTEN_OF.items() if name.startswith(f"{kind}-")}
 
 
+def _at_a_glance(runs: Sequence[Run]) -> list[str]:
+    """What the rest comes to: what is kept of bare llama.cpp's speed, and who is faster at what."""
+    rungs = [(_with_requests(run, rung), rung) for run in of_kind(runs, "ladder") for rung in run["data"]["rungs"]]
+    served = [f"- {line}" for title, rung in rungs if (line := _served_enough(title, rung))]
+    rows = glance.by_figure(as_it_comes(runs))
+    told = [f"Streamed over HTTP ({SERVED}) beside a bare loop of llama_decode ({FLOOR}):\n", "".join(served)] if served else []
+    if rows:
+        told += [f"{GLANCE}\n", table(("", "cLLM is better at", "worse at", "not told apart at"), rows)]
+        told.append(f"![who is faster]({GLANCE_PLOT})\n")
+    return [f"## {GLANCE_TITLE}\n", *told] if told else []
+
+
+def _libraries_apart(runs: Sequence[Run]) -> tuple[str, list[Run]]:
+    """The libraries that most runs have, to be told once, and the runs with what else they have."""
+    counts: dict[str, Counter[str]] = {}
+    for run in runs:
+        for name, version in run["machine"]["libraries"].items():
+            counts.setdefault(name, Counter())[version] += 1
+    usual = {name: versions.most_common(1)[0][0] for name, versions in counts.items()}
+    others = [{name: one for name, one in run["machine"]["libraries"].items() if one != usual[name]} for run in runs]
+    rest = [{**run, "machine": {**run["machine"], "libraries": own}} for run, own in zip(runs, others, strict=True)]
+    return ", ".join(f"{name} {version}" for name, version in usual.items()), rest
+
+
 def _section(kind: str, text: str, bodies: Iterable[str], runs: Sequence[Run]) -> list[str]:
     shown = list(bodies)
     found = [FOUND[kind]] if kind in FOUND and is_written_of(of_kind(runs, kind), kind) else []
@@ -160,17 +192,17 @@ def _section(kind: str, text: str, bodies: Iterable[str], runs: Sequence[Run]) -
 
 def _all_ladders(runs: Sequence[Run]) -> list[str]:
     """Every stage's ratio to the first in one table, and whether what users meet is fast enough; then each ladder by itself."""
-    rungs = [(_with_requests(run, rung), rung) for run in runs for rung in run["data"]["rungs"]]
+    rungs = [(f"{_with_requests(run, rung)}; {_when(run)}", rung) for run in runs for rung in run["data"]["rungs"]]
     stages = sorted((stage for _, rung in rungs for stage in rung["stages"]), key=lambda stage: int(stage["number"]))
     names = dict.fromkeys(stage["name"] for stage in stages)
     ratios = [{stage["name"]: _ratios(stage.get("ratios")) for stage in rung["stages"]} for _, rung in rungs]
     rows = [(name, *(one.get(name, "") for one in ratios)) for name in names]
-    served = [line for title, rung in rungs if (line := _served_enough(title, rung))]
     if not rungs:
         return []
     added = dict.fromkeys(names, "") | {stage["name"]: stage["adds"] for _, rung in rungs for stage in rung["stages"] if stage.get("adds")}
     ratios_of_all = table(("", "adds", *(f"ratio to the first: {title}" for title, _ in rungs)), [(n, added[n], *r) for n, *r in rows])
-    return [ratios_of_all, *served, *map(_ladder, runs)]
+    layers = table(("", "what it spends time on", "what was done about it"), [(n, REASONS[n], MENDED[n]) for n in names if n in REASONS])
+    return [ratios_of_all, layers, *map(_ladder, runs)]
 
 
 def _of_served(rung: Run, figure: str) -> float | None:
@@ -184,20 +216,32 @@ def _served_enough(title: str, rung: Run) -> str:
     if stage is None or floor["name"] != FLOOR:
         return ""
     ratios = stage["ratios"]
-    ratio = statistics.median(ratios)
+    median = statistics.median(ratios)
     compared = _by_start(rung, stage, floor)
-    is_sure = _has_starts(compared) and compared.low is not None and not compared.low < SERVED_LEAST < (compared.high or 0.0)
-    verdict = f"{'kept' if ratio >= SERVED_LEAST else 'missed'}{'' if is_sure else ', by the median alone'}"
-    promised = f", promised is at least {SERVED_LEAST:g}: {verdict}" if rung.get("concurrency") == SERVED_AT else ""
+    promised = f", promised is at least {SERVED_LEAST:g}: {_verdict(median, compared)}" if rung.get("concurrency") == SERVED_AT else ""
     share = _share(stage)
     within = "" if share == UNKNOWN else f" Of its steps' time, {share} is in llama.cpp{_less_waiting(stage, floor)}."
     faster = [one["name"] for one in rung["stages"][1:] if len(one["ratios"]) > 1 and min(one["ratios"]) > 1]
     doubt = f" {' and '.join(faster)} had more than the first in every turn: it was not the floor there." if faster else ""
     starts = f", of {compared.n_starts} {'start' if compared.n_starts == 1 else 'starts'}"
-    is_told = compared.low is not None and _has_starts(compared)
-    interval = f"; the mean lies from {compared.low:.3f} to {compared.high:.3f} with 95 %" if is_told else ""
-    told = f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} turns{starts}) of the first{interval}"
+    by_median = f"{median:.3f} by the median ({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} turns{starts})"
+    told = f"{by_median}, to {_mean_of_first(compared)} by the mean"
     return f"{title}: {SERVED} comes to {told}{promised}.{within}{doubt}\n"
+
+
+def _mean_of_first(compared: Compared) -> str:
+    """The mean ratio, with its interval where there were enough starts for one."""
+    is_told = compared.low is not None and _has_starts(compared)
+    return f"{compared.ratio:.3f}" + (f" ({compared.low:.3f} to {compared.high:.3f} with 95 %)" if is_told else "")
+
+
+def _verdict(median: float, compared: Compared) -> str:
+    """Whether what is served is enough of the first: unclear where median and mean differ in that."""
+    by_median, by_mean = ("kept" if ratio >= SERVED_LEAST else "missed" for ratio in (median, compared.ratio))
+    if by_median != by_mean:
+        return f"unclear, {by_median} by the median and {by_mean} by the mean"
+    is_sure = _has_starts(compared) and compared.low is not None and not compared.low < SERVED_LEAST < (compared.high or 0.0)
+    return by_median if is_sure else f"{by_median}, but not for sure"
 
 
 def _by_start(rung: Run, stage: Run, below: Run) -> Compared:
@@ -263,10 +307,10 @@ def _loss(rung: Run, stage: Run, below: Run) -> str:
     compared = _by_start(rung, stage, below)
     if compared.low is not None and compared.low < 1 < (compared.high or 0.0):
         lost += f", which these turns do not tell from none: {compared.low:.3f} to {compared.high:.3f} of it with 95 %"
-    steps = tuple(statistics.median(one["n_steps"]) for one in (stage, below) if one.get("n_steps"))
+    steps = tuple(round(statistics.median(one["n_steps"])) for one in (stage, below) if one.get("n_steps"))
     if len(set(steps)) == 2:
         late = ", since clients come back a step late" if steps[0] > steps[1] else ""
-        lost += f", in {steps[0]:.0f} steps instead of {steps[1]:.0f}{late}"
+        lost += f", in {steps[0]} steps instead of {steps[1]}{late}"
     took = ", ".join(
         f"{number(spread['median'])} ({number(spread['min'])} to {number(spread['max'])}) us {PARTS[part]}" for part, spread in more.items()
     )
@@ -274,10 +318,7 @@ def _loss(rung: Run, stage: Run, below: Run) -> str:
     if own_share is not None:
         lost += f"; outside llama.cpp a step took {_percent(abs(own_share))} {'more' if own_share >= 0 else 'less'}"
         if own_share <= LOSS_TOLD:
-            return (
-                f"{lost}: the rest is in llama.cpp's own calls, whose rows are the same. What makes them longer is not told apart"
-                f"{_waiting(stage, below)}.{where} Done about its own part: {MENDED[stage['name']]}."
-            )
+            return f"{lost}: the rest is in llama.cpp's own calls{_waiting(stage, below)}.{where}"
     if "beside" in stage and own_share is None:  # its model's calls are in another process, where nobody times them
         return f"{lost}; its own part of that is not told apart. What it adds: {REASONS[stage['name']]}. Done: {MENDED[stage['name']]}."
     between = list(REASONS)[below["number"] : stage["number"]]
@@ -533,6 +574,11 @@ def _verified(runs: Sequence[Run]) -> list[str]:
     return [table(head, rows), *(f"{run['name']}: {_circumstances(run)}" for run in runs)] if runs else []
 
 
+def as_it_comes(runs: Sequence[Run]) -> list[Run]:
+    """The comparisons of `cllm serve` without options of its own."""
+    return [run for run in of_kind(runs, "peers") if not run["settings"].get("ours")]
+
+
 def beside_others(runs: Sequence[Run]) -> list[Run]:
     """The comparisons with other servers: `cllm serve` as it comes first, then with options, as another backend."""
     return sorted(of_kind(runs, "peers"), key=lambda run: bool(run["settings"].get("ours")))
@@ -570,6 +616,9 @@ def _promised_beside(runs: Sequence[Run]) -> list[str]:
 def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
     workload, sides = run["settings"].get("workload", {}).get("name"), run["data"]["sides"]
     own = PROMISED_DEFAULT.get(workload, {})
+    default = f"{sides[0]['peer']} {THEIR_DEFAULT}"
+    if own and all(side["setting"] != THEIR_DEFAULT for side in sides):
+        yield from ((_title(run), name, default, UNKNOWN, f"at most {bound:g}", "not measured") for name, bound in own.items())
     if not own or len(sides) > 1 or sides[0]["setting"] != THEIR_DEFAULT:  # a default alone is not the best of their settings
         best = f"the best of {_n_settings(run['data'])}" if len(sides) > 1 else "the only setting measured"
         rows = {row["figure"]: row for row in _best(run)}
@@ -605,7 +654,10 @@ def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[s
 
 
 def _main_figures(run: Run) -> tuple[str, ...]:
-    return MAIN_OVERLOAD_FIGURES if run["settings"].get("rate") else MAIN_FIGURES
+    if run["settings"].get("rate"):
+        return MAIN_OVERLOAD_FIGURES
+    has_late = run["settings"].get("workload", {}).get("n_prompt_late")
+    return (*MAIN_FIGURES, LATE_FIGURE) if has_late else MAIN_FIGURES
 
 
 def _main_rows(run: Run, wanted: Sequence[str]) -> list[tuple[str, ...]]:
@@ -629,8 +681,10 @@ def _requests(workload: Run) -> str:
 
 def _best(run: Run) -> list[Run]:
     """The figures of ours beside the setting that is best at each: by the pairs that are kept, not by what was said when they were made."""
-    sides = {key_of(side): side for side in run["data"]["sides"]}
-    return [{**row, "n_failed": n_wrong(sides[row["peer"], row["setting"]], "ours")} for row in best_rows(run["data"]["sides"])]
+    data = run["data"]
+    sides = {key_of(side): side for side in data["sides"]}
+    rows = best_rows(data["sides"], unfinished=data.get("unfinished", ()))
+    return [{**row, "n_failed": n_wrong(sides[row["peer"], row["setting"]], "ours")} for row in rows]
 
 
 def _peers(run: Run) -> str:
@@ -640,8 +694,11 @@ def _peers(run: Run) -> str:
         rows = [(row["figure"], *_best_cells(row, run)) for row in _best(run)]
         parts.append(table(BESIDE_HEAD[1:], rows))
         parts.append(f"![{run['name']}: figures]({plot_of(run, 'bars')})\n\n![{run['name']}: latency]({plot_of(run, 'latency')})\n")
-    parts.append("All settings, medians of theirs, and of ours beside each, and what that is for us:\n")
-    parts.append(_sides(data["sides"]))
+    if len(data["sides"]) > 1 or any(n_wrong(side, "theirs") for side in data["sides"]):
+        parts.append("All settings, medians of theirs, and of ours beside each, and what that is for us:\n")
+        parts.append(_sides(data["sides"]))
+    else:
+        parts += map(_alone, data["sides"])
     parts += [_busy_client(side) for side in data["sides"] if side["client_cpu_share_max"] > CLIENT_SHARE_MAX]
     parts += [line for side in data["sides"] if (line := _busy_while_idle(side))]
     parts += [_unanswered(side) for side in data["sides"] if n_wrong(side, "theirs")]
@@ -711,6 +768,13 @@ def _side_cell(side: Run, name: str) -> str:
     return f"{number(median_of(side, name, 'theirs'))} / {number(median_of(side, name, 'ours'))}{verdict}"
 
 
+def _alone(side: Page) -> str:
+    """Of the only setting, whose figures have a table already, what is not in that."""
+    failed, inexact = (" / ".join(str(side[name][whose]) for whose in ("theirs", "ours")) for name in ("n_failed", "n_inexact"))
+    share = f"{side['client_cpu_share_max']:.0%}"
+    return f"Theirs / ours: failed {failed}, not exactly as many tokens {inexact}. The client took {share} of a core at most.\n"
+
+
 def _busy_client(side: Run) -> str:
     share = f"{side['client_cpu_share_max']:.0%}"
     return f"Beside {side['peer']} {side['setting']} the client took up to {share} of a core: it may be what limits these figures.\n"
@@ -734,10 +798,11 @@ def _unanswered(side: Run) -> str:
 def _circumstances(run: Run) -> str:
     machine, settings = run["machine"], run["settings"]
     libraries = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())
+    others = f"; {libraries}" if libraries else ""
     facts = ", ".join(f"{name} {_fact(value)}" for name, value in settings.items() if value not in (None, "", [], {}))
     return (
         f"{run['date']}, revision {machine['revision']}, {_processor(machine)}, {machine['n_cores']} cores, "
-        f"{machine['memory_gib']} GiB, {machine['kernel']}, Python {machine['python']}; {libraries}. Settings: {facts}.\n"
+        f"{machine['memory_gib']} GiB, {machine['kernel']}, Python {machine['python']}{others}. Settings: {facts}.\n"
     )
 
 
@@ -779,7 +844,8 @@ def readme_table(runs: Sequence[Run]) -> str:
                     "",
                     "bare llama.cpp, tokens/s",
                     "streamed over HTTP",
-                    "ratio, by turns (least to most)",
+                    "ratio, median of the turns (least to most)",
+                    "mean (95 %)",
                     "of its steps' time in llama.cpp",
                     "turns",
                     "when",
@@ -796,7 +862,7 @@ def readme_table(runs: Sequence[Run]) -> str:
 def _workloads() -> str:
     """What each workload sends."""
     rows = [(one.name, str(one.n_requests), _arriving(one), _prompts(one), _sizes(one.n_generated)) for one in WORKLOADS.values()]
-    return table(("workload", "requests", "at a time", "tokens of a prompt", "tokens of an answer"), rows)
+    return table(("workload", "requests, if a row names no other", "at a time", "tokens of a prompt", "tokens of an answer"), rows)
 
 
 def _arriving(workload: Workload) -> str:
@@ -828,8 +894,8 @@ def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
         if SERVED in by_name and rung["stages"][0]["name"] == FLOOR:
             floor, served = rung["stages"][0], by_name[SERVED]
             speeds = [number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
-            turns = str(len(served["ratios"]))
-            rows.append((_with_requests(run, rung), *speeds, _ratios(served["ratios"]), _share(served), turns, _when(run)))
+            turns, mean = str(len(served["ratios"])), _mean_of_first(_by_start(rung, served, floor)).replace(" with 95 %", "")
+            rows.append((_with_requests(run, rung), *speeds, _ratios(served["ratios"]), mean, _share(served), turns, _when(run)))
     return rows
 
 
@@ -838,7 +904,8 @@ def _readme_peers(runs: Sequence[Run]) -> list[str]:
     lines: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for run in runs:
         wanted = _main_figures(run)
-        wanted = wanted[:1] if run["settings"].get("ours") else wanted  # of another engine the rest is on the page
+        if run["settings"].get("ours"):  # of another engine the rest is on the page
+            wanted = OTHER_ENGINES_FIGURES
         rows = {row["figure"]: row for row in _best(run)}
         if wanted[0] not in rows:  # answers were not exact, so that tokens cannot be compared: good ones can
             wanted = ("good requests/s", *wanted[1:])

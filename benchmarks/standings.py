@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -82,11 +82,23 @@ def promising(sides: Sequence[Page]) -> set[tuple[str, str]]:
     return {key_of(side) for figure in FIGURES if (side := best_side(sides, figure)) is not None}
 
 
-def best_rows(sides: Sequence[Page]) -> list[dict[str, Any]]:
-    """Every figure of ours beside the setting that is best at it, of those that have all pairs."""
+def best_rows(sides: Sequence[Page], unfinished: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Every figure of ours beside the setting that is best at it, of those that have all pairs.
+
+    Settings that are named as `unfinished` were to have them, too: nothing is won at what one of them was better at in the pairs it had.
+    """
     full = max((side["n_pairs"] for side in sides), default=0)
     complete = [side for side in sides if side["n_pairs"] == full]
-    return [row for figure in FIGURES if (row := _best_row(complete, figure)) is not None]
+    ended = [side for side in sides if title_of(side) in unfinished]
+    rows = [(figure, row) for figure in FIGURES if (row := _best_row(complete, figure)) is not None]
+    return [{**row, "verdict": "unclear"} if row["verdict"] == "win" and _is_better(ended, figure) else row for figure, row in rows]
+
+
+def _is_better(sides: Sequence[Page], figure: Figure) -> bool:
+    """Whether one of them makes more of a figure than ours."""
+    side = best_side(sides, figure)
+    found = compared_by(side, figure.name) if side is not None else None
+    return found is not None and (found.ratio < 1 if figure.is_higher_better else found.ratio > 1)
 
 
 def _best_row(sides: Sequence[Page], figure: Figure) -> dict[str, Any] | None:

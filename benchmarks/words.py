@@ -20,12 +20,19 @@ Models named `qwen3-0.6b` have that shape and random weights, made by `python -m
 say, texts mean nothing. Ratios are taken within a pair or a turn, since a machine's speed changes within minutes, and tokens/s of different
 runs cannot be compared. Where a ratio stands beside two figures, these are medians each by itself, of which it is not the quotient. A ratio
 is cLLM's figure over the other's: of times less than 1 is better, of tokens/s more. The first text is the first chunk that a client sees of
-an answer, and between texts is the time from one chunk to the next.
+an answer, and between texts is the time from one chunk to the next. Promised is what cLLM sets itself as a bound, kept or missed.
 """
 
 MACHINES: Final = """\
 The runs are of several machines, each with two cores that it shares with others: some have AVX-512, some AVX2 alone, one AMX, which runs
 name since that is kept; one was up to three times as slow as another.
+"""
+
+GLANCE: Final = """\
+Beside other servers, `cllm serve` as it comes. Each number is how many times better cLLM is: its tokens/s over theirs, or their time over
+its own. Each figure is beside the setting of theirs that is best at it; * marks runs beside one or some of the seven settings that
+llama-server is to be started with, where another might have been better. Not told apart is what has 1 within its 95 % interval, or had too
+few starts.
 """
 
 LADDER: Final = """\
@@ -37,9 +44,9 @@ at the next barrier of the model's graph, up to that long for each thread. The C
 takes more than 1 % off the one above, by the median of the turns, or makes a step more than 1 % longer outside llama.cpp, is told below the
 table. What a step took more is told apart: in llama.cpp's own call, which is the same rows' work in every stage, so that more of it is the
 machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in all the rest, where a
-stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage, with what its
-layer spends time on and what was done about that; why llama.cpp's calls took longer is not told apart: threads, other processes' cores and
-the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
+stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage, and the second
+table says what its layer spends that on and what was done about it; why llama.cpp's calls took longer is not told apart: threads, other
+processes' cores and the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 
 Nothing is kept on the host in these stages (`--host-cache-mb 0`).
 """
@@ -47,9 +54,7 @@ Nothing is kept on the host in these stages (`--host-cache-mb 0`).
 LADDER_FOUND: Final = """\
 A scheduler with room on the host saves the cells of what has ended there until it has seen that nobody asks for them: of 66 requests that
 had nothing in common two served starts had 20 of the first 33 saved, and none of the others. From `engine` to `app` each pass begins with a
-scheduler of its own, which would save them every time, where the server of the stages after them does so once. Where a run's settings name
-no `turns_a_start`, it is of before that was so: there the savings are a part of what `engine`, `loop` and `app` spend more outside
-llama.cpp than `http` does.
+scheduler of its own, which would save them every time, where the server of the stages after them does so once.
 
 Turns of one stage differ by a tenth and more, since the machine's speed changes within minutes, and so do starts: eight of the bare model
 had 0.91 to 1.10 of its time for the same step. So model and server are loaded anew after as many turns as `turns_a_start` says, and where
@@ -61,16 +66,21 @@ take longer by up to what they were without a core more than those of `native`.
 At 1 and 8 the turns are of a machine with AMX. At 1 eight of nine stages have more than `native` by their medians, `sse` 1.09 of it, in
 four turns, which is the machine: outside llama.cpp `native` spends 0.1 ms of a step of 39, and `sse` 1.1 of 35.
 
-At 8 the turns of one stage differ by up to a third, so that 0.955 of `native` at `sse` is their median, and not more is known. A run there
-of the revision before, which is not kept, had 0.876 (0.764 to 0.986 in six turns), and nearly all that was missing was in llama.cpp's
-calls. A part was found: in a pool attention walks by every cell up to the highest in use, and a server has cells of earlier passes there,
-where the stages up to `app` begin with none. By single calls, 3,360 cached cells made a step of eight rows 1.21 times as long on that
-machine, of four 1.24, of two 1.08; one row took no longer beside 3,840. With a host pool what rests goes there after some steps; without,
-as here, it stayed until its room was needed, and since then goes once carrying it has cost what it is worth. Before that `sse` had 0.88 of
-`app`'s tokens/s (0.78 to 0.99 in six turns), in the run that is kept it has 0.98 (0.86 to 1.22), and in eight turns of these stages alone,
-of eight starts in two runs that are not kept, it had 1.00 (0.93 to 1.07 with 95 %), and 1.01 of `native`'s (0.89 to 1.14 with 95 %, by
-turns 0.75 to 1.19). On another machine, where `sse` had less than `http` of the same server, twelve turns of 16 requests, of two starts,
-had 1.03 (0.96 to 1.11) of the tokens/s with answers that were streamed.
+At 16, on a machine with AVX-512, turns of `sse` go from 0.78 to 1.14 of `native`, so that its 0.929, the mean, is not told from none; that
+of `client` is: 0.916 (0.847 to 0.992). Outside llama.cpp a step of `sse` takes 2.2 ms of 199, and of `client` 3.7 of 205, which is 1.0 and
+1.7 % more of a step than in `native`. The rest of what is missing is in llama.cpp's calls, that have 183 ms of `native`'s steps and 197 and
+202 of these: its threads were without a core for 0.6 and 2.3 ms more, and for what remains no cause was found.
+
+At 8 the turns of one stage differ by up to a third, so that `sse` has 0.955 of `native` by their median and 0.941 by their mean, and more
+is not known. A run there of the revision before, which is not kept, had 0.876 (0.764 to 0.986 in six turns), and nearly all that was
+missing was in llama.cpp's calls. A part was found: in a pool attention walks by every cell up to the highest in use, and a server has cells
+of earlier passes there, where the stages up to `app` begin with none. By single calls, 3,360 cached cells made a step of eight rows 1.21
+times as long on that machine, of four 1.24, of two 1.08; one row took no longer beside 3,840. With a host pool what rests goes there after
+some steps; without, as here, it stayed until its room was needed, and since then goes once carrying it has cost what it is worth. Before
+that `sse` had 0.88 of `app`'s tokens/s (0.78 to 0.99 in six turns), in the run that is kept it has 0.98 (0.86 to 1.22), and in eight turns
+of these stages alone, of eight starts in two runs that are not kept, it had 1.00 (0.93 to 1.07 with 95 %), and 1.01 of `native`'s (0.89 to
+1.14 with 95 %, by turns 0.75 to 1.19). On another machine, where `sse` had less than `http` of the same server, twelve turns of 16
+requests, of two starts, had 1.03 (0.96 to 1.11) of the tokens/s with answers that were streamed.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
@@ -115,15 +125,15 @@ is sent at that time takes its part of it.
 """
 
 STACK_FOUND: Final = """\
-What bounds `instant` over SSE is one thread of Python: an event and a packet for each token. The
-kernel's send is a sixth of it under the profiler, which makes Python's part more than twice as long and hardly the kernel's; of the time
-that a token takes without one, what the profile says of the send would be a third. What bounds `gpu` at 64 streams is sampling, at seven
-and a half times its floor, which is to read all logits once. Two threads for the rows had 0.90 to 0.94 of the time for 64 of them, and 0.94
-to 1.15 for 32, so that one draws them all.
+What bounds `instant` over SSE is one thread of Python: an event and a packet for each token. The kernel's send is a sixth of it under the
+profiler, which makes Python's part more than twice as long and hardly the kernel's; of the time that a token takes without one, what the
+profile says of the send would be a third. What bounds `gpu` at 64 streams is sampling, at seven and a half times its floor, which is to
+read all logits once. Two threads for the rows had 0.90 to 0.94 of the time for 64 of them, and 0.94 to 1.15 for 32, so that one draws them
+all.
 
-The aim of 475 steps/s is missed: `gpu` makes 101. It leaves 0.1 ms of each to everything but the model, which is less than to read the
-logits takes, and less than the scheduler's own part: of `gpu-draws`, whose host draws nothing, the bare `engine` makes 421, and what is
-served 342.
+The aim of 475 steps/s is missed: `gpu` makes 101. The aim leaves 0.1 ms of each step to everything but the model, which is less than to
+read the logits takes, and less than the scheduler's own part: of `gpu-draws`, whose host draws nothing, the bare `engine` makes 421, and
+what is served 342.
 """
 
 KILLS: Final = """\
@@ -161,14 +171,16 @@ minute: in 30 s the most overloaded pass had seven good answers only. What can b
 are slots. In some runs up to 1.7 times as many were answered of an overload, so that four times that was a little over twice what was ever
 answered.
 
-**The planner** with prompts in parts misses its bound where the machine is slow; on another day it had 93 us.
+**The planner** with prompts in parts misses its bound on this machine.
 """
 
 PEERS: Final = """\
-**How it is measured.** Model file, threads, slots and cells are the same for all. (llama-cpp-python's server has one slot, so that requests
-wait for one another there; vLLM's cells are its own affair.) cLLM and a peer take turns with the same requests, new ones in every pair, and
-who begins alternates. Where settings name `n_pairs_start`, both servers are started anew after so many pairs; where `warms_up` is True, a
-whole pass that does not count goes first, where it is False a few small requests.
+**How it is measured.** Model file, threads, slots and cells are the same for all. (llama-cpp-python's server has one slot, so that
+requests wait for one another there; vLLM's cells are its own affair.) cLLM and a peer take turns with the same requests, new ones in
+every pair, and who begins alternates. llama-server was built from the sources of llama.cpp that are in llama-cpp-python's own, so that
+both compute with the same code; what a build calls itself says nothing, since those sources have no history. Where settings name
+`n_pairs_start`, both servers are started anew after so many pairs; where `warms_up` is True, a whole pass that does not count goes first,
+where it is False a few small requests.
 
 **How to read a ratio.** It is cLLM's figure over the other's: the geometric mean over the pairs, with its 95 % interval by Student's t.
 With several starts, each counts once, since starts of one server differ by more than passes of one start do. (Where a figure is 0 in some
@@ -214,19 +226,21 @@ times as long here, and more of the gaps have a piece of a prompt in them; those
 than one in ten has such a piece. First texts come later at p50 there; of `mixed` those at p90 come sooner, and those at p99 later. No order
 of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls
 above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool
-in pieces of 25. At 16, pieces four times as long had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. The interval of `mixed` at
-8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another
-start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the
-bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step.
+in pieces of 25. (`mixed` has fourteen.) At 16, first texts at p99 come after 1.18 times `-no-kvu`'s time and gaps are 1.11 times as long at
+p50; pieces four times as long had 1.02 times the tokens/s there, and gaps 1.4 times as long at p99. The interval of `mixed` at 8 is wide,
+since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a
+simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the bare model, each
+in turns with one that stayed, had 0.91 to 1.10 of its time for the same step.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate. Prompts go in pieces beside answers, so that from the whole of what can
 be served on gaps at p99 are 0.4 of `-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times
 the time at the whole, and 1.61 at twice as much, where the newest of those who wait go first once some have waited in vain; at p50 who has
-them sooner is unclear. What is good is counted by the second until the last answer, and a burst ends before: at four times the rate all 24
-have come after some 10 s, and the last one was answered after 28 to 42. So fewer good ones a second there are the burst's end, and under a
-load that lasts it is otherwise (overload, above). What could be served was measured once, cold, with a beginning and an end: the bursts of
-four times that were answered at 0.57 to 0.86 a second.
+them sooner is unclear; those at p99 after 1.6 times the time at both, and gaps at p50 are 1.11 times as long at the whole. What is good is
+counted by the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some 10 s, and the last
+one was answered after 28 to 42. So fewer good ones a second there are the burst's end, and under a load that lasts it is otherwise
+(overload, above). What could be served was measured once, cold, with a beginning and an end: the bursts of four times that were answered at
+0.57 to 0.86 a second.
 
 **A shared prefix.** The first eight of each pass wait until one of them has computed it, and compute what is their own together then. In
 llama-server each slot computes the prefix once, so that nine of ten first texts come after a quarter of its time here.
@@ -234,24 +248,25 @@ llama-server each slot computes the prefix once, so that nine of ten first texts
 **A long prompt among short ones** is where small steps cost most: tokens/s are 0.86 of `-no-kvu`'s, and the prompt itself takes 1.9 times
 as long as at once. In turn the others wait 1.3 s at the longest, where llama-server has them wait 31 s for the whole prompt, and their
 answers end after 0.64 of the time at p50. (Among the whole answers of this run is the late one's, too, which is apart since then: p90 and
-beyond are of both kinds.) In the first pass of four starts they wait 0.3 s, and 1.3 to 1.4 in the second of each, which is
-what laying cells out anew takes (above); once it was 3.7. Rows of a sequence that do not fill a tile of 64 read what is before them one by
-one: 2,048 tokens deep, sixteen rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. Beside others only few go
-in a step, so that the others' gaps are 1.7 times as long at p50; once they have ended, the prompt goes in full tiles. In ten pairs before
-these, one start of five had its prompt's first text after 122 s in both passes, where the others' came after 76 to 86 (0.80 of the
-tokens/s, 0.64 to 0.99; that run is not kept). A simulation with the planner's own choices has such ends: after a tile that something held
-up, tiles were believed dear, and none came any more. What is learned of sizes that are not met fades since then. Who would rather have the
-prompt sooner says a longer `--itl-target-ms`. All have 34,816 cells: `-no-kvu` lets each sequence have an eighth of them, into which the
-prompt has to fit.
+beyond are of both kinds.) In the first pass of four starts they wait 0.3 s, and 1.3 to 1.4 in the second of each, which is what laying
+cells out anew takes (above); once it was 3.7. Rows of a sequence that do not fill a tile of 64 read what is before them one by one: 2,048
+tokens deep, sixteen rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. Beside others only few go in a step,
+so that the others' gaps are 1.7 times as long at p50; once they have ended, the prompt goes in full tiles. In ten pairs before these, one
+start of five had its prompt's first text after 122 s in both passes, where the others' came after 76 to 86 (0.80 of the tokens/s, 0.64 to
+0.99; that run is not kept). A simulation with the planner's own choices has such ends: after a tile that something held up, tiles were
+believed dear, and none came any more. What is learned of sizes that are not met fades since then. Who would rather have the prompt sooner
+says a longer `--itl-target-ms`. All have 34,816 cells: `-no-kvu` lets each sequence have an eighth of them, into which the prompt has to
+fit.
 
 **Conversations.** They begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the
 change. Eight end a turn together and begin the next together, and their prompts are computed at once, however many steps of answers that
 takes, since all owe about as much. Of 32 in 8 slots ten pairs of ten starts do not tell who has more tokens/s, llama-server as it comes or
 cLLM (0.95 to 1.06), nor anything else but memory, of which cLLM has 1.14 times as much after the one pass of a start; of eight it has 0.36
 after two. Each turn goes on from other tokens than were answered, which had to be known in advance, so that only prompts can be found
-again: both have 11,680 of 16,752 tokens from their caches. Half of the first texts come after 48 s. The eight places are filled and emptied
-together, by a log of a pass, so that no step has both answers and prompts, and it is strictly in turn here as it is there. Tests ran beside
-some of these pairs, at the lowest priority.
+again: of eight, both have 11,680 of 16,752 tokens from their caches; of 32, llama-server has 46,720 in every pass and cLLM 512 less in
+eight of ten. Half of the first texts come after 48 s. The eight places are filled and emptied together, by a log of a pass, so that no step
+has both answers and prompts, and it is strictly in turn here as it is there. Other work, at the lowest priority, went on beside some of
+these pairs.
 """
 
 VERIFY: Final = """\

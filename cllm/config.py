@@ -286,7 +286,9 @@ class Settings:
         None, "threads of a step with many rows (default: as --threads)", _between(1, 1024)
     )
     batch_size: Annotated[int, SPEED, _short("-b")] = _setting(2048, "rows (tokens to compute) of one step at most", _between(1, 65536))
-    ubatch_size: Annotated[int, SPEED, _short("-ub")] = _setting(512, "rows computed at a time within a step", _between(1, 65536))
+    ubatch_size: Annotated[int, SPEED, _short("-ub")] = _setting(
+        512, "rows computed at a time within a step; of a model with a sliding window, of one step at most", _between(1, 65536)
+    )
     calibrate: Annotated[Calibrate, SPEED] = _setting(
         "auto", "measure what steps cost: once for each model and machine, never (it is learned while serving), or now again"
     )

@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 
 from cllm import machine
-from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, StepModel, Vocabulary
+from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, SplitMode, StepModel, Vocabulary
 from cllm.errors import BackendError, BackendUnavailable, DoesNotGenerate, LoadAborted, LoadFailed
 from cllm_llamacpp import amx, devices, settings
 from cllm_llamacpp.abortflag import AbortFlag
@@ -99,7 +99,7 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
             raise _does_not_generate(spec, facts)
         if not gpu:
             settings.check_memory(spec, facts, machine.memory_bytes())
-        free_bytes = sum(device.free_bytes for device in devices.gpus(lib)) if gpu else free_before - facts.info.size_bytes
+        free_bytes = _gpu_bytes(lib, spec) if gpu else free_before - facts.info.size_bytes
         adapters, abort = load_adapters(lib, model, spec.loras, parts), AbortFlag(lib)
         contexts = Contexts(lib, model, facts, adapters, abort, gpu)
         parts.callback(contexts.free)
@@ -164,7 +164,14 @@ def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
         n_layers, size_bytes = lib.llama_model_n_layer(model), lib.llama_model_size(model)
     finally:
         lib.llama_model_free(model)
-    return settings.n_layers_that_fit(n_layers, size_bytes, sum(gpu.free_bytes for gpu in devices.gpus(lib)))
+    return settings.n_layers_that_fit(n_layers, size_bytes, _gpu_bytes(lib, spec))
+
+
+def _gpu_bytes(lib: Any, spec: ModelSpec) -> int:
+    """Return the free memory of the GPUs that the model goes to: all of them, or the one that was named."""
+    found = devices.gpus(lib)
+    own = found[spec.main_gpu : spec.main_gpu + 1] if spec.split_mode is SplitMode.NONE and spec.main_gpu >= 0 else found
+    return sum(gpu.free_bytes for gpu in own)
 
 
 def _load_model(lib: Any, spec: ModelSpec, on_progress: OnProgress, params: Any) -> Any:

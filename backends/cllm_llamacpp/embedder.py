@@ -53,7 +53,7 @@ def sizes_of(spec: ModelSpec, facts: Facts, n_vocab: int, *, n_usual: int, free_
     if facts.sees_ahead:
         n = max(1, min(facts.info.n_ctx_train, spec.n_rows_max, spec.n_cells or facts.info.n_ctx_train))
         return Sizes(n_tokens_max=n, n_rows_max=n, n_slots=_N_SLOTS, can_split=False)
-    fitting = int(free_bytes / _SHARE_OF_MEMORY / settings.bytes_per_cell(spec, facts))
+    fitting = settings.n_cells_in(free_bytes / _SHARE_OF_MEMORY, spec, facts)
     n_tokens = min(facts.info.n_ctx_train, spec.n_cells or max(_N_TOKENS_LEAST, min(n_usual, fitting)))
     least, most = _N_ROWS
     n_rows = min(max(_N_BYTES_OF_LOGITS // (4 * n_vocab) // least * least, least), most, spec.n_rows_max, n_tokens)

@@ -21,16 +21,20 @@ EMBEDDERS: Final = frozenset(
 """Architectures of encoders without a decoder; their files need not say so."""
 
 
+_WITH_INDEXERS: Final = frozenset({"deepseek32", "glm-dsa", "minimax-m3", "hy_v4"})
+"""Architectures whose attention is sparse by keys of an indexer, which lie in a cache of their own."""
+
+
 @attrs.frozen(kw_only=True)
 class Facts:
     """What decides how a model's memory may be used."""
 
     info: ModelInfo
-    n_layers: int
-    n_heads_kv: int
+    n_heads_kv: int  # of all layers together: those whose memory is a state have none
     n_head_k: int  # length of a head's key
     n_head_v: int
     has_recurrent_state: bool  # recurrent or hybrid
+    has_two_caches: bool  # an indexer's beside that of attention
     has_window: bool  # some layers forget what slides out of their window
     has_encoder: bool  # before its decoder, or instead of one
     generates: bool  # a token after the other; some embedding models could, but were trained for their vectors
@@ -74,17 +78,33 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
             build=_text(lib.llama_print_system_info()) + ("" if amx.is_sound(lib) else "AMX unused |"),
             metadata=metadata,
         ),
-        n_layers=max(1, lib.llama_model_n_layer(model)),
-        n_heads_kv=lib.llama_model_n_head_kv(model) or n_head,  # 0 where the first layer is recurrent
+        n_heads_kv=_n_heads_kv(
+            lib, model, metadata.get(f"{architecture}.attention.head_count_kv", ""), number("full_attention_interval", 1)
+        ),
         n_head_k=number("attention.key_length", n_embd // n_head),
         n_head_v=number("attention.value_length", n_embd // n_head),
         has_recurrent_state=bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)),
+        has_two_caches=architecture in _WITH_INDEXERS,
         has_window=lib.llama_model_n_swa(model) > 0,
         has_encoder=has_encoder,
         generates=bool(lib.llama_model_has_decoder(model)) and not has_encoder and not sees_ahead and pooling is None,
         sees_ahead=sees_ahead,
         pooling=pooling,
     )
+
+
+def _n_heads_kv(lib: Any, model: Any, by_layer: str, interval: int) -> int:
+    """Return the key and value heads of all layers: `by_layer` is their list, as llama.cpp renders one, if the file has a list.
+
+    Where a hybrid says neither which layers have attention nor how often one has, they count as if all had: never too few.
+    """
+    if lib.llama_model_is_recurrent(model):
+        return 0
+    if found := [int(n) for n in by_layer.strip("[]").split(",") if n.strip().isdigit()] if by_layer.startswith("[") else []:
+        return sum(found)
+    n_layers: int = max(1, lib.llama_model_n_layer(model))
+    n_heads: int = lib.llama_model_n_head_kv(model) or max(1, lib.llama_model_n_head(model))  # 0 where the first layer is recurrent
+    return max(1, n_layers // max(1, interval)) * n_heads
 
 
 def metadata_of(lib: Any, model: Any) -> dict[str, str]:

@@ -50,7 +50,7 @@ class LlamaModel:
         self._vocabulary = LlamaVocabulary(lib, native.model, facts.info.metadata.get("tokenizer.ggml.pre", ""))
         self.vocabulary: Vocabulary = self._vocabulary
         self.layouts = settings.layouts_of(spec, facts, gpu=gpu)
-        self.carries_states = facts.keeps_all and facts.n_ctx_unscaled is None
+        self.carries_states = facts.keeps_all and facts.n_ctx_unscaled is None and not facts.has_two_caches
         self.n_rows_max = context.n_rows_max
         self._n_cells_at_load = context.n_cells
         self._mark_of_files = mark_of_files(spec)

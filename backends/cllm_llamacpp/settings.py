@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any, Final
 
 import attrs
@@ -114,9 +115,13 @@ def n_cells(spec: ModelSpec, facts: Facts, free_bytes: int) -> int:
     """Return the cells asked for, else what a quarter of the free memory holds, between 512 and 8 contexts of the trained length."""
     if spec.n_cells is not None:
         return max(1, spec.n_cells)
-    n_fitting = int(free_bytes / 4 / bytes_per_cell(spec, facts))
     n_least = min(_N_CELLS_MIN, facts.info.n_ctx_train)
-    return max(n_least, min(n_fitting, 8 * facts.info.n_ctx_train))
+    return max(n_least, min(n_cells_in(free_bytes // 4, spec, facts), 8 * facts.info.n_ctx_train))
+
+
+def n_cells_in(n_bytes: float, spec: ModelSpec, facts: Facts) -> int:
+    """Return how many cells have room in so much memory; without attention a token takes none, and they are as many as one likes."""
+    return int(n_bytes / per_cell) if (per_cell := bytes_per_cell(spec, facts)) else sys.maxsize
 
 
 def check_memory(spec: ModelSpec, facts: Facts, memory_bytes: int) -> None:
@@ -133,18 +138,20 @@ def check_memory(spec: ModelSpec, facts: Facts, memory_bytes: int) -> None:
 
 
 def bytes_per_cell(spec: ModelSpec, facts: Facts) -> float:
-    """Return the bytes of one token's keys and values, as if all layers had attention: never too few."""
+    """Return the bytes of one token's keys and values; 0 where no layer keeps any."""
     bytes_k = _CACHE_TYPES[spec.cache_type_k][1] * facts.n_head_k
     bytes_v = _CACHE_TYPES[spec.cache_type_v][1] * facts.n_head_v
-    return facts.n_layers * facts.n_heads_kv * (bytes_k + bytes_v)
+    return facts.n_heads_kv * (bytes_k + bytes_v)
 
 
 def context_params(lib: Any, spec: ModelSpec, facts: Facts, *, free_bytes: int, gpu: bool) -> Any:
     params = lib.llama_context_default_params()
     params.n_seq_max = n_slots(spec, facts)
     params.n_ctx = n_cells(spec, facts, free_bytes)
-    params.n_batch = spec.n_rows_max
     params.n_ubatch = min(spec.n_rows_physical, spec.n_rows_max)
+    # llama.cpp finds cells for all pieces of a step before it computes the first. Where a window slides it frees cells for the later ones
+    # meanwhile, for good, that the rows of earlier ones still attend to (llama_kv_cache::prepare): there a step is one piece.
+    params.n_batch = params.n_ubatch if facts.has_window else spec.n_rows_max
     # llama.cpp's output buffer has a row for each slot at least, and asserts that the limit of outputs allows them.
     params.n_outputs_max = max(spec.n_rows_max, params.n_seq_max)
     params.n_outputs_max_per_seq = 0  # as many as outputs

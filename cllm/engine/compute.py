@@ -13,7 +13,7 @@ from cllm.engine.events import TokenLogprob
 from cllm.engine.logprobs import score
 from cllm.engine.plan import Drop, Move, Restore, Restored, Save, Scored, Share, StepOutput, Trim, Work
 from cllm.engine.sampling import Sampled, Sampler, sample
-from cllm.errors import Aborted, ModelDied, NoRoom, call_foreign, in_one_line
+from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed, call_foreign, in_one_line
 
 Scores: TypeAlias = list[TokenLogprob] | None
 
@@ -22,7 +22,7 @@ def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOut
     """Do the plan's step; blocks. `clock` gives seconds, for the output's times.
 
     Raises: what the model's calls raise (cllm/backend.py) · Aborted when it was given up meanwhile · ModelDied for a slot that cannot be
-    emptied. When Aborted or NoRoom comes, the moves are done and the rows are not.
+    emptied. When Aborted or NoRoom comes, no row is computed, and of the moves those that `plan.n_moves_done` counts are done.
     """
     began_at = clock()
     for move in plan.moves:
@@ -54,11 +54,13 @@ def _step(model: StepModel, plan: Work, clock: Callable[[], float], moves_s: flo
     if (divided := divide(model, plan)) is not None:
         drawing_model, division = divided
         drawn = division.step(drawing_model, plan)
+        _check(drawn.logits, len(division.samplers) + sum(len(one.targets) for one in division.scorings))
         computed_at = clock()
         sampled, scores = _sample(drawn.logits, division.samplers, division.scorings)
         sampled = division.join(drawn, sampled)
     else:
         logits = model.step(plan.batch)
+        _check(logits, plan.batch.n_outputs)
         computed_at = clock()
         sampled, scores = _sample(logits, plan.samplers, plan.scorings)
     return StepOutput(
@@ -70,6 +72,12 @@ def _step(model: StepModel, plan: Work, clock: Callable[[], float], moves_s: flo
         moves_s=moves_s,
         sample_s=clock() - computed_at,
     )
+
+
+def _check(logits: Logits, n_outputs: int) -> None:
+    """Every row is somebody's next token: one that is missing must not be told as a drawn one. Raises: StepFailed."""
+    if len(logits) != n_outputs:
+        raise StepFailed(f"{len(logits)} rows of logits for {n_outputs} outputs")
 
 
 def _sample(logits: Logits, samplers: Sequence[Sampler], scorings: Sequence[Scored]) -> tuple[Sampled, list[Scores]]:

@@ -92,14 +92,16 @@ class Shares:
         """One more of this key waits, to cost `work`. The first joins the others at the level of the least served of them.
 
         Those who wait less urgently do not count: they may have been passed for days, which is no reason to pass others at this priority.
-        They are lifted, too, so that what is less urgent of this key does not go behind what is of theirs.
+        They are lifted as much, too, so that what is less urgent of this key does not go behind what is of theirs; but nobody beyond the
+        level at which this key joins: lifts that add up would part what is counted from what was served, further with each newcomer.
         """
         if not share.waits_at(priority):
             others = [other for other in self._shares.values() if other is not share]
             served = [other.served for other in others if other.waits_at(priority)]
-            lift = max((min(served) if served else self._level) - share.served, 0.0)
+            level = min(served) if served else self._level
+            lift = max(level - share.served, 0.0)
             for lifted in (share, *(other for other in others if other.n_waiting and not other.waits_at(priority))):
-                lifted.served += lift
+                lifted.served = max(lifted.served, min(lifted.served + lift, level))
         self._note_late(share.key)
         share.n_waiting += 1
         share.n_waiting_at[priority] += 1

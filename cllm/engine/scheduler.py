@@ -250,9 +250,13 @@ class Scheduler:
             raise ContextExceeded(len(spec.prompt), self.limits.n_ctx)
         self._n_arrived += 1
         sequence = self._sequence(spec, self._n_arrived, now)
+        try:  # there may be no memory to look for a prompt of a million tokens
+            self.memory.arrived(sequence, is_another=self._is_another(sequence))
+            sequence.work = self._service.work(self._n_new(sequence), sequence.n_max - sequence.n_prompt)
+        except BaseException:
+            self.memory.ends_waiting(sequence)
+            raise
         self._sequences[sequence.seq_id] = sequence
-        self.memory.arrived(sequence, is_another=self._is_another(sequence))
-        sequence.work = self._service.work(self._n_new(sequence), sequence.n_max - sequence.n_prompt)
         sequence.timeline.note(now, "queued", n_prompt=sequence.n_prompt, n_before=len(self._queue))
         self._queue.add(sequence)
         if self._choice is not None:
@@ -394,8 +398,9 @@ class Scheduler:
     def apply_failure(self, plan: Plan, error: Exception, now: float) -> list[Event]:
         """Settle a step that raised: nobody's tokens are lost, cells are computed again, a culprit is told apart.
 
-        After `NoRoom` everything is as it was, so the sequence that ranks last gives way. After `Aborted` slots have the cells that they
-        had, where they can be trimmed. After anything else the content of the batch's slots is undefined, so its members start over;
+        After `NoRoom` everything is as it was: what is only cached goes, and if that was not enough the sequence that ranks last gives way;
+        if a move had none, what goes on from it is computed anew. After `Aborted` slots have the cells that they had, where they can be
+        trimmed. After anything else the content of the batch's slots is undefined, so its members start over;
         halves of them are tried until the one that fails is alone.
         """
         self._now = now
@@ -647,8 +652,9 @@ class Scheduler:
             if (error := self._hopeless(sequence, now)) is not None:
                 self._fail(sequence, error, events)
                 continue
-            if not self._fits(sequence) and not self._make_way(sequence):
-                passing = self._passes(sequence, now, events)
+            is_beside_trial = bool(self._trials) and not self._trials.is_tried(sequence)  # for whom nobody gives anything up
+            if not self._fits(sequence) and (is_beside_trial or not self._make_way(sequence)):
+                passing = None if is_beside_trial else self._passes(sequence, now, events)
                 if passing is None:
                     return
                 sequence = passing

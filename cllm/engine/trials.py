@@ -78,8 +78,18 @@ class Trials:
         return others if self._others_turn else members
 
     def first_of(self, waiting: Iterable[Sequence]) -> Sequence | None:
-        """The first of `waiting` that is on trial; the first of all when no group is."""
-        return next((sequence for sequence in waiting if not self._groups or sequence in self._groups[0]), None)
+        """The first of `waiting` that is on trial; else of those whom nobody suspects, who run by turns with the trial, the first."""
+        unsuspected = None
+        for sequence in waiting:
+            if self.is_tried(sequence):
+                return sequence
+            if unsuspected is None and not any(sequence in group for group in self._groups):
+                unsuspected = sequence
+        return unsuspected
+
+    def is_tried(self, sequence: Sequence) -> bool:
+        """Whether it is one of those who are tried next."""
+        return bool(self._groups) and sequence in self._groups[0]
 
     def last_outside(self, running: list[Sequence]) -> Sequence | None:
         """The last of `running` that is not on trial."""

@@ -89,6 +89,7 @@ class LoadedStreams(msgspec.Struct, tag=True, frozen=True):
     n_ctx: int
     heeds: frozenset[str]
     n_logprobs_max: int
+    n_cells: int | None  # None: not told
     vocabulary: VocabularyFacts | None  # None: as it was told the last time, or not its own
     vocabulary_path: str | None  # of the file that has its vocabulary
 

@@ -82,8 +82,11 @@ class WorkerLife:
         """Start the first worker; blocks. Raises: what its load raises."""
         loaded = self._start(on_progress, wants_vocabulary=True)
         self._loaded = loaded
-        if isinstance(loaded, frames.Loaded | frames.LoadedEmbedder):
-            self._spec = attrs.evolve(self._spec, n_cells=loaded.n_cells)  # the next life has what this one found
+        # The next life has what this one found, as its memory was: llama.cpp takes fewer rows where a context is shorter than they are.
+        if loaded.n_cells is not None:
+            self._spec = attrs.evolve(self._spec, n_cells=loaded.n_cells)
+        if not isinstance(loaded, frames.LoadedStreams):
+            self._spec = attrs.evolve(self._spec, n_rows_max=loaded.n_rows_max)
         return loaded
 
     def revive(self) -> None:
@@ -180,10 +183,10 @@ class WorkerLife:
 
 
 def _what_stays(loaded: frames.AnyLoaded | None) -> tuple[object, ...]:
-    """What two lives of one model have in common: not what the machine is like, such as how many cores a process may have now."""
+    """What two lives of one model have in common: not what the machine is like, such as how many cores or bytes a process may have now."""
     assert loaded is not None
     facts = {name: getattr(loaded, name) for name in loaded.__struct_fields__ if name != "vocabulary"}
-    return tuple({**facts, "info": attrs.evolve(loaded.info, build="")}.values())
+    return tuple({**facts, "info": attrs.evolve(loaded.info, build="", cells_bytes=0)}.values())
 
 
 def _load(process: WorkerProcess, load: frames.Load, on_progress: OnProgress) -> frames.AnyLoaded:

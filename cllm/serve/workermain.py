@@ -36,6 +36,7 @@ from cllm.backend import (
     StreamModel,
     Vocabulary,
     infill_of,
+    n_cells_of,
     n_logprobs_max_of,
 )
 from cllm.errors import Aborted, BackendError, LoadFailed, ModelDied, RequestError, call_foreign, in_one_line
@@ -101,8 +102,8 @@ class Worker:
             self._tokenize(own)
         facts = _facts(own) if own is not None and load.wants_vocabulary else None
         if isinstance(model, StreamModel):
-            streams = {"n_logprobs_max": n_logprobs_max_of(model), "vocabulary": facts, "vocabulary_path": path}
-            self._channel.send(_told(frames.LoadedStreams, model, **streams))
+            told = {"n_logprobs_max": n_logprobs_max_of(model), "n_cells": n_cells_of(model)}
+            self._channel.send(_told(frames.LoadedStreams, model, **told, vocabulary=facts, vocabulary_path=path))
             self._serve_streams(model)
         else:
             bench = self._bench = Bench(model, model.vocabulary, Batch(model.n_rows_max))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,7 @@ class FakeStreamModel:
         self.n_live_max = n_live_max
         self.n_ctx = n_ctx
         self.heeds = HEEDS
+        self.n_cells: int | None = None
         self.started: list[StreamRequest] = []
         self.cancelled: list[int] = []
         self.fails: Callable[[StreamRequest], str] = lambda _request: ""  # why `start` raises
@@ -266,7 +268,7 @@ class FakeStreamBackend:
     """A backend that gives `FakeStreamModel`s, or what `make` makes.
 
     With a path of `BEARS` and a file's it also starts a process for each model, and adds its id to the file as a line.
-    Models of the path `closed` cannot be opened.
+    Models of the path `closed` cannot be opened, and those of `roomy` have as many cells as the machine happens to have room for.
     """
 
     contract_version = CONTRACT_VERSION
@@ -291,6 +293,9 @@ class FakeStreamBackend:
         model.fails = _touchy
         if spec.path == "closed":
             model.open = _stay_closed  # type: ignore[method-assign, assignment]
+        if spec.path == "roomy":
+            model.n_cells = spec.n_cells or time.monotonic_ns()
+            model.info = attrs.evolve(model.info, n_ctx_train=model.n_cells, cells_bytes=os.getpid())
         return model
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import kills, ladder, peers, report, results
-from benchmarks.contenders import Contender
+from benchmarks.contenders import LLAMA_SERVER_SETTINGS, Contender
 from benchmarks.promises import Part, Promise
 from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import summarize
@@ -241,6 +241,7 @@ def test_any_other_setting_alone_is_held_to_what_was_promised_beside_the_best_of
     table = report.page(results.read_all(tmp_path)).partition("What was promised of these:")[2].partition("### ")[0]
     lines = [line for line in table.splitlines() if line.startswith("| alone")]
     assert lines == [
+        "| alone | between texts p99, ms | llama-server as it comes | - | at most 0.25 | not measured |",
         "| alone | tokens/s | the only setting measured | 1.042 (1.042 to 1.042) | at least 1.05 | missed |",
         "| alone | between texts p99, ms | the only setting measured | 0.960 (0.960 to 0.960) | at most 0.75 | missed |",
     ]
@@ -278,6 +279,51 @@ def test_of_a_single_pair_no_interval_is_told_and_nothing_is_said(tmp_path: Path
     assert "| once | tokens/s | 10 | 5 | 2.000 | unclear | llama-server -no-kvu, alone | 1 of 1 |" in page
 
 
+def test_of_a_long_prompt_among_short_ones_its_own_first_text_is_a_main_figure(tmp_path: Path) -> None:
+    one = side("-no-kvu", 0.5)
+    for speed, passes in ((2.0, one.ours), (1.0, one.theirs)):
+        for summary in passes:
+            summary["late_ttft_s"] = speed
+    settings = {"workload": {"name": "long-among-short", "n_requests": 7, "concurrency": 7, "n_prompt_late": 4096}}
+    results.write("peers", "long", settings, {**peers.page([one]), "not_found": []}, tmp_path)
+    runs = results.read_all(tmp_path)
+    assert "| ratio of first text of the late one (95 %) |" in report.readme_table(runs)
+    told = "| first text of the late one, ms | 2000 | 1000 | 2.000 (2.000 to 2.000) | loss |"
+    assert report.page(runs).count(told) == 2, "among the main figures, and in the run's own table"
+
+
+def test_nothing_is_won_at_what_an_unfinished_setting_was_better_at() -> None:
+    data = peers.page([side("a", 0.5), side("b", 2.0, n_pairs=1)])
+    for unfinished, verdict in ((["llama-server (b)"], "unclear"), ([], "win")):
+        page = report.page([run_of({**data, "unfinished": unfinished})])
+        assert f"| tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | {verdict} | llama-server a" in page
+
+
+def test_the_page_begins_with_who_is_faster_at_what(folder: Path) -> None:
+    page = report.page(results.read_all(folder))
+    glance = page.partition("## At a glance")[2].partition("## ")[0]
+    assert "- seed-40x8, 8 at a time: sse comes to 0.970 by the median" in glance
+    assert "| tokens/s, or good requests/s of overloads |  | seed-40x8* 0.50 |  |" in glance
+    assert "| first text p50 |  | seed-40x8* 0.50 |  |" in glance, "twice as long is half as good"
+    assert f"]({report.GLANCE_PLOT})" in glance
+
+
+def test_what_was_compared_with_all_settings_has_no_mark() -> None:
+    sides = [side(setting, 0.5) for setting in LLAMA_SERVER_SETTINGS]
+    assert "| x 2.00 |" in report.page([run_of(peers.page(sides))])
+    assert "| x* 2.00 |" in report.page([run_of(peers.page(sides[1:]))])
+
+
+def test_libraries_that_runs_share_are_told_once() -> None:
+    libraries = ({"trio": "1", "numpy": "1"}, {"trio": "1", "numpy": "1"}, {"trio": "2", "openvino": "5"})
+    runs = [run_of(peers.page([side("a", 0.5)])) for _ in libraries]
+    for run, own in zip(runs, libraries, strict=True):
+        run["machine"] = {**run["machine"], "libraries": own}
+    page = report.page(runs)
+    assert "names no other version: trio 1, numpy 1, openvino 5.\n" in page
+    assert page.count("trio 1") == page.count("; trio 2. Settings") == 1
+
+
 def test_settings_that_were_left_out_are_named_and_so_is_one_that_ended_early(tmp_path: Path) -> None:
     ended, refused = side("-no-kvu", 0.5), side("-kvu", 0.5, n_pairs=0)
     ended.fault, refused.fault = "it has died", "no room"
@@ -304,7 +350,7 @@ def test_a_ladder_says_how_many_requests_a_turn_had(tmp_path: Path) -> None:
     rungs = [{"concurrency": 8, "stages": [stage(0, "native", 100.0), stage(7, "sse", 97.0, **COSTS)]}]
     results.write("ladder", "seed-c8", {"requests": 16}, {"rungs": rungs}, tmp_path)
     runs = results.read_all(tmp_path)
-    assert "ratio to the first: seed-c8, 16 requests a turn, 8 at a time |" in report.page(runs)
+    assert "ratio to the first: seed-c8, 16 requests a turn, 8 at a time; 20" in report.page(runs)
     assert "| seed-c8, 16 requests a turn, 8 at a time |" in report.readme_table(runs)
 
 
@@ -507,13 +553,13 @@ def test_every_stages_ratio_at_every_concurrency_stands_in_one_table_and_the_ser
         {"concurrency": 8, "stages": [stage(0, "native", 100.0), stage(7, "sse", 94.0, adds="streaming"), stage(8, "client", 80.0)]},
     ]
     page = report.page([{**run_of({"rungs": rungs}), "kind": "ladder"}])
-    assert "|  | adds | ratio to the first: x, 1 at a time | ratio to the first: x, 8 at a time |" in page
+    assert "|  | adds | ratio to the first: x, 1 at a time; today, " in page
     assert "| sse | streaming | 0.900 (0.900 to 0.900) | 0.940 (0.940 to 0.940) |" in page
     assert "| client |  |  | 0.800 (0.800 to 0.800) |" in page
     assert page.count("promised") == 1
-    assert "x, 1 at a time: sse comes to 0.900 (0.900 to 0.900 in 2 turns, of 1 start) of the first.\n" in page
-    told = "sse comes to 0.940 (0.940 to 0.940 in 2 turns, of 1 start) of the first, promised is at least 0.95: missed"
-    assert f"x, 8 at a time: {told}" in page
+    assert "x, 1 at a time: sse comes to 0.900 by the median (0.900 to 0.900 in 2 turns, of 1 start), to 0.900 by the mean.\n" in page
+    by_median = "sse comes to 0.940 by the median (0.940 to 0.940 in 2 turns, of 1 start), to 0.940 by the mean"
+    assert f"x, 8 at a time: {by_median}, promised is at least 0.95: missed, but not for sure." in page
 
 
 def test_whether_a_served_promise_is_kept_says_how_sure_that_is_and_whether_the_floor_was_one() -> None:
@@ -526,12 +572,13 @@ def test_whether_a_served_promise_is_kept_says_how_sure_that_is_and_whether_the_
         return next(line for line in page.splitlines() if "promised is" in line)
 
     sure = told([100.0, 101.0, 99.0], [98.0, 99.0, 97.0])
-    assert "in 3 turns, of 3 starts) of the first; the mean lies from 0.980 to 0.980 with 95 %, promised is" in sure
+    assert "in 3 turns, of 3 starts), to 0.980 (0.980 to 0.980 with 95 %) by the mean, promised is" in sure
     assert sure.endswith("kept.")
     of_one_start = told([100.0, 101.0, 99.0], [98.0, 99.0, 97.0], (0, 0, 0))
-    assert "of 1 start) of the first, promised is" in of_one_start
-    assert of_one_start.endswith("kept, by the median alone.")
-    assert told([100.0, 100.0, 100.0], [99.0, 99.0, 80.0]).endswith("kept, by the median alone.")
+    assert "of 1 start), to 0.980 by the mean, promised is" in of_one_start
+    assert of_one_start.endswith("kept, but not for sure.")
+    assert told([100.0, 100.0, 100.0], [99.0, 99.0, 93.0]).endswith("kept, but not for sure.")
+    assert told([100.0, 100.0, 100.0], [99.0, 99.0, 80.0]).endswith("unclear, kept by the median and missed by the mean.")
     assert told([100.0, 100.0, 100.0], [80.0, 81.0, 79.0]).endswith("missed.")
     assert told([100.0, 100.0], [110.0, 111.0], (0, 1)).endswith("sse had more than the first in every turn: it was not the floor there.")
 
@@ -585,7 +632,7 @@ def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_wi
 def test_without_the_stage_that_it_is_compared_with_what_stands_beside_the_ladder_has_lost_to_none() -> None:
     stages = [stage(0, "native", 100.0), stage(9, "isolated", 50.0)]
     run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages, "not_found": ["client"]}]}), "kind": "ladder"}
-    assert "- isolated" not in report.page([run])
+    assert "- isolated," not in report.page([run])
     assert "Left out, since their packages were not installed: client." in report.page([run])
 
 
@@ -622,7 +669,7 @@ def test_a_reason_is_taken_back_where_a_stage_with_more_layers_spends_less_on_th
 @pytest.mark.parametrize(
     ("speed", "own_us", "told"),
     [
-        (90.0, 50.0, "outside llama.cpp a step took 0.5 % more: the rest is in llama.cpp's own calls, whose rows are the same. "),
+        (90.0, 50.0, "outside llama.cpp a step took 0.5 % more: the rest is in llama.cpp's own calls. A step took more: "),
         (90.0, 300.0, "outside llama.cpp a step took 3.0 % more: a write to a socket"),
         (100.0, 300.0, "outside llama.cpp a step took 3.0 % more: a write to a socket"),
         (100.0, 50.0, ""),
@@ -634,7 +681,9 @@ def test_a_stage_answers_for_what_is_outside_llama_cpp_and_not_for_the_rest(spee
     stages = [below, stage(7, "sse", speed, more_us_per_step=more, us_per_token=1.0, us_per_step=1.0)]
     page = report.page([{**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}])
     assert told in page
-    assert ("- sse, " in page) == ("Done about it" in page) == bool(told)
+    assert ("- sse, " in page) == bool(told)
+    assert ("Done about it: a chunk is encoded once" in page) == (own_us > 100)
+    assert "| sse | a write to a socket for each token, on the cores that compute | a chunk is encoded once" in page
 
 
 def test_matplotlib_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

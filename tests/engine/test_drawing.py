@@ -13,6 +13,7 @@ from cllm.engine.compute import compute
 from cllm.engine.params import SamplingParams, SamplingProfile
 from cllm.engine.plan import Scored, StepOutput, Work
 from cllm.engine.sampling import Sampler, keys_of, sample
+from cllm.errors import StepFailed
 from cllm.testing.fake import END_OF_TURN, FakeModel
 from cllm.testing.fake_drawing import DrawingFakeModel, draw_one
 from tests.clock import tick
@@ -75,6 +76,17 @@ def test_what_needs_logits_is_drawn_from_them_beside_what_the_model_draws(needy:
     assert (output.logprobs is None) == (needy.n_logprobs is None)
     if output.logprobs is not None and plain.logprobs is not None:
         assert repr(output.logprobs) == repr([None, plain.logprobs[1], None])
+
+
+def test_a_model_that_draws_owes_the_logits_of_all_others() -> None:
+    class Forgetful(DrawingFakeModel):
+        def step_and_draw(self, batch: Batch, draws: Sequence[Draw | None], keys: npt.NDArray[np.uint64]) -> Drawn:
+            drawn = super().step_and_draw(batch, draws, keys)
+            return Drawn(drawn.tokens, drawn.valid, drawn.logits[:-1])
+
+    needy = sampler(SamplingParams(repeat_penalty=1.2))
+    with pytest.raises(StepFailed, match=r"^0 rows of logits for 1 outputs$"):
+        done(Forgetful(), work_of([sampler(SamplingParams()), needy]))
 
 
 def test_a_forced_token_comes_whatever_the_model_would_draw() -> None:

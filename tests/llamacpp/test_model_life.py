@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import attrs
 import pytest
 
-from cllm.backend import Backend, FlashAttention, KvLayout, Lora, ModelSpec, StepModel
+from cllm.backend import Backend, Batch, FlashAttention, KvLayout, Lora, ModelSpec, StepModel
 from cllm.errors import LoadAborted, LoadFailed, ModelDied
+from cllm.serve.worker import WorkerBackend
 from cllm.testing.tiny import ARCHITECTURES, N_CTX_TRAIN
-from cllm_llamacpp import make_cpu_backend, settings
+from cllm_llamacpp import facts, make_cpu_backend, settings
 from cllm_llamacpp.library import open_library
 
 
@@ -82,6 +87,67 @@ def test_cells_for_which_the_machine_has_no_memory_are_refused_before_they_are_m
     assert load(n_cells=1000).n_cells >= 1000
     with pytest.raises(LoadFailed, match=r"^1001 cells of .* take 0 GiB, and this machine has 0: ask for fewer"):
         load(n_cells=1001)
+
+
+def test_layers_without_attention_take_no_room_for_tokens(load, monkeypatch):
+    from cllm import machine
+
+    model = load("qwen35")
+    bytes_per_cell = 2 * 2 * (16 + 16) * 4  # every other layer of four, heads, key and value, f32
+    assert model.info.cells_bytes == model.n_cells * bytes_per_cell
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 4 * 3000 * bytes_per_cell + model.info.size_bytes)
+    assert load("qwen35", n_cells=None).n_cells == 3072
+
+
+@pytest.mark.parametrize(
+    ("is_recurrent", "n_first", "by_layer", "interval", "expected"),
+    [
+        (True, 0, "", 1, 0),
+        (False, 8, "", 1, 8 * 16),
+        (False, 8, "8", 1, 8 * 16),
+        (False, 0, "[0, 0, 8, 0, 8, 4]", 1, 20),
+        (False, 2, "", 4, 2 * 4),
+        (False, 0, "", 1, 32 * 16),
+    ],
+)
+def test_heads_of_keys_are_counted_where_layers_have_any(is_recurrent, n_first, by_layer, interval, expected):
+    lib = SimpleNamespace(
+        llama_model_is_recurrent=lambda _: is_recurrent,
+        llama_model_n_layer=lambda _: 16,
+        llama_model_n_head_kv=lambda _: n_first,
+        llama_model_n_head=lambda _: 32,
+    )
+    assert facts._n_heads_kv(lib, None, by_layer, interval) == expected
+
+
+def test_a_memory_of_states_alone_has_room_for_eight_contexts_whatever_is_free(load):
+    model = load("qwen35")
+    recurrent = attrs.evolve(model._facts, n_heads_kv=0)
+    assert settings.n_cells(ModelSpec(path=""), recurrent, free_bytes=0) == 8 * N_CTX_TRAIN
+
+
+def test_states_of_two_caches_are_not_carried_into_another_layout(load, monkeypatch):
+    assert load("qwen3").carries_states
+    monkeypatch.setattr(facts, "_WITH_INDEXERS", frozenset({"qwen3"}))
+    assert not load("qwen3").carries_states
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"n_cells": 300}, {"n_cells": 512, "kv_layout": KvLayout.STREAMS, "n_live": 4}], ids=["a pool", "parts that were rounded up"]
+)
+def test_another_process_of_the_same_model_has_the_same_sizes(tiny_files, sizes):
+    backend = WorkerBackend(make_cpu_backend(), "cllm_llamacpp:make_cpu_backend", hang_s=60.0)
+    model = backend.load(ModelSpec(path=str(tiny_files["qwen3"]), n_threads=1, **sizes), lambda _share: True)
+    try:
+        n_rows_max = model.n_rows_max
+        os.kill(model.life.pid, signal.SIGKILL)
+        model.life.revive()
+        batch = Batch(n_rows_max)
+        batch.n_rows = batch.n_outputs = 1
+        batch.slots[0], batch.positions[0], batch.tokens[0], batch.outputs[0] = 0, 0, 1, True
+        assert model.step(batch).shape[0] == 1
+    finally:
+        model.close()
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import attrs
 import pytest
 
-from cllm.backend import CONTRACT_VERSION, ModelSpec
+from cllm.backend import CONTRACT_VERSION, ModelSpec, SplitMode
 from cllm.errors import BackendUnavailable
 from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
+from cllm_llamacpp.backend import _gpu_bytes
 
 
 @pytest.fixture
@@ -70,6 +72,34 @@ def test_gpus_are_named_with_their_memory(lib, monkeypatch):
     assert probe.available
     assert "Big One (20 GiB free)" in probe.reason
     assert probe.preference > make_cpu_backend().probe().preference
+
+
+CARD = devices.Gpu("card", 7 << 30, 8 << 30, device_id="0000:01:00.0", registry=1)
+SAME = attrs.evolve(CARD, name="the same by another backend", registry=2)
+UNKNOWN = attrs.evolve(CARD, name="somewhere", device_id="")
+INSIDE = devices.Gpu("inside", 15 << 30, 16 << 30, is_integrated=True, registry=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "taken"),
+    [
+        ([], []),
+        ([INSIDE, CARD], [CARD]),
+        ([CARD, SAME], [CARD]),
+        ([UNKNOWN, UNKNOWN], [UNKNOWN, UNKNOWN]),
+        ([INSIDE, attrs.evolve(INSIDE, registry=2)], [INSIDE]),
+    ],
+)
+def test_memory_of_devices_that_llama_cpp_leaves_alone_does_not_count(found, taken):
+    assert devices.taken(found) == taken
+
+
+def test_of_a_model_on_one_device_that_ones_memory_counts(monkeypatch):
+    cards = [CARD, attrs.evolve(CARD, free_bytes=3 << 30)]
+    monkeypatch.setattr(devices, "gpus", lambda _lib: cards)
+    spec = ModelSpec(path="")
+    assert _gpu_bytes(None, spec) == 10 << 30
+    assert _gpu_bytes(None, attrs.evolve(spec, split_mode=SplitMode.NONE, main_gpu=1)) == 3 << 30
 
 
 def test_the_devices_of_this_build_can_be_asked_for(lib):

@@ -14,6 +14,7 @@ import trio.testing
 from cllm.backend import Batch, KvLayout, Logits
 from cllm.config import Settings
 from cllm.engine.events import Delta, Failed, Finished, FinishReason
+from cllm.engine.params import SamplingParams
 from cllm.engine.plan import Plan
 from cllm.engine.prices import Prices
 from cllm.engine.scheduler import Scheduler
@@ -23,7 +24,7 @@ from cllm.serve.streams import N_BYTES_DELTA, EventStream
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
 from cllm.testing.mortal import Panic
-from tests.serve.conftest import TEST_S, Answer, Steps, make_spec, read_all, serving, text_alone, until
+from tests.serve.conftest import TEST_S, Answer, Steps, answers, make_spec, read_all, serving, text_alone, until
 
 PROMPTS = ["once upon a time", "the sea", "a", "seven long winters and seven short summers went by", "lorem ipsum dolor"]
 
@@ -684,6 +685,51 @@ async def test_after_a_step_that_failed_for_good_the_loop_serves_the_next_reques
         (answer,) = await read_all(running.engine.open([make_spec()]))
         assert answer.text == text_alone("once upon a time", 8)
         await all_given_back(running, model)
+
+
+class Forgetful(FakeModel):
+    """Leaves out the last row of its logits, once."""
+
+    n_left_out = 0
+
+    def step(self, batch: Batch) -> Logits:
+        """See `StepModel.step`."""
+        logits = super().step(batch)
+        if batch.n_outputs < 2 or self.n_left_out:
+            return logits
+        self.n_left_out = 1
+        return logits[:-1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_row_of_logits_that_is_missing_is_a_failed_step_and_nobodys_token(steps: Steps, temperature: float) -> None:
+    fields = {"sampling": SamplingParams(temperature=temperature), "seed": 7}
+    specs = [make_spec(prompt, 15, **fields) for prompt in PROMPTS]
+    async with serving(FakeModel()) as running:
+        expected = [answer.text for answer in await answers(running, *specs)]
+    model = Forgetful()
+    async with serving(model) as running:
+        given = await answers(running, *specs)
+        await all_given_back(running, model)
+    assert model.n_left_out == 1
+    assert [answer.text for answer in given] == expected
+
+
+async def test_a_prompt_for_which_there_is_no_memory_costs_its_request_alone(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FakeModel()
+    async with serving(model) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(running.scheduler, "_n_new", _no_memory)
+            with pytest.raises(MemoryError):
+                running.engine.open([make_spec()])
+        assert running.scheduler.n_sequences == 0
+        (answer,) = await answers(running, make_spec())
+        await all_given_back(running, model)
+    assert answer.text == text_alone("once upon a time", 8)
+
+
+def _no_memory(_sequence: object) -> int:
+    raise MemoryError
 
 
 # --- the end of the engine --------------------------------------------------------------------------------------------

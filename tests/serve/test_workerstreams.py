@@ -89,6 +89,17 @@ async def test_a_death_while_nothing_is_asked_is_mended_before_anybody_asks(mode
     assert answer.text == text_alone("the sea", 8)
 
 
+async def test_the_next_life_has_as_many_cells_as_the_first_one_found_room_for() -> None:
+    model = load("roomy")
+    try:
+        async with serving(StreamsOnly(model)) as running:
+            kill(model)
+            (answer,) = await answers(running, make_spec("the sea", 8))
+        assert answer.text == text_alone("the sea", 8)
+    finally:
+        model.close()
+
+
 async def test_a_request_that_kills_the_worker_every_time_gets_an_error(model: WorkerStreams) -> None:
     async with serving(StreamsOnly(model)) as running:
         (deadly,) = await answers(running, make_spec(fake_streams.DEADLY, 8))

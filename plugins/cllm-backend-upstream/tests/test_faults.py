@@ -98,6 +98,8 @@ BEFORE = {
     "502": (status(502, b"<html>Bad Gateway</html>"), 500),
     "redirect": (status(302, None, "Location: http://127.0.0.1:1/"), 500),
     "401": (status(401), 500),
+    "402": (status(402), 500),
+    "407": (status(407), 500),
     "hang up": (hang_up, 500),
     "garbage": (garbage, 500),
     "no stream": (no_stream, 500),

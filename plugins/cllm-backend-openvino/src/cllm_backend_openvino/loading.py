@@ -63,7 +63,9 @@ def load(spec: ModelSpec) -> OpenVinoModel:
     n_ctx = min(info.n_ctx_train, n_cells)
     scorer = Scorer(spec.path, _properties(spec, options))
     heeds = _heeds(spec, options)
-    return OpenVinoModel(pipeline, info, facts.vocabulary, scorer, heeds=heeds, n_vocab=facts.n_vocab, n_live_max=n_live_max, n_ctx=n_ctx)
+    model = OpenVinoModel(pipeline, info, facts.vocabulary, scorer, heeds=heeds, n_vocab=facts.n_vocab, n_live_max=n_live_max, n_ctx=n_ctx)
+    model.n_cells = n_cells
+    return model
 
 
 def _heeds(spec: ModelSpec, options: Options) -> frozenset[str]:

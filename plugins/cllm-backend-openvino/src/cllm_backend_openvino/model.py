@@ -38,6 +38,7 @@ class OpenVinoModel:
     """
 
     n_logprobs_max = 0  # the drawn token's own alone
+    n_cells: int | None = None  # tokens that there is room for, once it is loaded
 
     def __init__(
         self,

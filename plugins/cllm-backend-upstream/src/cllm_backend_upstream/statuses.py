@@ -21,8 +21,10 @@ def what_it_means(status: int, retry_after: str | None, body: bytes) -> Failure 
     """Return what an answer with `status` is to be taken for."""
     if status in (429, 503):
         return Busy(status, retry_after_s(retry_after))
-    if status in (401, 403):
+    if status in (401, 403, 407):
         return KeyRefused(f"HTTP {status}: it wants another key")
+    if status == 402:  # the operator's bill, which is none of the client's
+        return KeyRefused(f"HTTP {status}: it wants to be paid")
     if status == 501 or status in (404, 405):
         return NotSupported(f"the server behind this one does not serve this: {complaint(body).message or status}")
     if 400 <= status < 500 and status not in (408, 409, 425):
