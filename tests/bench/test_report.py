@@ -12,6 +12,11 @@ import pytest
 from benchmarks import kills, ladder, peers, report, results
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS, Contender
 from benchmarks.promises import Part, Promise
+from benchmarks.reporting.forms import GLANCE_PLOT, UNKNOWN, of_kind, when
+from benchmarks.reporting.peers import MAIN_FIGURES, MAIN_OVERLOAD_FIGURES, SIDE_FIGURES
+from benchmarks.reporting.readme import BEGIN, END, readme_table, with_table
+from benchmarks.reporting.stack import client_of_stage
+from benchmarks.reporting.words import FOUND, MACHINES, MENDED, REASONS
 from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import summarize
 
@@ -102,7 +107,7 @@ def write_results(folder: Path) -> None:
 
 
 def test_every_figure_of_ours_stands_against_the_best_of_the_others_that_ran_to_the_end(folder: Path) -> None:
-    (run,) = report.of_kind(results.read_all(folder), "peers")
+    (run,) = of_kind(results.read_all(folder), "peers")
     speed = next(row for row in run["data"]["best"] if row["figure"] == "tokens/s")
     assert (speed["setting"], speed["ratio"], speed["verdict"], speed["n_pairs"]) == ("-b 64", 0.5, "loss", 3)
     wait = next(row for row in run["data"]["best"] if row["figure"] == "first text p50, ms")
@@ -151,7 +156,7 @@ def test_pairs_of_several_runs_are_told_to_be_and_those_of_one_are_not() -> None
     data = peers.page([side("slow", 0.5)])
     told = report.page([run_of({**data, "runs": entries})])
     assert "- 2001-02-03, revision abc: 2 beside llama-server (slow)\n- 2001-02-03, revision def: 1 beside llama-server (slow)\n" in told
-    assert ", abc and def, " in report.readme_table([run_of({**data, "runs": entries})])
+    assert ", abc and def, " in readme_table([run_of({**data, "runs": entries})])
     for one in ({**data, "runs": entries[:1]}, data):
         assert "revision abc" not in report.page([run_of(one)])
 
@@ -269,7 +274,7 @@ def test_what_was_promised_is_kept_by_the_mean_alone_where_the_interval_has_the_
 def test_what_a_pass_had_is_told_as_what_it_was(tmp_path: Path, workload: dict[str, Any], told: str) -> None:
     results.write("peers", "once", {"workload": workload}, {**peers.page([side("-no-kvu", 0.5)]), "not_found": []}, tmp_path)
     runs = results.read_all(tmp_path)
-    assert f"| once, {told} |" in report.readme_table(runs)
+    assert f"| once, {told} |" in readme_table(runs)
     assert f"workload {workload['name']} ({told}, {workload['concurrency']} at a time)" in report.page(runs)
 
 
@@ -287,7 +292,7 @@ def test_of_a_long_prompt_among_short_ones_its_own_first_text_is_a_main_figure(t
     settings = {"workload": {"name": "long-among-short", "n_requests": 7, "concurrency": 7, "n_prompt_late": 4096}}
     results.write("peers", "long", settings, {**peers.page([one]), "not_found": []}, tmp_path)
     runs = results.read_all(tmp_path)
-    assert "| ratio of first text of the late one (95 %) |" in report.readme_table(runs)
+    assert "| ratio of first text of the late one (95 %) |" in readme_table(runs)
     told = "| first text of the late one, ms | 2000 | 1000 | 2.000 (2.000 to 2.000) | loss |"
     assert report.page(runs).count(told) == 2, "among the main figures, and in the run's own table"
 
@@ -305,7 +310,7 @@ def test_the_page_begins_with_who_is_faster_at_what(folder: Path) -> None:
     assert "- seed-40x8, 8 at a time: sse comes to 0.970 by the median" in glance
     assert "| tokens/s, or good requests/s of overloads |  | seed-40x8* 0.50 |  |" in glance
     assert "| first text p50 |  | seed-40x8* 0.50 |  |" in glance, "twice as long is half as good"
-    assert f"]({report.GLANCE_PLOT})" in glance
+    assert f"]({GLANCE_PLOT})" in glance
 
 
 def test_what_was_compared_with_all_settings_has_no_mark() -> None:
@@ -351,7 +356,7 @@ def test_a_ladder_says_how_many_requests_a_turn_had(tmp_path: Path) -> None:
     results.write("ladder", "seed-c8", {"requests": 16}, {"rungs": rungs}, tmp_path)
     runs = results.read_all(tmp_path)
     assert "ratio to the first: seed-c8, 16 requests a turn, 8 at a time; 20" in report.page(runs)
-    assert "| seed-c8, 16 requests a turn, 8 at a time |" in report.readme_table(runs)
+    assert "| seed-c8, 16 requests a turn, 8 at a time |" in readme_table(runs)
 
 
 def test_every_setting_says_what_was_won_and_lost_beside_it_and_in_how_many_pairs(folder: Path) -> None:
@@ -381,31 +386,31 @@ def run_of(data: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("instructions", "told"),
-    [("avx2 fma avx512f amx_int8", "AMX"), ("avx2 fma avx512f", "AVX-512"), ("avx2 fma", "AVX2"), (None, report.UNKNOWN)],
+    [("avx2 fma avx512f amx_int8", "AMX"), ("avx2 fma avx512f", "AVX-512"), ("avx2 fma", "AVX2"), (None, UNKNOWN)],
 )
 def test_a_row_names_the_widest_instructions_of_its_machine(instructions: str | None, told: str) -> None:
     machine = {"revision": "abc"} | ({} if instructions is None else {"instructions": instructions})
-    assert report._when({"date": "2026-11-28", "machine": machine, "data": {}}) == f"2026-11-28, abc, {told}"
+    assert when({"date": "2026-11-28", "machine": machine, "data": {}}) == f"2026-11-28, abc, {told}"
 
 
 def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     runs = results.read_all(folder)
-    text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
-    new = report.with_table(text, runs)
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    new = with_table(text, runs)
     assert new.startswith("before\n")
     assert new.endswith("\nafter\n")
     assert "old" not in new
     assert "| seed-40x8, 8 at a time | 100 | 97.5 | 0.970 (0.970 to 0.970) |" in new
     assert "| seed-40x8 | 11 | 22 | 0.500 (0.500 to 0.500) loss | " in new
     assert " | llama-server: the best of 2 settings, 1 more having had 1 of 3 pairs | 3 (3) |" in new
-    assert report.with_table(new, runs) == new
+    assert with_table(new, runs) == new
 
 
 def test_a_comparison_whose_answers_were_not_exact_stands_in_readme_by_its_good_ones() -> None:
     uneven = side("as it comes", 2.0)
     for one in uneven.theirs:
         one["n_inexact"] = 1
-    new = report.with_table(f"{report.BEGIN}\n{report.END}\n", [run_of(peers.page([uneven]))])
+    new = with_table(f"{BEGIN}\n{END}\n", [run_of(peers.page([uneven]))])
     assert "| cLLM, good requests/s |" in new
     assert " | llama-server as it comes | 3 (3) |" in new
 
@@ -428,7 +433,7 @@ def test_what_is_kept_has_what_the_report_must_show() -> None:
 
 @pytest.mark.parametrize(("share", "says"), [(0.35, False), (0.8, True)])
 def test_a_stage_whose_client_may_be_what_limits_it_is_told_of(share: float, says: bool) -> None:
-    assert ("limits these figures" in report._client_of_stage({"name": "sse", "client_cpu_share": share})) is says
+    assert ("limits these figures" in client_of_stage({"name": "sse", "client_cpu_share": share})) is says
 
 
 def test_a_readme_without_markers_is_refused_before_anything_is_written(
@@ -444,22 +449,22 @@ def test_a_readme_without_markers_is_refused_before_anything_is_written(
 
 def test_what_was_found_is_said_of_the_runs_that_it_was_found_in_and_of_no_others(folder: Path) -> None:
     kept, others = results.read_all(results.FOLDER), results.read_all(folder)
-    for kind, text in report.FOUND.items():
-        looked_through = "benchmarks/words.py is to be read again beside what was measured, then WRITTEN_OF renewed"
-        assert report.is_written_of(report.of_kind(kept, kind), kind), looked_through
+    for kind, text in FOUND.items():
+        looked_through = "benchmarks/reporting/words.py is to be read again beside what was measured, then WRITTEN_OF renewed"
+        assert report.is_written_of(of_kind(kept, kind), kind), looked_through
         assert text in report.page(kept)
         assert text not in report.page(others)
-        newer, *rest = report.of_kind(kept, kind)
+        newer, *rest = of_kind(kept, kind)
         assert text not in report.page(rest)
         assert text not in report.page([{**newer, "date": "today"}, *rest])
-    assert report.MACHINES in report.page(kept)
-    assert report.MACHINES not in report.page(others)
+    assert MACHINES in report.page(kept)
+    assert MACHINES not in report.page(others)
 
 
 def test_the_command_writes_page_table_and_plots(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
     readme, page = tmp_path / "README.md", tmp_path / "out" / "report.md"
-    readme.write_text(f"{report.BEGIN}\n{report.END}\n")
+    readme.write_text(f"{BEGIN}\n{END}\n")
     report.main(["--results", str(folder), "--page", str(page), "--readme", str(readme)])
     for name in re.findall(r"\]\(([^)]+\.svg)\)", page.read_text()):
         assert (page.parent / name).read_text().lstrip().startswith("<?xml"), name
@@ -467,9 +472,9 @@ def test_the_command_writes_page_table_and_plots(folder: Path, tmp_path: Path) -
 
 def test_bars_stand_in_pairs_for_each_setting_over_the_same_passes(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
-    from benchmarks.plots import draw_bars
+    from benchmarks.reporting.plots import draw_bars
 
-    (run,) = report.of_kind(results.read_all(folder), "peers")
+    (run,) = of_kind(results.read_all(folder), "peers")
     path = tmp_path / "bars.svg"
     draw_bars(run["data"]["sides"], str(path), "three settings")
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text("utf-8"))
@@ -480,9 +485,9 @@ def test_bars_stand_in_pairs_for_each_setting_over_the_same_passes(folder: Path,
 
 def test_there_is_no_bar_for_what_is_not_known_or_not_to_be_compared(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
-    from benchmarks.plots import draw_bars
+    from benchmarks.reporting.plots import draw_bars
 
-    (run,) = report.of_kind(results.read_all(folder), "peers")
+    (run,) = of_kind(results.read_all(folder), "peers")
     first, second, *_ = run["data"]["sides"]
     first["figures"]["tokens/s"]["theirs"] = [None] * 3
     second["n_inexact"]["theirs"] = 1
@@ -503,7 +508,7 @@ def test_results_name_the_machine_but_neither_its_owner_nor_its_folders(folder: 
 def test_readmes_table_and_the_page_are_those_of_the_results_that_are_kept() -> None:
     runs = results.read_all()
     readme = (ROOT / "README.md").read_text("utf-8")
-    assert report.with_table(readme, runs) == readme, "run: python -m benchmarks report"
+    assert with_table(readme, runs) == readme, "run: python -m benchmarks report"
     assert report.PAGE.read_text("utf-8") == report.page(runs), "run: python -m benchmarks report"
     for name in re.findall(r"\]\(([^)]+\.svg)\)", report.page(runs)):
         assert (report.PAGE.parent / name).exists(), "run: python -m benchmarks report"
@@ -531,7 +536,7 @@ def test_without_results_nothing_is_written(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_tables_and_their_plots_have_a_figure_that_is_measured() -> None:
-    assert set(report.MAIN_FIGURES) | set(report.MAIN_OVERLOAD_FIGURES) | set(report.SIDE_FIGURES) <= {f.name for f in peers.FIGURES}
+    assert set(MAIN_FIGURES) | set(MAIN_OVERLOAD_FIGURES) | set(SIDE_FIGURES) <= {f.name for f in peers.FIGURES}
 
 
 def test_calls_stand_by_their_rows_with_what_they_took_in_each_memory() -> None:
@@ -544,7 +549,7 @@ def test_calls_stand_by_their_rows_with_what_they_took_in_each_memory() -> None:
 
 
 def test_of_every_layer_that_may_cost_something_it_is_told_what_was_done_about_it() -> None:
-    assert list(report.MENDED) == list(report.REASONS) == [name for name in ladder.STAGES if name != "native"]
+    assert list(MENDED) == list(REASONS) == [name for name in ladder.STAGES if name != "native"]
 
 
 def test_every_stages_ratio_at_every_concurrency_stands_in_one_table_and_the_served_ones_is_held_to_its_promise() -> None:
@@ -594,7 +599,7 @@ def test_a_ladder_without_the_bare_loop_promises_nothing_and_is_not_in_readme() 
     rungs = [{"concurrency": 8, "stages": [stage(1, "backend", 100.0), stage(7, "sse", 99.0)]}]
     run = {**run_of({"rungs": rungs}), "kind": "ladder"}
     assert "promised is" not in report.page([run])
-    assert "sse" not in report.readme_table([run])
+    assert "sse" not in readme_table([run])
 
 
 @pytest.mark.parametrize(("carried", "verdict"), [(19_999.0, "missed"), (20_000.0, "kept")])

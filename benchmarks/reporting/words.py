@@ -48,6 +48,9 @@ stage's own layer is, and the waiting of threads for one another. Only what is o
 table says what its layer spends that on and what was done about it; why llama.cpp's calls took longer is not told apart: threads, other
 processes' cores and the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 
+In a ladder's picture the upper part has the medians of tokens/s, in percent of the first stage's, and what each stage takes off or adds;
+the lower one what a step spends outside llama.cpp, by its parts, which is what layers cost whatever the machine's speed was.
+
 Nothing is kept on the host in these stages (`--host-cache-mb 0`).
 """
 

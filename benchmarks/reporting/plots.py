@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.figures import FIGURES_BY_NAME
-from benchmarks.glance import FIGURES, SPEED, Standing, standings
 from benchmarks.layers import BORDER
-from benchmarks.report import GLANCE_PLOT, PARTS, Run, as_it_comes, number, of_kind, plot_of, rung_slug, rung_title
+from benchmarks.reporting.forms import GLANCE_PLOT, Run, number, of_kind, plot_of, rung_slug, rung_title
+from benchmarks.reporting.glance import FIGURES, SPEED, Standing, standings
+from benchmarks.reporting.ladder import PARTS
+from benchmarks.reporting.peers import as_it_comes
 from benchmarks.standings import BOTH, median_of, n_wrong
 from cllm.bench.plot import plot_latency, pyplot, save
 

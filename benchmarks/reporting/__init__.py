@@ -1,0 +1,1 @@
+"""What `python -m benchmarks report` writes, a module for each part."""
