@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 
@@ -100,6 +101,18 @@ def test_of_a_model_on_one_device_that_ones_memory_counts(monkeypatch):
     spec = ModelSpec(path="")
     assert _gpu_bytes(None, spec) == 10 << 30
     assert _gpu_bytes(None, attrs.evolve(spec, split_mode=SplitMode.NONE, main_gpu=1)) == 3 << 30
+
+
+def test_what_a_device_is_stands_where_llama_cpp_writes_it(lib):
+    native = lib.llama_cpp._lib
+    device = devices._function(native, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)(0)
+
+    processor = devices._gpu(native, device)
+
+    assert processor.name.isprintable()
+    assert processor.name
+    assert 0 < processor.free_bytes <= processor.total_bytes
+    assert (processor.is_integrated, processor.registry > 0) == (False, True)
 
 
 def test_the_devices_of_this_build_can_be_asked_for(lib):
