@@ -83,7 +83,7 @@ class ModelSpec:
     path: str
     n_cells: int | None = None  # KV capacity in tokens, of all sequences together
     n_live: int | None = None  # sequences that run at once
-    n_rows_max: int = 2048  # rows of one step at most
+    n_rows_max: int = 2048  # rows of one step at most; a model may take fewer, but as many as `n_rows_physical`, or as it has cells
     n_rows_physical: int = 512  # rows computed at a time within a step (llama.cpp's ubatch)
     n_threads: int | None = None  # threads of a step with few rows
     n_threads_batch: int | None = None  # threads of a step with many rows

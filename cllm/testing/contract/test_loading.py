@@ -124,7 +124,7 @@ def test_a_loaded_model_tells_what_it_can_take(model: StepModel) -> None:
 def test_a_model_has_no_fewer_cells_and_rows_than_were_asked_for(model: StepModel, spec: ModelSpec) -> None:
     assert spec.n_cells is not None
     assert model.n_cells >= min(spec.n_cells, model.info.n_ctx_train)
-    assert model.n_rows_max >= min(spec.n_rows_max, model.n_cells)
+    assert model.n_rows_max >= min(spec.n_rows_max, spec.n_rows_physical, model.n_cells)
 
 
 def test_a_model_that_was_left_the_choice_of_its_sizes_computes_the_same(
