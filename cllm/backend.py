@@ -468,7 +468,8 @@ def n_logprobs_max_of(model: StreamModel) -> int:
 def n_cells_of(model: StreamModel) -> int | None:
     """Return how many tokens such a model has room for: the attribute ``n_cells``, which it need not have.
 
-    Who chooses it by the memory that is free tells it, so that another process of the same model is given as many (`ModelSpec.n_cells`).
+    Who chooses it by the memory that is free tells it, an int, so that another process of the same model is given as many
+    (`ModelSpec.n_cells`).
     """
     n_cells: int | None = getattr(model, "n_cells", None)
     return n_cells

@@ -78,9 +78,7 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
             build=_text(lib.llama_print_system_info()) + ("" if amx.is_sound(lib) else "AMX unused |"),
             metadata=metadata,
         ),
-        n_heads_kv=_n_heads_kv(
-            lib, model, metadata.get(f"{architecture}.attention.head_count_kv", ""), number("full_attention_interval", 1)
-        ),
+        n_heads_kv=_n_heads_kv(lib, model, number("full_attention_interval", 1)),
         n_head_k=number("attention.key_length", n_embd // n_head),
         n_head_v=number("attention.value_length", n_embd // n_head),
         has_recurrent_state=bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)),
@@ -93,22 +91,20 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
     )
 
 
-def _n_heads_kv(lib: Any, model: Any, by_layer: str, interval: int) -> int:
-    """Return the key and value heads of all layers: `by_layer` is their list, as llama.cpp renders one, if the file has a list.
+def _n_heads_kv(lib: Any, model: Any, interval: int) -> int:
+    """Return the key and value heads of all layers, of which each `interval`-th has attention; every one has as many as the first.
 
-    Where a hybrid says neither which layers have attention nor how often one has, they count as if all had: never too few.
+    Lists are not among the metadata: where a hybrid has one of its layers' heads, they count as if all had attention.
     """
     if lib.llama_model_is_recurrent(model):
         return 0
-    if found := [int(n) for n in by_layer.strip("[]").split(",") if n.strip().isdigit()] if by_layer.startswith("[") else []:
-        return sum(found)
     n_layers: int = max(1, lib.llama_model_n_layer(model))
     n_heads: int = lib.llama_model_n_head_kv(model) or max(1, lib.llama_model_n_head(model))  # 0 where the first layer is recurrent
     return max(1, n_layers // max(1, interval)) * n_heads
 
 
 def metadata_of(lib: Any, model: Any) -> dict[str, str]:
-    """Return the scalars among the metadata; llama.cpp renders arrays too, but of a vocabulary's size."""
+    """Return the scalars among the metadata, which is what llama.cpp keeps of it."""
     found = {}
     for i in range(lib.llama_model_meta_count(model)):
         key = _string(lambda buffer, n, i=i: lib.llama_model_meta_key_by_index(model, i, buffer, n))  # type: ignore[misc]

@@ -149,8 +149,8 @@ def context_params(lib: Any, spec: ModelSpec, facts: Facts, *, free_bytes: int, 
     params.n_seq_max = n_slots(spec, facts)
     params.n_ctx = n_cells(spec, facts, free_bytes)
     params.n_ubatch = min(spec.n_rows_physical, spec.n_rows_max)
-    # llama.cpp finds cells for all pieces of a step before it computes the first. Where a window slides it frees cells for the later ones
-    # meanwhile, for good, that the rows of earlier ones still attend to (llama_kv_cache::prepare): there a step is one piece.
+    # llama.cpp finds cells for all pieces of a step before it computes the first. Where a window slides in a pool it frees cells for the
+    # later ones meanwhile, for good, that the rows of earlier ones still attend to (llama_kv_cache::prepare): so a step is one piece there.
     params.n_batch = params.n_ubatch if facts.has_window else spec.n_rows_max
     # llama.cpp's output buffer has a row for each slot at least, and asserts that the limit of outputs allows them.
     params.n_outputs_max = max(spec.n_rows_max, params.n_seq_max)

@@ -13,7 +13,7 @@ from benchmarks.standings import best_rows
 
 Run: TypeAlias = dict[str, Any]
 
-SPEEDS: Final = ("tokens/s", "good requests/s")  # the first that a run is compared by is its speed
+TOKENS, GOOD = "tokens/s", "good requests/s"  # a run's speed, and an overload's
 FIGURES: Final = (
     "first text p50, ms", "first text p90, ms", "first text of the late one, ms",
     "between texts p50, ms", "between texts p99, ms", "server peak memory, MiB",
@@ -58,11 +58,10 @@ def _told(one: Standing) -> str:
 
 def _of_run(run: Run) -> Iterator[Standing]:
     rows = {row["figure"]: row for row in best_rows(run["data"]["sides"], run["data"].get("unfinished", ()))}
-    is_open = bool(run["settings"].get("rate"))
-    speed = next((name for name in (SPEEDS[::-1] if is_open else SPEEDS) if name in rows), None)
+    speed = GOOD if run["settings"].get("rate") else TOKENS  # where tokens cannot be compared, good ones say little of speed
     tried = {side["setting"] for side in run["data"]["sides"] if side["peer"] == "llama-server"}
     name = f"{run['name']}{IN_PART}" if tried and not tried >= set(LLAMA_SERVER_SETTINGS) else run["name"]
-    for figure in (*([speed] if speed else []), *FIGURES):
+    for figure in (speed, *FIGURES):
         if row := rows.get(figure):
             ends = (row["ratio"], row["low"], row["high"])
             if not FIGURES_BY_NAME[figure].is_higher_better:

@@ -81,6 +81,8 @@ def _promised_beside(runs: Sequence[Run]) -> list[str]:
 
 def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
     workload, sides = run["settings"].get("workload", {}).get("name"), run["data"]["sides"]
+    if not sides:
+        return
     own = PROMISED_DEFAULT.get(workload, {})
     default = f"{sides[0]['peer']} {THEIR_DEFAULT}"
     if own and all(side["setting"] != THEIR_DEFAULT for side in sides):

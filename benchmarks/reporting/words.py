@@ -31,8 +31,9 @@ name since that is kept; one was up to three times as slow as another.
 GLANCE: Final = """\
 Beside other servers, `cllm serve` as it comes. Each number is how many times better cLLM is: its tokens/s over theirs, or their time over
 its own. Each figure is beside the setting of theirs that is best at it; * marks runs beside one or some of the seven settings that
-llama-server is to be started with, where another might have been better. Not told apart is what has 1 within its 95 % interval, or had too
-few starts.
+llama-server is to be started with, where another might have been better. Not told apart is what has 1 within its 95 % interval, had too
+few starts, or would be won but for a setting whose pairs were not finished. A server whose answers were not as long as was asked is not
+here.
 """
 
 LADDER: Final = """\

@@ -78,7 +78,10 @@ class Trials:
         return others if self._others_turn else members
 
     def first_of(self, waiting: Iterable[Sequence]) -> Sequence | None:
-        """The first of `waiting` that is on trial; else of those whom nobody suspects, who run by turns with the trial, the first."""
+        """The first of `waiting` that is on trial; else of those whom nobody suspects, who run by turns with the trial, the first.
+
+        In the order of `waiting`, which is that of arrival: nobody's patience counts meanwhile.
+        """
         unsuspected = None
         for sequence in waiting:
             if self.is_tried(sequence):

@@ -185,7 +185,8 @@ class WorkerLife:
 def _what_stays(loaded: frames.AnyLoaded | None) -> tuple[object, ...]:
     """What two lives of one model have in common: not what the machine is like, such as how many cores or bytes a process may have now."""
     assert loaded is not None
-    facts = {name: getattr(loaded, name) for name in loaded.__struct_fields__ if name != "vocabulary"}
+    left_out = {"vocabulary", "n_cells"} if isinstance(loaded, frames.LoadedStreams) else {"vocabulary"}  # who schedules himself may round
+    facts = {name: getattr(loaded, name) for name in loaded.__struct_fields__ if name not in left_out}
     return tuple({**facts, "info": attrs.evolve(loaded.info, build="", cells_bytes=0)}.values())
 
 

@@ -413,6 +413,7 @@ def test_a_comparison_whose_answers_were_not_exact_stands_in_readme_by_its_good_
     new = with_table(f"{BEGIN}\n{END}\n", [run_of(peers.page([uneven]))])
     assert "| cLLM, good requests/s |" in new
     assert " | llama-server as it comes | 3 (3) |" in new
+    assert "At a glance" not in report.page([run_of(peers.page([uneven]))]), "there is no speed to compare"
 
 
 def test_what_is_kept_has_what_the_report_must_show() -> None:

@@ -100,24 +100,17 @@ def test_layers_without_attention_take_no_room_for_tokens(load, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("is_recurrent", "n_first", "by_layer", "interval", "expected"),
-    [
-        (True, 0, "", 1, 0),
-        (False, 8, "", 1, 8 * 16),
-        (False, 8, "8", 1, 8 * 16),
-        (False, 0, "[0, 0, 8, 0, 8, 4]", 1, 20),
-        (False, 2, "", 4, 2 * 4),
-        (False, 0, "", 1, 32 * 16),
-    ],
+    ("is_recurrent", "n_first", "interval", "expected"),
+    [(True, 0, 1, 0), (False, 8, 1, 8 * 16), (False, 2, 4, 2 * 4), (False, 0, 1, 32 * 16), (False, 2, 40, 2)],
 )
-def test_heads_of_keys_are_counted_where_layers_have_any(is_recurrent, n_first, by_layer, interval, expected):
+def test_heads_of_keys_are_counted_where_layers_have_any(is_recurrent, n_first, interval, expected):
     lib = SimpleNamespace(
         llama_model_is_recurrent=lambda _: is_recurrent,
         llama_model_n_layer=lambda _: 16,
         llama_model_n_head_kv=lambda _: n_first,
         llama_model_n_head=lambda _: 32,
     )
-    assert facts._n_heads_kv(lib, None, by_layer, interval) == expected
+    assert facts._n_heads_kv(lib, None, interval) == expected
 
 
 def test_a_memory_of_states_alone_has_room_for_eight_contexts_whatever_is_free(load):

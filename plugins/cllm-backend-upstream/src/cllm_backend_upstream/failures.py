@@ -37,4 +37,4 @@ class Busy(Failure):
 
 
 class KeyRefused(Failure):
-    """The upstream does not know the operator's key."""
+    """The upstream does not know the operator's key, or wants to be paid for it: the operator's matter, and no client's."""

@@ -22,7 +22,7 @@ def what_it_means(status: int, retry_after: str | None, body: bytes) -> Failure 
     if status in (429, 503):
         return Busy(status, retry_after_s(retry_after))
     if status in (401, 403, 407):
-        return KeyRefused(f"HTTP {status}: it wants another key")
+        return KeyRefused(f"HTTP {status}: {'a proxy before it' if status == 407 else 'it'} wants another key")
     if status == 402:  # the operator's bill, which is none of the client's
         return KeyRefused(f"HTTP {status}: it wants to be paid")
     if status == 501 or status in (404, 405):
