@@ -17,7 +17,8 @@ from cllm.text.tools import Tool, Toolbox, ToolUse
 
 N_CALLS_MAX: Final = 32  # of an answer that must call: a model that would go on for ever is stopped
 _ANY: Final = '{"type": "object"}'
-_LEXEMES: Final = ("TEXT: /(.|\\n)*/", "BLANKS: /[ \\t\\r\\n]{1,8}/")
+_LEXEMES: Final = ("TEXT: /(.|\\n)*/", "BLANKS: /[ \\t\\r\\n]{1,8}/", "BLANK: / /")
+_JSON_LEXEME: Final = re.compile(r'"[^"]*"|[{:,]')
 
 
 def content_grammar(content: str, control: Mapping[str, int], *, opening: str, header: str = "") -> GrammarSource:
@@ -125,4 +126,14 @@ def _call(form: CallFormat, tool: Tool, place: int, terms: _Terms, *, marked: bo
     before = frame.before_name
     if marked and form.begin in before:
         before = before.partition(form.begin)[2]
-    return f"{terms.of(before + tool.name + frame.before_arguments)} args_{place} {terms.of(frame.after)}"
+    head = before + tool.name + frame.before_arguments
+    return f"{_as_json(head) if form.bare else terms.of(head)} args_{place} {terms.of(frame.after)}"
+
+
+def _as_json(head: str) -> str:
+    """The terms of what an object begins with, one for each of JSON's own lexemes: content may begin with an object, too.
+
+    The lexer takes the longest that it can and never goes back, so behind the quote of a longer one there would be nothing else.
+    """
+    lexemes = _JSON_LEXEME.findall(head)
+    return " ".join([json.dumps(lexeme, ensure_ascii=False) + (" BLANK?" if lexeme in "{:," else "") for lexeme in lexemes])

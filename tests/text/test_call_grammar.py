@@ -113,11 +113,28 @@ def test_content_in_channels_has_its_header() -> None:
     assert not any(takes(grammar, text) for grammar in (alone, either, free) for text in ("hello", call.replace("Ulm", "Rome")))
 
 
-def test_beside_content_calls_are_one_of_two_ways() -> None:
-    grammar = compiled(call_grammar(HERMES, toolbox(), {}, content='{"type": "object", "properties": {"x": {"type": "null"}}}'))
-    assert takes(grammar, '{"x": null}')
-    assert takes(grammar, '<tool_call>\n{"name": "look_up", "arguments": {"city": "Ulm"}}\n</tool_call>')
-    assert not takes(grammar, "hello")
+BESIDE_CONTENT = [
+    (HERMES, '<tool_call>\n{"name": "look_up", "arguments": {"city": "Ulm"}}\n</tool_call>', "\n"),
+    (LLAMA, '{"name": "look_up", "parameters": {"city": "Ulm"}}', "; "),
+]
+
+
+@pytest.mark.parametrize(("form", "call", "between"), BESIDE_CONTENT, ids=lambda value: getattr(value, "name", ""))
+def test_beside_content_calls_are_one_of_two_ways(form: CallFormat, call: str, between: str) -> None:
+    content = {"type": "object", "properties": {"x": {"type": "null"}}, "additionalProperties": False}
+    grammar = compiled(call_grammar(form, toolbox(), {}, content=json.dumps(content)))
+    for text in ('{"x": null}', '{"x":null}', "{}", call, call + between + call):
+        assert takes(grammar, text), text
+    assert not any(takes(grammar, text) for text in ("hello", call.replace("Ulm", "Rome"), '{"name": "look_up"}'))
+
+
+@pytest.mark.parametrize(("form", "call", "between"), BESIDE_CONTENT, ids=lambda value: getattr(value, "name", ""))
+def test_content_may_begin_as_a_call_does(form: CallFormat, call: str, between: str) -> None:
+    named = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": False}
+    for content in (named, {"type": "object"}):
+        grammar = compiled(call_grammar(form, toolbox(), {}, content=json.dumps(content)))
+        for text in ('{"name": "look_up"}', '{"name": "Ulm"}', '{ "name":"look"}', call, call + between + call):
+            assert takes(grammar, text), text
 
 
 def test_a_schema_that_cannot_be_held_to_is_refused_with_its_tools_place() -> None:
