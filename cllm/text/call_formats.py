@@ -1,4 +1,4 @@
-"""How families of models write tool calls: markers, and what stands between them; and which family a chat template is of."""
+"""How families of models write tool calls: markers, and what stands between them."""
 
 from __future__ import annotations
 
@@ -253,44 +253,3 @@ FORMATS: Final = {
         HARMONY,
     )
 }
-
-_SIGNS: Final = (  # of each form, of which one must be in the template, with all that it has; the first that fits counts
-    (DEEPSEEK_JSON, (DEEPSEEK.begin, "```json")),
-    (DEEPSEEK, (DEEPSEEK.begin,)),
-    (MISTRAL_ARGS, (MISTRAL.begin, "[ARGS]")),
-    (MISTRAL, (MISTRAL.begin,)),
-    (DSML, ("｜DSML｜",)),
-    (COHERE, (COHERE.begin,)),
-    (GEMMA, (f"{GEMMA.begin}call:",)),
-    (SEED, (SEED.begin,)),
-    (MINIMAX, (MINIMAX.begin,)),
-    (KIMI, (KIMI.begin,)),
-    (LFM, (LFM.begin,)),
-    (LFM, ("<|tool_list_start|>",)),
-    (NEMOTRON, (NEMOTRON.begin,)),
-    (GLM, (GLM.begin, "<arg_key>")),
-    (QWEN_CODER, (QWEN_CODER.begin, "<function=")),
-    (APRIEL, (APRIEL.begin,)),
-    (HERMES, (HERMES.begin,)),
-    (FUNCTIONARY, (FUNCTIONARY.begin,)),
-    (PHI, (PHI.begin,)),
-    (PHI, ("<|tool|>",)),
-    (LLAMA, (LLAMA.begin,)),
-)
-
-
-def format_of(template: str, written: str = "") -> CallFormat | None:
-    """The form that a chat template's source speaks of, and in which it has `written` a call of `look_up`, if it has.
-
-    None when it is none that is known.
-    """
-    if channels.is_written_in(template):
-        return HARMONY
-    found = [form for form, signs in _SIGNS if all(sign in template for sign in signs)]
-    found += [LLAMA] if re.search(r'"parameters"\s*:', template) else []
-    return next((form for form in found if _has_written(form, written)), None)
-
-
-def _has_written(form: CallFormat, text: str) -> bool:
-    is_bare = form.bare and re.search(r'"name":\s*"look_up",\s*"parameters"', text)
-    return form.begin in text or bool(form.opens and form.opens in text) or bool(is_bare) or "look_up" not in text

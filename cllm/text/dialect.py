@@ -9,7 +9,8 @@ import attrs
 from cllm.backend import Vocabulary
 from cllm.errors import TokenizeFailed
 from cllm.text import channels
-from cllm.text.call_formats import FORMATS, HERMES, CallFormat, format_of
+from cllm.text.call_formats import FORMATS, HERMES, CallFormat
+from cllm.text.call_signs import format_of
 from cllm.text.reasoning import ReasoningTags, tags_in
 from cllm.text.template import ChatTemplate
 

@@ -38,8 +38,8 @@ from cllm.text.call_formats import (
     QWEN_CODER,
     SEED,
     CallFormat,
-    format_of,
 )
+from cllm.text.call_signs import format_of
 from cllm.text.markers import N_BLANKS_MAX
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import TAGS, tags_in
@@ -561,6 +561,9 @@ def test_stop_strings_count_in_content_only() -> None:
     assert read(of(HERMES), 'x {"a": 1}', stop=('"a',)) == [Content("x {")]
 
 
+LOOK_UP = '{"name": "look_up", "arguments": {"a": 1}}'
+
+
 def test_templates_tell_their_family() -> None:
     assert format_of("'<|start|>assistant<|channel|>final<|message|>'") is HARMONY
     assert format_of("'[TOOL_CALLS]'") is MISTRAL
@@ -582,13 +585,20 @@ def test_templates_tell_their_family() -> None:
     assert format_of("'<|tool_call>call:'") is GEMMA
     assert format_of("'<TOOLCALL>['") is NEMOTRON
     assert format_of("'<tool_calls>['") is APRIEL
-    assert format_of("within <tool_call></tool_call>' '<tool_calls>['", '<tool_calls>[{"name": "look_up"') is APRIEL
-    assert format_of("'<tool_call>'", "[<tool_call><look_up>") is HERMES
-    assert format_of("'<tool_call>'", "<call>look_up") is None
+    assert format_of("within <tool_call></tool_call>' '<tool_calls>['", f"<tool_calls>[{LOOK_UP}]</tool_calls>") is APRIEL
+    assert format_of("'<tool_call>'", f"[<tool_call>{LOOK_UP}") is HERMES
+    assert format_of("'<tool_call>'", f"<call>{LOOK_UP}") is None
     assert format_of('\'{"name": "", "parameters": \'', '{"name": "look_up", "parameters": {}}') is LLAMA
     assert format_of('\'{"name": "", "parameters": \'', '{"tool_name": "look_up"}') is None
+    assert format_of('\'{"name": "", "parameters": \'', '{"name": "look_up", "parameters": look') is None
     assert format_of("'<function='") is FUNCTIONARY
     assert format_of("") is None
+
+
+def test_a_form_whose_reader_reads_no_call_in_what_the_template_writes_is_not_its_own() -> None:
+    assert format_of("'<tool_call>'", 'X<tool_call>X<invoke name="look_up">X<a>1X</a>X</invoke>X</tool_call>') is None
+    assert format_of("'<tool_call>' '<function='", f"<tool_call>{LOOK_UP}</tool_call>") is QWEN_CODER
+    assert format_of("'<tool_call>' '<arg_key>'", "<tool_call>look_up\n<arg_key>a</arg_key>\n<arg_value>1</arg_value></tool_call>") is GLM
 
 
 @pytest.mark.parametrize(

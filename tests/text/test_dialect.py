@@ -57,6 +57,11 @@ def test_tools_whose_calls_have_an_unknown_form_are_told_as_where_the_template_k
     assert (found(source).calls.name, found(source).knows_tools) == ("hermes", False)
     assert (found(source, "kimi").calls.name, found(source, "kimi").knows_tools) == ("kimi", True)
     assert found("'<tool_call>'" + source).knows_tools
+    told = source + "{% for m in messages %}{% for call in m.tool_calls %}CALL{% endfor %}{% endfor %}"
+    as_hermes = told.replace("CALL", "<tool_call>{{ call.function | tojson }}</tool_call>")
+    otherwise = told.replace("CALL", 'X<tool_call>X<invoke name="{{ call.function.name }}">X<a>1X</a>X</invoke>X</tool_call>')
+    assert (found(as_hermes).calls.name, found(as_hermes).knows_tools) == ("hermes", True)
+    assert (found(otherwise).calls.name, found(otherwise).knows_tools) == ("hermes", False)
 
 
 def test_the_tokens_that_close_reasoning_are_ready() -> None:
