@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
 
+from cllm.errors import GrammarInvalid
 from cllm.text.call_bodies import N_HEAD_MAX, read_json, written
 from cllm.text.markers import N_BLANKS_MAX
+from cllm.text.schema import target
 from cllm.text.tools import Tool
 
 
@@ -74,6 +76,7 @@ class TaggedBody:
         self._reads: Callable[[], bool] = self._read_opening if tags.opening else self._read_name
         self._key = ""
         self._n_values = 0
+        self._types = _Types({})
 
     def push(self, text: str, pos: int) -> int:
         """See `Body.push`."""
@@ -114,6 +117,8 @@ class TaggedBody:
             return False
         self.name = taken[0].strip()
         self.is_bad = not self.name
+        if self.name in self._tools:
+            self._types = _Types(self._tools[self.name].parameters)
         self._goes_on(taken[1])
         return True
 
@@ -151,15 +156,13 @@ class TaggedBody:
 
     def _typed(self, key: str, text: str) -> str:
         """The value as JSON: of a type that the schema names where it is one, else a string where it may be, else JSON where it is some."""
-        tool = self._tools.get(self.name or "")
-        properties = tool.parameters.get("properties") if tool is not None else None
-        types = _types_of(properties.get(key)) if isinstance(properties, Mapping) else None
+        types = self._types.of(key)
         if types == frozenset(("string",)):  # whatever it looks like; whole files are written this way
             return written(text)
         try:
             value = read_json(text)
         except ValueError:
-            value = text if types is None or "string" in types else _read_python(text)
+            value = text if types is None or "string" in types else _read_python(text, types)
         if types is not None and "string" in types and (isinstance(value, str) or not _type_names(value) & types):
             value = text
         return written(value)
@@ -168,22 +171,59 @@ class TaggedBody:
 # --- types -------------------------------------------------------------------------------------------------------------
 
 
-def _types_of(schema: Any) -> frozenset[str] | None:
-    """The types that a schema names for a value; None where it does not say."""
-    if not isinstance(schema, Mapping):
-        return None
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset((named,))
-    if isinstance(named, list):
-        return frozenset(name for name in named if isinstance(name, str))
-    for word in ("anyOf", "oneOf"):
-        if isinstance(schema.get(word), list):
-            each = [_types_of(one) for one in schema[word]]
+_TYPES_OF: Final = {"number": frozenset(("integer", "number"))}  # a whole number is one, too
+N_LEVELS_MAX: Final = 32  # of schemas that refer to one another; what stands deeper says nothing
+
+
+class _Types:
+    """What a function's schema says of the types of its arguments."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        self._parameters = parameters
+        self._known: dict[int, frozenset[str] | None] = {}  # by identity: each part is looked at once, whatever refers to it
+
+    def of(self, name: str) -> frozenset[str] | None:
+        """The types that an argument may have; None where the schema does not say."""
+        properties = self._parameters.get("properties")
+        return self._of_part(properties.get(name)) if isinstance(properties, Mapping) else None
+
+    def _of_part(self, schema: Any, level: int = 0) -> frozenset[str] | None:
+        if not isinstance(schema, Mapping) or level > N_LEVELS_MAX:
+            return None
+        if id(schema) not in self._known:
+            self._known[id(schema)] = None  # for one that refers to itself
+            said = [types for types in self._said(schema, level + 1) if types is not None]
+            self._known[id(schema)] = frozenset.intersection(*said) if said else None
+        return self._known[id(schema)]
+
+    def _said(self, schema: Mapping[str, Any], level: int) -> Iterator[frozenset[str] | None]:
+        """What each keyword says, all of which holds."""
+        named = schema.get("type")
+        if isinstance(named, str):
+            named = [named]
+        if isinstance(named, list):
+            yield frozenset().union(*[_TYPES_OF.get(name, (name,)) for name in named if isinstance(name, str)])
+        if "$ref" in schema:
+            yield self._of_target(schema["$ref"], level)
+        for part in _listed(schema, "allOf"):
+            yield self._of_part(part, level)
+        for word in ("anyOf", "oneOf"):
+            each = [self._of_part(part, level) for part in _listed(schema, word)]
             known = [types for types in each if types is not None]
-            return frozenset().union(*known) if known and len(known) == len(each) else None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return frozenset().union(*map(_type_names, values)) if isinstance(values, list) and values else None
+            yield frozenset().union(*known) if known and len(known) == len(each) else None
+        values = [schema["const"]] if "const" in schema else _listed(schema, "enum")
+        yield frozenset().union(*map(_type_names, values)) if values else None
+
+    def _of_target(self, ref: Any, level: int) -> frozenset[str] | None:
+        try:
+            return self._of_part(target(self._parameters, ref, "")[0], level)
+        except GrammarInvalid:
+            return None
+
+
+def _listed(schema: Mapping[str, Any], word: str) -> list[Any]:
+    value = schema.get(word)
+    return value if isinstance(value, list) else []
 
 
 def _type_names(value: Any) -> frozenset[str]:
@@ -201,11 +241,13 @@ def _type_names(value: Any) -> frozenset[str]:
     return frozenset(("array",)) if isinstance(value, list) else frozenset(("object",))
 
 
-def _read_python(text: str) -> Any:
-    """The value of what is written as Python does: templates write earlier values so, and models copy that. Else the text itself."""
+def _read_python(text: str, types: frozenset[str]) -> Any:
+    """The value, of one of `types`, of what is written as Python does: templates write earlier values so, and models copy that.
+
+    Else the text itself.
+    """
     try:
-        value = ast.literal_eval(text.strip())
-        written(value)
+        value = read_json(written(ast.literal_eval(text.strip())))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text
-    return value
+    return value if _type_names(value) & types else text

@@ -105,7 +105,7 @@ def _reachable(root: Schema) -> Iterator[tuple[Schema, str]]:
         yield node, pointer  # whoever reads it may change it, before its parts are looked at
         parts = [(part, place, level + 1) for part, place in _parts(node, pointer)]
         if "$ref" in node:
-            parts.append((*_target(root, node["$ref"], pointer), 0))
+            parts.append((*target(root, node["$ref"], pointer), 0))
         owed += reversed(parts)
 
 
@@ -122,13 +122,14 @@ def _parts(node: Schema, pointer: str) -> Iterator[tuple[Any, str]]:
             yield part, f"{pointer}/{name}"
 
 
-def _target(root: Schema, ref: Any, pointer: str) -> tuple[Any, str]:
+def target(root: Any, ref: Any, pointer: str) -> tuple[Any, str]:
+    """The part of `root` that `ref` names, and where it stands. Raises: GrammarInvalid at `pointer`, where the reference stands."""
     if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
         raise GrammarInvalid(f"$ref: expected a place in this schema (#/...), not {_shown(ref)}", pointer)
-    node: Any = root
+    node = root
     for step in ref.split("/")[1:]:
         name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+        if isinstance(node, list) and name.isdecimal() and len(name) < 10 and int(name) < len(node):
             node = node[int(name)]
         elif isinstance(node, dict) and name in node:
             node = node[name]
@@ -162,7 +163,7 @@ def _ends(root: Schema, node: Schema, pointer: str, ending: set[int]) -> bool:
     def ends(part: Any) -> bool:
         return part is True or id(part) in ending
 
-    if "$ref" in node and not ends(_target(root, node["$ref"], pointer)[0]):
+    if "$ref" in node and not ends(target(root, node["$ref"], pointer)[0]):
         return False
     if not all(ends(part) for part in node.get("allOf", ())):
         return False
@@ -306,7 +307,7 @@ def _check_n_patterns(schema: Schema) -> None:
             counts[id(node)] = 0  # for one that refers to itself
             n = int("pattern" in node)
             n += sum(n_patterns(part, pointer) for part in node.get("allOf", ()))
-            n += n_patterns(*_target(schema, node["$ref"], pointer)) if "$ref" in node else 0
+            n += n_patterns(*target(schema, node["$ref"], pointer)) if "$ref" in node else 0
             n += max((n_patterns(part, pointer) for name in ("anyOf", "oneOf") for part in node.get(name, ())), default=0)
             if n > N_PATTERNS_MAX:
                 raise GrammarInvalid(f"pattern: {N_PATTERNS_MAX} are the most that one string can be held to", pointer, "pattern")

@@ -384,10 +384,35 @@ def test_values_in_tags_have_the_type_that_the_schema_says() -> None:
         ({"$ref": "#/$defs/x"}, "5", 5),
         ({}, "True", "True"),
         ({"type": "integer"}, "many", "many"),
+        ({"$ref": "#/$defs/year"}, "2024", "2024"),
+        ({"anyOf": [{"$ref": "#/$defs/year"}, {"type": "null"}]}, "2024", "2024"),
+        ({"anyOf": [{"$ref": "#/$defs/year"}, {"type": "null"}]}, "null", None),
+        ({"allOf": [{"$ref": "#/$defs/year"}], "description": "when"}, "2024", "2024"),
+        ({"allOf": [{"type": ["string", "integer"]}, {"type": ["number", "null"]}]}, "True", "True"),
+        ({"allOf": [{"type": ["string", "integer"]}, {"type": ["string", "null"]}]}, "5", "5"),
+        ({"$ref": "#/$defs/a~1b"}, "0.5", 0.5),
+        ({"$ref": "#/$defs/endless"}, "5", 5),
+        ({"$ref": "#/$defs/wide/anyOf/" + "9" * 5000}, "5", 5),
+        ({"$ref": "#/$defs/wide"}, "5", "5"),
+        ({"$ref": "elsewhere"}, "5", 5),
+        ({"type": "integer"}, "1,000", "1,000"),
+        ({"type": "number"}, "1,5", "1,5"),
+        ({"type": "number"}, "1_000", 1000),
+        ({"type": "array"}, "1, 'a'", [1, "a"]),
+        ({"type": ["object", "null"]}, "{'b': None}", {"b": None}),
+        ({"type": "object"}, "('b', 1)", "('b', 1)"),
     ],
 )
 def test_values_in_tags_have_one_of_the_types_that_the_schema_names(schema: Any, text: str, value: Any) -> None:
-    tools = (Tool("add", "adds", {"type": "object", "properties": {"a": schema}}),)
+    shared = {
+        "year": {"type": "string", "enum": ["2023", "2024"]},
+        "a/b": {"type": "number"},
+        "endless": {"anyOf": [{"$ref": "#/$defs/endless"}, {"$ref": "#/$defs/endless"}]},
+        "wide": {"anyOf": [{"$ref": "#/$defs/wide1"}] * 100},
+        **{f"wide{i}": {"anyOf": [{"$ref": f"#/$defs/wide{i + 1}"}] * 100} for i in range(1, 9)},
+        "wide9": {"type": "string"},
+    }
+    tools = (Tool("add", "adds", {"type": "object", "properties": {"a": schema}, "$defs": shared}),)
     written = f"<tool_call><function=add><parameter=a>\n{text}\n</parameter></function></tool_call>"
     (_, arguments) = read(AnswerFormat(calls=QWEN_CODER, tools=tools), written)
     assert isinstance(arguments, Arguments)

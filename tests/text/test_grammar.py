@@ -185,6 +185,7 @@ def test_a_schema_can_stand_in_a_source_of_our_own() -> None:
         ({"minItems": "3"}, "#", "minItems: expected a whole number"),
         ({"$ref": "#/nowhere"}, "#", "there is no"),
         ({"$ref": 5}, "#", "$ref: expected a place"),
+        ({"$ref": "#/anyOf/" + "9" * 5000, "anyOf": [{}]}, "#", "there is no"),
         ({"properties": {"a": {"$id": "b"}}}, "#/properties/a", "$id"),
         ({"type": "object", "minProperties": 2}, "#", "minProperties"),
         ({"type": "object", "properties": {f"{i}": {} for i in range(33)}, "minProperties": 1}, "#", "minProperties"),
