@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias, TypeGuard
 from urllib.parse import quote, unquote
 
@@ -20,7 +20,7 @@ Schema: TypeAlias = dict[str, Any]
 # What a schema may cost: beyond these, compiling takes seconds for what nobody writes. With the first three together it is about two.
 N_PARTS_MAX: Final = 4096
 N_PROPERTIES_MAX: Final = 1024  # of one object; compiling takes the square of their number
-N_OPTIONAL_MAX: Final = 480  # of one object: the parser follows four ways for each, and 2,000 at once
+N_OPTIONAL_MAX: Final = 480  # of one object, whatever parts it is told in: the parser follows four ways for each, and 2,000 at once
 N_PATTERN_PROPERTIES_MAX: Final = 50  # of one object; each pair is looked at
 N_PATTERNS_MAX: Final = 8  # that one string must match at once
 N_SOME_PROPERTIES_MAX: Final = 32  # of an object of which it takes any one; each is written out before each other
@@ -53,6 +53,13 @@ _KINDS: Final[dict[str, tuple[type, str]]] = {  # of what is read here; the rest
 _LOWER: Final = ("minimum", "exclusiveMinimum")
 _UPPER: Final = ("maximum", "exclusiveMaximum")
 _SINGLES: Final = ("items", "additionalProperties", "additionalItems")
+# Of `$schema`, those whose rules the compiler knows. It takes any other for a schema that it has to fetch.
+_DRAFTS: Final = frozenset(
+    {
+        *(f"http://json-schema.org/draft-{n}/schema" for n in ("04", "06", "07")),
+        *(f"https://json-schema.org/draft/{year}/schema" for year in ("2019-09", "2020-12")),
+    }
+)
 # Formats that say how a value is meant, not how it is written: they constrain nothing.
 _SILENT_FORMATS: Final = frozenset({"password", "path", "file-path", "directory-path", "binary", "int32", "int64", "float", "double"})
 
@@ -74,7 +81,7 @@ def prepared(text: str) -> Schema:
             raise GrammarInvalid(f"the schema has more than {N_PARTS_MAX} parts", pointer)
         _prepare(node, pointer)
     _check_n_items(schema)
-    _check_n_patterns(schema)
+    _check_meeting(schema)
     if (endless := first_endless(schema)) is not None:
         raise GrammarInvalid("no finite answer fits", endless)
     schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
@@ -208,6 +215,8 @@ def _prepare(node: Schema, pointer: str) -> None:
         raise GrammarInvalid("uniqueItems is not supported", pointer, "uniqueItems")
     if "$id" in node and pointer != "#":
         raise GrammarInvalid("$id is supported at the top only", pointer, "$id")
+    if "$schema" in node and str(node["$schema"]).removesuffix("#") not in _DRAFTS:
+        del node["$schema"]
     if str(node.get("$ref")).startswith("#"):
         node["$ref"] = quote(unquote(node["$ref"]), safe="#/$~")  # people leave out what URIs want
     if str(node.get("format")) in _SILENT_FORMATS:
@@ -223,8 +232,6 @@ def _prepare(node: Schema, pointer: str) -> None:
     ):
         if len(node.get(name, ())) > n_max:
             raise GrammarInvalid(f"{name}: {n_max} are the most that is compiled", pointer, name)
-    if len(node.get("properties", {}).keys() - set(node.get("required", ()))) > N_OPTIONAL_MAX:
-        raise GrammarInvalid(f"properties: {N_OPTIONAL_MAX} that are not required are the most", pointer, "properties")
     for name in ("const", "enum"):
         if name in node and not all(map(_is_exact, _numbers(node[name]))):
             raise GrammarInvalid(f"{name}: a whole number beyond 2^53 is not supported", pointer, name)
@@ -296,27 +303,38 @@ def _check_n_items(schema: Schema) -> None:
             raise GrammarInvalid(f"{name}: {N_ITEMS_MAX} are the most in all parts together", pointer, name)
 
 
-def _check_n_patterns(schema: Schema) -> None:
-    """Patterns that meet on one string are multiplied by one another."""
+def _check_meeting(schema: Schema) -> None:
+    """What meets at one place is more than its parts: patterns multiply one another, and any property that is not required may be next."""
+    _check_sum(schema, lambda node: int("pattern" in node), N_PATTERNS_MAX, ("pattern", "are the most that one string can be held to"))
+    _check_sum(schema, _n_optional, N_OPTIONAL_MAX, ("properties", "that are not required are the most"))
+
+
+def _n_optional(node: Schema) -> int:
+    return len(node.get("properties", {}).keys() - set(node.get("required", ())))
+
+
+def _check_sum(schema: Schema, count: Callable[[Schema], int], n_max: int, complaint: tuple[str, str]) -> None:
+    """Refuse more than `n_max` of what `count` finds in the parts that meet at one place. `complaint`: the keyword, and the rest."""
     counts: dict[int, int] = {}
 
-    def n_patterns(node: Any, pointer: str) -> int:
+    def n_in(node: Any, pointer: str) -> int:
         if isinstance(node, bool):
             return 0
         if id(node) not in counts:
             counts[id(node)] = 0  # for one that refers to itself
-            n = int("pattern" in node)
-            n += sum(n_patterns(part, pointer) for part in node.get("allOf", ()))
-            n += n_patterns(*target(schema, node["$ref"], pointer)) if "$ref" in node else 0
-            n += max((n_patterns(part, pointer) for name in ("anyOf", "oneOf") for part in node.get(name, ())), default=0)
-            if n > N_PATTERNS_MAX:
-                raise GrammarInvalid(f"pattern: {N_PATTERNS_MAX} are the most that one string can be held to", pointer, "pattern")
+            n = count(node)
+            n += sum(n_in(part, pointer) for part in node.get("allOf", ()))
+            n += n_in(*target(schema, node["$ref"], pointer)) if "$ref" in node else 0
+            n += max((n_in(part, pointer) for name in ("anyOf", "oneOf") for part in node.get(name, ())), default=0)
+            if n > n_max:
+                keyword, why = complaint
+                raise GrammarInvalid(f"{keyword}: {n_max} {why}", pointer, keyword)
             counts[id(node)] = n
         return counts[id(node)]
 
     try:
         for node, pointer in _reachable(schema):
-            n_patterns(node, pointer)
+            n_in(node, pointer)
     except RecursionError:
         raise GrammarInvalid("$ref: the references go on too far") from None
 
