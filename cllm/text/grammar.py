@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -32,6 +33,7 @@ N_CHOICES_MAX: Final = 1024
 N_BYTES_STACK: Final = 256 << 20  # 64 MiB carry 3,200 schemas that refer to one another, or 6,400 rules: about what fits into the source
 N_GRAMMARS_KEPT: Final = 64
 N_PLACES_TRIED: Final = 200  # to find out which part of a schema is at fault
+PLACES_S: Final = 0.5  # of the thread's own time for that: a part may take as long as the schema did
 _JSON_RULE: Final = re.compile(r"%json\s*")
 
 # Less than the defaults where a request could hold up everybody's step: 100,000 units of the lexer's fuel are some 7 ms, 20,000 items
@@ -130,7 +132,9 @@ class Grammars:
     To make one takes a second for 152,000 tokens, and nothing else runs in Python meanwhile.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, clock: Callable[[], float] = time.thread_time) -> None:
+        """`clock` gives seconds for looking for what is at fault."""
+        self._clock = clock
         tokens = _Tokens(vocabulary)
         self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.end_tokens)
         self._n_words = (len(tokens.tokens) + 31) // 32
@@ -163,7 +167,7 @@ class Grammars:
             return self._compiled_lark(_start(prepared))
         except GrammarInvalid as error:
             is_too_much = _TOO_MUCH.search(error.complaint) is not None  # that is the fault of no part, and trying them would take long
-            raise GrammarInvalid(error.complaint, "#" if is_too_much else _place_at_fault(prepared)) from None
+            raise GrammarInvalid(error.complaint, "#" if is_too_much else _place_at_fault(prepared, self._clock)) from None
 
     def _compiled_lark(self, lark: str) -> Grammar:
         matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark + _OPTIONS), log_level=0, limits=_LIMITS)
@@ -243,13 +247,16 @@ def _start(prepared: schema.Schema) -> str:
     return "start: %json " + json.dumps(prepared)
 
 
-def _place_at_fault(prepared: schema.Schema) -> str:
-    """The innermost part of a schema that does not compile by itself."""
+def _place_at_fault(prepared: schema.Schema, clock: Callable[[], float]) -> str:
+    """The innermost part of a schema that does not compile by itself, or as far in as there is time to find out."""
+    ends_at = clock() + PLACES_S
     shared: schema.Schema = {name: prepared[name] for name in ("$defs", "definitions", "x-guidance") if name in prepared}
     fault, refers_to = "#", prepared.get("$ref")
     for pointer, part in schema.parts(prepared)[1:N_PLACES_TRIED]:
         if pointer != refers_to and not pointer.startswith(fault + "/"):
             continue
+        if clock() > ends_at:
+            break
         error = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(_start({**shared, **part})), limits=_LIMITS)
         if error and _NOT_SHARED not in error:
             fault, refers_to = pointer, part.get("$ref")

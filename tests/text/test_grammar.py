@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -223,6 +224,18 @@ def test_a_schema_that_cannot_be_honoured_says_what_and_where(schema: Any, point
     with pytest.raises(GrammarInvalid) as caught:
         of_schema(schema)
     assert (caught.value.pointer, complaint in caught.value.complaint) == (pointer, True), caught.value
+
+
+def test_the_place_at_fault_is_not_looked_for_for_long() -> None:
+    ticks = itertools.count()
+    grammars = Grammars(FakeVocabulary(), clock=lambda: next(ticks) / 10)
+    parts = {f"{i}": {"type": "array", "items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(100)}
+    costly = {"type": "array", "prefixItems": [{"type": "array", "maxItems": 1000}, {"type": "string", "pattern": "("}], "minItems": 2}
+    source = GrammarSource(Kind.JSON_SCHEMA, json.dumps({"$ref": "#/$defs/0", "$defs": {**parts, "100": costly}}))
+    with pytest.raises(GrammarInvalid, match="regex") as caught:
+        grammars.compile(source)
+    assert caught.value.pointer.startswith("#/$defs/"), "as far as it was found"
+    assert next(ticks) < 10, "each try looks at the clock once"
 
 
 @pytest.mark.parametrize(
