@@ -219,6 +219,10 @@ class TemplateLimitExceeded(TemplateFailed):
     """The model's chat template needs more time or memory than it is given."""
 
 
+class TemplateSlow(TemplateLimitExceeded):
+    """It needs more time."""
+
+
 class NotSupported(RequestError):
     """The contract knows this, the model or the backend cannot do it."""
 

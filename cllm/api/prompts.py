@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import trio
@@ -13,7 +14,7 @@ from cllm.api.context import Context, current_key
 from cllm.api.errors import ContextExceededByFar
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import InfillTokens, Vocabulary, infill_of
-from cllm.errors import ContextExceeded, InvalidRequest, NotSupported, TokenizeFailed, call_foreign
+from cllm.errors import ContextExceeded, InvalidRequest, NotSupported, TemplateSlow, TokenizeFailed, call_foreign
 from cllm.serve.engine import ServedModel
 from cllm.serve.keythreads import KeyThreads
 from cllm.text.prompt import infill_tokens
@@ -26,9 +27,13 @@ T = TypeVar("T")
 NOT_VARIABLES = RESERVED | {"self", "chat_template"}
 N_VALUES_MAX = 10_000  # that a template's variables hold together
 N_CHARS_INLINE = 16_384  # longer conversations are rendered in a thread
+N_MESSAGES_INLINE = 50  # more are, too, however short: some templates look at all of them for each, which takes 30 ms for so many
 N_CHARS_VALUE = 32  # that each value counts for besides its own: three of them are a message, which a template takes some time for
 N_WORKING_MAX = 4  # threads that write long conversations and answers
+RENDER_S = 1.0  # of a thread's own time; what takes a template longer is done anew where it has all the time that its limits give
+N_SLOW_MAX = 1  # threads for that: one key's could keep all others' waiting for many seconds
 _working: trio.lowlevel.RunVar[KeyThreads] = trio.lowlevel.RunVar("cllm.api.prompts")
+_slow: trio.lowlevel.RunVar[KeyThreads] = trio.lowlevel.RunVar("cllm.api.prompts.slow")
 N_TOKENS_INLINE = 16_384  # longer lists are looked through in a thread: a million takes 20 ms
 # A bound on what a token stands for. The longest tokens in use are runs of some 128 spaces; to find a vocabulary's own longest takes a
 # call for each of its 150,000 tokens, which would hardly refuse more.
@@ -48,17 +53,22 @@ async def render(
     if model.reads_text:
         raise NotSupported("this model writes conversations by itself: how, is not known here")
     check_variables(variables)
-    render = functools.partial(
-        model.template.render,
-        messages,
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        **variables,
-    )
-    if _is_short([messages, tools, variables]):
-        return render()
-    return await _in_thread(render)
+
+    def write(timeout_s: float | None = None) -> str:
+        return model.template.render(
+            messages,
+            timeout_s,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **variables,
+        )
+
+    with suppress(TemplateSlow):
+        if len(messages) <= N_MESSAGES_INLINE and _is_short([messages, tools, variables]):
+            return write(RENDER_S)
+        return await _in_thread(functools.partial(write, RENDER_S))
+    return await _in_thread(write, _slow, N_SLOW_MAX)
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
@@ -195,13 +205,13 @@ async def by_length(n_tokens: int, work: Callable[[], T]) -> T:
     return await _in_thread(work)
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def _in_thread(work: Callable[[], T], kept: trio.lowlevel.RunVar[KeyThreads] = _working, n_max: int = N_WORKING_MAX) -> T:
     """What `work` gives. Few do so at a time, and keys take turns: nothing else runs in Python meanwhile but by turns, the loop too."""
     try:
-        threads = _working.get()
+        threads = kept.get()
     except LookupError:
-        threads = KeyThreads(N_WORKING_MAX)
-        _working.set(threads)
+        threads = KeyThreads(n_max)
+        kept.set(threads)
     return await threads.run(work, current_key())
 
 

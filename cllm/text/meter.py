@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 
-from cllm.errors import TemplateLimitExceeded
+from cllm.errors import TemplateLimitExceeded, TemplateSlow
 
 _T = TypeVar("_T")
 Container: TypeAlias = "list[Any] | tuple[Any, ...] | dict[Any, Any]"
@@ -38,7 +38,7 @@ _WORK_OF_A_CALL: Final = 100
 class RenderLimits:
     """What one render may use. The memory in use is at most 4 bytes for each of `n_chars_total`."""
 
-    timeout_s: float = 1.0
+    timeout_s: float = 10.0  # some templates look at all messages for each: long sessions of tools take seconds
     n_chars_max: int = 4 * 2**20  # of the output, and of any one value: the prompt of a context of a million tokens
     n_chars_total: int = 32 * 2**20  # of all values together
 
@@ -68,7 +68,7 @@ class Meter:
     def _look_at_clock(self) -> None:
         self._work_at_look = self._work + _WORK_BETWEEN_LOOKS
         if self._clock() > self._deadline:
-            raise TemplateLimitExceeded(f"the chat template took longer than {self._limits.timeout_s:g} s")
+            raise TemplateSlow(f"the chat template took longer than {self._limits.timeout_s:g} s")
 
     def text(self, n_chars: int) -> None:
         """Make a text, or anything else that takes the memory of one, of `n_chars` characters."""

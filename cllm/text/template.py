@@ -14,7 +14,7 @@ import attrs
 from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
 
-from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded
+from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded, TemplateSlow
 from cllm.text.arrangement import Message, arranged
 from cllm.text.meter import Meter, RenderLimits
 from cllm.text.sandbox import ChatEnvironment, MeteredContext, TemplateRefused
@@ -23,6 +23,7 @@ from cllm.text.thinking import EFFORT, EFFORTS, USUAL_EFFORTS
 N_SOURCE_MAX: Final = 128 * 1024
 """Characters of a template. The longest in use have some 30,000."""
 
+PROBE_S: Final = 1.0  # that each of the small conversations may take of which loading learns what a template does
 N_MESSAGE_MAX: Final = 500  # characters of what a template may say in an error
 
 # Stands where the final message ends. The space at its end tells whether the template trims.
@@ -65,10 +66,12 @@ class ChatTemplate:
         bos_token: str,
         eos_token: str,
         limits: RenderLimits | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.thread_time,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Compile Jinja `source`. `clock` gives seconds for the time limit, `now` the date for templates that say it.
+
+        The thread's own time counts: how much a machine has to do beside it is not the template's doing.
 
         Raises: TemplateInvalid.
         Source: `apply_chat_template` of Hugging Face transformers, whose environment and variables these are.
@@ -83,6 +86,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        timeout_s: float | None = None,
         /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -93,18 +97,18 @@ class ChatTemplate:
         """Return the prompt for `messages`, normalised first; `kwargs` are further variables of the template.
 
         With `continue_final_message` the prompt ends where the last message, the assistant's, ends so far, within its reasoning if it has
-        no more than that and the template shows it; the generation prompt is then left out.
+        no more than that and the template shows it; the generation prompt is then left out. `timeout_s`: less time than the limits give.
 
-        Raises: InvalidRequest when the template refuses the messages or cannot work with them · TemplateLimitExceeded ·
-        TemplateFailed when it does what it may not.
+        Raises: InvalidRequest when the template refuses the messages or cannot work with them · TemplateSlow, also where more time than
+        `timeout_s` might do · TemplateLimitExceeded · TemplateFailed when it does what it may not.
         """
         _check_variables(kwargs)
         normal = self.normalize(messages)
         if continue_final_message:
             marked = _marked(normal, self.features.reasoning_name)
-            texts = (self._render(one, tools=tools, add_generation_prompt=False, **kwargs) for one in marked)
+            texts = (self._render(one, timeout_s, tools=tools, add_generation_prompt=False, **kwargs) for one in marked)
             return _cut_at_mark(next((text for text in texts if _END_MARK.strip() in text), ""))
-        return self._render(normal, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
+        return self._render(normal, timeout_s, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
 
     def normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Return copies of `messages` in the shape that this template can work with.
@@ -118,12 +122,16 @@ class ChatTemplate:
         normal = [shapes.message(message) for message in messages]
         return arranged(normal, self.features)
 
-    def _render(self, messages: list[Message], **variables: Any) -> str:
+    def _render(self, messages: list[Message], timeout_s: float | None = None, /, **variables: Any) -> str:
         """Render with exactly these messages."""
+        limits = self._limits
+        if timeout_s is not None:
+            limits = attrs.evolve(limits, timeout_s=min(timeout_s, limits.timeout_s))
         try:
-            return "".join(self._pieces({"documents": None, "tools": None, **self._tokens, "messages": messages, **variables}))
+            return "".join(self._pieces({"documents": None, "tools": None, **self._tokens, "messages": messages, **variables}, limits))
         except TemplateLimitExceeded as error:
-            if n_chars([messages, variables]) > self._limits.n_chars_max // 4:
+            more_might_do = timeout_s is not None and isinstance(error, TemplateSlow)
+            if not more_might_do and n_chars([messages, variables]) > limits.n_chars_max // 4:
                 raise InvalidRequest("the messages are too long to render", param="messages") from error
             raise
         except RequestError:
@@ -131,8 +139,8 @@ class ChatTemplate:
         except Exception as error:
             raise _request_error(error) from error
 
-    def _pieces(self, variables: dict[str, Any]) -> Iterator[str]:
-        meter = Meter(self._limits, self._clock)
+    def _pieces(self, variables: dict[str, Any], limits: RenderLimits) -> Iterator[str]:
+        meter = Meter(limits, self._clock)
         context = self._template.new_context(variables)
         assert isinstance(context, MeteredContext)
         context.meter = meter
@@ -140,8 +148,8 @@ class ChatTemplate:
         for piece in self._template.root_render_func(context):
             n_chars += len(piece)
             meter.step()
-            if n_chars > self._limits.n_chars_max:
-                raise TemplateLimitExceeded(f"the chat template put out more than {self._limits.n_chars_max} characters")
+            if n_chars > limits.n_chars_max:
+                raise TemplateLimitExceeded(f"the chat template put out more than {limits.n_chars_max} characters")
             yield piece
 
 
@@ -410,7 +418,7 @@ def _tool(name: str) -> dict[str, Any]:
 
 
 def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) -> TemplateFeatures:
-    prober = _Prober(template._render)
+    prober = _Prober(lambda messages, **variables: template._render(messages, PROBE_S, **variables))
     parts = attrs.evolve(prober, wants_parts=True)
     wants_parts = _NEEDLE not in prober.shows([prober.said("user", _NEEDLE)]) and _NEEDLE in parts.shows([parts.said("user", _NEEDLE)])
     prober = parts if wants_parts else prober

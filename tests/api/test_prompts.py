@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from cllm.api import prompts
+from cllm.errors import TemplateSlow
 from tests.lines import n_lines
 
 SAID = {"role": "user", "content": "x"}
@@ -17,7 +20,8 @@ SAID = {"role": "user", "content": "x"}
 @pytest.mark.parametrize(
     ("messages", "tools", "variables", "inline"),
     [
-        ([SAID] * 20, None, {}, True),
+        ([SAID] * 50, None, {}, True),
+        ([SAID] * 51, None, {}, False),
         ([SAID | {"content": "x" * 16_000}], None, {}, True),
         ([SAID | {"content": "x" * 17_000}], None, {}, False),
         ([SAID] * 1000, None, {}, False),
@@ -37,6 +41,39 @@ async def test_what_takes_a_template_long_is_rendered_in_a_thread(messages: Any,
     options = {"add_generation_prompt": True, "continue_final_message": False}
     await prompts.render(model, messages, tools=tools, variables=variables, **options)
     assert [thread is threading.main_thread() for thread in threads] == [inline]
+
+
+@pytest.mark.parametrize("n_messages", [1, 100])
+async def test_what_takes_a_template_too_long_is_done_anew_one_at_a_time_and_holds_up_no_other(n_messages: int) -> None:
+    may_end = threading.Event()
+    begun: list[threading.Thread] = []
+    told: list[str] = []
+
+    def render(messages: Any, timeout_s: float | None = None, /, **_: Any) -> str:
+        if messages[0]["content"] == "slow":
+            if timeout_s is not None:
+                raise TemplateSlow("it took too long")
+            begun.append(threading.current_thread())
+            may_end.wait(60)
+        return str(messages[0]["content"])
+
+    async def tell(content: str) -> None:
+        model: Any = SimpleNamespace(reads_text=False, template=SimpleNamespace(render=render))
+        messages = [SAID | {"content": content}] * n_messages
+        told.append(await prompts.render(model, messages, variables={}, add_generation_prompt=True, continue_final_message=False))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(tell, "slow")
+            while not begun:  # noqa: ASYNC110 - it happens in threads
+                await trio.sleep(0.001)
+            await tell("x")
+            await trio.testing.wait_all_tasks_blocked()
+            assert (len(begun), told) == (1, ["x"])
+            may_end.set()
+    assert told == ["x"] + ["slow"] * 8
+    assert threading.main_thread() not in begun
 
 
 def test_how_much_there_is_is_not_counted_to_the_end() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 import time
 import tracemalloc
 
 import pytest
 
-from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded
+from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded, TemplateSlow
 from cllm.text.meter import RenderLimits
 from cllm.text.template import ChatTemplate
 
@@ -142,7 +144,7 @@ def attacked(source: str) -> RequestError:
 
 @pytest.mark.parametrize("source", LOOPS.values(), ids=LOOPS)
 def test_a_template_that_does_not_end_is_ended(source: str) -> None:
-    assert type(attacked(source)) is TemplateLimitExceeded
+    assert isinstance(attacked(source), TemplateLimitExceeded)
 
 
 @pytest.mark.parametrize("source", ALLOCATIONS.values(), ids=ALLOCATIONS)
@@ -197,11 +199,31 @@ def test_messages_that_are_too_long_are_the_clients_affair() -> None:
         template.render([{"role": "user", "content": "a" * 300_000}])
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
 def test_the_time_limit_is_the_clocks() -> None:
-    ticks = iter(range(10**9))
-    template = ChatTemplate("{% for i in range(99999) %}{% endfor %}", bos_token="", eos_token="", clock=lambda: next(ticks) / 100)
-    with pytest.raises(TemplateLimitExceeded, match="longer than 1 s"):
-        template.render(ATTACK)
+    ticks = itertools.count()
+    template = ChatTemplate(ENDLESS, bos_token="", eos_token="", clock=lambda: next(ticks) / 10)
+    for timeout_s, told in ((None, "10"), (2.0, "2"), (20.0, "10")):
+        with pytest.raises(TemplateSlow, match=f"longer than {told} s"):
+            template.render(ATTACK, timeout_s)
+
+
+def test_loading_does_not_wait_for_an_endless_template_as_long_as_a_conversation_may_take() -> None:
+    ticks = itertools.count()
+    ChatTemplate(ENDLESS, bos_token="", eos_token="", clock=lambda: next(ticks) / 10)
+    n_probes = 60
+    assert next(ticks) < n_probes * 15
+
+
+def test_more_time_than_was_given_might_do_for_messages_that_are_too_long() -> None:
+    template = made(ENDLESS)
+    long = [*ATTACK, {"role": "assistant", "content": "a" * 100_000}]
+    with pytest.raises(TemplateSlow):
+        template.render(long, 0.01)
+    with pytest.raises(InvalidRequest, match="too long"):
+        template.render(long)
 
 
 def test_a_long_conversation_stays_well_within_the_limits() -> None:
@@ -211,8 +233,26 @@ def test_a_long_conversation_stays_well_within_the_limits() -> None:
     assert len(text) > 3_000_000
 
 
-def test_the_deadline_holds_at_the_default_limits() -> None:
-    template = made(LOOPS["loop in loop"], RenderLimits())
+def test_a_template_that_looks_at_all_messages_for_each_has_the_time_for_a_long_session_beside_other_threads() -> None:
+    look = "{% for n in messages %}{% if n.role == 'x' or n.content == m.role %}{{ n.role }}{% endif %}{% endfor %}"
+    source = "{% for m in messages %}" + look + "{{ loop.index }} {% endfor %}"
+    template, is_over = ChatTemplate(source, bos_token="", eos_token=""), threading.Event()
+
+    def spin() -> None:
+        while not is_over.is_set():
+            pass
+
+    spinning = threading.Thread(target=spin)
+    spinning.start()
+    try:
+        assert template.render([{"role": "user", "content": "ok"}, {"role": "assistant", "content": "ok"}] * 300).endswith(" 600 ")
+    finally:
+        is_over.set()
+        spinning.join()
+
+
+def test_the_deadline_holds() -> None:
+    template = made(LOOPS["loop in loop"], RenderLimits(timeout_s=1.0))
     begin = clock()
     with pytest.raises(TemplateLimitExceeded):
         template.render(ATTACK)
