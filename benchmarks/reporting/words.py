@@ -196,45 +196,48 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 8, 16 and 32 has all of llama-server's settings, three or four of them for two pairs. The other
-runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one that was
-left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these,
-and after 1.6 beside `-kvu -b 64`, which went on. A server's memory is its greatest since its start, and caches of prompts grow with every
-pass, so the last pass of each start stands for it, mostly the second: one at a time cLLM had 1.08 of llama-server's after the first, and
-has 0.80 after the second.
+are named below each table. `seed-40x8` at 8, 16, 24 and 32 has all of llama-server's settings, two to four of them for two pairs. The
+other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one that
+was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in
+these, and after 1.6 beside `-kvu -b 64`, which went on; at 16 `-kvu -b 64` was left that had them after 1.95 times its time. A server's
+memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start stands for it, mostly
+the second: one at a time cLLM had 1.08 of llama-server's after the first, and has 0.80 after the second.
 
-**Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
-them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
-takes no more than 48 steps of their answers and six seconds (thirty where they have all places), and then generates for all. At 8, `no
-prompt cache` has its first texts sooner at p50, cLLM's after 1.20 times its time: it computes the first of those who come together by
+**Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little
+around them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step,
+if that takes no more than 48 steps of their answers and six seconds (thirty where they have all places), and then generates for all. At 8,
+`no prompt cache` has its first texts sooner at p50, cLLM's after 1.20 times its time: it computes the first of those who come together by
 itself, and whoever has begun waits a second while the others are computed. `-kvu -b 64` has them after six tenths of cLLM's time, while
 those who have begun wait for half a second, and its tokens/s are less. `no prompt cache` saves nothing on the host and takes the least
 memory; cLLM had 297 MB of what ended there after one pass beside other work. Where 160 requests come five at a time, `-no-kvu` keeps more
 of what ended, and cLLM has 0.32 of its memory. At 16 it is as at 8: beside llama-server as it comes tokens/s, first texts at p50, gaps up
 to p99 and whole answers are within three percent, none of which tells who is better, and `-b 64` has first texts at p50 after 0.56 of
 cLLM's time, by the same trade: it lets those who have begun wait, its gaps are three times as long at p99, and its tokens/s are less. At
-32, on the machine with AMX, tokens/s and gaps are within three percent of the best settings', none of which tells who is better; first
-texts come after 1.13 times `-no-kvu`'s time at p90, and after 1.48 times that of `-kvu -b 64` at p50, whose tokens/s are two thirds of
-cLLM's. All first texts come after 4.2 s there, so that most miss the 4 s of a good request, which most of `-no-kvu`'s, after 3.8, keep. The
-run at 24 is of the slowest machine.
+24, on the machine with AMX, nothing but first texts at p50 and memory tells who is better: tokens/s are 1.01 of the best setting's, gaps
+at p50 1.00 and at p99 1.12; at p50 first texts come after 1.81 times the time of `-b 64`, whose tokens/s are 0.89 of cLLM's, and whose
+gaps at p99 1.8 times as long. At 32, there too, tokens/s and gaps are within three percent of the best settings', none of which tells who
+is better; first texts come after 1.13 times `-no-kvu`'s time at p90, and after 1.48 times that of `-kvu -b 64` at p50, whose tokens/s are
+two thirds of cLLM's. All first texts come after 4.2 s there, so that most miss the 4 s of a good request, which most of `-no-kvu`'s, after
+3.8, keep.
 
-**One at a time** (`seed-40x8` at 1). Gaps are 1.06 times as long at p50, 1 ms of 16: that is about what a step spends outside llama.cpp, by
-the ladder, with the half millisecond that drawing takes with the workload's sampling. Such a draw takes 0.13 ms by itself, and 0.47 where
-240 MB are read before each, as a step reads the weights: Python's code and data are not in the caches any more then. A whole step of the
-instant fake takes 0.24 ms. Gaps at p90 and p99 are 1.17 and 1.16 times as long, for which no reason was found yet. OpenMP's threads spin
-between two steps, on the cores that the rest needs; with a hundredth of that (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts had 1.00
-(0.97 to 1.04) of the tokens/s, so that was left as it is.
+**One at a time** (`seed-40x8` at 1). Tokens/s are 0.95 of llama-server's. Gaps are 1.06 times as long at p50, 1 ms of 16: that is about
+what a step spends outside llama.cpp (1.1 ms in the ladder above, which is of another machine), with the half millisecond that drawing
+takes with the workload's sampling. Such a draw takes 0.13 ms by itself, and 0.47 where 240 MB are read before each, as a step reads the
+weights: Python's code and data are not in the caches any more then. A whole step of the instant fake takes 0.24 ms. Gaps at p90 and p99
+are 1.17 and 1.16 times as long, for which no reason was found yet. OpenMP's threads spin between two steps, on the cores that the rest
+needs; with a hundredth of that (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts had 1.00 (0.97 to 1.04) of the tokens/s, so that was left
+as it is.
 
-**Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So gaps at p99 are 0.3 to 0.5
-times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 2.4 to 2.6 times as long at 8, where more
-than one in ten has such a piece. First texts come later at p50 there; of `mixed` those at p90 come sooner, and those at p99 later. No order
-of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls
-above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool
-in pieces of 25. (`mixed` has fourteen.) At 16, first texts at p99 come after 1.18 times `-no-kvu`'s time and gaps are 1.11 times as long at
-p50; pieces four times as long had 1.02 times the tokens/s there, and gaps 1.4 times as long at p99. The interval of `mixed` at 8 is wide,
-since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a
-simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the bare model, each
-in turns with one that stayed, had 0.91 to 1.10 of its time for the same step.
+**Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So gaps at p99 are 0.3 to
+0.5 times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 2.4 to 2.6 times as long at 8, where
+more than one in ten has such a piece. First texts come later at p50 there; of `mixed` those at p90 come sooner, and those at p99 later. No
+order of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single
+calls above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a
+pool in pieces of 25. (`mixed` has fourteen.) At 16, first texts at p99 come after 1.18 times `-no-kvu`'s time and gaps are 1.11 times as
+long at p50; pieces four times as long had 1.02 times the tokens/s there, and gaps 1.4 times as long at p99. The interval of `mixed` at 8
+is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another
+start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the
+bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate. Prompts go in pieces beside answers, so that from the whole of what can
@@ -243,8 +246,8 @@ the time at the whole, and 1.61 at twice as much, where the newest of those who 
 them sooner is unclear; those at p99 after 1.6 times the time at both, and gaps at p50 are 1.11 times as long at the whole. What is good is
 counted by the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some 10 s, and the last
 one was answered after 28 to 42. So fewer good ones a second there are the burst's end, and under a load that lasts it is otherwise
-(overload, above). What could be served was measured once, cold, with a beginning and an end: the bursts of four times that were answered at
-0.57 to 0.86 a second.
+(overload, above). What could be served was measured once, cold, with a beginning and an end: the bursts of four times that were answered
+at 0.57 to 0.86 a second.
 
 **A shared prefix.** The first eight of each pass wait until one of them has computed it, and compute what is their own together then. In
 llama-server each slot computes the prefix once, so that nine of ten first texts come after a quarter of its time here.
@@ -268,9 +271,9 @@ takes, since all owe about as much. Of 32 in 8 slots ten pairs of ten starts do 
 cLLM (0.95 to 1.06), nor anything else but memory, of which cLLM has 1.14 times as much after the one pass of a start; of eight it has 0.36
 after two. Each turn goes on from other tokens than were answered, which had to be known in advance, so that only prompts can be found
 again: of eight, both have 11,680 of 16,752 tokens from their caches; of 32, llama-server has 46,720 in every pass and cLLM 512 less in
-eight of ten. Half of the first texts come after 48 s. The eight places are filled and emptied together, by a log of a pass, so that no step
-has both answers and prompts, and it is strictly in turn here as it is there. Other work, at the lowest priority, went on beside some of
-these pairs.
+eight of ten. Half of the first texts come after 48 s. The eight places are filled and emptied together, by a log of a pass, so that no
+step has both answers and prompts, and it is strictly in turn here as it is there. Other work, at the lowest priority, went on beside some
+of these pairs.
 """
 
 VERIFY: Final = """\
@@ -299,7 +302,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-seed-40x8-c16-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c16-openvino-Q8_0": "2026-11-25 16be67a521",
     "peers-seed-40x8-c16": "2026-11-28 f0a314f684",
-    "peers-seed-40x8-c24": "2026-11-26 9784521335",
+    "peers-seed-40x8-c24": "2026-11-28 96017e7e88",
     "peers-seed-40x8-c32-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c32-openvino-Q8_0": "2026-11-25 16be67a521",
     "peers-seed-40x8-c32": "2026-11-28 19f33e9fb8",
