@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -95,6 +96,8 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
         model = _load_model(lib, spec, on_progress, model_params)
         parts.callback(lib.llama_model_free, model)
         facts = facts_of(lib, model, spec.path)
+        if gpu:
+            facts = _on_gpus(facts, model_params.n_gpu_layers, _own_gpus(lib, spec))
         if not facts.generates:
             raise _does_not_generate(spec, facts)
         if not gpu:
@@ -168,10 +171,19 @@ def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
 
 
 def _gpu_bytes(lib: Any, spec: ModelSpec) -> int:
-    """Return the free memory of the GPUs that the model goes to: all of them, or the one that was named."""
+    return sum(gpu.free_bytes for gpu in _own_gpus(lib, spec))
+
+
+def _own_gpus(lib: Any, spec: ModelSpec) -> list[devices.Gpu]:
+    """Return the GPUs that the model goes to: all of them, or the one that was named."""
     found = devices.gpus(lib)
-    own = found[spec.main_gpu : spec.main_gpu + 1] if spec.split_mode is SplitMode.NONE and spec.main_gpu >= 0 else found
-    return sum(gpu.free_bytes for gpu in own)
+    return found[spec.main_gpu : spec.main_gpu + 1] if spec.split_mode is SplitMode.NONE and spec.main_gpu >= 0 else found
+
+
+def _on_gpus(facts: Facts, n_layers: int, gpus: Sequence[devices.Gpu]) -> Facts:
+    """Say in the model's facts what computes it: what steps take with few layers on a GPU, or on another, is no measure of these."""
+    where = f"{'all' if n_layers < 0 else n_layers} layers on {', '.join(gpu.name for gpu in gpus)} |"
+    return attrs.evolve(facts, info=attrs.evolve(facts.info, build=f"{facts.info.build} {where}"))
 
 
 def _load_model(lib: Any, spec: ModelSpec, on_progress: OnProgress, params: Any) -> Any:

@@ -17,7 +17,7 @@ from cllm.backend import Batch, Embedder, Pooling, Vectors
 from cllm.engine.compute import empty
 from cllm.engine.fairness import Shares
 from cllm.engine.turns import Turns
-from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, RequestError
+from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, RequestError, StepFailed
 
 Sums = npt.NDArray[np.float64]
 
@@ -263,11 +263,14 @@ def _n_left(one: Input) -> int:
 def compute(embedder: Embedder, plan: EmbedPlan) -> list[Sums]:
     """Do a step, and pool the vectors of each part's rows; blocks.
 
-    Raises: what the embedder's calls raise · ModelDied for a slot that cannot be emptied.
+    Raises: what the embedder's calls raise · StepFailed for rows that are missing · ModelDied for a slot that cannot be emptied.
     """
     for slot in plan.drops:
         empty(embedder, slot)
-    return pool(embedder.step(plan.batch), [n_rows for _, n_rows in plan.parts], embedder.pooling)
+    vectors = embedder.step(plan.batch)
+    if len(vectors) != plan.batch.n_rows:  # of fewer, somebody's would be made of others'
+        raise StepFailed(f"{len(vectors)} vectors for {plan.batch.n_rows} rows")
+    return pool(vectors, [n_rows for _, n_rows in plan.parts], embedder.pooling)
 
 
 def pool(vectors: Vectors, n_rows: Sequence[int], pooling: Pooling) -> list[Sums]:

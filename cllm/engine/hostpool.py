@@ -49,9 +49,11 @@ class PoolTotals:
 class HostPool:
     """Pieces by what was used last, bounded in bytes. One caller, as the scheduler's.
 
-    What `texts_awaited` go on from, given by whose turn it is, is of use soon, and goes last.
+    What `texts_awaited` go on from, given by whose turn it is, is of use soon, and goes last; before it what is `recalled`, its end first.
     Where restored cells can be cut, a piece is good for any part of its beginning; otherwise only for a text that goes on from its end.
     """
+
+    recalled: Text | None = None  # what is being brought in, for somebody who is not among those who wait yet
 
     def __init__(self, n_bytes_max: int, *, can_cut: bool, texts_awaited: Callable[[], Iterable[Text]] = tuple) -> None:
         self.n_bytes_max = n_bytes_max
@@ -118,7 +120,7 @@ class HostPool:
     def _order_of_eviction(self) -> Iterator[Piece]:
         """What nobody waits for, the longest unused first; then what is awaited, by those whose turn comes last first."""
         awaited: dict[Piece, None] = {}
-        for key, tokens in self.texts_awaited():
+        for key, tokens in (*self.texts_awaited(), *([self.recalled] if self.recalled else [])):
             awaited.update(dict.fromkeys(reversed(self._tree.leading(key, tokens, can_cut=self.can_cut))))
         yield from [piece for piece in self._pieces if piece not in awaited]
         yield from reversed(awaited)

@@ -107,9 +107,19 @@ class DiskTier:
             return
         with trio.move_on_after(offload.prices.prefill_s(chain.end - n_kept)) as patience:
             async with self._recalling:  # who comes with the same tokens finds them in the pool
-                await self.fetch(key, usable, memory.n_kept(key, tokens), offload.pool, take=offload.pool.put)
+                await self._bring(key, usable, memory.n_kept(key, tokens), offload.pool)
         self.totals.n_slow += patience.cancelled_caught
         self.offer(offload.pool.take_evicted())
+
+    async def _bring(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> None:
+        """Fetch into the pool. What comes later may not take the place of what came first: nobody waits for it there as yet."""
+        pool.recalled = key, tokens
+        try:
+            await self.fetch(key, tokens, n_have, pool, take=pool.put)
+        finally:
+            pool.recalled = None
+            if (chain := pool.find(key, tokens, n_have)) is not None:
+                pool.touch(chain)
 
     def _leads(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> Chain[StoredPiece] | None:
         chain = self._chain(key, tokens, n_have, pool)
@@ -139,7 +149,7 @@ class DiskTier:
             return []
         found: list[Piece] = []
         now = time.time_ns()
-        for stored, n_bytes in zip(chain.pieces, accumulate(stored.n_bytes for stored in chain.pieces), strict=True):
+        for stored, n_bytes in zip(chain.pieces, accumulate(stored.n_bytes_in_pool for stored in chain.pieces), strict=True):
             if n_bytes > pool.n_bytes_max:
                 break
             piece = await self._read(

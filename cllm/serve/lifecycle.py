@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 import trio
@@ -15,7 +16,7 @@ from cllm.engine.cost import CostModel
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.streaming import StreamScheduler
 from cllm.engine.telling import TextScheduler
-from cllm.errors import Unavailable
+from cllm.errors import LoadFailed, Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
@@ -23,14 +24,14 @@ from cllm.serve.engine import Embeddings, Engine, new_engine
 from cllm.serve.loading import Loaded, keep_layout, limits_of, load, load_unmeasured, measured, open_disk, what_is_kept
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
-from cllm.serve.modelthread import ModelThread, open_model_thread, run_apart
+from cllm.serve.modelthread import ModelThread, NoThread, open_model_thread, run_apart
 from cllm.serve.progress import Progress
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.streamloop import StreamLoop
 from cllm.text.unread import NoVocabulary
 
 log = structlog.get_logger("cllm.engine")
-
+T = TypeVar("T")
 
 KEEP_S = 10.0  # at the end, for what is cached to be written to disk
 GIVE_UP_S = 5.0  # at the end, for a load to be given up: a download would leave half a file, of as many GiB as it had got
@@ -78,7 +79,7 @@ class EngineLife:
     async def _load(self, thread: ModelThread, *, beside_others: bool) -> Loaded:
         if not beside_others:
             return await thread.run(load, self._settings, self._on_progress)
-        loaded = await run_apart(load_unmeasured, self._settings, self._on_progress)
+        loaded = await _apart(load_unmeasured, self._settings, self._on_progress)
         with trio.CancelScope(shield=True):  # it closes what it cannot measure
             known = await thread.run(measured, loaded, self._settings, self._on_progress)
         return known  # noqa: RET504  # mypy takes a scope for something that may swallow exceptions
@@ -116,7 +117,7 @@ class EngineLife:
             self._embed_loop.end_all(error)
 
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
-        disk = None if self._settings.cache_dir is None else await run_apart(open_disk, loaded, self._settings)
+        disk = None if self._settings.cache_dir is None else await _apart(open_disk, loaded, self._settings)
         keep = partial(keep_layout, loaded.curve_key, self._settings)
         loop = make_loop(loaded.step_model, self._settings, loaded.limits, loaded.cost, self.engine.metrics, thread, disk, keep)
         if self._draining:
@@ -150,6 +151,14 @@ class EngineLife:
         self.engine.progress = share
         self._progress.update(share)
         return not self._abort_load.is_set()
+
+
+async def _apart(work: Callable[..., T], *arguments: Any) -> T:
+    """`run_apart`, but that for want of a thread the load has failed, and is tried again as others are. Raises: LoadFailed."""
+    try:
+        return await run_apart(work, *arguments)
+    except NoThread as error:
+        raise LoadFailed(str(error)) from error
 
 
 def _stream_scheduler(model: StreamsOnly, limits: Limits) -> StreamScheduler:

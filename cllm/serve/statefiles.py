@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 import attrs
 import numpy as np
 
-from cllm.engine.hostpool import Piece
+from cllm.engine.hostpool import N_BYTES_TOKEN, Piece
 from cllm.engine.prefix import Key
 
 SUFFIX: Final = ".cllmkv"
@@ -49,6 +49,11 @@ class StoredPiece:
     start: int
     path: Path
     n_bytes: int
+
+    @property
+    def n_bytes_in_pool(self) -> int:
+        """What it costs the host pool."""
+        return self.n_bytes + N_BYTES_TOKEN * len(self.tokens)  # a little more, for what a file has beside the state
 
 
 @attrs.frozen
@@ -114,7 +119,7 @@ class StateFiles:
         front = front[:-_N_DIGEST] + _digest(front[:-_N_DIGEST] + tokens)
         name = _digest(front[:-_N_DIGEST] + tokens).hex()
         path = self.folder / f"{self.mark.hex()}-{name}{SUFFIX}"
-        partial = path.with_suffix(".partial")
+        partial = path.with_name(f"{path.stem}.{secrets.token_hex(4)}.partial")  # another process may write the same piece
         try:
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE), "wb") as file:
                 for part in (front, tokens, piece.state):
@@ -161,23 +166,39 @@ def _digest(data: bytes) -> bytes:
 
 
 def _secret(path: Path) -> bytes:
-    """Return the folder's secret; the first process that comes makes one."""
-    if not path.exists():
+    """Return the folder's secret; the first process that comes makes one.
+
+    Also where its file is empty, as a power cut may leave it: what was written with the one before can be read by nobody any more.
+    """
+    is_empty = path.exists() and not path.stat().st_size
+    if is_empty or not path.exists():
         fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")  # whole before it has its name, at which another process may look
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE), "wb") as file:
-            file.write(secrets.token_bytes(_N_SECRET))
         try:
-            os.link(fresh, path)
-        except FileExistsError:
-            fresh.unlink()
-        except OSError:  # a filesystem without links; of two who come there at once the later one's holds, and what the other wrote is lost
-            fresh.replace(path)
-        else:
-            fresh.unlink()
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE), "wb") as file:
+                file.write(secrets.token_bytes(_N_SECRET))
+                file.flush()
+                os.fsync(file.fileno())
+            _name(fresh, path, replaces=is_empty)
+        finally:
+            fresh.unlink(missing_ok=True)
     found = path.read_bytes()
     if len(found) != _N_SECRET:
         raise OSError(f"{path} is not a cache folder's secret")
     return found
+
+
+def _name(fresh: Path, path: Path, *, replaces: bool) -> None:
+    """Give a file its name; unless it `replaces` what has that, another process may have been faster, whose file stays."""
+    if not replaces:
+        try:
+            os.link(fresh, path)
+        except FileExistsError:
+            return
+        except OSError:  # a filesystem without links; of two who come there at once the later one's holds, and what the other wrote is lost
+            pass
+        else:
+            return
+    fresh.replace(path)
 
 
 def _by_age(paths: Iterable[Path]) -> list[Path]:

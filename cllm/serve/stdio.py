@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import sys
 from typing import Any, TextIO, cast
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by their numbers
+_N_CHARS = 1000  # with a line's end no more than 4,096 bytes: a pipe that is not full has room for them
 CANNOT_WRITE = (OSError, ValueError)  # the disk is full, or nobody reads any more; it is closed
 
 
@@ -30,14 +32,27 @@ def prepare() -> None:
 
 
 class _Lossy:
-    """A stream of text that loses what cannot be written, and tries again with what comes next."""
+    """A stream of text that loses what cannot be written just now, and tries again with what comes next.
+
+    A reader that stands still (a stopped log collector, Ctrl-S) would have the whole server wait for it otherwise.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._n_lost = 0  # writes, since the last one that was taken
 
     def write(self, text: str) -> int:
         with contextlib.suppress(*CANNOT_WRITE):
-            self._stream.write(text)
+            if self._n_lost and _takes(self._stream):
+                n_lost, self._n_lost = self._n_lost, 0
+                self._stream.write(f"[{n_lost} writes were lost: nobody read them]\n")
+            for start in range(0, len(text), _N_CHARS):
+                if not _takes(self._stream):
+                    self._n_lost += 1
+                    break
+                self._stream.write(text[start : start + _N_CHARS])
+                if len(text) > _N_CHARS:
+                    self._stream.flush()
         return len(text)
 
     def flush(self) -> None:
@@ -46,6 +61,19 @@ class _Lossy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _takes(stream: TextIO) -> bool:
+    """Whether some text can be written without waiting for a reader; where nobody can tell, it is believed."""
+    try:
+        number = stream.fileno()
+    except CANNOT_WRITE:  # it is no file
+        return True
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def lossy_stderr() -> TextIO:
@@ -68,8 +96,10 @@ def tell(text: str) -> None:
 
 
 def give_up_stderr() -> None:
-    """At the end: Python would try again with what standard error has not taken, and end with a code of its own."""
+    """At the end: Python would try again with what standard error has not taken, and end with a code of its own, or never."""
     try:
+        if not _takes(sys.stderr):
+            raise BlockingIOError
         sys.stderr.flush()
     except CANNOT_WRITE:
         _let_go_of(sys.stderr)

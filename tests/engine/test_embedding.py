@@ -247,3 +247,22 @@ def test_steps_grow_and_shrink_with_what_a_row_takes() -> None:
     for _ in range(40):
         pace.took(10, 1.0)
     assert pace.n_rows(0.1) == N_ROWS_LEAST
+
+
+def test_vectors_of_which_a_row_is_missing_are_nobodys() -> None:
+    class Forgetful(FakeEmbedder):
+        n_left_out = 0
+
+        def step(self, batch: Batch) -> Vectors:
+            vectors = super().step(batch)
+            if self.n_left_out:
+                return vectors
+            self.n_left_out = 1
+            return vectors[:-1]
+
+    embedder = Forgetful(pooling=Pooling.MEAN)
+    scheduler = EmbedScheduler(embedder)
+    jobs = [scheduler.submit([tokens]) for tokens in ([97, 98], [99, 100, 101])]
+    run(scheduler, embedder)
+    for job, tokens in zip(jobs, ([97, 98], [99, 100, 101]), strict=True):
+        assert job.vectors[0] == pytest.approx(alone(tokens, Pooling.MEAN))

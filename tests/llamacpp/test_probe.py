@@ -12,7 +12,7 @@ import pytest
 from cllm.backend import CONTRACT_VERSION, ModelSpec, SplitMode
 from cllm.errors import BackendUnavailable
 from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
-from cllm_llamacpp.backend import _gpu_bytes
+from cllm_llamacpp.backend import _gpu_bytes, _on_gpus
 
 
 @pytest.fixture
@@ -101,6 +101,14 @@ def test_of_a_model_on_one_device_that_ones_memory_counts(monkeypatch):
     spec = ModelSpec(path="")
     assert _gpu_bytes(None, spec) == 10 << 30
     assert _gpu_bytes(None, attrs.evolve(spec, split_mode=SplitMode.NONE, main_gpu=1)) == 3 << 30
+
+
+def test_a_model_says_how_many_layers_are_on_which_gpus(load):
+    def build(n_layers, *gpus):
+        return _on_gpus(load()._facts, n_layers, gpus).info.build
+
+    assert build(-1, CARD).endswith("all layers on card |")
+    assert len({build(-1, CARD), build(10, CARD), build(-1, attrs.evolve(CARD, name="another")), build(-1, CARD, CARD)}) == 4
 
 
 def test_what_a_device_is_stands_where_llama_cpp_writes_it(lib):

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from cllm.config import Settings
-from cllm.engine.hostpool import HostPool, Piece
+from cllm.engine.hostpool import N_BYTES_TOKEN, HostPool, Piece
 from cllm.engine.prefix import Key
 from cllm.engine.prices import Prices
 from cllm.errors import StepFailed
@@ -80,10 +80,30 @@ async def test_no_more_is_read_than_has_room_together_for_the_first_pieces_are_o
     tier = open_tier(tmp_path)
     tier.offer(pieces)
     await tier.write_owed()
-    n_bytes = sum(path.stat().st_size for path in files(tmp_path))
-    assert await fetched(tier, TEXT, n_bytes_max=n_bytes) == [one.state for one in pieces]
-    assert await fetched(tier, TEXT, n_bytes_max=n_bytes // 2) == [one.state for one in pieces[:2]]
+    n_bytes = [path_of(tmp_path, one).stat().st_size + N_BYTES_TOKEN * len(one.tokens) for one in pieces]
+    assert await fetched(tier, TEXT, n_bytes_max=sum(n_bytes)) == [one.state for one in pieces]
+    assert await fetched(tier, TEXT, n_bytes_max=sum(n_bytes[:3]) - 1) == [one.state for one in pieces[:2]]
     assert tier.totals.n_reads == 6
+
+
+@pytest.mark.parametrize("n_awaited", [0, 2])
+async def test_what_is_brought_in_does_not_take_its_own_beginnings_place(tmp_path: Path, n_awaited: int) -> None:
+    pieces = [piece(TEXT[: 100 * (i + 1)], 100 * i) for i in range(4)]
+    others = [piece(list(range(start, start + 100)), n_bytes=10_000) for start in (5000, 6000)]
+    tier = open_tier(tmp_path)
+    tier.offer(pieces)
+    await tier.write_owed()
+    pool = HostPool(sum(one.n_bytes for one in (*pieces, others[0])), can_cut=True)
+    for other in others:
+        pool.put(other)
+    pool.texts_awaited = lambda: [(KEY, other.tokens) for other in others[:n_awaited]]
+    await tier._bring(KEY, TEXT, 0, pool)
+    chain = pool.find(KEY, TEXT, 0)
+    assert chain is not None
+    assert chain.pieces[0].state == pieces[0].state
+    assert all(other in pool for other in others[:n_awaited])
+    pool.put(piece(list(range(7000, 7100)), n_bytes=2000))  # before whoever it was brought in for waits for it
+    assert pool.find(KEY, TEXT, 0) is not None
 
 
 async def test_a_pool_that_takes_no_parts_is_brought_what_begins_with_the_text_if_that_leads_on_by_itself(tmp_path: Path) -> None:
@@ -431,6 +451,40 @@ async def test_half_a_file_for_which_there_was_no_room_is_removed(tmp_path: Path
     await tier.write(piece(TEXT[:200]))
     assert tier.totals.n_failures == 1
     assert everything(tmp_path) == before
+
+
+async def test_two_who_write_the_same_piece_at_once_do_not_spoil_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, one = open_tier(tmp_path), open_tier(tmp_path), piece(TEXT[:200])
+    touch = statefiles.touch
+
+    def touch_late(path: Path, used_ns: int | None = None) -> None:
+        monkeypatch.setattr(statefiles, "touch", touch)
+        second._files.write(one)  # between the first one's last byte and its name
+        touch(path, used_ns)
+
+    monkeypatch.setattr(statefiles, "touch", touch_late)
+    await first.write(one)
+    assert (first.totals.n_failures, len(everything(tmp_path))) == (0, 2)
+    assert await fetched(open_tier(tmp_path), TEXT) == [one.state]
+
+
+async def test_an_empty_secret_is_replaced_and_what_was_written_with_another_is_not_found(tmp_path: Path) -> None:
+    await open_tier(tmp_path).write(piece(TEXT[:200]))
+    (tmp_path / SECRET_NAME).write_bytes(b"")  # as a power cut may leave it
+    again, one = open_tier(tmp_path), piece(TEXT[:200])
+    assert await fetched(again, TEXT) == []
+    await again.write(one)
+    assert await fetched(open_tier(tmp_path), TEXT) == [one.state]
+
+
+def test_a_secret_for_which_there_is_no_room_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        open_tier(tmp_path)
+    assert everything(tmp_path) == []
 
 
 async def test_on_a_full_disk_the_longest_unused_files_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

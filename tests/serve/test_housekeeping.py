@@ -20,11 +20,12 @@ from cllm.backend import Batch, ModelSpec, OnProgress, StepModel, StreamEvent
 from cllm.config import Settings
 from cllm.engine.hostpool import Piece
 from cllm.errors import LoadAborted, LoadFailed, ModelDied, NotFound, StepFailed, Unavailable
-from cllm.serve import loading
+from cllm.serve import lifecycle, loading
 from cllm.serve.garbage import spare_what_stays
 from cllm.serve.house import FAILED_FOR_S_MAX, Hold, House, State, Tenant, n_bytes_of_files
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.loading import limits_of
+from cllm.serve.modelthread import NoThread
 from cllm.testing.fake import FakeBackend, FakeModel
 from cllm.testing.fake_streams import FakeStreamModel
 from cllm.testing.mortal import Panic
@@ -295,6 +296,23 @@ async def test_a_load_on_demand_that_fails_is_the_requests_misfortune_and_not_tr
         backend.failing.clear()
         kept.tenant("b").failed_at = -1000.0
         assert await kept.ask("b") == text_alone("once upon a time", 8)
+
+
+async def test_a_load_for_which_there_is_no_thread_is_no_more_than_that_either(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_thread(*_arguments: object) -> None:
+        raise NoThread("the system has no thread left")
+
+    async with keep("a", "b") as kept:
+        await kept.keeper.unload(kept.tenant("b"))
+        with monkeypatch.context() as some:
+            some.setattr(lifecycle, "run_apart", no_thread)
+            with pytest.raises(Unavailable) as caught:
+                await kept.ask("b")
+        assert caught.value.code == "load_failed"
+        assert await kept.ask("a") == text_alone("once upon a time", 8)
+        kept.tenant("b").failed_at = -1000.0
+        assert await kept.ask("b") == text_alone("once upon a time", 8)
+    assert kept.ends == [None]
 
 
 async def test_what_fails_again_and_again_is_tried_less_and_less_and_is_not_ready_meanwhile(keep: Keep) -> None:

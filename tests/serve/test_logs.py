@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import logging
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +20,7 @@ from cllm.backend import Batch
 from cllm.config import Settings
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import BarProgress, make_progress
-from cllm.serve.stdio import complain, tell
+from cllm.serve.stdio import _Lossy, complain, tell
 from cllm.testing.fake import FakeModel
 from tests.serve.conftest import Steps, answers, make_spec, serving, text_alone
 
@@ -49,6 +52,29 @@ def standard_error(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = False
         patch.setattr(logging.getLogger(), "handlers", [])
         configure_logging(Settings(**settings))
         yield stream
+
+
+def test_nobody_waits_for_a_reader_that_stands_still() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writing, b"x" * 4096):
+            pass
+    os.set_blocking(writing, True)
+    with open(writing, "w", buffering=1) as stream:
+        lossy: Any = _Lossy(stream)
+        texts = ("lost\n", "long and lost " * 10_000, "lost, too\n")
+        writer = threading.Thread(target=lambda: [lossy.write(text) for text in texts], daemon=True)
+        writer.start()
+        writer.join(10.0)
+        assert not writer.is_alive()
+        os.set_blocking(reading, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(reading, 1 << 20):
+                pass
+        lossy.write("taken\n")
+        assert os.read(reading, 1 << 20) == b"[3 writes were lost: nobody read them]\ntaken\n"
+    os.close(reading)
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])

@@ -67,7 +67,7 @@ class Connection:
         tune(raw, config)  # behind Trio, which has a bound of its own for what is not sent
         self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = self._transport
         if tls is not None:
-            self._stream = trio.SSLStream(self._transport, tls, server_side=True, https_compatible=True)
+            self._stream = trio.SSLStream(self._transport, tls, server_side=True)
         self._is_tls = tls is not None
         self._app = app
         self._config = config
@@ -92,7 +92,13 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        return self.phase in (Phase.IDLE, Phase.HEAD) and not self._serving.cancel_called
+        return self.phase in (Phase.IDLE, Phase.HEAD) and not self._serving.cancel_called and not self._has_begun
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether a request is under way, of which the phase may not tell as yet: others have their turns while it is read."""
+        protocol: Http1 | None = getattr(self, "_protocol", None)
+        return protocol is not None and (protocol.stream is not None or protocol.connection.their_state is not h11.IDLE)
 
     # --- how it ends: none of these waits -----------------------------------------------------------------------------
 
@@ -111,12 +117,14 @@ class Connection:
     # --- how it lives -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        last: trio.abc.AsyncResource = self._transport
         try:
             if await self._shake_hands():
+                last = self._stream  # over TLS it says goodbye: an answer may end with the connection
                 await self._serve()
         finally:
-            with trio.move_on_after(LINGER_S, shield=True), contextlib.suppress(trio.BrokenResourceError):
-                await self._stream.aclose()
+            with trio.move_on_after(LINGER_S, shield=True), contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await last.aclose()
             self._socket.close()
 
     async def _shake_hands(self) -> bool:
@@ -174,6 +182,7 @@ class Connection:
             data = await self._receive() if self._n_ahead < N_AHEAD_BYTES_MAX else await self._wait_for_response()
             if data == b"":
                 return
+            resumes = self._has_to_resume
             if data is not None:
                 await self._take(data)
             elif self._has_to_resume:
@@ -182,6 +191,8 @@ class Connection:
                 await self._time_out()
                 return
             self._note_phase()
+            if resumes and self.is_idle:  # what had been sent ahead was no request
+                self._on_idle()
 
     async def _take(self, data: bytes) -> None:
         self._traffic.n_bytes_in += len(data)

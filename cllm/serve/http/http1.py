@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,10 @@ from cllm.serve.http.writer import Writer
 
 SEND_NOW = "cllm.send_now"
 N_EVENTS_PER_TURN = 256  # some milliseconds; one read full of one-byte chunks is 11,000 events, and the others must have their turns
+N_HEADERS_MAX = 128  # fields; each costs the loop some microseconds in every layer, whatever its length, and a head is taken at once
+N_TURNS_BEFORE_100 = 16  # of the loop, in which an app looks at a request's headers
 PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
+END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
 class RequestStream(hypercorn.HTTPStream):
@@ -70,8 +74,14 @@ class Http1(hypercorn.H11Protocol):
 
     async def feed(self, data: bytes) -> None:
         """Take bytes from the client."""
-        if self.connection.their_state is h11.IDLE and not self.connection.trailing_data[0]:
-            data = data.lstrip(b"\r\n")  # before a request line they mean nothing (RFC 9112, 2.2)
+        if self.connection.their_state is h11.IDLE:
+            ahead = self.connection.trailing_data[0]
+            if not ahead:
+                data = data.lstrip(b"\r\n")  # before a request line they mean nothing (RFC 9112, 2.2)
+            if n_lines_of_head(ahead + data) > 1 + N_HEADERS_MAX:
+                self.connection.receive_data(data)  # so that it is known to have been sent
+                await self.refuse(431, f"more than {N_HEADERS_MAX} header fields")
+                return
         if data and self.connection.their_state is h11.MUST_CLOSE:  # behind the last request: nothing is to be read of it
             self.connection.receive_data(data)
         elif data:
@@ -98,7 +108,7 @@ class Http1(hypercorn.H11Protocol):
             if n_events % N_EVENTS_PER_TURN == 0:
                 await trio.lowlevel.checkpoint()
             try:
-                if self.connection.they_are_waiting_for_100_continue:
+                if await self._waits_for_100():
                     await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
@@ -114,6 +124,14 @@ class Http1(hypercorn.H11Protocol):
                 # response may end from now on, and what comes behind is then for resume().
                 await self._pass_on(bytes(body), ends=isinstance(event, h11.EndOfMessage))
                 return
+
+    async def _waits_for_100(self) -> bool:
+        """Whether the client waits to be told to send its body. The app comes first: what it refuses by the headers is not to be sent."""
+        for _ in range(N_TURNS_BEFORE_100):
+            if not self.connection.they_are_waiting_for_100_continue:
+                return False
+            await trio.lowlevel.checkpoint()
+        return bool(self.connection.they_are_waiting_for_100_continue)
 
     async def _pass_on(self, body: bytes, *, ends: bool) -> None:
         stream = self.stream  # the app may end the response, and with it the stream, while it is waited for
@@ -208,6 +226,12 @@ class Http1(hypercorn.H11Protocol):
             if self.connection.their_state is not h11.ERROR:
                 raise  # the app's mistake: a body that is not as long as it said
             return b""  # the client's, and it has had its answer
+
+
+def n_lines_of_head(data: bytes) -> int:
+    """Return the lines of the head that `data` begins with, as far as it has come; a line may end without a carriage return."""
+    end = END_OF_HEAD.search(data)
+    return data.count(b"\n", 0, end.start() + 1 if end else len(data))
 
 
 def reason_to_refuse(request: h11.Request) -> str | None:

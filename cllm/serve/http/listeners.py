@@ -18,8 +18,9 @@ LISTENER_IS_GONE = {errno.EBADF, errno.ENOTSOCK, errno.EINVAL}
 async def open_listeners(config: HttpConfig) -> list[socket.socket]:
     """Listen on every address of the host, all with one port. Raises CannotListen."""
     where = f"{config.host}:{config.port}"
+    host = config.host.removeprefix("[").removesuffix("]")  # an IPv6 address, as it stands in a URL
     try:
-        found = await trio.socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await trio.socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise CannotListen(f"cannot listen on {where}: the host name cannot be resolved ({reason(error)})") from error
     listeners: list[socket.socket] = []

@@ -66,6 +66,21 @@ def test_a_flood_of_idle_connections_beyond_the_descriptors_is_outlived(change):
             process.kill()
 
 
+async def test_who_has_sent_nothing_but_an_empty_line_ahead_gives_way_too(serving, until):
+    async with serving(n_connections_max=1) as server:
+        client = await server.connect()
+        await client.get("/wait")
+        await until(lambda: server.log.n_started == 1)
+        await client.send(b"\r\n")
+        other = await server.connect()
+        await other.get("/health")
+        await trio.sleep(0.05)
+        server.log.go_on.set()
+        assert (await client.answer())[0] == 200
+        assert (await other.answer())[0] == 200
+        await other.close()
+
+
 async def test_beyond_the_most_connections_the_longest_idle_gives_way(serving):
     async with serving(n_connections_max=4) as server:
         for _ in range(8):

@@ -8,8 +8,10 @@ import random
 import pytest
 import structlog.testing
 import trio
+import trio.lowlevel
 import trio.testing
 
+from cllm.serve.http.http1 import N_HEADERS_MAX
 from tests.serve.http.conftest import BOUND_S
 
 HOST = b"Host: test\r\n"
@@ -77,6 +79,29 @@ async def test_an_unknown_transfer_encoding_is_501(serving):
     async with serving() as server:
         answer = await server.ask(b"POST /echo HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 501 ")
+
+
+@pytest.mark.parametrize("n_pieces", [1, 40])
+async def test_too_many_headers_are_431_before_anybody_looks_at_them(serving, n_pieces):
+    head = b"GET /health HTTP/1.1\r\nHost: a\r\n" + b"a:\r\n" * 12_000 + b"\r\n"
+    async with serving() as server:
+        client = await server.connect()
+        for i in range(n_pieces):
+            await client.send(head[i * len(head) // n_pieces : (i + 1) * len(head) // n_pieces])
+            await trio.lowlevel.checkpoint()
+        assert (await client.read_to_end()).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_as_many_headers_as_there_may_be_are_taken_whatever_follows_them(serving):
+    head = "".join(f"X-{i}: {i}\r\n" for i in range(N_HEADERS_MAX - 3))
+    async with serving() as server:
+        client = await server.connect()
+        for end in ("\r\n", "\n"):
+            body = b"\n" * 5000
+            lines = f"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n{head}\r\n".replace("\r\n", end)
+            await client.send(lines.encode() + body)
+            assert await client.answer() == (200, body)
+        await client.close()
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])

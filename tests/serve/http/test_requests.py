@@ -167,6 +167,19 @@ async def test_a_client_that_asks_before_it_sends_a_body_is_told_to_go_on(servin
         await client.close()
 
 
+async def test_a_client_that_asks_is_not_told_to_send_a_body_that_the_app_refuses_by_the_headers(serving):
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+        for _ in range(4):  # as a framework does
+            await trio.lowlevel.checkpoint()
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serving(app=app) as server:
+        answer = await server.ask(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99000000\r\nExpect: 100-continue\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 401 ")
+
+
 async def test_a_proxys_absolute_target_is_understood(serving):
     async with serving() as server:
         assert b"200 OK" in await server.ask(f"GET http://test/health HTTP/1.1\r\nHost: test\r\n{CLOSE}\r\n".encode())
@@ -219,6 +232,21 @@ async def test_tls_serves_what_clear_text_serves(serving, tls_files):
         client = await server.connect(tls=trust)
         await client.get("/health", extra=CLOSE)
         assert (await client.answer())[0] == 200
+
+
+async def test_over_tls_an_answer_that_ends_with_the_connection_is_told_to_have_ended(serving, tls_files):
+    pem, trust = tls_files
+    async with serving(ssl_certfile=pem) as server:
+        sock = await trio.open_tcp_stream("127.0.0.1", server.port)
+        stream = trio.SSLStream(sock, trust, server_hostname="localhost")  # for which an end without a word is an error
+        await stream.send_all(b"GET /stream?n=3 HTTP/1.0\r\nHost: test\r\n\r\n")
+        received = b""
+        with trio.fail_after(BOUND_S):
+            while data := await stream.receive_some(65536):
+                received += data
+        assert b"0:" in received
+        assert b"2:" in received
+        await stream.aclose()
 
 
 async def test_a_renewed_certificate_is_taken_and_one_that_cannot_be_used_is_not(serving, until, tls_files, monkeypatch, logged):
@@ -314,6 +342,20 @@ async def test_a_name_that_has_one_address_twice_is_listened_on_once(monkeypatch
     listeners = await open_listeners(HttpConfig(host="twice", port=0))
     close_all(listeners)
     assert len(listeners) == 1
+
+
+async def test_an_ipv6_address_may_be_given_as_it_stands_in_a_url(monkeypatch):
+    asked = []
+
+    async def noted(host, *_arguments, **_options):
+        asked.append(host)
+        return []
+
+    monkeypatch.setattr("trio.socket.getaddrinfo", noted)
+    for host in ("[::1]", "::1", "localhost"):
+        with pytest.raises(CannotListen):
+            await open_listeners(HttpConfig(host=host, port=0))
+    assert asked == ["::1", "::1", "localhost"]
 
 
 async def test_an_app_that_does_not_start_is_one_line_for_the_operator():
