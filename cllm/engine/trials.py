@@ -80,7 +80,7 @@ class Trials:
     def first_of(self, waiting: Iterable[Sequence]) -> Sequence | None:
         """The first of `waiting` that is on trial; else of those whom nobody suspects, who run by turns with the trial, the first.
 
-        In the order of `waiting`, which is that of arrival: nobody's patience counts meanwhile.
+        In the order of `waiting`: that the newest go first where some have waited in vain does not hold meanwhile.
         """
         unsuspected = None
         for sequence in waiting:
