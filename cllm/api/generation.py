@@ -210,7 +210,7 @@ async def open_generation(context: Context, specs: list[SequenceSpec], endpoint:
     if context.settings.log_prompts:
         for spec in specs:
             log.info("prompt", request_id=g.request_id, text=_prompt_text(context.engine.model.vocabulary, spec.prompt))
-    await context.engine.recall(specs)
+    specs = await context.engine.prepared(specs)
     g.gives_up_room()
     stream = context.engine.open(specs, since_s=time.perf_counter() - g.started_at, is_expected=True)
     generation = Generation(context, stream, len(specs), endpoint, g.started_at)

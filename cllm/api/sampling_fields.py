@@ -99,7 +99,7 @@ class Wanted:
 
     sampling: SamplingParams
     stopping: StopParams
-    seed: int
+    seed: int | None  # None: each prompt gets one of its own
     n: int
     timeout_s: float | None
     priority: int
@@ -119,15 +119,17 @@ class Wanted:
     ) -> list[SequenceSpec]:
         """The sequences of a request: `n` for each prompt, those of a prompt together.
 
-        A choice's seed depends on its place among its prompt's choices alone, so a prompt's texts do not depend on its neighbours.
+        A choice's seed depends on its place among its prompt's choices alone, so a prompt's texts do not depend on its neighbours. Where
+        none was asked for, equal prompts draw by different ones.
         """
         group = secrets.token_hex(N_GROUP) if self.n > 1 else ""
+        seeds = [secrets.randbits(64) if self.seed is None else self.seed for _ in prompts]
         return [
             SequenceSpec(
                 prompt=prompt,
                 sampling=self.sampling,
                 stopping=self.stopping,
-                seed=(self.seed + i * SEED_STRIDE) & SEED_MASK,
+                seed=(seed + i * SEED_STRIDE) & SEED_MASK,
                 n_logprobs=n_logprobs,
                 grammar=grammar,
                 form=form,
@@ -140,7 +142,7 @@ class Wanted:
                 cache_salt=self.cache_salt,
                 group=group,
             )
-            for prompt in prompts
+            for prompt, seed in zip(prompts, seeds, strict=True)
             for i in range(self.n)
         ]
 
@@ -207,13 +209,15 @@ def _stopping(fields: SamplingFields, model: ServedModel, max_tokens: int | None
     asked = next((n for n in (fields.max_completion_tokens, fields.max_tokens, fields.n_predict) if n is not None), None)
     if asked == NO_LIMIT:
         asked, max_tokens = None, None
-    if asked is not None and fields.min_tokens is not None and fields.min_tokens > asked:
-        raise InvalidRequest(f"min_tokens: {fields.min_tokens} is more than the {asked} tokens asked for at most", param="min_tokens")
+    limit = max_tokens if asked is None else asked
+    if limit is not None and fields.min_tokens is not None and fields.min_tokens > limit:
+        of = "tokens that an answer has here where no more are asked for" if asked is None else "tokens asked for at most"
+        raise InvalidRequest(f"min_tokens: {fields.min_tokens} is more than the {limit} {of}", param="min_tokens")
     stop_token_ids = fields.stop_token_ids or []
     check_tokens(stop_token_ids, model.vocabulary.n_tokens, "stop_token_ids")
     stop = fields.stop
     return StopParams(
-        max_tokens=max_tokens if asked is None else asked,
+        max_tokens=limit,
         min_tokens=fields.min_tokens or 0,
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=frozenset(stop_token_ids),
@@ -221,9 +225,9 @@ def _stopping(fields: SamplingFields, model: ServedModel, max_tokens: int | None
     )
 
 
-def _seed(seed: int | None) -> int:
+def _seed(seed: int | None) -> int | None:
     if seed is None or seed == -1:  # -1 is how llama-server's clients ask for a random one
-        return secrets.randbits(64)
+        return None
     if not -(1 << 63) <= seed <= SEED_MASK:
         raise InvalidRequest("seed: expected an integer of 64 bits", param="seed")
     return seed & SEED_MASK

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 
 import attrs
@@ -29,11 +30,38 @@ _one_at_a_time = threading.Lock()  # rows that want the same, sampled in several
 _MAX_LOG: float = math.log(float(np.finfo(np.float32).max))  # beyond it base ** n is no float32 any more
 
 
-def dry_breaker_tokens(vocabulary: Vocabulary, breakers: tuple[str, ...]) -> frozenset[int]:
+@attrs.frozen(eq=False)
+class TokenSet(AbstractSet[int]):
+    """A set of token ids as one bit for each of the vocabulary's: what a request may make many of, and what crosses to another process."""
+
+    bits: bytes  # of eight tokens each, the lowest first
+
+    @classmethod
+    def of(cls, is_in: npt.NDArray[np.bool_]) -> TokenSet:
+        return cls(np.packbits(is_in, bitorder="little").tobytes())
+
+    def __contains__(self, token: object) -> bool:
+        return isinstance(token, int) and 0 <= token < 8 * len(self.bits) and bool(self.bits[token >> 3] >> (token & 7) & 1)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(np.unpackbits(np.frombuffer(self.bits, np.uint8), bitorder="little")).tolist())
+
+    def __len__(self) -> int:
+        return int.from_bytes(self.bits, "little").bit_count()
+
+    def __eq__(self, other: object) -> bool:
+        return self.bits == other.bits if isinstance(other, TokenSet) else super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash(self.bits)
+
+
+def dry_breaker_tokens(vocabulary: Vocabulary, breakers: tuple[str, ...]) -> TokenSet:
     """Return the tokens whose text contains one of `breakers`; remembered by the vocabulary object and the breakers.
 
     A breaker that only several tokens spell together breaks nothing; the usual ones are single characters, which cannot be split so.
-    The first call for a vocabulary reads all of its tokens.
+    The first call for a vocabulary reads all of its tokens, and one with 64 new breakers searches them 64 times, which may take seconds
+    and tenths of one: a server has it done before its request is queued.
     """
     with _one_at_a_time:
         return _breaker_tokens(_Identity(vocabulary), breakers)
@@ -52,13 +80,13 @@ class _Identity:
         return isinstance(other, _Identity) and self.vocabulary is other.vocabulary
 
 
-@lru_cache(maxsize=8)  # a client may come with new ones each time, and a set of all tokens takes megabytes
-def _breaker_tokens(key: _Identity, breakers: tuple[str, ...]) -> frozenset[int]:
+@lru_cache(maxsize=8)  # a client may come with new ones each time
+def _breaker_tokens(key: _Identity, breakers: tuple[str, ...]) -> TokenSet:
     words, found = _words_of(key), np.zeros(key.vocabulary.n_tokens, np.bool_)
     for breaker in breakers:
         if breaker:
             found[words.having(breaker)] = True
-    return frozenset(np.flatnonzero(found).tolist())
+    return TokenSet.of(found)
 
 
 @attrs.define(eq=False)
@@ -115,7 +143,7 @@ class _Places:
 class Dry:
     """Which repetitions the next token could go on with, over the last `last_n` tokens (None: over all)."""
 
-    breakers: frozenset[int]
+    breakers: AbstractSet[int]
     last_n: int | None = None
     n: int = 0  # tokens seen
     _tokens: Int64s = attrs.field(factory=lambda: np.zeros(64, np.int64))
@@ -125,7 +153,7 @@ class Dry:
     _active: Int64s = attrs.field(factory=lambda: np.zeros(0, np.int64))  # where `_agreement` is not 0
 
     @classmethod
-    def of(cls, tokens: list[int], breakers: frozenset[int], last_n: int | None) -> Dry:
+    def of(cls, tokens: list[int], breakers: AbstractSet[int], last_n: int | None) -> Dry:
         """Return the state after `tokens`: what observing them one by one gives, in linear time."""
         if not tokens:
             return cls(breakers, last_n)
@@ -194,7 +222,7 @@ class Dry:
 
 
 @lru_cache(maxsize=2)  # the choices of a request begin with one prompt, and all of them in one step
-def _read(tokens: bytes, breakers: frozenset[int]) -> tuple[npt.NDArray[np.int32], Mapping[int, Int64s]]:
+def _read(tokens: bytes, breakers: AbstractSet[int]) -> tuple[npt.NDArray[np.int32], Mapping[int, Int64s]]:
     """Return `_agreement` of tokens that come as int64s, and the places of each; nobody changes either."""
     history = np.frombuffer(tokens, np.int64)
     order = np.argsort(history, kind="stable")
@@ -203,7 +231,7 @@ def _read(tokens: bytes, breakers: frozenset[int]) -> tuple[npt.NDArray[np.int32
     return _agreement(history.tolist(), breakers), places
 
 
-def _agreement(tokens: list[int], breakers: frozenset[int]) -> npt.NDArray[np.int32]:
+def _agreement(tokens: list[int], breakers: AbstractSet[int]) -> npt.NDArray[np.int32]:
     """Return for each place how many tokens up to it agree with the end, back to the last breaker: the Z algorithm, from behind."""
     back, n = tokens[::-1], len(tokens)
     n_free = next((i for i, token in enumerate(back) if token in breakers), n)  # tokens since the last breaker

@@ -7,6 +7,7 @@ while requests come in.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 import attrs
 
@@ -15,12 +16,12 @@ from cllm.engine.dry import Dry
 from cllm.engine.params import SamplingParams
 from cllm.engine.penalties import TokenCounts, presence_and_frequency, repeat
 
-Breakers = Callable[[], frozenset[int]]  # the tokens that no repetition reaches across; to find them may take as long
+Breakers = Callable[[], AbstractSet[int]]  # the tokens that no repetition reaches across; to find them may take as long
 
 
 def heeds_history(params: SamplingParams) -> bool:
     """Whether anything of the parameters depends on the tokens."""
-    return _counts_generated(params) or _counts_recent(params) or _dries(params)
+    return _counts_generated(params) or _counts_recent(params) or dries(params)
 
 
 def _counts_generated(params: SamplingParams) -> bool:
@@ -31,7 +32,8 @@ def _counts_recent(params: SamplingParams) -> bool:
     return params.repeat_penalty != 1 and params.n_repeats > 0
 
 
-def _dries(params: SamplingParams) -> bool:
+def dries(params: SamplingParams) -> bool:
+    """Whether repetitions of several tokens are penalised, for which breakers have to be known."""
     return bool(params.dry_multiplier and params.dry_base >= 1 and params.dry_penalty_last_n != 0)
 
 
@@ -51,7 +53,7 @@ class History:
             params,
             generated=TokenCounts.of(tokens[n_prompt:]) if _counts_generated(params) else None,
             recent=TokenCounts.of(tokens[-params.n_repeats :]) if _counts_recent(params) else None,
-            dry=Dry.of(tokens, breakers(), params.dry_penalty_last_n) if _dries(params) else None,
+            dry=Dry.of(tokens, breakers(), params.dry_penalty_last_n) if dries(params) else None,
         )
 
     def observe(self, tokens: list[int]) -> None:

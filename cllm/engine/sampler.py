@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cllm.backend import Draw, Logits, Vocabulary
-from cllm.engine.dry import dry_breaker_tokens
+from cllm.engine.dry import TokenSet, dry_breaker_tokens
 from cllm.engine.history import Breakers, History, heeds_history
 from cllm.engine.noise import row_key, sequence_key
 from cllm.engine.params import SamplingParams, SamplingProfile, StopParams
@@ -94,7 +94,7 @@ class Sampler:
         self.is_plain = not (params.mirostat or params.dynatemp_range > 0 or params.typical_p < 1 or xtc)
         self._biased = np.array([token for token, _ in params.logit_bias if token >= 0], np.int64)
         self._biases = np.array([bias for token, bias in params.logit_bias if token >= 0], np.float32)
-        self._never = _id_array(end_tokens if ignore_eos else frozenset())
+        self._never = _id_array(end_tokens - barred_until_min if ignore_eos else frozenset())  # who names one wants it
         self._not_yet = _id_array(end_tokens | barred_until_min)
         self._heeds_history = heeds_history(params)
         self._breakers = dry_breakers
@@ -210,9 +210,11 @@ def make_sampler(
     tokens: list[int],
     n_prompt: int,
     n_logprobs: int | None,
+    dry_breakers: TokenSet | None = None,
     grammar: GrammarState | None = None,
 ) -> Sampler:
-    """A sequence's sampler, before its first token or after any."""
+    """A sequence's sampler, before its first token or after any. `dry_breakers` are looked for in the step where nobody has before."""
+    look_for = partial(dry_breaker_tokens, vocabulary, params.dry_sequence_breakers)
     return Sampler(
         params,
         seed=seed,
@@ -223,7 +225,7 @@ def make_sampler(
         min_tokens=stopping.min_tokens,
         ignore_eos=stopping.ignore_eos,
         barred_until_min=stopping.stop_token_ids,
-        dry_breakers=partial(dry_breaker_tokens, vocabulary, params.dry_sequence_breakers),
+        dry_breakers=look_for if dry_breakers is None else lambda: dry_breakers,
         grammar=grammar,
     )
 

@@ -141,7 +141,8 @@ class Scheduler:
         self._restores_alone = False  # whether the last step had nothing but moves, since some of these bring cells back
         self._n_live_max_usual = self._n_live_max
         self._places_other: Places | None = None  # of that layout
-        self._n_wanted_max = limits.n_live_max  # apart fewer may have a slot, which is not to hide how many would run in a pool
+        # Apart fewer may have a slot, which is not to hide how many would run in a pool.
+        self._n_wanted_max = min(limits.n_live_max, limits.n_rows_max)
         self._choice = _layout_choice(limits, self.cost)
         self._cost_other: CostModel | None = None  # of the layout that is not in force
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
@@ -981,7 +982,8 @@ class Scheduler:
             leader = self._followers.remove(sequence)
             self._queue.remove_aside(sequence)
             self.memory.ends_waiting(sequence)
-            self._rank_anew(leader)
+            if leader.order == sequence.order:  # which it had lent; all followers are gone through then, and thousands may end at once
+                self._rank_anew(leader)
         elif sequence.phase is Phase.WAITING:
             self._queue.remove(sequence)
             self.memory.ends_waiting(sequence)
@@ -1027,6 +1029,7 @@ class Scheduler:
                 tokens=tokens,
                 n_prompt=n_prompt,
                 n_logprobs=spec.n_logprobs,
+                dry_breakers=spec.dry_breakers,
                 grammar=None if spec.grammar is None else spec.grammar.start(),
             ),
             transcript=transcript,

@@ -8,6 +8,7 @@ from enum import Enum
 import attrs
 
 from cllm.backend import StreamForm
+from cllm.engine.dry import TokenSet
 from cllm.engine.fairness import Share
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sampling import Sampler
@@ -28,6 +29,7 @@ class SequenceSpec:
     n_logprobs: int | None = None  # the likeliest tokens to report beside each drawn one; None: no logprobs
     n_prompt_logprobs: int | None = None  # the same for the prompt's tokens, of which the first has none
     grammar: Grammar | None = None  # what the generated text must be
+    dry_breakers: TokenSet | None = None  # of `sampling`, where they were looked for already
     form: StreamForm | None = None  # the same, for a model that sees to it by itself
     answer: AnswerFormat | None = None  # how its text is read for reasoning and tool calls; None: it is not
     priority: int = 0  # lower goes first

@@ -14,6 +14,7 @@ import numpy as np
 from cllm import errors
 from cllm.backend import Batch, StepModel, StreamBeat, StreamEnd, StreamEvent, StreamText, StreamToken, Vocabulary
 from cllm.engine.compute import compute
+from cllm.engine.dry import TokenSet
 from cllm.engine.hostpool import Piece
 from cllm.engine.pieces import Chain
 from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Scored, Share, StepOutput, Trim, Work
@@ -93,6 +94,7 @@ def _opening(sequence: Sequence, sampler: Sampler) -> frames.Opening:
         n_logprobs=sampler.n_logprobs,
         n_prompt=sampler.n_prompt,
         mu=sampler.mu,
+        dry_breakers=None if sequence.spec.dry_breakers is None else sequence.spec.dry_breakers.bits,
     )
 
 
@@ -196,6 +198,7 @@ def _opened(opening: frames.Opening, tokens: list[int], vocabulary: Vocabulary) 
         tokens=tokens,
         n_prompt=opening.n_prompt,
         n_logprobs=opening.n_logprobs,
+        dry_breakers=None if opening.dry_breakers is None else TokenSet(opening.dry_breakers),
     )
     sampler.mu = opening.mu
     return sampler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -15,6 +16,8 @@ import trio
 
 from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
 from cllm.config import Settings
+from cllm.engine.dry import dry_breaker_tokens
+from cllm.engine.history import dries
 from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, Unavailable, call_foreign
@@ -153,9 +156,19 @@ class Engine:
             raise NotSupported(self._embeddings)
         return self._embeddings
 
-    async def recall(self, specs: Seq[SequenceSpec]) -> None:
-        """Bring what the disk has of the sequences' beginnings into memory before they are queued. Raises: Unavailable."""
+    async def prepared(self, specs: Seq[SequenceSpec]) -> list[SequenceSpec]:
+        """Do for the sequences of one request what may take long, before they are queued; return them with what was found.
+
+        What the disk has of their beginnings is brought into memory, and DRY's breakers are looked for in the vocabulary, which would
+        hold up everybody in a step. Raises: Unavailable.
+        """
         await self._ready_loop().recall(specs)
+        first = specs[0]  # all sample alike
+        if self.model.heeds is not None or not dries(first.sampling):
+            return list(specs)
+        search = partial(dry_breaker_tokens, self.model.vocabulary, first.sampling.dry_sequence_breakers)
+        found = await self.tokenized(search, sys.maxsize, first.key)  # however few they are, in a thread
+        return [attrs.evolve(spec, dry_breakers=found) for spec in specs]
 
     def open(self, specs: Seq[SequenceSpec], *, since_s: float = 0.0, is_expected: bool = False) -> EventStream:
         """Submit the sequences of one request, which was received `since_s` ago, all or none; return the stream of their events.

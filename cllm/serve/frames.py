@@ -140,6 +140,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
     n_logprobs: int | None
     n_prompt: int
     mu: float
+    dry_breakers: bytes | None  # as a `TokenSet` has them
 
 
 class Drawing(msgspec.Struct, frozen=True, array_like=True):

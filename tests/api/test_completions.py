@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cllm.api import prompts
+from cllm.api.openai import legacy_logprobs
 from cllm.backend import Batch
 from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
 
@@ -248,6 +250,18 @@ async def test_a_prompt_whose_logits_are_no_numbers_is_a_500_by_name(serve: Any)
         await api.idle()
 
 
+async def test_breakers_are_looked_for_before_the_request_is_queued_and_never_in_everybodys_step(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_the_step(vocabulary: Any, breakers: tuple[str, ...]) -> Any:
+        raise MemoryError("a search in the step")
+
+    monkeypatch.setattr("cllm.engine.sampler.dry_breaker_tokens", in_the_step)
+    async with serve() as api:
+        answer = await api.complete("once upon once upon", max_tokens=20, dry_multiplier=2.0, dry_sequence_breakers=["e", "n"])
+    assert answer.status == 200
+
+
 # --- several, and between ----------------------------------------------------------------------------------------------
 
 
@@ -370,6 +384,29 @@ async def test_a_prompt_whose_tokens_were_not_counted_says_that_it_has_at_least_
         assert "at least 65 tokens" in native.json["error"]
         counted = (await api.complete("x" * 16_384)).error
     assert (counted["type"], counted["n_prompt_tokens"]) == ("exceed_context_size_error", 16_385)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_n_choices_echo_of_a_prompt_with_its_logprobs_is_made_once_and_in_a_thread_where_it_is_much(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    made_by: list[str] = []
+    text_of = legacy_logprobs._text_of
+
+    def noted(*arguments: Any) -> str:
+        made_by.append(threading.current_thread().name)
+        return text_of(*arguments)
+
+    monkeypatch.setattr(legacy_logprobs, "_text_of", noted)
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 1, "stream": stream, "seed": 1}
+    async with serve() as api:
+        one = await api.complete("once upon a time", n=1, **fields)
+        monkeypatch.setattr(prompts, "N_TOKENS_INLINE", 40)  # the prompt has 17, and the choices 4 times as many
+        made_by.clear()
+        four = await api.complete(["once upon a time", "there was once a little girl who lived in a wood"], n=4, **fields)
+    assert [four.text(i)[:16] for i in range(4)] == [one.text()[:16]] * 4
+    assert len(made_by) == 2
+    assert threading.main_thread().name not in made_by
 
 
 async def test_a_long_list_of_token_ids_is_looked_through_and_served(serve: Any) -> None:

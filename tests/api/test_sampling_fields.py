@@ -151,6 +151,14 @@ def test_more_min_tokens_than_max_tokens_is_refused() -> None:
     assert refused(min_tokens=9, n_predict=8).param == "min_tokens"
 
 
+def test_more_min_tokens_than_an_answer_has_without_being_asked_for_more_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="16") as caught:
+        ask_within(16, {"min_tokens": 17})
+    assert caught.value.param == "min_tokens"
+    assert ask_within(16, {"min_tokens": 16}).stopping.max_tokens == 16
+    assert ask_within(16, {"min_tokens": 17, "n_predict": -1}).stopping.max_tokens is None
+
+
 # --- seeds ------------------------------------------------------------------------------------------------------------
 
 
@@ -159,8 +167,14 @@ def specs(asked: Wanted, n_prompts: int = 1) -> list[Any]:
 
 
 def test_without_a_seed_or_with_minus_1_each_request_gets_its_own() -> None:
-    seeds = {ask().seed for _ in range(50)} | {ask(seed=-1).seed for _ in range(50)}
+    seeds = {specs(ask())[0].seed for _ in range(50)} | {specs(ask(seed=-1))[0].seed for _ in range(50)}
     assert len(seeds) == 100
+
+
+def test_without_a_seed_prompts_of_one_list_draw_by_different_ones_and_with_one_by_the_same() -> None:
+    assert len({spec.seed for spec in specs(ask(n=2), n_prompts=8)}) == 16
+    first, second = specs(ask(seed=5), n_prompts=2)
+    assert first.seed == second.seed == 5
 
 
 def test_all_64_bits_of_a_seed_count() -> None:

@@ -68,6 +68,11 @@ def test_what_the_model_cannot_do_is_refused_by_the_fields_name(url: str, fields
     assert (status, error["type"], error["param"]) == (400, "not_supported_error", param)
 
 
+def test_the_best_of_several_is_refused_by_its_own_name_where_there_are_no_logprobs(url: str) -> None:
+    status, body = post(url + "/v1/completions", {"prompt": "once", "best_of": 3, "max_tokens": 4})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "best_of")
+
+
 RECOMMENDED = {"temp": "0.0", "top_k": "7", "penalty_last_n": "64", "penalty_repeat": "1.3", "xtc_probability": "0.5"}
 
 

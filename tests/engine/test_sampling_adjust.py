@@ -291,6 +291,12 @@ def test_end_tokens_are_not_drawn_when_they_are_to_be_ignored() -> None:
     assert greedy([1.0, 2.0, 0.0], sampler) == 0
 
 
+def test_an_end_token_that_the_request_stops_at_is_drawn_though_the_others_are_ignored() -> None:
+    params, ends = SamplingParams(temperature=0), frozenset({1, 2})
+    sampler = Sampler(params, seed=0, tokens=[], n_prompt=0, end_tokens=ends, ignore_eos=True, barred_until_min=frozenset({1}))
+    assert greedy([1.0, 2.0, 3.0], sampler) == 1
+
+
 def test_end_and_stop_tokens_are_not_drawn_before_min_tokens_are_generated() -> None:
     sampler = Sampler(
         SamplingParams(temperature=0),

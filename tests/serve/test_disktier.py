@@ -626,7 +626,7 @@ async def answer(running: RunningEngine, prompt: str, prices: type[Prices] = Dea
     assert running.scheduler.memory.offload is not None
     running.scheduler.memory.offload.prices = prices()
     spec = make_spec(prompt)
-    await running.engine.recall([spec])
+    await running.engine.prepared([spec])
     (given,) = await read_all(running.engine.open([spec]))
     return given
 
@@ -727,7 +727,7 @@ async def test_a_request_that_shares_nothing_reads_nothing(tmp_path: Path) -> No
         await running.loop.keep_prefixes()
     tier = open_tier(tmp_path)
     async with serving(FakeModel(), disk=tier) as running:
-        await running.engine.recall([make_spec(PROMPT, cache_prompt=False), make_spec(PROMPT, cache_salt="mine")])
+        await running.engine.prepared([make_spec(PROMPT, cache_prompt=False), make_spec(PROMPT, cache_salt="mine")])
     assert tier.totals.n_reads == 0
 
 

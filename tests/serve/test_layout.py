@@ -95,8 +95,9 @@ async def test_where_nothing_is_shared_the_cells_come_to_lie_apart_and_texts_sta
         assert running.scheduler.totals.n_layouts == 1
 
 
-async def test_more_at_once_than_there_are_parts_bring_the_pool_back_also_when_nobody_said_how_many_run() -> None:
-    model = FakeModel(lays_out=True)
+@pytest.mark.parametrize("n_rows_max", [2048, 32])
+async def test_more_at_once_than_there_are_parts_bring_the_pool_back_also_when_nobody_said_how_many_run(n_rows_max: int) -> None:
+    model = FakeModel(lays_out=True, n_rows_max=n_rows_max)
     async with running_engine(model, Settings(), cost=cost(model)) as running:
         await ask_and_compare(running, words(60, seed=1))
         assert model.capabilities.kv_layout is KvLayout.STREAMS

@@ -20,6 +20,7 @@ import trio
 
 from cllm.backend import Batch, LaysOut, ModelSpec
 from cllm.config import Settings
+from cllm.engine.dry import TokenSet
 from cllm.engine.params import SamplingParams
 from cllm.engine.prices import Prices
 from cllm.errors import DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
@@ -121,6 +122,16 @@ async def test_whatever_sampling_remembers_goes_with_it_and_outlives_it(model: W
         nursery.start_soon(kill_again_and_again, running, model, 20)
         given = await answers(running, *specs)
     assert [one.tokens for one in given] == [one.tokens for one in expected]
+
+
+async def test_breakers_that_were_looked_for_before_hold_there(model: WorkerModel) -> None:
+    every = TokenSet.of(np.ones(model.vocabulary.n_tokens, np.bool_))  # so that nothing is a repetition
+    plain = SamplingParams(temperature=1.0, logit_bias=((97, 60.0), (98, 60.0)))  # a and b alone, so that much is repeated
+    dry = attrs.evolve(plain, dry_multiplier=100.0, dry_allowed_length=1)
+    async with serving(model) as running:
+        specs = [make_spec("aaaa aaaa", 30, seed=3, sampling=sampling) for sampling in (plain, dry)]
+        given = await answers(running, *specs, attrs.evolve(specs[1], dry_breakers=every))
+    assert given[0].text == given[2].text != given[1].text
 
 
 async def test_grammars_and_the_prompts_own_logprobs_are_the_same(model: WorkerModel) -> None:

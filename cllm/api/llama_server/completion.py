@@ -16,7 +16,7 @@ from cllm.api.errors import openai_shape
 from cllm.api.generation import Completion, Generation, check_room, open_generation
 from cllm.api.llama_server.answers import AnswerStream, ended, probabilities
 from cllm.api.llama_server.fields import wanted_once
-from cllm.api.openai.shapes import Account, TokenNames, json_response
+from cllm.api.openai.shapes import Account, TokenNames, json_response, n_shown
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import LimitOrNone
 from cllm.api.sse import SseBody, sse_response
@@ -87,7 +87,7 @@ async def answer(context: Context, body: TextRequest) -> Response:
         shape = AnswerStream(model.name, len(given), names)
         return sse_response(SseBody(generation, await generation.first_events(), shape, openai_shape))
     done = await generation.complete()
-    n_logprobs = sum(len(one.logprobs or ()) for one in done)
+    n_logprobs = sum(n_shown(one.logprobs or ()) for one in done)
     answers = await prompts.by_length(n_logprobs, functools.partial(_answers, model.name, done, names if body.n_probs else None))
     account = Account([one.finished for one in done])
     return json_response(answers[0] if len(answers) == 1 else answers, account.headers())

@@ -14,15 +14,15 @@ from quart import Blueprint, Response, g
 from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.errors import openai_shape
-from cllm.api.generation import Completion, check_room, open_generation
-from cllm.api.openai.legacy_logprobs import LegacyLogprobs, joined, prompt_logprobs
+from cllm.api.generation import Completion, Generation, check_room, open_generation
+from cllm.api.openai.legacy_logprobs import LegacyLogprobs, joined, n_before, prompt_logprobs
 from cllm.api.openai.shapes import Account, CommonFields, OpenAiStream, TokenNames, envelope, json_response, n_shown
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sse import SseBody, data, sse_response
 from cllm.api.structured import compiled, form_of, told
-from cllm.engine.events import Delta, Finished, TokenLogprob
+from cllm.engine.events import Delta, Finished
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import InvalidRequest
+from cllm.errors import InvalidRequest, NotHeeded
 from cllm.serve.engine import ServedModel
 
 ENDPOINT = "/v1/completions"
@@ -106,17 +106,32 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
         grammar=grammar,
         form=told(model, form),
     )
-    generation = await open_generation(context, _scored(specs, body), ENDPOINT)
+    generation = await _opened(context, _scored(specs, body), body)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     head = envelope("cmpl", "text_completion", model.name)
     if body.stream:
         first = await generation.first_events()
-        return sse_response(SseBody(generation, first, CompletionStream(head, names, body, given), openai_shape))
+        n_tokens = sum(len(one.tokens) for one in given) if body.echoes_logprobs else 0
+        befores = await prompts.by_length(n_tokens, functools.partial(_befores, body, given, names))
+        return sse_response(SseBody(generation, first, CompletionStream(head, names, body, given, befores), openai_shape))
     done = await generation.complete()
     account = Account([completion.finished for completion in done], asked.n)
-    n_logprobs = sum(n_shown(completion.logprobs or ()) + n_shown(completion.prompt_logprobs) for completion in done)
-    choices = await prompts.by_length(n_logprobs, functools.partial(_choices, body, given, done, names))
-    return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
+    n_logprobs = sum(n_shown(completion.logprobs or ()) + asked.n * n_shown(completion.prompt_logprobs) for completion in done)
+
+    def written() -> Response:
+        choices = _choices(body, given, done, names)
+        return json_response(head(choices, usage=account.usage(), timings=account.timings()), account.headers())
+
+    return await prompts.by_length(n_logprobs, written)
+
+
+async def _opened(context: Context, specs: list[SequenceSpec], body: CompletionRequest) -> Generation:
+    try:
+        return await open_generation(context, specs, ENDPOINT)
+    except NotHeeded as error:
+        if error.param != "logprobs" or body.logprobs is not None:
+            raise
+        raise NotHeeded("best_of: this model's backend cannot do logprobs, by which the best are told", param="best_of") from error
 
 
 def _check(body: CompletionRequest, model: ServedModel) -> None:
@@ -187,12 +202,14 @@ def _choices(body: CompletionRequest, given: list[Prompt], done: list[Completion
     for i, prompt in enumerate(given):
         completions = done[i * body.n_each : (i + 1) * body.n_each]
         scores = completions[0].prompt_logprobs  # which are the others' too
+        echoed = LegacyLogprobs(names, body.logprobs).prompt(prompt.echo, prompt.tokens, scores) if body.echoes_logprobs else None
+        of_prompt = None if body.prompt_logprobs is None else prompt_logprobs(names, scores, body.prompt_logprobs)
         for completion in _best(completions, body.n or 1):
             choices.append(_choice(len(choices), prompt.echo, completion))
             if body.logprobs is not None:
-                choices[-1]["logprobs"] = _logprobs(prompt if body.echo else None, scores, completion, names, body.logprobs)
-            if body.prompt_logprobs is not None:
-                choices[-1]["prompt_logprobs"] = prompt_logprobs(names, scores, body.prompt_logprobs)
+                choices[-1]["logprobs"] = _logprobs(prompt.echo, echoed, completion, LegacyLogprobs(names, body.logprobs))
+            if of_prompt is not None:
+                choices[-1]["prompt_logprobs"] = of_prompt
     return choices
 
 
@@ -216,21 +233,27 @@ def _choice(index: int, echo: str, completion: Completion) -> dict[str, Any]:
     }
 
 
-def _logprobs(
-    echoed: Prompt | None, scores: list[TokenLogprob], completion: Completion, names: TokenNames, n_top: int | None
-) -> dict[str, Any]:
-    legacy = LegacyLogprobs(names, n_top)
-    of_prompt = [] if echoed is None else [legacy.prompt(echoed.echo, echoed.tokens, scores)]
-    return joined(*of_prompt, legacy(completion.logprobs or (), with_end=echoed is not None))
+def _logprobs(echo: str, echoed: dict[str, Any] | None, completion: Completion, legacy: LegacyLogprobs) -> dict[str, Any]:
+    if echoed is None:
+        return legacy(completion.logprobs or ())
+    legacy.end_prompt(echo)
+    return joined(echoed, legacy(completion.logprobs or (), with_end=True))
+
+
+def _befores(body: CompletionRequest, given: list[Prompt], names: TokenNames) -> list[int]:
+    """Of each prompt whose logprobs are echoed the characters before its text."""
+    return [n_before(names, prompt.echo, prompt.tokens) if body.echoes_logprobs else 0 for prompt in given]
 
 
 class CompletionStream(OpenAiStream):
     """See `cllm.api.sse.Shape`."""
 
-    def __init__(self, head: Any, names: TokenNames, body: CompletionRequest, given: list[Prompt]) -> None:
+    def __init__(self, head: Any, names: TokenNames, body: CompletionRequest, given: list[Prompt], befores: list[int]) -> None:
+        """`befores` is of each prompt that is echoed with its logprobs how many characters its tokens have before its text."""
         n = body.n or 1
         super().__init__(head, n * len(given), n=n, include_usage=body.include_usage)
         self._prompts = [prompt for prompt in given for _ in range(n)]
+        self._befores = [before for before in befores for _ in range(n)]
         self._logprobs = [LegacyLogprobs(names, body.logprobs) for _ in self._prompts]
         self._with_end = body.echoes_logprobs  # who reads the logprobs of prompt and answer in one counts tokens
         self._scoring = [body.echoes_logprobs for _ in self._prompts]  # whether a choice's prompt is still being told
@@ -242,7 +265,7 @@ class CompletionStream(OpenAiStream):
     def _echo(self, index: int, prompt: Prompt) -> bytes:
         if not self._scoring[index]:
             return self.text(index, prompt.echo)
-        return data(self.chunk(index, prompt.echo, self._logprobs[index].begin(prompt.echo, prompt.tokens)))
+        return data(self.chunk(index, prompt.echo, self._logprobs[index].begin(self._befores[index], prompt.tokens[0])))
 
     def delta(self, index: int, event: Delta) -> bytes:
         """New text, and the logprobs of new tokens where asked for, even of those that have no text yet."""

@@ -22,16 +22,15 @@ class LegacyLogprobs:
 
     def prompt(self, text: str, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The arrays of an echoed prompt in one piece: `text` as it is echoed, and the logprobs of its tokens from the second on."""
-        arrays = self.begin(text, tokens)
+        arrays = self.begin(n_before(self._names, text, tokens), tokens[0])
         _extend(arrays, self.go_on(logprobs))
         self.end_prompt(text)
         return arrays
 
-    def begin(self, text: str, tokens: Sequence[int]) -> dict[str, Any]:
-        """The arrays of a prompt's first token, which has no logprob."""
-        # What stands before the text in its tokens (bos, a blank that the tokeniser adds) takes no room in it.
-        self._n_chars = -max(_text_of(self._names, tokens).find(text), 0)
-        raw = self._names.raw(tokens[0])
+    def begin(self, n_chars_before: int, first: int) -> dict[str, Any]:
+        """The arrays of a prompt's first token, which has no logprob, behind so many characters of its own."""
+        self._n_chars = -n_chars_before
+        raw = self._names.raw(first)
         self._n_chars += len(self._decoder.decode(raw))
         return {**_arrays(), "tokens": [shown(raw)], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
 
@@ -66,6 +65,11 @@ class LegacyLogprobs:
         for token, logprob in (*one.top[: self._n_top], (one.token, one.logprob)):  # the drawn one too, as OpenAI's
             top.setdefault(shown(self._names.raw(token)), finite(logprob))
         return top
+
+
+def n_before(names: TokenNames, text: str, tokens: Sequence[int]) -> int:
+    """Characters of a prompt's tokens before its text (bos, a blank that the tokeniser adds), which take no room in it."""
+    return max(_text_of(names, tokens).find(text), 0)
 
 
 def joined(*parts: dict[str, Any]) -> dict[str, Any]:
