@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,14 +12,13 @@ import h11
 import trio
 
 from cllm.serve.http import hypercorn_private as hypercorn
+from cllm.serve.http.h11_private import N_HEADERS_MAX, n_lines_of_head
 from cllm.serve.http.writer import Writer
 
 SEND_NOW = "cllm.send_now"
 N_EVENTS_PER_TURN = 256  # some milliseconds; one read full of one-byte chunks is 11,000 events, and the others must have their turns
-N_HEADERS_MAX = 128  # fields; each costs the loop some microseconds in every layer, whatever its length, and a head is taken at once
 N_TURNS_BEFORE_100 = 16  # of the loop, in which an app looks at a request's headers
 PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
-END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
 class RequestStream(hypercorn.HTTPStream):
@@ -228,12 +226,6 @@ class Http1(hypercorn.H11Protocol):
             return b""  # the client's, and it has had its answer
 
 
-def n_lines_of_head(data: bytes) -> int:
-    """Return the lines of the head that `data` begins with, as far as it has come; a line may end without a carriage return."""
-    end = END_OF_HEAD.search(data)
-    return data.count(b"\n", 0, end.start() + 1 if end else len(data))
-
-
 def reason_to_refuse(request: h11.Request) -> str | None:
     """Say what h11 lets pass and a server behind a proxy must not (RFC 9112, 6.1 and 6.3), nor an app be given."""
     names = {name for name, _ in request.headers}
@@ -265,5 +257,5 @@ def origin_form(target: bytes) -> bytes:
 
 def error_body(status: int, message: str) -> bytes:
     """Return the error object of OpenAI's surface: whose it would have been is not known yet."""
-    type_ = {408: "timeout_error"}.get(status, "invalid_request_error" if status < 500 else "server_error")
+    type_ = {408: "timeout_error", 501: "not_supported_error"}.get(status, "invalid_request_error" if status < 500 else "server_error")
     return json.dumps({"error": {"message": message, "type": type_, "param": None, "code": status}}).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 import structlog.testing
@@ -11,7 +12,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from cllm.serve.http.http1 import N_HEADERS_MAX
+from cllm.serve.http.h11_private import N_HEADERS_MAX
 from tests.serve.http.conftest import BOUND_S
 
 HOST = b"Host: test\r\n"
@@ -79,6 +80,38 @@ async def test_an_unknown_transfer_encoding_is_501(serving):
     async with serving() as server:
         answer = await server.ask(b"POST /echo HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 501 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "not_supported_error"
+
+
+CHUNKED = b"POST /echo HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+BLANKS = b" " * 60_000
+WITH_BLANKS = {
+    "in a head": b"GET /health HTTP/1.1\r\n" + HOST + b"a:" + BLANKS + b"\x00\r\n\r\n",
+    "in a trailer": CHUNKED + b"0\r\na:" + BLANKS + b"\x00\r\n\r\n",
+    "behind a chunk's size": CHUNKED + b"5;" + BLANKS + b"\nx\r\nabcde\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("request_", WITH_BLANKS.values(), ids=list(WITH_BLANKS))
+async def test_a_run_of_blanks_in_a_line_that_is_wrong_is_gone_over_once(serving, request_):
+    """Once for each of them takes twenty seconds, in which nothing else goes on."""
+    async with serving() as server:
+        begin = time.thread_time()
+        answer = await server.ask(request_)
+        assert time.thread_time() - begin < 2
+        assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_trailer_has_as_many_fields_as_a_head_at_most(serving):
+    async with serving() as server:
+        client = await server.connect()
+        fits = b"1\r\na\r\n0\r\n" + b"a: b\r\n" * N_HEADERS_MAX + b"\r\n"
+        await client.send(CHUNKED + fits)
+        assert await client.answer() == (200, b"a")
+        await client.send(CHUNKED + b"0\r\n\r\n" + b"GET /health HTTP/1.1\r\nHost: a\r\n" + b"a: b\r\n" * (N_HEADERS_MAX - 1) + b"\r\n")
+        assert await client.answer() == (200, b"")
+        assert (await client.answer())[0] == 200
+        assert (await server.ask(CHUNKED + b"0\r\n" + b"a:\n" * 20_000 + b"\n")).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize("n_pieces", [1, 40])
