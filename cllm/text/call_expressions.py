@@ -70,7 +70,8 @@ class PythonBody:
             self.is_bad, self.is_complete = True, False
 
 
-_PYTHON_STRING = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
+# Or an escape between strings, which opens none: from each of its quotes a search would go to the end, and find nothing.
+_PYTHON_STRING = re.compile(r"""\\.|(['"])(?:\\.|(?!\1)[^\\])*+\1""", re.DOTALL)
 _LINE_END = re.compile(r"\\.|[\n\r]", re.DOTALL)  # or an escape, as of a line end that does not count
 _NAME = re.compile(r"\s*[\w.:/-]*\s*")
 _IN_PYTHON = re.compile(r"""\\.|['"()\[\]{}]""", re.DOTALL)

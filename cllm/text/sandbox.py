@@ -182,7 +182,7 @@ def _pay_search(meter: Meter, text: str, args: _Args) -> _Args:
 
 def _pay_format(meter: Meter, text: str, args: _Args) -> None:
     """``text.format(...)``: widths are digits in the text. A width that is a field itself could come from anywhere."""
-    if re.search(r":[^{}]*\{", text):
+    if re.search(r":[^{}:]*\{", text):
         raise TemplateLimitExceeded("the chat template computes the width of a format")
     n_chars = sum(int(digits[:9]) for digits in re.findall(r"\d+", text))
     meter.text(n_chars + text.count("{") * sum(map(meter.weight, args)))
@@ -457,7 +457,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         meter: Meter = __context.meter
         meter.step()
         owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, CONTAINERS):  # what it gives is a part of what it has
+        if isinstance(owner, CONTAINERS):  # what it gives is a part of what it has, or all of it
+            if __obj.__name__ == "copy":
+                meter.elements(len(owner))
             return super().call(__context, __obj, *args, **kwargs)
         if isinstance(__obj, LoopContext):  # a recursive loop over the next level
             args = tuple(_for_each(__context, arg) for arg in args)
@@ -481,7 +483,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def concatenate(self, context: MeteredContext, values: list[Any]) -> str:
         """``a ~ b``, in generated code."""
-        texts = [value if isinstance(value, str) else str(value) for value in values]
+        texts = [value if isinstance(value, str) else context.meter.take(str(value)) for value in values]
         context.meter.text(sum(map(len, texts)))
         return "".join(texts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -501,6 +502,14 @@ def test_a_long_argument_is_looked_through_once(monkeypatch: pytest.MonkeyPatch)
     written = '<|tool_call_start|>[add(text="' + "x" * 20_000 + '")]<|tool_call_end|>'
     assert len(read(of(LFM), *[written[i : i + 4] for i in range(0, len(written), 4)])) == 2
     assert Counting.n_looked < 2 * len(written)
+
+
+def test_escaped_quotes_between_the_values_of_a_call_open_no_string() -> None:
+    """A search from each of them to the end would hold up everybody's step for half a minute."""
+    written = "<|tool_call_start|>[add(" + '\\"' * 30_000 + ")]<|tool_call_end|>"
+    begin = time.thread_time()
+    assert read(of(LFM), written) == [Content(written)]
+    assert time.thread_time() - begin < 5
 
 
 @pytest.mark.parametrize(

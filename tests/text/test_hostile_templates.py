@@ -39,6 +39,7 @@ LOOPS = {
     "macro without end": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "macro that doubles": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     "recursive loop": "{% for x in [[1]] recursive %}{{ loop([x, x]) }}{% endfor %}",
+    "colons before a format": "{{ (':' * 100000 ~ '}:{').format(1) }}",
     "comparing all with all": "{{ range(9999) | select('in', range(99999) | map('string') | list) | list | length }}",
 }
 
@@ -100,6 +101,8 @@ ALLOCATIONS = {
     "json nested": GROWN_TUPLE.replace("(ns.x,)", "[ns.x]") + "{{ ns.x | tojson(indent=9) }}",
     "many slices": BIG + "".join(f"{{% set s{i} = s[1:] %}}" for i in range(50)),
     "many macro results": "{% macro m() %}" + "x" * 9999 + "{% endmacro %}{% for i in range(9999) %}{% set a = m() %}{% endfor %}",
+    "joining what is written longer": "{% set l = ['\U000e0001' * 200000] %}{{ " + " ~ ".join(["l"] * 60) + " }}",
+    "many copies": "{% set l = [0] * 10000 %}" + "".join(f"{{% set a{i} = l.copy() %}}" for i in range(200)),
     "a long date": "{{ strftime_now('%c' * 9999) }}",
 }
 
