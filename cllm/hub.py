@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import structlog
 
 from cllm.download import OnBytes, download
 from cllm.errors import CllmError, LoadFailed
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
+
+log = structlog.get_logger("cllm.hub")
 
 _REFERENCE: Final = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<wanted>[\w.-]+))?")
 _SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
@@ -82,7 +85,12 @@ def local_path(model: str, on_bytes: OnBytes) -> str:
     Raises: HubFailed · LoadAborted.
     """
     reference = reference_of(model)
-    return model if reference is None else str(fetch(reference, on_bytes))
+    if reference is None:
+        return model
+    path, why = fetch(reference, on_bytes)
+    if why:
+        log.warning("hub.cached", model=model, why=why)
+    return str(path)
 
 
 def size_of(model: str) -> int:
@@ -90,7 +98,7 @@ def size_of(model: str) -> int:
     reference = reference_of(model)
     if reference is not None:
         try:
-            model = str(_from_cache(reference, "nobody asked the hub"))
+            model = str(_from_cache(reference, "nobody asked the hub")[0])
         except HubFailed:
             return 0
     path = Path(model)
@@ -167,8 +175,8 @@ def quantization_of(name: str) -> str:
 # --- fetching ----------------------------------------------------------------------------------------------------------
 
 
-def fetch(reference: Reference, on_bytes: OnBytes) -> Path:
-    """Bring a model's files into the cache; return the first one, which is what llama.cpp opens.
+def fetch(reference: Reference, on_bytes: OnBytes) -> tuple[Path, str]:
+    """Bring a model's files into the cache; return the first one, which is what llama.cpp opens, and, where it is what the cache had, why.
 
     A connection that breaks is taken up where it broke; files that are there already are not fetched again. Without the hub (offline, not
     reached, overloaded, or something else in its place) the cache must suffice. Raises: HubFailed · LoadAborted.
@@ -182,7 +190,7 @@ def fetch(reference: Reference, on_bytes: OnBytes) -> Path:
         info = HfApi(library_name="cllm").model_info(reference.repo, files_metadata=True, timeout=ASK_S)
         sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
         files = choose(models_among(sizes), reference)
-        return download(reference.repo, info.sha, files, sizes, on_bytes)
+        return download(reference.repo, info.sha, files, sizes, on_bytes), ""
     except CllmError:
         raise
     except HfHubHTTPError as error:
@@ -224,11 +232,11 @@ def _one_line(reference: Reference, error: Exception) -> str:
 # --- the cache ---------------------------------------------------------------------------------------------------------
 
 
-def _from_cache(reference: Reference, why: str) -> Path:
+def _from_cache(reference: Reference, why: str) -> tuple[Path, str]:
     revisions = [files for repo in _repos() if repo.repo_id == reference.repo for files in _revisions(repo)]
     for files in revisions:  # the newest first; a revision may lack what an older one has
         try:
-            return Path(files[choose(models_among(files), reference)[0]].file_path)
+            return Path(files[choose(models_among(files), reference)[0]].file_path), why
         except HubFailed:
             continue
     raise HubFailed(f"{reference} is not in the cache, and {why}")

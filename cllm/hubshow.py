@@ -16,6 +16,7 @@ from cllm.config import SettingsError
 from cllm.download import OnBytes
 
 OK: Final = 0
+FAILED: Final = 1
 GIB: Final = 1024**3
 
 
@@ -27,12 +28,23 @@ def _reference(text: str) -> hub.Reference:
 
 
 def pull(text: str) -> int:
-    """Fetch, with a bar where somebody looks; print the path. Raises: SettingsError · HubFailed."""
-    reference = _reference(text)
+    """Fetch, with a bar where somebody looks; print the path, and say if it is what was there before, since nothing could be fetched.
+
+    That is a failure where a download had begun. Raises: SettingsError · HubFailed.
+    """
+    reference, has_begun = _reference(text), False
     with _bar(str(reference)) as on_bytes:
-        path = hub.fetch(reference, on_bytes)
+
+        def note(n: int, n_total: int) -> bool:
+            nonlocal has_begun
+            has_begun = True
+            return on_bytes(n, n_total)
+
+        path, why = hub.fetch(reference, note)
+    if why:
+        print(f"cllm: this is what the cache had: {why}", file=sys.stderr)
     print(path)
-    return OK
+    return FAILED if why and has_begun else OK
 
 
 @contextmanager

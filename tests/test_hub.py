@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelInfo
 
-from cllm import demo, hub
+from cllm import demo, hub, hubshow
 from cllm.errors import LoadAborted
 from cllm.hub import HubFailed, Reference
 
@@ -338,6 +338,21 @@ def test_what_keeps_a_download_from_the_disk_is_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(HubFailed, match=f"it could not be written there: {os.strerror(number)}"):
         hub.fetch(Reference("user/repo"), lambda _n, _total: True)
+
+
+@pytest.mark.parametrize(("has_begun", "code"), [(True, 1), (False, 0)])
+def test_what_the_cache_had_is_told_as_that_and_a_download_that_broke_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_begun: bool, code: int
+) -> None:
+    def fetch(_: Reference, on_bytes: Callable[[int, int], bool]) -> tuple[Path, str]:
+        assert not has_begun or on_bytes(5, 10)
+        return Path("/cache/old.gguf"), "it could not be written there: No space left on device"
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    assert hubshow.pull("user/repo") == code
+    told = capsys.readouterr()
+    assert told.out == "/cache/old.gguf\n"
+    assert told.err == "cllm: this is what the cache had: it could not be written there: No space left on device\n"
 
 
 class Xet:

@@ -193,8 +193,9 @@ class House:
     def find_embedder(self, name: str | None) -> Tenant:
         """The model that gives vectors under that name; for no name the first that gives some. Raises: NotFound."""
         giving = [tenant for tenant in self.tenants if tenant.engine.embedder is not None]
+        giving += [tenant for tenant in self.tenants if tenant not in giving and tenant.may_give_vectors]
         if not name:
-            return next(iter((*giving, *[tenant for tenant in self.tenants if tenant.may_give_vectors], self.first)))
+            return next(iter((*giving, self.first)))
         for each in with_and_without_tag(name):
             for tenant in (*giving, *self.tenants):
                 if each in tenant.embedding_aliases:
@@ -278,9 +279,9 @@ class House:
         return [view for engine in self.engines() for view in engine.sequences()]
 
     def record(self, request_id: str, key: str) -> Record | None:
-        """What is known of a request that `key` made."""
-        found = (tenant.engine.records.find(request_id, key) for tenant in self.tenants)
-        return next((record for record in found if record is not None), None)
+        """What is known of a request that `key` made: of the last one of that id."""
+        found = [record for tenant in self.tenants if (record := tenant.engine.records.find(request_id, key)) is not None]
+        return max(found, key=lambda record: record.received_at, default=None)
 
     def health(self) -> Health:
         """Whether every model makes progress."""

@@ -163,7 +163,11 @@ class Housekeeper:
             find_what_has_ended()  # here, since every stream stands still meanwhile, and a load takes long in any case
         self._progress = self._make_progress(tenant.settings.model or "the default model")
         life = self._lives[tenant] = EngineLife(
-            tenant.settings, self._progress, tenant.engine, lambda n_bytes: self._moved_in(tenant, n_bytes)
+            tenant.settings,
+            self._progress,
+            tenant.engine,
+            on_ready=lambda n_bytes: self._moved_in(tenant, n_bytes),
+            until_left=lambda: tenant.until(lambda: not tenant.n_users),
         )
         self._nursery.start_soon(self._live, tenant, life)
         await tenant.until(lambda: tenant.state is not State.LOADING)
@@ -190,6 +194,10 @@ class Housekeeper:
         self._moved_out(tenant, is_failed=is_failed)
 
     def _moved_in(self, tenant: Tenant, n_bytes: int) -> None:
+        """Raises: LoadFailed where another model has a name that this one has told when it was loaded."""
+        others = {name for other in self.house.tenants if other is not tenant for name in other.aliases}
+        if twice := others.intersection(tenant.engine.model.aliases):
+            raise LoadFailed(f"two models are called {min(twice)}: give one another name with --alias MODEL=NAME")
         tenant.n_bytes = n_bytes
         tenant.used_at = trio.current_time()
         tenant.become(State.LOADED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ log = structlog.get_logger("cllm.engine")
 T = TypeVar("T")
 
 KEEP_S = 10.0  # at the end, for what is cached to be written to disk
+LEAVE_S = 0.5  # at the end, for answers that have ended to be written
 GIVE_UP_S = 5.0  # at the end, for a load to be given up: a download would leave half a file, of as many GiB as it had got
 
 
@@ -41,9 +42,17 @@ class EngineLife:
     """Loads and runs the engine that `engine` shows to the API. One task runs `run`; the others call what they need."""
 
     def __init__(
-        self, settings: Settings, progress: Progress, engine: Engine | None = None, on_ready: Callable[[int], None] = lambda n_bytes: None
+        self,
+        settings: Settings,
+        progress: Progress,
+        engine: Engine | None = None,
+        on_ready: Callable[[int], None] = lambda n_bytes: None,
+        until_left: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
-        """`engine` is one without a model; `on_ready` is told the memory that the model takes, as far as it is known."""
+        """`engine` is one without a model; `on_ready` is told the memory that the model takes, as far as it is known.
+
+        `until_left` waits until nobody uses the model any more: an answer that has ended may still be written, by its vocabulary.
+        """
         self.engine = new_engine(settings) if engine is None else engine
         self.ready = trio.Event()
         self._settings = settings
@@ -54,6 +63,7 @@ class EngineLife:
         self._draining = False
         self._ended = trio.Event()
         self._on_ready = on_ready
+        self._until_left = until_left
 
     async def run(self) -> None:
         """Load, then work until drained, in a thread of its own. Raises: as `run_on`."""
@@ -71,6 +81,8 @@ class EngineLife:
                 await self._work(loaded, thread)
             finally:
                 with trio.CancelScope(shield=True):
+                    with trio.move_on_after(LEAVE_S):
+                        await self._until_left()
                     await thread.run_last(loaded.close)
         finally:
             self.engine.stopped()

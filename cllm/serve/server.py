@@ -137,6 +137,8 @@ class Server:
         with trio.open_signal_receiver(*heeded) as signals:
             task_status.started()
             async for number in signals:
+                if self._shutdown.is_set() and number == signal.SIGHUP:  # a terminal that closes sends it more than once: shell and kernel
+                    continue
                 if self._shutdown.is_set():
                     log.warning("stop.now", signal=signal.Signals(number).name)
                     self._code = 128 + number

@@ -78,7 +78,10 @@ def run(order: Order, *, as_json: bool) -> int:
 def compare(order: Order, texts: Sequence[str]) -> Divergence:
     """Have both compute the texts, one after the other, so that only one model is in memory."""
     settings = order.settings
-    plain = attrs.evolve(settings, backend_option=(), model=order.reference_model or settings.model)
+    try:
+        plain = attrs.evolve(settings, backend_option=(), model=order.reference_model or settings.model)
+    except SettingsError as error:  # of the model, which the file at fault is not
+        raise SettingsError(f"--reference-model: {error.message}") from error
     spec = attrs.evolve(model_spec(settings), n_cells=settings.ctx_size or order.n_tokens + N_ROWS, n_live=1)
     reference_spec = attrs.evolve(model_spec(plain), n_cells=spec.n_cells, n_live=1)
     with _loaded(order.reference, reference_spec) as model:

@@ -99,7 +99,12 @@ async def test_stop_strings_and_seeds_come_in_the_options(serve: Any) -> None:
 
 @pytest.mark.parametrize(
     ("path", "sent", "reason"),
-    [("/api/generate", {}, "load"), ("/api/chat", {"messages": []}, "load"), ("/api/chat", {"keep_alive": 0}, "unload")],
+    [
+        ("/api/generate", {}, "load"),
+        ("/api/chat", {"messages": []}, "load"),
+        ("/api/chat", {"keep_alive": 0}, "unload"),
+        ("/api/generate", {"keep_alive": "5m0s"}, "load"),
+    ],
 )
 async def test_a_request_without_a_prompt_is_answered_without_generating(serve: Any, path: str, sent: dict[str, Any], reason: str) -> None:
     async with serve() as api:

@@ -134,8 +134,13 @@ async def test_asking_about_a_model_loads_none(serve_several: Any) -> None:
             return [one["status"]["value"] for one in (await api.get("/v1/models")).json["data"]]
 
         unknown = (await api.post("/api/show", {"model": "b"})).json
-        unload = (await api.post("/api/generate", {"model": "b", "keep_alive": 0})).json
-        assert (unknown["model_info"], unload["done_reason"], await states()) == ({}, "unload", ["loaded", "unloaded"])
+        for no_time in (0, "0", "0s", "0h0m0s"):  # the third is what Ollama's own `stop` sends
+            unload = (await api.post("/api/generate", {"model": "b", "keep_alive": no_time})).json
+            assert (unknown["model_info"], unload["done_reason"], await states()) == ({}, "unload", ["loaded", "unloaded"])
+            assert (await api.post("/api/embed", {"model": "b", "keep_alive": no_time})).json["embeddings"] == []
+            assert (await api.post("/api/embeddings", {"model": "b", "keep_alive": no_time})).json == {"embedding": []}
+            assert (await api.post("/api/embed", {"model": "c", "keep_alive": no_time})).status == 404
+        assert await states() == ["loaded", "unloaded"]
         shown = (await api.post("/api/show", {"model": "a"})).json
         props = [(await api.get(f"/{path}?model=a")).json for path in ("props", "model/info")]
         assert (await api.chat(model="b")).status == 200
@@ -209,6 +214,23 @@ async def test_who_is_about_to_be_answered_does_not_wait_for_himself_when_his_mo
     async with serve_several("a", "b", load_wait_s=TEST_S) as api, trio.open_nursery() as nursery:
         answer = await api.post(path, {"model": "b", **ASKING[path]})
         assert answer.status == 200
+
+
+async def test_of_requests_with_one_id_to_several_models_the_last_is_told(serve_several: Any) -> None:
+    async with serve_several("a", "b") as api:
+        for model, n in (("b", 3), ("a", 5), ("b", 2)):
+            sent = {"model": model, "prompt": [97] * n, "max_tokens": 1}
+            assert (await api.post("/v1/completions", sent, X_Request_Id="job-7")).status == 200
+            (told,) = (await api.get("/v1/requests/job-7")).json["sequences"]
+            assert told["events"][0]["n_prompt"] == n
+
+
+async def test_an_unknown_name_for_vectors_is_404_also_while_nothing_that_gives_some_is_loaded(serve_several: Any) -> None:
+    async with serve_several("a", enable_admin=True) as api:
+        await api.post("/models/unload", {"model": "a"})
+        answer = await api.post("/v1/embeddings", {"model": "typo", "input": "x"})
+        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        assert (await api.post("/v1/embeddings", {"model": "a", "input": "x"})).status == 200
 
 
 async def test_the_only_model_is_listed_while_it_is_unloaded(serve_several: Any) -> None:

@@ -260,12 +260,28 @@ def test_it_drains_and_exits_with_0(number: signal.Signals) -> None:
         signal.signal(signal.SIGHUP, before)
     process.wait_ready()
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(process.post, "/v1/chat/completions", chat("Count from 1 to 60.")) for _ in range(4)]
+        body = chat("Count from 1 to 60.", logprobs=True, top_logprobs=20)  # whose names are read when all has been computed
+        answers = [pool.submit(process.post, "/v1/chat/completions", body) for _ in range(4)]
         wait_submitted(process, 4)
         assert process.end(number) == 0
         for answer in answers:
             assert answer.result()["choices"][0]["finish_reason"] == "stop"
     assert "Traceback" not in process.output
+
+
+def test_a_terminal_that_closes_is_one_reason_to_drain_however_often_it_is_told() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        process = serve("--grace-s", "2")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.wait_ready()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(process.post, "/v1/completions", MUCH)
+        wait_submitted(process, 1)
+        process.popen.send_signal(signal.SIGHUP)
+        until(lambda: not takes_connections(process))
+        assert process.end(signal.SIGHUP) == 0
 
 
 def test_a_terminal_that_closes_changes_nothing_under_nohup() -> None:

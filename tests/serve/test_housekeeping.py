@@ -180,6 +180,34 @@ async def test_models_that_share_the_thread_take_turns_step_by_step(keep: Keep) 
     assert min(both.count("a"), both.count("b")) >= 10, steps
 
 
+async def test_two_that_tell_the_same_name_when_they_are_loaded_are_refused(keep: Keep) -> None:
+    backend = Backend()
+    backend.knows_models = True  # type: ignore[attr-defined]  # so that what it says of them counts
+    async with keep("http://a", "http://b", backend=backend, drains=False) as kept:
+        await until(lambda: bool(kept.ends))
+    (error,) = kept.ends
+    assert isinstance(error, LoadFailed)
+    assert str(error) == "two models are called fake: give one another name with --alias MODEL=NAME"
+    assert [model.n_closed for _, model in backend.loaded] == [1, 1]
+
+
+async def test_a_model_is_closed_when_nobody_uses_it_any_more_and_not_much_later(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "LEAVE_S", TEST_S)
+    async with keep("a") as kept:
+        hold = await kept.house.hold(kept.tenant("a"))
+        (_, model), *_ = kept.backend.loaded
+        kept.keeper.drain()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert model.n_closed == 0, "what is shaped of an answer wants its vocabulary"
+        hold.release()
+        await until(lambda: model.n_closed == 1)
+    monkeypatch.setattr(lifecycle, "LEAVE_S", 0.01)
+    async with keep("a") as kept:
+        await kept.house.hold(kept.tenant("a"))
+        kept.keeper.drain()
+        await until(lambda: kept.backend.loaded[-1][1].n_closed == 1)
+
+
 async def test_an_unknown_name_is_told_which_there_are(keep: Keep) -> None:
     async with keep("a", "b", alias=("first", "b=second")) as kept:
         with pytest.raises(NotFound, match="only first, second"):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
@@ -83,6 +84,12 @@ def test_what_tells_no_logits_is_refused() -> None:
 def test_the_reference_must_compute_steps() -> None:
     with pytest.raises(BackendUnavailable, match="mute schedules itself"):
         run(Order(Settings(backend="same"), "mute", None, (), 40), as_json=True)
+
+
+def test_a_reference_that_is_missing_is_told_by_its_flag() -> None:
+    with pytest.raises(SettingsError, match=r"^--reference-model: .*missing\.gguf") as caught:
+        run(attrs.evolve(order("same"), reference_model="missing.gguf"), as_json=True)
+    assert caught.value.field is None
 
 
 def test_the_backend_must_be_named() -> None:

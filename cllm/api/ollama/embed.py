@@ -14,11 +14,11 @@ from cllm.api import vectors, wire
 from cllm.api.context import Context
 from cllm.api.errors import ollama_shape
 from cllm.api.ollama.answers import NS_PER_S
+from cllm.api.ollama.requests import is_no_time
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.api.prompts import by_length
 from cllm.api.vectors import Embedded
-from cllm.serve.engine import Embeddings
 
 N_INPUTS_MAX = 16_384  # of one request: Ollama has no bound, and its clients send all that they have at once
 
@@ -63,7 +63,7 @@ def blueprint(context: Context) -> Blueprint:
         body = await wire.read(embed_decoder)
         inputs = [body.input] if isinstance(body.input, str) else body.input or []
         if not any(inputs):
-            return _nothing(await vectors.embedder(context, body.model))
+            return _nothing(await _name(context, body))
         embedded = await _embedded(context, body.model, inputs, "input", truncates=body.truncate is not False)
         total_s = time.perf_counter() - g.started_at
         return await by_length(embedded.vectors.size, functools.partial(_response, embedded, body.dimensions, total_s))
@@ -72,7 +72,7 @@ def blueprint(context: Context) -> Blueprint:
     async def embeddings() -> Response:
         body = await wire.read(embeddings_decoder)
         if not body.prompt:
-            await vectors.embedder(context, body.model)
+            await _name(context, body)
             return json_response({"embedding": []})
         embedded = await _embedded(context, body.model, [body.prompt], "prompt", truncates=True)
         return json_response({"embedding": embedded.vectors[0].tolist()})  # as it comes: this way does not normalise
@@ -84,11 +84,16 @@ async def _embedded(context: Context, name: str | None, inputs: list[str], param
     return await vectors.embed(context, name, inputs, param, truncates=truncates, n_most=N_INPUTS_MAX)
 
 
-def _nothing(embeddings: Embeddings) -> Response:
+async def _name(context: Context, body: EmbedRequest | EmbeddingsRequest) -> str:
+    """What a model that is asked nothing is called. It is loaded, but not to be told to go. Raises: RequestError."""
+    if is_no_time(body.keep_alive):
+        return context.house.find_embedder(body.model).embedding_aliases[0]
+    return (await vectors.embedder(context, body.model)).model.name
+
+
+def _nothing(model: str) -> Response:
     """The answer to no input."""
-    return json_response(
-        {"model": embeddings.model.name, "embeddings": [], "total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
-    )
+    return json_response({"model": model, "embeddings": [], "total_duration": 0, "load_duration": 0, "prompt_eval_count": 0})
 
 
 def _response(embedded: Embedded, n_dimensions: int | None, total_s: float) -> Response:

@@ -79,7 +79,7 @@ async def answer_prompt(context: Context, body: GenerateRequest) -> Response:
 
 async def _nothing_asked(context: Context, body: CommonFields, shape: Body) -> Response:
     """A model that is asked nothing is loaded; when it goes is the operator's affair, and it is not loaded to be told to go."""
-    if body.keep_alive in (0, "0"):
+    if requests.is_no_time(body.keep_alive):
         return json_response(nothing_asked(context.house.find(body.model).name, shape, unload=True))
     model, _ = await _checked(context, body)
     return json_response(nothing_asked(model.name, shape, unload=False))

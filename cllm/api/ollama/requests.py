@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -24,6 +25,14 @@ class Options(SamplingFields, kw_only=True):
     """`options`: every sampling field of this server under its own name too. Those of loading, `num_ctx` among them, are the operator's."""
 
     num_predict: Annotated[int, Meta(ge=-2, le=INT32_MAX)] | None = None  # less than 0: to the end of the context
+
+
+_NO_TIME = re.compile(r"(?:[0.]++(?:ns|us|µs|ms|s|m|h)?+)+")  # a duration as Go writes it: Ollama's own `stop` sends "0s"
+
+
+def is_no_time(keep_alive: str | float | None) -> bool:
+    """Whether a model is to go at once."""
+    return _NO_TIME.fullmatch(keep_alive) is not None if isinstance(keep_alive, str) else keep_alive == 0
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
