@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -35,6 +36,7 @@ _NO_GPU: Final = (
     "or -DGGML_VULKAN=on (others), or install a prebuilt wheel for your GPU"
 )
 
+logger = logging.getLogger("cllm.llamacpp")
 _load_lock = threading.Lock()  # one load at a time: the log's last errors are then this load's
 
 
@@ -125,7 +127,8 @@ def _load_embedder(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: b
         facts = facts_of(lib, model, spec.path)
         vocabulary = LlamaVocabulary(lib, model, facts.info.metadata.get("tokenizer.ggml.pre", ""))
         parts.callback(vocabulary.close)
-        embedder = make_embedder(lib, model, facts, spec, vocabulary, parts, n_usual=N_TOKENS_OWN, gpu=gpu)
+        adapters = load_adapters(lib, model, spec.loras, parts)
+        embedder = make_embedder(lib, model, facts, spec, vocabulary, adapters, parts, n_usual=N_TOKENS_OWN, gpu=gpu)
         embedder.own(parts.pop_all(), model_params)
         return embedder
 
@@ -167,7 +170,10 @@ def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
         n_layers, size_bytes = lib.llama_model_n_layer(model), lib.llama_model_size(model)
     finally:
         lib.llama_model_free(model)
-    return settings.n_layers_that_fit(n_layers, size_bytes, _gpu_bytes(lib, spec))
+    n_fitting = settings.n_layers_that_fit(n_layers, size_bytes, free_bytes := _gpu_bytes(lib, spec))
+    if n_fitting == 0:
+        logger.warning("no layer of %s fits into the %d MiB that are free on the GPU: the CPU computes all", spec.path, free_bytes >> 20)
+    return n_fitting
 
 
 def _gpu_bytes(lib: Any, spec: ModelSpec) -> int:
@@ -175,9 +181,14 @@ def _gpu_bytes(lib: Any, spec: ModelSpec) -> int:
 
 
 def _own_gpus(lib: Any, spec: ModelSpec) -> list[devices.Gpu]:
-    """Return the GPUs that the model goes to: all of them, or the one that was named."""
+    """Return the GPUs that the model goes to: all of them, or the one that was named. Raises: LoadFailed where there is none such."""
     found = devices.gpus(lib)
-    return found[spec.main_gpu : spec.main_gpu + 1] if spec.split_mode is SplitMode.NONE and spec.main_gpu >= 0 else found
+    if spec.split_mode is not SplitMode.NONE or spec.main_gpu < 0:
+        return found
+    if spec.main_gpu >= len(found):  # llama.cpp would say so only where layers are to go there, and none would fit
+        there = "is GPU 0 alone" if len(found) == 1 else f"are GPUs 0 to {len(found) - 1}"
+        raise LoadFailed(f"--main-gpu {spec.main_gpu}: there {there}")
+    return [found[spec.main_gpu]]
 
 
 def _on_gpus(facts: Facts, n_layers: int, gpus: Sequence[devices.Gpu]) -> Facts:

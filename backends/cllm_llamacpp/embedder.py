@@ -16,6 +16,7 @@ from cllm import machine
 from cllm.backend import Batch, ModelSpec, Pooling, Vectors, Vocabulary
 from cllm.errors import LoadFailed, ModelDied, StepFailed
 from cllm_llamacpp import settings
+from cllm_llamacpp.adapters import Adapters
 from cllm_llamacpp.batch import BatchPointers
 from cllm_llamacpp.facts import Facts
 from cllm_llamacpp.library import LOG
@@ -61,7 +62,16 @@ def sizes_of(spec: ModelSpec, facts: Facts, n_vocab: int, *, n_usual: int, free_
 
 
 def make_embedder(
-    lib: Any, model: Any, facts: Facts, spec: ModelSpec, vocabulary: LlamaVocabulary, parts: ExitStack, *, n_usual: int, gpu: bool
+    lib: Any,
+    model: Any,
+    facts: Facts,
+    spec: ModelSpec,
+    vocabulary: LlamaVocabulary,
+    adapters: Adapters,
+    parts: ExitStack,
+    *,
+    n_usual: int,
+    gpu: bool,
 ) -> LlamaEmbedder:
     """Make a context for vectors, which `parts` frees until the embedder owns them, and try it. Raises: LoadFailed."""
     if facts.has_encoder:
@@ -74,6 +84,7 @@ def make_embedder(
         errors = LOG.last_errors()
         raise LoadFailed(f"{spec.path}: no context for vectors: {errors[0] if errors else 'no memory'}")
     parts.callback(lib.llama_free, context)
+    adapters.activate(context)
     embedder = LlamaEmbedder(lib, model, context, facts, sizes, pooling, vocabulary)
     try:
         embedder.warm_up()

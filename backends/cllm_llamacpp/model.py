@@ -260,7 +260,10 @@ class LlamaModel:
         assert self._native is not None
         with ExitStack() as parts:
             native, words = self._native, self._vocabulary
-            embedder = make_embedder(self._lib, native.model, self._facts, spec, words, parts, n_usual=N_TOKENS_BESIDE, gpu=self._gpu)
+            adapters = native.contexts.adapters
+            embedder = make_embedder(
+                self._lib, native.model, self._facts, spec, words, adapters, parts, n_usual=N_TOKENS_BESIDE, gpu=self._gpu
+            )
             embedder.own(parts.pop_all())
             return embedder
 

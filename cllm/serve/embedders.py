@@ -51,7 +51,7 @@ def load_main(backend: Backend, spec: ModelSpec, vectors: ModelSpec, on_progress
     except DoesNotGenerate:
         if not isinstance(backend, LoadsEmbedders):
             raise
-        return EmbeddingsOnly(backend.load_embedder(attrs.evolve(vectors, path=spec.path), on_progress))
+        return EmbeddingsOnly(backend.load_embedder(attrs.evolve(vectors, path=spec.path, loras=spec.loras), on_progress))
 
 
 def _streams_only(model: StreamModel, spec: ModelSpec) -> StreamsOnly:

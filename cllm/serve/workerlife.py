@@ -75,8 +75,8 @@ class WorkerLife:
             self.n_lives = 0
 
     def of_vectors(self, spec: ModelSpec) -> WorkerLife:
-        """Return another one, not begun yet, that gives vectors of the same file; of `spec` only its sizes and pooling count."""
-        return WorkerLife(self._factory, attrs.evolve(spec, path=self._spec.path, loras=()), self.hang_s, embeds=True)
+        """Return another one, not begun yet, that gives vectors of the same model; of `spec` only its sizes and pooling count."""
+        return WorkerLife(self._factory, attrs.evolve(spec, path=self._spec.path, loras=self._spec.loras), self.hang_s, embeds=True)
 
     def start(self, on_progress: OnProgress) -> frames.AnyLoaded:
         """Start the first worker; blocks. Raises: what its load raises."""

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cllm.backend import Batch, Embeds, FlashAttention, LoadsEmbedders, ModelSpec, Pooling, Vectors
+from cllm.backend import Batch, Embeds, FlashAttention, LoadsEmbedders, Lora, ModelSpec, Pooling, Vectors
 from cllm.config import Settings
 from cllm.engine.embedding import EmbedScheduler, InputTooLong, compute
 from cllm.errors import DoesNotGenerate, LoadFailed, ModelDied, StepFailed
 from cllm.serve.embedders import LoadedEmbedder
 from cllm.serve.loading import load as load_served
 from cllm.testing.fake import END_OF_TURN, TURN, FakeVocabulary
-from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf
+from cllm.testing.tiny import ARCHITECTURES, make_tiny_gguf, make_tiny_lora
 from cllm.testing.tiny_bert import N_CTX, N_EMBD, make_tiny_bert
 from cllm_llamacpp import make_cpu_backend
 from cllm_llamacpp.embedder import LlamaEmbedder, Pairs, Sizes, sizes_of
@@ -89,6 +89,26 @@ def test_a_decoders_input_has_the_same_vector_whole_and_in_pieces(
     (pieces,) = vectors(model, INPUTS, n_rows=5)
     scale = np.abs(whole).max()
     assert pieces / scale == pytest.approx(whole / scale, abs=1e-4)
+
+
+def test_vectors_of_a_model_with_an_adapter_are_the_adapters_beside_it_and_by_themselves(
+    tiny_files: Mapping[str, Path], embedder: Embedders, tmp_path: Path
+) -> None:
+    make_tiny_lora(tmp_path / "lora.gguf")
+    path, loras = tiny_files["qwen3"], (Lora(str(tmp_path / "lora.gguf")),)
+    (plain,) = vectors(embedder(path), INPUTS)
+    (own,) = vectors(embedder(path, loras=loras), INPUTS)
+    assert np.abs(own - plain).max() > 0.01 * np.abs(plain).max()
+    spec = ModelSpec(path=str(path), loras=loras, n_cells=512, **EXACT)
+    served = make_cpu_backend().load(spec, lambda _share: True)
+    try:
+        beside = served.make_embedder(ModelSpec(path=str(path), **EXACT))
+        assert isinstance(beside, LlamaEmbedder)
+        (found,) = vectors(beside, INPUTS)
+        beside.close()
+    finally:
+        served.close()
+    assert found == pytest.approx(own, abs=1e-4 * float(np.abs(own).max()))
 
 
 @pytest.mark.parametrize("pooling", ["MEAN", "CLS", "LAST"])
@@ -230,11 +250,16 @@ def test_an_embedding_model_can_be_the_served_one(bert_files: Mapping[str, Path]
         path.write_bytes(bert_files["MEAN"].read_bytes())
     else:
         make_tiny_gguf(path, "qwen3", pooling="LAST")
-    loaded = load_served(Settings(str(path), backend="llama-cpu", threads=1), lambda _share: True)
-    assert isinstance(loaded.embedder, LoadedEmbedder)
-    assert (loaded.served.generates, loaded.embedder.served.name) == (False, name)
-    assert vectors(loaded.embedder.embedder, [[1, 2]])[0].shape == (1, loaded.embedder.served.n_embd)  # type: ignore[arg-type]
-    loaded.step_model.close()
+    make_tiny_lora(tmp_path / "lora.gguf")
+    found = []
+    for lora in ((), (f"{tmp_path}/lora.gguf:1.0",)) if name != "bert" else ((),):
+        loaded = load_served(Settings(str(path), backend="llama-cpu", threads=1, lora=lora), lambda _share: True)
+        assert isinstance(loaded.embedder, LoadedEmbedder)
+        assert (loaded.served.generates, loaded.embedder.served.name) == (False, name)
+        found += vectors(loaded.embedder.embedder, [[1, 2]])  # type: ignore[arg-type]
+        assert found[-1].shape == (1, loaded.embedder.served.n_embd)
+        loaded.step_model.close()
+    assert len({one.tobytes() for one in found}) == len(found), "an adapter changes the vectors"
 
 
 def test_settings_choose_what_gives_vectors(bert_files: Mapping[str, Path], tiny_files: Mapping[str, Path]) -> None:

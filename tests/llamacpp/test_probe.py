@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from cllm.backend import CONTRACT_VERSION, ModelSpec, SplitMode
-from cllm.errors import BackendUnavailable
+from cllm.errors import BackendUnavailable, LoadFailed
 from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
 from cllm_llamacpp.backend import _gpu_bytes, _on_gpus
 
@@ -101,6 +101,11 @@ def test_of_a_model_on_one_device_that_ones_memory_counts(monkeypatch):
     spec = ModelSpec(path="")
     assert _gpu_bytes(None, spec) == 10 << 30
     assert _gpu_bytes(None, attrs.evolve(spec, split_mode=SplitMode.NONE, main_gpu=1)) == 3 << 30
+    with pytest.raises(LoadFailed, match="--main-gpu 2: there are GPUs 0 to 1"):
+        _gpu_bytes(None, attrs.evolve(spec, split_mode=SplitMode.NONE, main_gpu=2))
+    monkeypatch.setattr(devices, "gpus", lambda _lib: cards[:1])
+    with pytest.raises(LoadFailed, match="--main-gpu 1: there is GPU 0 alone"):
+        _gpu_bytes(None, attrs.evolve(spec, split_mode=SplitMode.NONE, main_gpu=1))
 
 
 def test_a_model_says_how_many_layers_are_on_which_gpus(load):
