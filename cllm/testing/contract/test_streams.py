@@ -46,6 +46,7 @@ class Ear:
         self.n_told: dict[int, int] = defaultdict(int)  # tokens, also of a model without a vocabulary
         self.errors: dict[int, str] = {}  # of those that have ended; empty for a good end
         self.refused: set[int] = set()  # of those, whose client is told why
+        self.cut: set[int] = set()  # of those, which were told to be cut by their limit
         self._queue: SimpleQueue[StreamEvent] = SimpleQueue()
         model.open(self._queue.put)
 
@@ -94,6 +95,8 @@ class Ear:
         assert "\n" not in event.error
         if event.refusal is not None:
             self.refused.add(event.seq_id)
+        if event.is_cut:
+            self.cut.add(event.seq_id)
         self.errors[event.seq_id] = event.error or ("" if event.refusal is None else str(event.refusal))
         if event.usage is not None:
             self.n_told[event.seq_id] = event.usage.n_generated
@@ -125,6 +128,7 @@ def test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end(ear: Ear, words: 
     ear.silence()
     assert ear.errors == {7: ""}
     assert ear.n_told[7] == N_TOKENS
+    assert ear.vocabulary is not None or ear.cut == {7}, "half an answer would be told for a whole one: nobody else counts its tokens"
 
 
 def test_a_single_token_may_be_all(ear: Ear, words: PlainTokens | PlainText) -> None:
@@ -261,6 +265,16 @@ def test_who_heeds_logprobs_tells_each_tokens_own_and_as_many_likely_ones_as_ask
         assert len(ear.told[seq_id]) == N_TOKENS
         for one in ear.told[seq_id]:
             check_logprobs(one, n_logprobs)
+
+
+def test_logprobs_are_the_models_own_whatever_is_done_before_a_token_is_drawn(ear: Ear, words: PlainTokens | PlainText) -> None:
+    needs(ear, "n_logprobs", "temperature", "top_k")
+    hows: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 4.0, "top_k": 1}, {"temperature": 0.2, "top_k": 1})
+    for seq_id, how in enumerate(hows):
+        ear.start(seq_id, words.draw(10), n_tokens=1, n_logprobs=0, **how)
+        ear.until_ended(seq_id)
+        assert ear.tokens[seq_id] == ear.tokens[0]
+        assert ear.told[seq_id][0].logprob == pytest.approx(ear.told[0][0].logprob, abs=NEAR)
 
 
 def check_logprobs(one: StreamToken, n_logprobs: int | None) -> None:

@@ -51,6 +51,26 @@ def test_it_is_not_asked_where_that_is_known_or_of_no_use(faulty: Any, vllm: Any
     assert bodies(faulty) == [("/v1/completions", 117), ("/v1/completions", 9), ("/v1/chat/completions", None)]
 
 
+def test_more_than_is_left_is_clipped_and_counted_only_where_it_may_be_more(faulty: Any, vllm: Any) -> None:
+    faulty.behave = counts(seven)
+    assert vllm.complete("hello", max_tokens=100).status == 200
+    assert vllm.complete([5, 6, 7], max_tokens=200).status == 200
+    assert vllm.complete("hello", max_tokens=90).status == 200
+    assert vllm.chat(max_tokens=95).status == 200
+    assert bodies(faulty) == [
+        ("/tokenize", None), ("/v1/completions", 93), ("/v1/completions", 117), ("/v1/completions", 90),
+        ("/tokenize", None), ("/v1/chat/completions", 93),
+    ]  # fmt: skip
+    assert faulty.asked[4].body.keys() == {"model", "messages"}
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 500, 502])
+def test_what_cannot_be_counted_is_sent_as_it_was_asked_for(faulty: Any, vllm: Any, status: int) -> None:
+    faulty.behave = counts(lambda asked: asked.answer(status, {}))
+    assert vllm.chat(max_tokens=119).status == 200
+    assert bodies(faulty) == [("/tokenize", None), ("/v1/chat/completions", 119)]
+
+
 def test_a_prompt_that_fills_the_context_is_too_long(faulty: Any, vllm: Any) -> None:
     faulty.behave = counts(lambda asked: asked.answer(200, {"count": 100, "max_model_len": 100}))
     reply = vllm.post("/completion", {"prompt": "hello"})

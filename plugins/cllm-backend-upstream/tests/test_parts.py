@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from cllm.backend import ModelSpec, StreamCall, StreamChat, StreamForm, StreamLogprob, StreamRequest, StreamUsage
-from cllm.errors import LoadFailed, NotSupported
+from cllm.errors import LoadFailed, NotHeeded, NotSupported
 from cllm_backend_upstream.answers import DONE, Answer
 from cllm_backend_upstream.asking import body_of, path_of
 from cllm_backend_upstream.failures import Broken, Busy, Garbled, Unreachable
@@ -345,7 +345,8 @@ def test_efforts_that_are_not_known_everywhere_are_high_where_they_would_be_refu
 @pytest.mark.parametrize(
     ("kind", "form", "expected"),
     [
-        ("other", StreamForm("json_schema", '{"type":"object"}'), {"response_format": {"type": "json_object"}}),
+        ("vllm", StreamForm("json_schema", '{"type":"object"}'), {"response_format": {"type": "json_object"}}),
+        ("llamacpp", StreamForm("json_schema", '{"type":"object"}'), {"json_schema": {"type": "object"}}),
         ("vllm", StreamForm("regex", "a+"), {"structured_outputs": {"regex": "a+"}}),
         ("cllm", StreamForm("choice", '["a"]'), {"structured_outputs": {"choice": ["a"]}}),
         ("llamacpp", StreamForm("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
@@ -353,6 +354,16 @@ def test_efforts_that_are_not_known_everywhere_are_high_where_they_would_be_refu
 )
 def test_a_form_goes_where_each_kind_looks_for_it(kind: str, form: StreamForm, expected: dict[str, Any]) -> None:
     assert expected.items() <= asked(StreamRequest(text="a", form=form), kind).items()
+
+
+@pytest.mark.parametrize("kind", ["openai", "ollama", "tgi", "other"])
+def test_a_schema_that_a_kind_ignores_in_completions_is_refused_there_by_its_field(kind: str) -> None:
+    form = StreamForm("json_schema", '{"type":"object"}', field="response_format")
+    with pytest.raises(NotHeeded) as refused:
+        asked(StreamRequest(text="a", form=form), kind)
+    assert refused.value.param == "response_format"
+    chat = StreamChat(messages=[{"role": "user", "content": "hello"}])
+    assert asked(StreamRequest(chat=chat, form=form), kind)["response_format"] == {"type": "json_object"}
 
 
 def test_salts_go_to_those_who_keep_prompts_apart() -> None:

@@ -9,6 +9,7 @@ import attrs
 import msgspec
 
 from cllm.backend import StreamChat, StreamForm, StreamRequest
+from cllm.errors import NotHeeded
 from cllm_backend_upstream.kinds import Forms, Kind
 
 N_STOPS_MAX: Final = 4  # more are refused by some; the server in front looks for all of them anyway
@@ -25,7 +26,7 @@ def path_of(request: StreamRequest) -> str:
 
 
 def body_of(request: StreamRequest, model: str, kind: Kind) -> bytes:
-    """Return what is posted."""
+    """Return what is posted. Raises: NotHeeded for what the server would ignore."""
     body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}, "seed": request.seed & SEED_MASK}
     for name, theirs in kind.sampling.items():
         if kind.sends_defaults or getattr(request, name) != _DEFAULTS[name]:
@@ -40,7 +41,7 @@ def body_of(request: StreamRequest, model: str, kind: Kind) -> bytes:
     if request.n_logprobs is not None:
         body |= _logprobs(request.n_logprobs, is_chat=request.chat is not None)
     if request.form is not None:
-        body |= _form(request.form, kind)
+        body |= _form(request.form, kind, is_chat=request.chat is not None)
     body |= {"prompt": _prompt(request)} if request.chat is None else _chat(request.chat, kind)
     return msgspec.json.encode(body)
 
@@ -54,17 +55,11 @@ def _prompt(request: StreamRequest) -> str | list[int]:
     return list(request.prompt) if request.text is None else request.text
 
 
-def _chat(chat: StreamChat, kind: Kind) -> dict[str, Any]:
+def rendered(chat: StreamChat) -> dict[str, Any]:
+    """Return the fields that say what a conversation is rendered to."""
     body: dict[str, Any] = {"messages": list(chat.messages)}
     if chat.tools:
-        body |= {"tools": list(chat.tools)}
-        if chat.tool_choice != "auto":
-            body["tool_choice"] = chat.tool_choice
-        if not chat.parallel_tool_calls:
-            body["parallel_tool_calls"] = False
-    if chat.reasoning_effort is not None:
-        is_known = kind.knows_efforts or chat.reasoning_effort not in ("xhigh", "max")
-        body["reasoning_effort"] = chat.reasoning_effort if is_known else "high"
+        body["tools"] = list(chat.tools)
     if chat.template_variables:
         body["chat_template_kwargs"] = dict(chat.template_variables)
     if chat.continue_final_message:
@@ -72,9 +67,28 @@ def _chat(chat: StreamChat, kind: Kind) -> dict[str, Any]:
     return body
 
 
-def _form(form: StreamForm, kind: Kind) -> dict[str, Any]:
+def _chat(chat: StreamChat, kind: Kind) -> dict[str, Any]:
+    body = rendered(chat)
+    if chat.tools:
+        if chat.tool_choice != "auto":
+            body["tool_choice"] = chat.tool_choice
+        if not chat.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
+    if chat.reasoning_effort is not None:
+        is_known = kind.knows_efforts or chat.reasoning_effort not in ("xhigh", "max")
+        body["reasoning_effort"] = chat.reasoning_effort if is_known else "high"
+    return body
+
+
+def _form(form: StreamForm, kind: Kind, *, is_chat: bool) -> dict[str, Any]:
     if form.kind == "json_schema":
         schema = json.loads(form.source)
+        if not is_chat and not kind.text_schema:
+            raise NotHeeded(
+                f"{form.field}: the server behind this one holds conversations to a schema, and no completions", param=form.field
+            )
+        if not is_chat and kind.text_schema != "response_format":
+            return {kind.text_schema: schema}
         if schema == _ANY_OBJECT:
             return {"response_format": {"type": "json_object"}}
         return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}}

@@ -103,7 +103,11 @@ class Exchange:
                     return await trio.open_tcp_stream(host, port)
                 self._tls = self._tls or ssl.create_default_context()
                 secured = await trio.open_ssl_over_tcp_stream(host, port, ssl_context=self._tls, https_compatible=True)
-                await secured.do_handshake()
+                try:
+                    await secured.do_handshake()
+                except BaseException:  # it refers to itself, so that its socket would be open until garbage is looked for
+                    await trio.aclose_forcefully(secured)
+                    raise
                 return secured
         except trio.TooSlowError as error:
             raise Unreachable("no connection in time") from error

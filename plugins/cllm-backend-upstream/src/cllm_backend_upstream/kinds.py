@@ -41,6 +41,7 @@ class Kind:
     to_the_end: ToTheEnd = ToTheEnd.UNKNOWN
     has_health: bool = False  # a /health that costs nothing: LiteLLM's has every model compute, which is paid for
     knows_efforts: bool = False  # above "high", which others refuse
+    text_schema: str = ""  # where a completion's JSON Schema goes; "": nowhere, it would be ignored
     sends_defaults: bool = True  # its own may be others; False: they are the same, and it refuses ours
 
     @property
@@ -56,6 +57,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt"},
         forms=Forms.STRUCTURED,
+        text_schema="response_format",
         has_health=True,
         to_the_end=ToTheEnd.COUNTED,  # max_tokens null, which once was the end of the context, breaks its streams (completion/serving.py)
     ),
@@ -63,6 +65,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt", "cache_prompt", "repeat_last_n"},
         forms=Forms.STRUCTURED,
+        text_schema="response_format",
         has_health=True,
         to_the_end=ToTheEnd.CLIPPED,
         knows_efforts=True,
@@ -71,6 +74,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
         others=_LOCAL | {"repeat_last_n"},
         forms=Forms.GRAMMAR,
+        text_schema="json_schema",  # its completions read no response_format
         has_health=True,
         to_the_end=ToTheEnd.UNASKED,
     ),
