@@ -331,6 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
     asked = parser.parse_args(arguments)
+    if max(asked.concurrency) > asked.requests:
+        parser.error(f"--requests: {max(asked.concurrency)} at a time are more than {asked.requests}")
     most = max(asked.concurrency) * (asked.prompt + asked.generated)
     if most > asked.ctx_size:
         parser.error(f"--ctx-size: {max(asked.concurrency)} sequences of {asked.prompt} and {asked.generated} tokens take {most} cells")

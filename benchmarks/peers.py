@@ -122,7 +122,7 @@ class Match:
             raise OursFailed(_told(error)) from error
         # Both get what the peer takes: text, where it takes no token ids, and no sampling field that it does not.
         dialects = {"ours": dialect, "theirs": generator.dialect(theirs.port, n_vocab=self._n_vocab, sampling=plan.sampling)}
-        takes_ids = all(dialect.takes_ids for dialect in dialects.values())
+        takes_ids = self._takes_ids = all(dialect.takes_ids for dialect in dialects.values())
         refused = tuple(dict.fromkeys(name for dialect in dialects.values() for name in self._left_out(dialect)))
         self._dialects = {name: attrs.evolve(dialect, takes_ids=takes_ids, refused=refused) for name, dialect in dialects.items()}
 
@@ -145,6 +145,8 @@ class Match:
         names = ("ours", "theirs") if (self._n_starts_before + n_in_start) % 2 == 0 else ("theirs", "ours")
         seed = next(self._seeds)
         done = {name: self._pass(name, seed) for name in names}
+        if not self._takes_ids:
+            _mark_cut(done["ours"]["summary"], done["theirs"]["summary"])
         self._side.ours.append(done["ours"]["summary"])
         self._side.theirs.append(done["theirs"]["summary"])
         self._side.starts.append(self._start)
@@ -241,6 +243,14 @@ def _play(
             except FAULTS as error:  # one peer that cannot be measured does not end the run
                 side.fault = _told(error)
                 print(f"  {side.fault}", flush=True)
+
+
+def _mark_cut(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Who read fewer tokens of the same texts, but for one at each one's beginning, has cut them: nothing of that is exact."""
+    if not (one["n_failed"] or other["n_failed"]):
+        for fewer, more in ((one, other), (other, one)):
+            if 0 < fewer["n_prompt"] < more["n_prompt"] - fewer["n_requests"]:  # 0: it tells none
+                fewer["n_inexact"] = fewer["n_requests"]
 
 
 def _told(error: Exception) -> str:

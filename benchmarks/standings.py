@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -82,16 +82,21 @@ def promising(sides: Sequence[Page]) -> set[tuple[str, str]]:
     return {key_of(side) for figure in FIGURES if (side := best_side(sides, figure)) is not None}
 
 
-def best_rows(sides: Sequence[Page], unfinished: Collection[str] = ()) -> list[dict[str, Any]]:
+def best_rows(sides: Sequence[Page]) -> list[dict[str, Any]]:
     """Every figure of ours beside the setting that is best at it, of those that have all pairs.
 
-    Settings that are named as `unfinished` were to have them, too: nothing is won at what one of them was better at in the pairs it had.
+    Nothing is won at what one was better at in the fewer pairs that it had: who went on was chosen by these, and the luck of the first is
+    not that of the next.
     """
-    full = max((side["n_pairs"] for side in sides), default=0)
-    complete = [side for side in sides if side["n_pairs"] == full]
-    ended = [side for side in sides if title_of(side) in unfinished]
+    complete, ended = by_pairs(sides)
     rows = [(figure, row) for figure in FIGURES if (row := _best_row(complete, figure)) is not None]
     return [{**row, "verdict": "unclear"} if row["verdict"] == "win" and _is_better(ended, figure) else row for figure, row in rows]
+
+
+def by_pairs(sides: Sequence[Page]) -> tuple[list[Page], list[Page]]:
+    """Those that have all pairs, and those that have fewer."""
+    full = max((side["n_pairs"] for side in sides), default=0)
+    return [side for side in sides if side["n_pairs"] == full], [side for side in sides if side["n_pairs"] < full]
 
 
 def _is_better(sides: Sequence[Page], figure: Figure) -> bool:

@@ -57,7 +57,7 @@ def _told(one: Standing) -> str:
 
 
 def _of_run(run: Run) -> Iterator[Standing]:
-    rows = {row["figure"]: row for row in best_rows(run["data"]["sides"], run["data"].get("unfinished", ()))}
+    rows = {row["figure"]: row for row in best_rows(run["data"]["sides"])}
     speed = GOOD if run["settings"].get("rate") else TOKENS  # where tokens cannot be compared, good ones say little of speed
     tried = {side["setting"] for side in run["data"]["sides"] if side["peer"] == "llama-server"}
     name = f"{run['name']}{IN_PART}" if tried and not tried >= set(LLAMA_SERVER_SETTINGS) else run["name"]

@@ -11,7 +11,7 @@ import attrs
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME, N_STARTS_LEAST
 from benchmarks.reporting.forms import UNKNOWN, Run, circumstances, number, of_kind, plot_of, run_title, table
-from benchmarks.standings import Page, best_rows, compared_by, key_of, median_of, n_wrong, title_of
+from benchmarks.standings import Page, best_rows, by_pairs, compared_by, key_of, median_of, n_wrong, title_of
 from cllm.bench.metrics import CLIENT_SHARE_MAX
 
 MAIN_TIMES: Final = (
@@ -90,7 +90,8 @@ def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
     if not own or len(sides) > 1 or sides[0]["setting"] != THEIR_DEFAULT:  # a default alone is not the best of their settings
         best = f"the best of {n_settings(run['data'])}" if len(sides) > 1 else "the only setting measured"
         rows = {row["figure"]: row for row in best_figures(run)}
-        yield from (_held(run, name, best, rows[name], bound) for name, bound in PROMISED.get(workload, {}).items() if name in rows)
+        others = [side for side in by_pairs(sides)[1] if not n_wrong(side, "theirs")]
+        yield from (_held(run, name, best, rows[name], bound, others) for name, bound in PROMISED.get(workload, {}).items() if name in rows)
     for side in sides:
         for figure, bound in own.items() if side["setting"] == THEIR_DEFAULT else ():
             if compared := compared_by(side, figure):
@@ -109,12 +110,20 @@ def n_settings(data: Run) -> str:
     return complete + (f", {n_left} more having had {min(n_pairs)} of {max(n_pairs)} pairs{ended}" if n_left else "")
 
 
-def _held(run: Run, figure: str, beside: str, row: Run, bound: float) -> tuple[str, ...]:
-    """A row of what was promised; who left requests unanswered has kept nothing by being quick with the others."""
+def _held(run: Run, figure: str, beside: str, row: Run, bound: float, others: Sequence[Page] = ()) -> tuple[str, ...]:
+    """A row of what was promised; who left requests unanswered has kept nothing by being quick with the others.
+
+    Nor is it kept for sure where one of `others`, which had fewer pairs, was better than that in these.
+    """
     is_least = FIGURES_BY_NAME[figure].is_higher_better
-    is_kept = row["ratio"] >= bound if is_least else row["ratio"] <= bound
+
+    def keeps(ratio: float) -> bool:
+        return ratio >= bound if is_least else ratio <= bound
+
+    is_kept = keeps(row["ratio"])
     has_starts = row["n_starts"] is None or row["n_starts"] >= N_STARTS_LEAST
-    is_sure = has_starts and row["low"] is not None and not row["low"] < bound < row["high"]
+    beaten = is_kept and any(not keeps(found.ratio) for side in others if (found := compared_by(side, figure)) is not None)
+    is_sure = has_starts and not beaten and row["low"] is not None and not row["low"] < bound < row["high"]
     verdict = f"{'kept' if is_kept else 'missed'}{'' if is_sure else ', by the mean alone'}"
     if row.get("n_failed") and not FIGURES_BY_NAME[figure].counts_failures:
         verdict = f"unclear: {row['n_failed']} requests of ours were not answered as asked"
@@ -137,7 +146,7 @@ def best_figures(run: Run) -> list[Run]:
     """The figures of ours beside the setting that is best at each: by the pairs that are kept, not by what was said when they were made."""
     data = run["data"]
     sides = {key_of(side): side for side in data["sides"]}
-    rows = best_rows(data["sides"], unfinished=data.get("unfinished", ()))
+    rows = best_rows(data["sides"])
     return [{**row, "n_failed": n_wrong(sides[row["peer"], row["setting"]], "ours")} for row in rows]
 
 

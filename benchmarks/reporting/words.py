@@ -32,8 +32,8 @@ GLANCE: Final = """\
 Beside other servers, `cllm serve` as it comes. Each number is how many times better cLLM is: its tokens/s over theirs, or their time over
 its own. Each figure is beside the setting of theirs that is best at it; * marks runs beside one or some of the seven settings that
 llama-server is to be started with, where another might have been better. Not told apart is what has 1 within its 95 % interval, had too
-few starts, or would be won but for a setting whose pairs were not finished. A server whose answers were not as long as was asked is not
-here.
+few starts, or would be won but for a setting that was better in the fewer pairs it had. A server whose answers were not as long as was
+asked is not here.
 """
 
 LADDER: Final = """\
@@ -73,18 +73,24 @@ four turns, which is the machine: outside llama.cpp `native` spends 0.1 ms of a 
 At 16, on a machine with AVX-512, turns of `sse` go from 0.78 to 1.14 of `native`, so that its 0.929, the mean, is not told from none; that
 of `client` is: 0.916 (0.847 to 0.992). Outside llama.cpp a step of `sse` takes 2.2 ms of 199, and of `client` 3.7 of 205, which is 1.0 and
 1.7 % more of a step than in `native`. The rest of what is missing is in llama.cpp's calls, that have 183 ms of `native`'s steps and 197 and
-202 of these: its threads were without a core for 0.6 and 2.3 ms more, and for what remains no cause was found.
+202 of these: its threads were without a core for 0.6 and 2.3 ms more, and for what remains no cause was found. On the machine with AMX
+`seed-c16-served` has `native` and `sse` alone, in 22 turns of as many starts: 0.956 (0.928 to 0.985), which is a loss for sure. A step took
+7.5 ms more of 166: 2.8 outside llama.cpp (1.1 in drawing, 0.4 in the scheduler, 1.3 in all the rest), and 4.8 in llama.cpp's calls, whose
+threads were without a core for 0.9 more. What serves and the client took 2.0 ms of these two cores for each step.
 
-At 8 the turns of one stage differ by up to a third, so that `sse` has 0.955 of `native` by their median and 0.941 by their mean, and more
-is not known. A run there of the revision before, which is not kept, had 0.876 (0.764 to 0.986 in six turns), and nearly all that was
-missing was in llama.cpp's calls. A part was found: in a pool attention walks by every cell up to the highest in use, and a server has cells
-of earlier passes there, where the stages up to `app` begin with none. By single calls, 3,360 cached cells made a step of eight rows 1.21
-times as long on that machine, of four 1.24, of two 1.08; one row took no longer beside 3,840. With a host pool what rests goes there after
-some steps; without, as here, it stayed until its room was needed, and since then goes once carrying it has cost what it is worth. Before
-that `sse` had 0.88 of `app`'s tokens/s (0.78 to 0.99 in six turns), in the run that is kept it has 0.98 (0.86 to 1.22), and in eight turns
-of these stages alone, of eight starts in two runs that are not kept, it had 1.00 (0.93 to 1.07 with 95 %), and 1.01 of `native`'s (0.89 to
-1.14 with 95 %, by turns 0.75 to 1.19). On another machine, where `sse` had less than `http` of the same server, twelve turns of 16
-requests, of two starts, had 1.03 (0.96 to 1.11) of the tokens/s with answers that were streamed.
+At 8 the turns of one stage differ by up to a third, so that six of each tell nothing of 0.95: `sse` has 0.955 of `native` by their median
+and 0.941 by their mean. So `seed-c8-served` has these two alone, in 36 turns, each of a start of its own: 0.979, the mean, with 0.956 to
+1.004 about it, by which the promise is kept. A step took 3.2 ms more of 116 there. 2.1 were outside llama.cpp: 0.8 in drawing, 0.3 in the
+scheduler, 1.0 in all the rest; and 1.1 in llama.cpp's calls, whose threads were without a core for 0.7 more.
+
+A run at 8 of an earlier revision, which is not kept, had 0.876 (0.764 to 0.986 in six turns), and nearly all that was missing was in
+llama.cpp's calls. A part was found: in a pool attention walks by every cell up to the highest in use, and a server has cells of earlier
+passes there, where the stages up to `app` begin with none. By single calls, 3,360 cached cells made a step of eight rows 1.21 times as long
+on that machine, of four 1.24, of two 1.08; one row took no longer beside 3,840. With a host pool what rests goes there after some steps;
+without, as here, it stayed until its room was needed, and since then goes once carrying it has cost what it is worth. Before that `sse` had
+0.88 of `app`'s tokens/s (0.78 to 0.99 in six turns), in `seed-c8` it has 0.98 (0.86 to 1.22). On another machine, where `sse` had less than
+`http` of the same server, twelve turns of 16 requests, of two starts, had 1.03 (0.96 to 1.11) of the tokens/s with answers that were
+streamed.
 """
 
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
@@ -285,7 +291,9 @@ which both hold the same one likeliest.
 WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the revision that it measured
     "ladder-seed-c1": "2026-11-28 8e892bc749",
     "ladder-seed-c16": "2026-11-28 4d22ae9f4e",
+    "ladder-seed-c16-served": "2026-11-28 c08fe9f147",
     "ladder-seed-c8": "2026-11-28 8e892bc749",
+    "ladder-seed-c8-served": "2026-11-28 c08fe9f147",
     "peers-chat-turns-c32": "2026-11-27 42d3cda5f7",
     "peers-chat-turns-c8": "2026-11-26 1b1992b851",
     "peers-long-among-short": "2026-11-28 862d54caeb",

@@ -56,7 +56,9 @@ def plot_latency(sides: Mapping[str, Curves], path: str, title: str = "") -> Non
         axis.set_xlabel(f"{name}, ms")
         if key == "itl_s":  # most of a token's gaps are alike, and the longest a hundred times as long
             axis.set_xscale("log")
-            axis.set_xlim(left=SHORTEST_GAP_MS)
+            each = [curves.get(key) or () for curves in sides.values()]
+            shortest = [next((1000 * value for value in values[len(values) // 10 :] if value > 0), SHORTEST_GAP_MS) for values in each]
+            axis.set_xlim(left=min(SHORTEST_GAP_MS, *shortest))  # of most gaps the body is to be seen
         else:
             axis.set_xlim(left=0)
             axis.locator_params(axis="x", nbins=5)

@@ -147,15 +147,19 @@ WORKLOADS: Final = _workloads(
 def with_load(workload: Workload, *, concurrency: int | None = None, n_requests: int | None = None) -> Workload:
     """The same recipe for more or fewer; conversations, and those among whom one comes late, are as many as run at once.
 
-    Raises: ValueError when such are to be as many as do not run at once.
+    Requests are as many as are to run at once, at least. Raises: ValueError where both are said, and do not go together.
     """
     is_at_once = workload.n_turns > 1 or workload.n_prompt_late > 0
     if is_at_once and concurrency and n_requests and concurrency != n_requests:
         raise ValueError(f"of {workload.name} all run at once: {n_requests} requests cannot be {concurrency} at a time")
-    concurrency = concurrency or workload.concurrency
+    asked, concurrency = concurrency, concurrency or workload.concurrency
     if is_at_once:
         return attrs.evolve(workload, concurrency=n_requests or concurrency, n_requests=n_requests or concurrency)
-    return attrs.evolve(workload, concurrency=concurrency, n_requests=n_requests or workload.n_requests)
+    if n_requests is None:
+        return attrs.evolve(workload, concurrency=concurrency, n_requests=max(workload.n_requests, concurrency))
+    if asked and asked > n_requests:
+        raise ValueError(f"{asked} at a time are more than the {n_requests} requests")
+    return attrs.evolve(workload, concurrency=min(concurrency, n_requests), n_requests=n_requests)
 
 
 OVERLOAD_FACTORS: Final = (0.5, 1.0, 2.0, 4.0)

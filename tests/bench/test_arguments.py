@@ -50,7 +50,8 @@ def test_the_results_of_every_fake_cannot_all_have_one_name(capsys: pytest.Captu
         (passes, ["--quantization=q4_k_m"], "--quantization: invalid choice: 'q4_k_m'"),
         (verify, ["--quantization=q4_k_m"], "--quantization: invalid choice: 'q4_k_m'"),
         (ladder, ["--name=../elsewhere"], "--name: '../elsewhere' may have letters"),
-        (ladder, ["--concurrency=1,64"], "--ctx-size: 64 sequences of 32 and 50 tokens take 5248 cells"),
+        (ladder, ["--concurrency=1,64"], "--requests: 64 at a time are more than 40"),
+        (ladder, ["--concurrency=1,64", "--requests=64"], "--ctx-size: 64 sequences of 32 and 50 tokens take 5248 cells"),
         (ceiling, ["--streams=1,300"], "--streams: the server is started for 256 at once"),
     ],
 )

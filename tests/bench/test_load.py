@@ -21,7 +21,7 @@ import attrs
 import pytest
 import trio
 
-from cllm.bench import load, process
+from cllm.bench import load, plot, process
 from cllm.bench.command import make_order
 from cllm.bench.dialect import find_dialect
 from cllm.bench.load import N_PIECES_LATE, Progress, closed_loop, open_loop
@@ -530,6 +530,23 @@ async def test_the_command_draws_how_long_requests_took(tmp_path: Path) -> None:
     assert done.returncode == 0
     drawn = (tmp_path / "plot.svg").read_text("utf-8")
     assert [name for name in ("to the first text, ms", "between texts, ms", "whole answer, ms", "seed-40x8") if name not in drawn] == []
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "left_ms"),
+    [([0.0, 0.0002, 0.0003, 0.0004], 0.2), ([0.00001] * 2 + [0.02] * 30, 1.0), ([0.02, 0.03], 1.0), ([0.0001] * 4, 0.1)],
+)
+def test_gaps_are_drawn_from_a_millisecond_on_or_from_where_most_begin(
+    monkeypatch: pytest.MonkeyPatch, gaps_s: list[float], left_ms: float
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra [bench]")
+    figures: list[Any] = []
+    monkeypatch.setattr(plot, "save", lambda figure, path: figures.append(figure))
+    plot.plot_latency({"one": {"ttft_s": [0.1, 0.2], "itl_s": gaps_s, "e2e_s": [0.3, 0.4]}}, "x.svg")
+    left, right = figures[0].axes[1].get_xlim()
+    assert left == pytest.approx(left_ms)
+    assert left < right
+    plot.pyplot().close(figures[0])
 
 
 async def test_overload_is_a_pass_for_capacity_and_one_for_each_part_of_it() -> None:

@@ -388,3 +388,10 @@ def test_what_was_broken_or_not_found_before_is_told_until_it_was_measured(measu
     assert data["broken"] == {"vllm (as it comes)": "no memory"}
     assert data["versions"] == {"vllm": "version 1"}
     assert data["not_found"] == ["vllm"]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "inexact"), [(520, 512, (0, 0)), (1040, 512, (0, 8)), (300, 1040, (8, 0)), (1040, 0, (0, 0))])
+def test_who_reads_fewer_tokens_of_the_same_texts_has_cut_them(ours: int, theirs: int, inexact: tuple[int, int]) -> None:
+    done = [{"n_requests": 8, "n_failed": 0, "n_inexact": 0, "n_prompt": n} for n in (ours, theirs)]
+    peers._mark_cut(*done)
+    assert (done[0]["n_inexact"], done[1]["n_inexact"]) == inexact

@@ -263,6 +263,18 @@ def test_what_was_promised_is_kept_by_the_mean_alone_where_the_interval_has_the_
     assert line.endswith("| at least 1.05 | kept, by the mean alone |")
 
 
+@pytest.mark.parametrize(("theirs", "verdict"), [(0.99, "kept, by the mean alone"), (0.6, "kept")])
+def test_nor_is_a_promise_kept_for_sure_beside_a_setting_that_was_better_in_fewer_pairs(
+    tmp_path: Path, theirs: float, verdict: str
+) -> None:
+    settings = {"workload": {"name": "seed-40x8", "n_requests": 40, "concurrency": 8}}
+    data = {**peers.page([side("a", 0.5), side("b", theirs, n_pairs=1)]), "not_found": []}
+    results.write("peers", "seed", settings, data, tmp_path)
+    page = report.page(results.read_all(tmp_path))
+    (line,) = [line for line in page.partition("What was promised of these:")[2].splitlines() if line.startswith("| seed")]
+    assert line.endswith(f"| at least 1.05 | {verdict} |")
+
+
 @pytest.mark.parametrize(
     ("workload", "told"),
     [
@@ -297,10 +309,9 @@ def test_of_a_long_prompt_among_short_ones_its_own_first_text_is_a_main_figure(t
     assert report.page(runs).count(told) == 2, "among the main figures, and in the run's own table"
 
 
-def test_nothing_is_won_at_what_an_unfinished_setting_was_better_at() -> None:
-    data = peers.page([side("a", 0.5), side("b", 2.0, n_pairs=1)])
-    for unfinished, verdict in ((["llama-server (b)"], "unclear"), ([], "win")):
-        page = report.page([run_of({**data, "unfinished": unfinished})])
+def test_nothing_is_won_at_what_a_setting_with_fewer_pairs_was_better_at() -> None:
+    for theirs, verdict in ((2.0, "unclear"), (0.6, "win")):
+        page = report.page([run_of(peers.page([side("a", 0.5), side("b", theirs, n_pairs=1)]))])
         assert f"| tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | {verdict} | llama-server a" in page
 
 

@@ -102,11 +102,16 @@ def test_the_one_that_comes_late_is_the_last_of_all_and_long() -> None:
     assert [len(ask.prompt) for ask in work.asks] == [32] * 7 + [4096]
 
 
-def test_more_at_once_means_more_conversations_but_no_more_requests() -> None:
+def test_more_at_once_means_more_conversations_but_no_more_requests_than_that_takes() -> None:
     assert with_load(WORKLOADS["chat-turns"], concurrency=32).n_requests == 32
     more = with_load(WORKLOADS["seed-40x8"], concurrency=16)
     assert (more.concurrency, more.n_requests) == (16, 40)
-    assert with_load(WORKLOADS["mixed"], n_requests=7).n_requests == 7
+    many = with_load(WORKLOADS["seed-40x8"], concurrency=64)
+    assert (many.concurrency, many.n_requests) == (64, 64)
+    few = with_load(WORKLOADS["mixed"], n_requests=7)
+    assert (few.concurrency, few.n_requests) == (7, 7)
+    with pytest.raises(ValueError, match="64 at a time are more than the 40 requests"):
+        with_load(WORKLOADS["seed-40x8"], concurrency=64, n_requests=40)
 
 
 def test_what_runs_at_once_cannot_be_more_than_that() -> None:
