@@ -230,6 +230,8 @@ async def test_an_unknown_name_for_vectors_is_404_also_while_nothing_that_gives_
         await api.post("/models/unload", {"model": "a"})
         answer = await api.post("/v1/embeddings", {"model": "typo", "input": "x"})
         assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        (listed,) = (await api.get("/v1/models")).json["data"]
+        assert listed["status"]["value"] == "unloaded", "nothing is loaded to say so"
         assert (await api.post("/v1/embeddings", {"model": "a", "input": "x"})).status == 200
 
 

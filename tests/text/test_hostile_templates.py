@@ -102,7 +102,7 @@ ALLOCATIONS = {
     "many slices": BIG + "".join(f"{{% set s{i} = s[1:] %}}" for i in range(50)),
     "many macro results": "{% macro m() %}" + "x" * 9999 + "{% endmacro %}{% for i in range(9999) %}{% set a = m() %}{% endfor %}",
     "joining what is written longer": "{% set l = ['\U000e0001' * 200000] %}{{ " + " ~ ".join(["l"] * 60) + " }}",
-    "many copies": "{% set l = [0] * 10000 %}" + "".join(f"{{% set a{i} = l.copy() %}}" for i in range(200)),
+    "many copies": "{% set l = [0] * 10000 %}" + "".join(f"{{% set a{i} = l.copy() %}}" for i in range(12)),
     "a long date": "{{ strftime_now('%c' * 9999) }}",
 }
 
