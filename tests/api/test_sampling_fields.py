@@ -156,7 +156,8 @@ def test_more_min_tokens_than_an_answer_has_without_being_asked_for_more_is_refu
         ask_within(16, {"min_tokens": 17})
     assert caught.value.param == "min_tokens"
     assert ask_within(16, {"min_tokens": 16}).stopping.max_tokens == 16
-    assert ask_within(16, {"min_tokens": 17, "n_predict": -1}).stopping.max_tokens is None
+    assert ask_within(16, {"min_tokens": 17, "n_predict": 17}).stopping.max_tokens == 17
+    assert ask_within(None, {"min_tokens": 17}).stopping.max_tokens is None
 
 
 # --- seeds ------------------------------------------------------------------------------------------------------------
