@@ -204,6 +204,44 @@ def test_a_model_that_says_that_it_heeds_what_it_does_not_fails_the_suite(tmp_pa
     check_fails(run, seen_by)
 
 
+TELLING = """
+import attrs
+from cllm.backend import StreamEnd, StreamToken
+from cllm.testing.fake_streams import FakeStreamBackend, FakeTextModel, HeedingFakeModel
+
+class Uncut(FakeTextModel):
+    def open(self, tell):
+        super().open(lambda event: tell(attrs.evolve(event, is_cut=False) if isinstance(event, StreamEnd) else event))
+
+class Sampled(HeedingFakeModel):
+    def start(self, seq_id, request):
+        self.is_sure = request.top_k == 1
+        super().start(seq_id, request)
+
+    def open(self, tell):
+        super().open(lambda event: tell(self.told(event)))
+
+    def told(self, event):
+        return attrs.evolve(event, logprob=0.0) if isinstance(event, StreamToken) and event.logprob is not None and self.is_sure else event
+
+class Backend(FakeStreamBackend):
+    uncut = classmethod(lambda cls: cls(Uncut))
+    sampled = classmethod(lambda cls: cls(Sampled))
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "seen_by"),
+    [
+        ("uncut", "test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end"),
+        ("sampled", "test_logprobs_are_the_models_own_whatever_is_done_before_a_token_is_drawn"),
+    ],
+)
+def test_a_model_that_tells_what_is_not_so_fails_the_suite(tmp_path: Path, make: str, seen_by: str) -> None:
+    (tmp_path / "telling.py").write_text(TELLING)
+    check_fails(run_contract("--backend", f"telling:Backend.{make}", "-k", "as_it_may or models_own", folder=tmp_path), seen_by)
+
+
 CARELESS = """
 from cllm.testing import fake, fake_streams
 
