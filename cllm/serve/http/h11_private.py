@@ -1,8 +1,8 @@
 """The one place that names h11's inner parts, and mends two of its patterns; when they have changed, importing it fails with one line.
 
 Both go back over a run of blanks once for each of them where a line turns out to be wrong, with the interpreter's lock held: a head of
-64 KB, which needs no key, stopped every stream for twenty seconds. Mended they match the same, but for a carriage return within a chunk's
-extension, and take time in proportion. h11 limits what it buffers, and not how many fields a trailer has: those are limited here.
+60 KB, which needs no key, stopped every stream for seventeen seconds. Mended they match the same, but for a carriage return within a
+chunk's extension, and take time in proportion. h11 limits what it buffers, and not how many fields a trailer has: those are limited here.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ WITH_BLANKS = {
 
 @pytest.mark.parametrize("request_", WITH_BLANKS.values(), ids=list(WITH_BLANKS))
 async def test_a_run_of_blanks_in_a_line_that_is_wrong_is_gone_over_once(serving, request_):
-    """Once for each of them takes twenty seconds, in which nothing else goes on."""
+    """Once for each of them takes seventeen seconds, in which nothing else goes on."""
     async with serving() as server:
         begin = time.thread_time()
         answer = await server.ask(request_)

@@ -35,36 +35,38 @@ async def limited(request: StreamRequest, url: str, found: Found, exchange: Exch
         raise _unknown()
     if to_the_end is ToTheEnd.CLIPPED:
         return attrs.evolve(request, n_tokens_max=found.n_ctx)
-    n_prompt, n_ctx = len(request.prompt), found.n_ctx
-    if request.text is not None:
-        counted = await _counted(request, url, found, exchange)
-        n_prompt, n_ctx = counted.count, min(n_ctx, counted.max_model_len or n_ctx)
-    if n_prompt >= n_ctx:
-        raise ContextExceeded(n_prompt, n_ctx)
-    return attrs.evolve(request, n_tokens_max=n_ctx - n_prompt)
+    return attrs.evolve(request, n_tokens_max=await _n_left(request, url, found, exchange))
 
 
 async def _clipped(request: StreamRequest, n_wanted: int, url: str, found: Found, exchange: Exchange) -> StreamRequest:
     """Return it with no more than the context has left. How much that is, is asked only where it might be too little."""
-    n_prompt, n_ctx = len(request.prompt), found.n_ctx
-    if request.chat is not None or request.text is not None:
-        if n_wanted + _n_tokens_at_most(request) <= n_ctx:
-            return request
-        try:
-            counted = await _counted(request, url, found, exchange)
-        except (NotHeeded, Garbled, Broken, KeyRefused):  # where that is closed, the rest may do all the same
-            return request
-        n_prompt, n_ctx = counted.count, min(n_ctx, counted.max_model_len or n_ctx)
-    if n_prompt >= n_ctx:
-        raise ContextExceeded(n_prompt, n_ctx)
-    return attrs.evolve(request, n_tokens_max=min(n_wanted, n_ctx - n_prompt))
+    if n_wanted + _n_tokens_at_most(request) <= found.n_ctx:
+        return request
+    try:
+        n_left = await _n_left(request, url, found, exchange)
+    except (NotHeeded, Garbled, Broken, KeyRefused):  # where that is closed, the rest may do all the same
+        return request
+    return attrs.evolve(request, n_tokens_max=min(n_wanted, n_left))
 
 
 def _n_tokens_at_most(request: StreamRequest) -> int:
     """A token has a byte at least. What a template adds of its own is less than JSON's signs and so much."""
-    if request.chat is None:
-        return len((request.text or "").encode("utf-8", "surrogatepass")) + N_SPECIAL
-    return len(msgspec.json.encode((request.chat.messages, request.chat.tools))) + N_TEMPLATE
+    if request.chat is not None:
+        return len(msgspec.json.encode((request.chat.messages, request.chat.tools))) + N_TEMPLATE
+    if request.text is not None:
+        return len(request.text.encode("utf-8", "surrogatepass")) + N_SPECIAL
+    return len(request.prompt)
+
+
+async def _n_left(request: StreamRequest, url: str, found: Found, exchange: Exchange) -> int:
+    """Tokens that the context has left; the server is asked where the prompt is no tokens. Raises: ContextExceeded · as `_counted`."""
+    n_prompt, n_ctx = len(request.prompt), found.n_ctx
+    if request.chat is not None or request.text is not None:
+        counted = await _counted(request, url, found, exchange)
+        n_prompt, n_ctx = counted.count, min(n_ctx, counted.max_model_len or n_ctx)
+    if n_prompt >= n_ctx:
+        raise ContextExceeded(n_prompt, n_ctx)
+    return n_ctx - n_prompt
 
 
 async def _counted(request: StreamRequest, url: str, found: Found, exchange: Exchange) -> _Counted:
