@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -70,3 +72,9 @@ def test_a_changed_hypercorn_is_one_line_at_import():
     check_shape(PARAMETERS, {})
     with pytest.raises(ImportError, match=r"^hypercorn .* \(make_app changed\): install 'hypercorn>=0.18,<0.19'$"):
         check_shape({make_app: "self and other things"}, {})
+
+
+def test_an_application_that_somebody_else_starts_mends_h11_too() -> None:
+    code = "import cllm.asgi; from h11 import _readers; print(_readers.READERS[_readers.SEND_BODY]['chunked'].__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "cllm.serve.http.h11_private\n"
