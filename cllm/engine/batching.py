@@ -341,6 +341,17 @@ def _prefill_rank(n_prefilled: int, sequence: Sequence) -> tuple[int, bool, floa
     return sequence.order[0], is_in_time, sequence.share.load, sequence.prefill_from + n_left
 
 
+def goes_before(n_prefilled: int, prompt: Sequence, newcomer: Sequence, n_newcomer: int) -> bool:
+    """Whether a prompt that is computed would get its rows before those that a `newcomer` owes, were that let in now."""
+    rank = newcomer.order[0], newcomer.share.load
+    if (prompt.order[0], prompt.share.load) > rank:
+        return False
+    if prompt.share is not newcomer.share:  # whose key would have one more
+        return True
+    begun = n_prefilled if newcomer.admitted_at is None else newcomer.prefill_from
+    return _prefill_rank(n_prefilled, prompt) <= (rank[0], True, rank[1], begun + n_newcomer)
+
+
 def _are_alike(prompts: Seq[Sequence]) -> bool:
     """Whether none of the prompts, if it went first, would begin much earlier than with the others."""
     return len({sequence.order[0] for sequence in prompts}) == 1 and owe_alike([n_owed(sequence) for sequence in prompts])

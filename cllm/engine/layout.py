@@ -78,6 +78,11 @@ class LayoutChoice:
         self._n_seen += 1
         self._crowds.append(n_live)
 
+    def waits(self, n_live: int) -> None:
+        """Somebody came and waits; with all who wait, `n_live` would like to run, maybe more than there are parts for."""
+        if self.is_apart and n_live > self.apart.n_slots:  # the others are counted when they are let in
+            self._crowds.append(n_live)
+
     def ended(self, n_tokens: int, n_max: int) -> None:
         """A sequence has ended with so many tokens; it would have ended with `n_max` in any case."""
         self._lengths.append(likely_length(n_tokens, n_max))

@@ -535,6 +535,7 @@ class Memory:
     def _restored(self, outcome: Restored) -> None:
         sequence = self._live[outcome.move.slot]
         del self._restoring[sequence.slot]
+        self._found = None  # the slot can be copied again
         sequence.is_restoring = False
         if sequence.first_token_at is None:
             sequence.n_cached = min(sequence.n_cached, max(outcome.n_tokens, sequence.n_computed))
@@ -640,7 +641,8 @@ class Memory:
 
     def _way_apart(self, n_tokens: int, slot: int, *, may_adopt: bool) -> Way | None:
         """Where slots share no part of their cells: into an empty slot a copy, else on in the slot, else a copy in place of another."""
-        pays = self.limits.copies_slots and n_tokens >= self.n_copied_least
+        # A slot is copied whole: from one that is being restored there would come more than is known of it.
+        pays = self.limits.copies_slots and n_tokens >= self.n_copied_least and slot not in self._restoring
         if pays and self.cells.n_free_slots:
             return Way.COPY
         if may_adopt:
@@ -807,6 +809,7 @@ class Memory:
     def _let_go(self, sequence: Sequence) -> None:
         restore = self._restoring.pop(sequence.slot, None)
         if restore is not None:
+            self._found = None
             sequence.is_restoring = False
             self._moves = [move for move in self._moves if move is not restore]
         del self._live[sequence.slot]

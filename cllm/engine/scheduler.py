@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 import attrs
 
 from cllm.backend import KvLayout, Vocabulary
-from cllm.engine.batching import NO_MEETINGS, BatchFormer, n_owed
+from cllm.engine.batching import NO_MEETINGS, BatchFormer, goes_before, n_owed
 from cllm.engine.budget import ALONE_FULL_S, RowBudget
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
@@ -73,7 +73,7 @@ class Limits:
     host_pool_n_bytes: int = 0  # of states in the process's memory; 0: none
     cell_n_bytes: float = 1.0  # of a saved cell, as far as it is known before one was saved
     itl_max_s: float | None = None  # time between tokens that so many sequences may run as keep; None: as many as there is room for
-    itl_target_s: float | None = None  # how long a step with running answers may take; None: about twice as long as without prompts
+    itl_target_s: float | None = None  # how long a step with running answers may take; None: some times as long as without prompts
     rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
     n_slots_apart: int | None = None  # where the layout may be changed: slots, if each had cells of its own; None: it stays as it is
     n_cells_slot_apart: int = 0  # and cells of each
@@ -262,6 +262,7 @@ class Scheduler:
         self._queue.add(sequence)
         if self._choice is not None:
             self._choice.grew(sequence.n_prompt)
+            self._choice.waits(self._n_crowd(0))
         if sequence.deadline is not None:
             self._remember_deadline(sequence.deadline, sequence.seq_id)
         self.totals.n_submitted += 1
@@ -758,8 +759,8 @@ class Scheduler:
         """
         if self.limits.itl_max_s is None or self._trials or not self._former.n_room:
             return False
-        rank = sequence.order[0], sequence.share.load
-        before = [one for one in self._running if one.phase is PREFILL and (one.order[0], one.share.load) <= rank]
+        n_own, n_prefilled = len(sequence.tokens) - self.memory.n_known(sequence), self.totals.n_prefill_rows
+        before = [one for one in self._running if one.phase is PREFILL and goes_before(n_prefilled, one, sequence, n_own)]
         owed = [len(one.tokens) - self.memory.n_coming(one) for one in before]
         n_before = sum(owed)
         if n_before <= N_STEPS_OWED * self._former.n_room:
@@ -769,7 +770,7 @@ class Scheduler:
         # That was the room beside answers, which are no more.
         n_running, n_cells = min(len(self._running) + 1, self._n_live_max_usual), self.cells.n_total - self.cells.n_free
         places_taken = len(self._running) + self.n_waiting >= self._n_places()  # when all have come
-        owed.append(len(sequence.tokens) - self.memory.n_known(sequence))
+        owed.append(n_own)
         n_room = self._former.n_room_alone(n_running, n_cells, owed, self._n_keys(), places_taken)
         return n_before > N_STEPS_OWED * n_room
 
@@ -989,7 +990,7 @@ class Scheduler:
             self.memory.ends_waiting(sequence)
         else:
             self._free(sequence, keep=keep)
-        self._n_live_max = self._n_live_max_usual
+            self._n_live_max = self._n_live_max_usual
         if self._choice is not None:
             self._choice.ended(len(sequence.tokens), sequence.n_max)
         sequence.move(FINISHED)

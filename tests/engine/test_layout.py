@@ -217,3 +217,19 @@ def test_it_goes_back_when_more_would_run_than_there_are_parts() -> None:
     one = changed()
     one.came(100, 0, 13)
     assert one.is_due(5.0, 200)
+
+
+def test_it_goes_back_for_one_who_waits_for_a_part_before_anybody_ends() -> None:
+    one = changed()
+    one.waits(12)
+    assert not one.may_be_due
+    one.waits(13)
+    assert one.may_be_due
+    assert one.is_due(5.0, 200)
+
+
+def test_in_a_pool_only_those_who_were_let_in_say_how_many_come() -> None:
+    one = choice()
+    one.waits(13)
+    serve(one, 10.0)
+    assert one.is_due(5.0, 200)

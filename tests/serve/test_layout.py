@@ -108,6 +108,28 @@ async def test_more_at_once_than_there_are_parts_bring_the_pool_back_also_when_n
         assert running.engine.model.n_live_max == n_promised
 
 
+async def test_one_more_than_there_are_parts_does_not_wait_until_somebody_ends() -> None:
+    model = FakeModel(lays_out=True)
+    async with running_engine(model, Settings(), cost=cost(model)) as running:
+        await ask_and_compare(running, words(60, seed=1))
+        assert model.capabilities.kv_layout is KvLayout.STREAMS
+        n_parts = model.n_slots
+        ended: list[int] = []
+
+        async def read(number: int, spec: SequenceSpec) -> None:
+            await read_all(running.engine.open([spec]))
+            ended.append(number)
+
+        with trio.fail_after(TEST_S):
+            async with trio.open_nursery() as nursery:
+                for number, prompt in enumerate(words(n_parts, seed=2)):
+                    nursery.start_soon(read, number, make_spec(prompt, 150))
+                await until(lambda: running.scheduler.n_running == n_parts)
+                nursery.start_soon(read, n_parts, make_spec("one more", 5))
+        assert ended[0] == n_parts
+        assert model.capabilities.kv_layout is KvLayout.UNIFIED
+
+
 async def test_a_crowd_that_a_pool_could_bear_no_better_leaves_the_cells_apart() -> None:
     model = FakeModel(lays_out=True)
     slow = attrs.evolve(DEFAULT_CURVE, rows=((1, 0.2), (16, 1.0), (64, 4.0)), attended=((1, 1.0),), apart_gain_cell_s=1.0)
