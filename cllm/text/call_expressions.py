@@ -72,6 +72,11 @@ class PythonBody:
 
 # Or an escape between strings, which opens none: from each of its quotes a search would go to the end, and find nothing.
 _PYTHON_STRING = re.compile(r"""\\.|(['"])(?:\\.|(?!\1)[^\\])*+\1""", re.DOTALL)
+_KEYWORD = re.compile(  # or what it might be taken for, and the brackets
+    r"""\\.|(?P<quote>['"])(?:\\.|(?!(?P=quote))[^\\])*+(?P=quote)|(?P<bracket>[()\[\]{}])"""
+    r"""|(?P<before>,\s*+|(?<=\()\s*+)(?P<name>[\w.$-]++)\s*+=(?!=)""",
+    re.DOTALL,
+)
 _LINE_END = re.compile(r"\\.|[\n\r]", re.DOTALL)  # or an escape, as of a line end that does not count
 _NAME = re.compile(r"\s*[\w.:/-]*\s*")
 _IN_PYTHON = re.compile(r"""\\.|['"()\[\]{}]""", re.DOTALL)
@@ -80,6 +85,7 @@ _IN_PYTHON = re.compile(r"""\\.|['"()\[\]{}]""", re.DOTALL)
 def _keywords(text: str) -> dict[str, Any]:
     """The values of a call's keywords, of which `text` has the brackets and what is in them. Raises: what Python's parser does."""
     text = _PYTHON_STRING.sub(lambda string: _LINE_END.sub(_escaped, string[0]), text)  # line ends, which templates write as they are
+    text, names = _with_stand_ins(text)
     call = ast.parse(f"f{text}", mode="eval").body
     if not isinstance(call, ast.Call) or call.args:
         raise ValueError("no call by keywords")
@@ -87,8 +93,25 @@ def _keywords(text: str) -> dict[str, Any]:
     for keyword in call.keywords:
         if keyword.arg is None:
             raise ValueError("keywords that are not named")
-        values[keyword.arg] = ast.literal_eval(_AsPython().visit(keyword.value))
+        values[names.get(keyword.arg, keyword.arg)] = ast.literal_eval(_AsPython().visit(keyword.value))
     return values
+
+
+def _with_stand_ins(text: str) -> tuple[str, dict[str, str]]:
+    """The call with other names for its keywords, and what those stand for: a schema's names may be no names in Python (`from`, `x-id`)."""
+    names: dict[str, str] = {}
+    depth = 0
+
+    def stand_in(found: re.Match[str]) -> str:
+        nonlocal depth
+        if found["bracket"]:
+            depth += 1 if found["bracket"] in "([{" else -1
+        elif found["name"] and depth == 1:
+            names[name := f"_{len(names)}"] = found["name"]
+            return f"{found['before']}{name}="
+        return found[0]
+
+    return _KEYWORD.sub(stand_in, text), names
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import attrs
@@ -13,7 +14,7 @@ import attrs
 from cllm.errors import GrammarInvalid
 from cllm.text.call_bodies import N_HEAD_MAX, read_json, written
 from cllm.text.markers import N_BLANKS_MAX
-from cllm.text.schema import target
+from cllm.text.schema_parts import target
 from cllm.text.tools import Tool
 
 
@@ -184,8 +185,26 @@ class _Types:
 
     def of(self, name: str) -> frozenset[str] | None:
         """The types that an argument may have; None where the schema does not say."""
-        properties = self._parameters.get("properties")
-        return self._of_part(properties.get(name)) if isinstance(properties, Mapping) else None
+        said = [types for part in self._parts_for(name) if (types := self._of_part(part)) is not None]
+        return frozenset.intersection(*said) if said else None
+
+    def _parts_for(self, name: str) -> Iterator[Any]:
+        """What the schema, and all that holds beside it, has for a member of this name."""
+        seen: set[int] = set()
+        owed: list[Any] = [self._parameters]
+        while owed:
+            schema = owed.pop()
+            if not isinstance(schema, Mapping) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            properties = schema.get("properties")
+            if isinstance(properties, Mapping) and name in properties:
+                yield properties[name]
+            elif not schema.get("patternProperties"):
+                yield schema.get("additionalProperties")
+            owed += _listed(schema, "allOf")
+            with suppress(GrammarInvalid):
+                owed += [target(self._parameters, schema["$ref"], "")[0]] if "$ref" in schema else []
 
     def _of_part(self, schema: Any, level: int = 0) -> frozenset[str] | None:
         if not isinstance(schema, Mapping) or level > N_LEVELS_MAX:

@@ -25,6 +25,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from cllm.backend import Vocabulary
 from cllm.errors import GrammarInvalid
 from cllm.text import gbnf, schema
+from cllm.text.schema_parts import Schema, parts
 
 Words: TypeAlias = npt.NDArray[np.uint32]
 
@@ -243,16 +244,16 @@ def _with_checked_schemas(lark: str) -> str:
     return "".join([*written, lark[pos:]])
 
 
-def _start(prepared: schema.Schema) -> str:
+def _start(prepared: Schema) -> str:
     return "start: %json " + json.dumps(prepared)
 
 
-def _place_at_fault(prepared: schema.Schema, clock: Callable[[], float]) -> str:
+def _place_at_fault(prepared: Schema, clock: Callable[[], float]) -> str:
     """The innermost part of a schema that does not compile by itself, or as far in as there is time to find out."""
     ends_at = clock() + PLACES_S
-    shared: schema.Schema = {name: prepared[name] for name in ("$defs", "definitions", "x-guidance") if name in prepared}
+    shared: Schema = {name: prepared[name] for name in ("$defs", "definitions", "x-guidance") if name in prepared}
     fault, refers_to = "#", prepared.get("$ref")
-    for pointer, part in schema.parts(prepared)[1:N_PLACES_TRIED]:
+    for pointer, part in parts(prepared)[1:N_PLACES_TRIED]:
         if pointer != refers_to and not pointer.startswith(fault + "/"):
             continue
         if clock() > ends_at:

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from types import GeneratorType
 from typing import Any, Final, NoReturn
 
 from jinja2 import nodes, pass_context
@@ -180,17 +179,25 @@ def _pay_search(meter: Meter, text: str, args: _Args) -> _Args:
     return args
 
 
+def _widths(text: str) -> int:
+    """The sum of the numbers in a format, any of which may be a width."""
+    numbers: list[str] = re.findall(r"\d+", text)
+    if any(len(digits) > N_BITS_MAX for digits in numbers):
+        raise TemplateLimitExceeded("the chat template makes a number of too many digits")
+    return sum(map(int, numbers))
+
+
 def _pay_format(meter: Meter, text: str, args: _Args) -> None:
     """``text.format(...)``: widths are digits in the text. A width that is a field itself could come from anywhere."""
     if re.search(r":[^{}:]*\{", text):
         raise TemplateLimitExceeded("the chat template computes the width of a format")
-    n_chars = sum(int(digits[:9]) for digits in re.findall(r"\d+", text))
+    n_chars = _widths(text)
     meter.text(n_chars + text.count("{") * sum(map(meter.weight, args)))
 
 
 def _pay_percent(meter: Meter, text: str, values: Any) -> None:
     """``text % values``: a width is digits or a star, which takes a number from the values; a mapping's may be named often."""
-    n_chars = sum(int(digits[:9]) for digits in re.findall(r"\d+", text))
+    n_chars = _widths(text)
     if re.search(r"%[-+ #0\d.]*\*", text):
         n_chars += sum(abs(v) for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, int))
     times = text.count("%") if isinstance(values, dict) else 1
@@ -300,9 +307,16 @@ def _format(context: MeteredContext, value: Any, *args: Any, **kwargs: Any) -> A
     return context.meter.take(FILTERS["format"](value, *args, **kwargs))
 
 
+def _pay_attribute(meter: Meter, values: Any, attribute: Any) -> None:
+    """A name may be many, with commas and dots between: each is looked up of each value, and may be kept."""
+    if isinstance(attribute, str) and (n_more := attribute.count(",") + attribute.count(".")):
+        meter.elements(n_more * (len(values) if hasattr(values, "__len__") else 1))
+
+
 @pass_context
 def _join(context: MeteredContext, value: Any, d: Any = "", attribute: str | int | None = None) -> Any:
     values = context.meter.hold(list(value))
+    _pay_attribute(context.meter, values, attribute)
     context.meter.text(len(str(d)) * len(values))
     return context.meter.take(FILTERS["join"](context.eval_ctx, values, d, attribute))
 
@@ -337,7 +351,9 @@ def _int(context: MeteredContext, value: Any, default: int = 0, base: int = 10) 
 def _sum(context: MeteredContext, iterable: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
     if not isinstance(start, (int, float)):  # sums of lists are quadratic
         raise TemplateLimitExceeded("the chat template sums up what are not numbers")
-    return FILTERS["sum"](context.environment, iterable, attribute, start)
+    values = list(_for_each(context, iterable))
+    _pay_attribute(context.meter, values, attribute)
+    return FILTERS["sum"](context.environment, values, attribute, start)
 
 
 @pass_context
@@ -353,6 +369,9 @@ _PLAIN_FILTERS: Final = (
     *("sort", "string", "title", "truncate", "unique", "upper", "wordcount"),
 )
 
+# Where among its arguments a filter takes the name of an attribute; others take it by name, or take none.
+_ATTRIBUTE_AT: Final[Mapping[str, int]] = {"sort": 2, "unique": 1, "min": 1, "max": 1, "groupby": 0, "selectattr": 0, "rejectattr": 0}
+
 
 def _metered(name: str) -> Callable[..., Any]:
     """Return Jinja's filter `name`, its result paid for. A lazy argument is drained step by step first."""
@@ -363,8 +382,10 @@ def _metered(name: str) -> Callable[..., Any]:
     @pass_context
     def metered(context: MeteredContext, value: Any, *args: Any, **kwargs: Any) -> Any:
         context.meter.step()
-        if isinstance(value, GeneratorType) and name != "first":
+        if isinstance(value, Iterator) and name != "first":
             value = list(_for_each(context, value))
+        place = _ATTRIBUTE_AT.get(name, len(args))
+        _pay_attribute(context.meter, value, args[place] if place < len(args) else kwargs.get("attribute"))
         if wants is None:
             result = function(value, *args, **kwargs)
         elif wants == "environment":

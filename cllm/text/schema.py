@@ -10,26 +10,23 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import Enum
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, TypeGuard
 from urllib.parse import quote, unquote
 
 from cllm.errors import GrammarInvalid
-
-Schema: TypeAlias = dict[str, Any]
+from cllm.text.schema_meeting import all_exclude, check_meeting
+from cllm.text.schema_parts import LISTS, MAPS, Schema, reachable, shown, target
 
 # What a schema may cost: beyond these, compiling takes seconds for what nobody writes. With the first three together it is about two.
 N_PARTS_MAX: Final = 4096
 N_PROPERTIES_MAX: Final = 1024  # of one object; compiling takes the square of their number
-N_OPTIONAL_MAX: Final = 480  # of one object, whatever parts it is told in: the parser follows four ways for each, and 2,000 at once
 N_PATTERN_PROPERTIES_MAX: Final = 50  # of one object; each pair is looked at
-N_PATTERNS_MAX: Final = 8  # that one string must match at once
 N_SOME_PROPERTIES_MAX: Final = 32  # of an object of which it takes any one; each is written out before each other
 N_ITEMS_MAX: Final = 16_384  # that `minItems` and `maxItems` name, in all parts: the compiler writes each out, however many there are
 N_EXACT: Final = 1 << 53  # beyond which the compiler, which reads numbers as floats, writes another one
 N_MINIMUM_LEAST: Final = (1 << 10) - (1 << 63)  # the next float above the least of 64 bits, which the compiler cannot negate
-N_LEVELS_MAX: Final = 60  # of schemas in one another; the compiler's own reader gives up at 128 levels of JSON, two to a schema
 # One blank, or a line break with its indentation: whatever a model may do between two values, it is never long.
 WHITESPACE: Final = r" |\r?\n[ \t]{0,32}"
 # Without \u: with it a name can be written in several ways, and a further member could pass for one that the schema constrains.
@@ -45,16 +42,20 @@ REFUSED: Final = frozenset(
     }
 )
 _ALL_NAMES: Final[tuple[Any, ...]] = (True, {}, {"type": "string"})  # what generators of schemas write, and what holds for every name
-_MAPS: Final = ("properties", "patternProperties")  # of names to schemas
-_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _KINDS: Final[dict[str, tuple[type, str]]] = {  # of what is read here; the rest the compiler looks at itself
-    **dict.fromkeys(_MAPS, (dict, "an object")),
-    **dict.fromkeys((*_LISTS, "required"), (list, "an array")),
+    **dict.fromkeys(MAPS, (dict, "an object")),
+    **dict.fromkeys((*LISTS, "required"), (list, "an array")),
     **dict.fromkeys(("minItems", "maxItems", "minProperties"), (int, "a whole number")),
 }
+# They say nothing of what fits. The compiler reads most of them over, but not beside a reference that leads back to where it stands.
+_ANNOTATIONS: Final = frozenset(
+    {
+        *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "nullable"),
+        *("$comment", "discriminator", "externalDocs", "xml", "contentMediaType", "contentEncoding"),
+    }
+)
 _LOWER: Final = ("minimum", "exclusiveMinimum")
 _UPPER: Final = ("maximum", "exclusiveMaximum")
-_SINGLES: Final = ("items", "additionalProperties", "additionalItems")
 # Of `$schema`, those whose rules the compiler knows. It takes any other for a schema that it has to fetch.
 _DRAFTS: Final = frozenset(
     {
@@ -77,78 +78,17 @@ def prepared(text: str) -> Schema:
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise GrammarInvalid(f"a schema is an object, not {_shown(schema)}")
-    for n_parts, (node, pointer) in enumerate(_reachable(schema)):
+        raise GrammarInvalid(f"a schema is an object, not {shown(schema)}")
+    for n_parts, (node, pointer) in enumerate(reachable(schema)):
         if n_parts >= N_PARTS_MAX:
             raise GrammarInvalid(f"the schema has more than {N_PARTS_MAX} parts", pointer)
         _prepare(node, pointer)
     _check_n_items(schema)
-    _check_meeting(schema)
+    check_meeting(schema)
     if (endless := first_endless(schema)) is not None:
         raise GrammarInvalid("no finite answer fits", endless)
-    schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
+    schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES, "coerce_one_of": all_exclude(schema)}
     return schema
-
-
-def parts(schema: Schema) -> list[tuple[str, Schema]]:
-    """The schema's parts with their JSON pointers, each before what it consists of."""
-    return [(pointer, part) for part, pointer in _reachable(schema)]
-
-
-# --- the parts of a schema ---------------------------------------------------------------------------------------------
-
-
-def _reachable(root: Schema) -> Iterator[tuple[Schema, str]]:
-    """Every schema that an answer could be held to, with its JSON pointer; a schema that several refer to comes once."""
-    seen: set[int] = set()
-    owed: list[tuple[Any, str, int]] = [(root, "#", 0)]
-    while owed:
-        node, pointer, level = owed.pop()
-        if isinstance(node, bool) or id(node) in seen:
-            continue
-        if not isinstance(node, dict):
-            raise GrammarInvalid(f"expected a schema, not {_shown(node)}", pointer)
-        if level > N_LEVELS_MAX:
-            raise GrammarInvalid(f"the schema has more than {N_LEVELS_MAX} levels", pointer)
-        seen.add(id(node))
-        yield node, pointer  # whoever reads it may change it, before its parts are looked at
-        parts = [(part, place, level + 1) for part, place in _parts(node, pointer)]
-        if "$ref" in node:
-            parts.append((*target(root, node["$ref"], pointer), 0))
-        owed += reversed(parts)
-
-
-def _parts(node: Schema, pointer: str) -> Iterator[tuple[Any, str]]:
-    for name in _MAPS:
-        yield from ((part, f"{pointer}/{name}/{_escaped(key)}") for key, part in node.get(name, {}).items())
-    for name in _LISTS:
-        yield from ((part, f"{pointer}/{name}/{i}") for i, part in enumerate(node.get(name, ())))
-    for name in _SINGLES:
-        part = node.get(name, True)
-        if isinstance(part, list):  # `items` of the drafts before 2020
-            yield from ((one, f"{pointer}/{name}/{i}") for i, one in enumerate(part))
-        else:
-            yield part, f"{pointer}/{name}"
-
-
-def target(root: Any, ref: Any, pointer: str) -> tuple[Any, str]:
-    """The part of `root` that `ref` names, and where it stands. Raises: GrammarInvalid at `pointer`, where the reference stands."""
-    if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
-        raise GrammarInvalid(f"$ref: expected a place in this schema (#/...), not {_shown(ref)}", pointer)
-    node = root
-    for step in ref.split("/")[1:]:
-        name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and name.isdecimal() and len(name) < 10 and int(name) < len(node):
-            node = node[int(name)]
-        elif isinstance(node, dict) and name in node:
-            node = node[name]
-        else:
-            raise GrammarInvalid(f"$ref: there is no {_shown(ref)}", pointer)
-    return node, ref
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 # --- whether answers end -----------------------------------------------------------------------------------------------
@@ -156,7 +96,7 @@ def _escaped(name: str) -> str:
 
 def first_endless(schema: Schema) -> str | None:
     """Where the first part stands that no finite answer fits, such as one that must contain another that must fit it."""
-    nodes = list(_reachable(schema))
+    nodes = list(reachable(schema))
     ending: set[int] = set()
     for _ in range(N_ROUNDS_MAX):  # what ends by itself, then what ends because of that, and so on
         n_before = len(ending)
@@ -200,6 +140,9 @@ def _first_items(node: Schema) -> list[Any]:
 
 def _prepare(node: Schema, pointer: str) -> None:
     """Refuse what no grammar holds; write the rest as the compiler understands it."""
+    is_root = pointer == "#"  # of which "#/x-..." may be referred to
+    for name in [name for name in node if name in _ANNOTATIONS or (name.startswith("x-") and not is_root)]:
+        del node[name]
     if node.get("propertyNames") in _ALL_NAMES:
         del node["propertyNames"]
     for name in node:
@@ -207,12 +150,14 @@ def _prepare(node: Schema, pointer: str) -> None:
             raise GrammarInvalid(f"{name} is not supported", pointer, name)
     for name, (kind, wanted) in _KINDS.items():
         if name in node and not isinstance(node[name], kind):
-            raise GrammarInvalid(f"{name}: expected {wanted}, not {_shown(node[name])}", pointer, name)
+            raise GrammarInvalid(f"{name}: expected {wanted}, not {shown(node[name])}", pointer, name)
     for name in ("minItems", "maxItems"):
         if node.get(name, 0) < 0:
             raise GrammarInvalid(f"{name}: expected 0 or more", pointer, name)
     if not all(isinstance(name, str) for name in node.get("required", ())):
         raise GrammarInvalid("required: expected names", pointer, "required")
+    if not isinstance(node.get("items"), list):
+        node.pop("additionalItems", None)  # it says nothing then, and the compiler would take `prefixItems` for nothing beside it
     if node.pop("uniqueItems", False):
         raise GrammarInvalid("uniqueItems is not supported", pointer, "uniqueItems")
     if "$id" in node and pointer != "#":
@@ -298,47 +243,11 @@ def _prepare_n_properties(node: Schema, pointer: str) -> None:
 
 def _check_n_items(schema: Schema) -> None:
     n = 0
-    for node, pointer in _reachable(schema):
+    for node, pointer in reachable(schema):
         name = max(("minItems", "maxItems"), key=lambda name: node.get(name, 0))
         n += node.get(name, 0)
         if n > N_ITEMS_MAX:
             raise GrammarInvalid(f"{name}: {N_ITEMS_MAX} are the most in all parts together", pointer, name)
-
-
-def _check_meeting(schema: Schema) -> None:
-    """What meets at one place is more than its parts: patterns multiply one another, and any property that is not required may be next."""
-    _check_sum(schema, lambda node: int("pattern" in node), N_PATTERNS_MAX, ("pattern", "are the most that one string can be held to"))
-    _check_sum(schema, _n_optional, N_OPTIONAL_MAX, ("properties", "that are not required are the most"))
-
-
-def _n_optional(node: Schema) -> int:
-    return len(node.get("properties", {}).keys() - set(node.get("required", ())))
-
-
-def _check_sum(schema: Schema, count: Callable[[Schema], int], n_max: int, complaint: tuple[str, str]) -> None:
-    """Refuse more than `n_max` of what `count` finds in the parts that meet at one place. `complaint`: the keyword, and the rest."""
-    counts: dict[int, int] = {}
-
-    def n_in(node: Any, pointer: str) -> int:
-        if isinstance(node, bool):
-            return 0
-        if id(node) not in counts:
-            counts[id(node)] = 0  # for one that refers to itself
-            n = count(node)
-            n += sum(n_in(part, pointer) for part in node.get("allOf", ()))
-            n += n_in(*target(schema, node["$ref"], pointer)) if "$ref" in node else 0
-            n += max((n_in(part, pointer) for name in ("anyOf", "oneOf") for part in node.get(name, ())), default=0)
-            if n > n_max:
-                keyword, why = complaint
-                raise GrammarInvalid(f"{keyword}: {n_max} {why}", pointer, keyword)
-            counts[id(node)] = n
-        return counts[id(node)]
-
-    try:
-        for node, pointer in _reachable(schema):
-            n_in(node, pointer)
-    except RecursionError:
-        raise GrammarInvalid("$ref: the references go on too far") from None
 
 
 _PATTERN_PIECE: Final = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|.)|.", re.DOTALL)  # a character, or an escape
@@ -369,7 +278,3 @@ def _pattern(pattern: str) -> str:
             written[-1] = f"\\{piece}" if piece in ("[", "&", "~", "-") else piece
             place = _InClass.BEGIN if place is _InClass.RANGE else _InClass.CHARACTER
     return "".join(written)
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value)[:60]

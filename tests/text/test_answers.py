@@ -221,6 +221,14 @@ WRITTEN = [
     ),
     (LFM, "<|tool_call_start|>[add(a=1)]<|tool_call_end|>", ADD),
     (LFM, "<|tool_call_start|>[add(a=1), look_up(text='x } ] \" {')]<|tool_call_end|>", BOTH),
+    (
+        LFM,
+        "<|tool_call_start|>[add(from='a', x-y = 2, text='(in=5, ', class=[{'if': 1}])]",
+        [
+            CallBegun(0, "add"),
+            Arguments(0, '{"from": "a", "x-y": 2, "text": "(in=5, ", "class": [{"if": 1}]}'),
+        ],
+    ),
     (LFM, '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1}}]<|tool_call_end|>', ADD),
     (LFM, '<|tool_call_start|>[add(text="C:\\\\dir\\\\")]', [CallBegun(0, "add"), Arguments(0, '{"text": "C:\\\\dir\\\\"}')]),
     (GEMMA, "<|tool_call>call:add{a:1}<tool_call|>", ADD),
@@ -272,6 +280,8 @@ NO_CALLS = [
     (LFM, "<|tool_call_start|>[unknown(a=1)]<|tool_call_end|>"),
     (LFM, "<|tool_call_start|>[add(1)]<|tool_call_end|>"),
     (LFM, "<|tool_call_start|>[add(a=b)]<|tool_call_end|>"),
+    (LFM, "<|tool_call_start|>[add(a==1)]<|tool_call_end|>"),
+    (LFM, "<|tool_call_start|>[add(a=f(b=1))]<|tool_call_end|>"),
     (LFM, "<|tool_call_start|>[add(**{'a': 1})]<|tool_call_end|>"),
     (LFM, "<|tool_call_start|>[add(a=1"),
     (LFM, "<|tool_call_start|>[no call at all"),
@@ -365,6 +375,27 @@ def test_values_in_tags_have_the_type_that_the_schema_says() -> None:
     (_, arguments) = read(of(QWEN_CODER), text)
     assert isinstance(arguments, Arguments)
     assert json.loads(arguments.fragment) == {"a": 5, "text": "5", "new": [1]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text", "value"),
+    [
+        ({"additionalProperties": {"type": "string"}}, "1e5", "1e5"),
+        ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, "1e5", "1e5"),
+        ({"properties": {"x": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, "5", 5),
+        ({"patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, "5", 5),
+        ({"additionalProperties": False}, "5", 5),
+        ({"allOf": [{"properties": {"x": {"type": "string"}}}]}, "5", "5"),
+        ({"$ref": "#/$defs/all", "$defs": {"all": {"properties": {"x": {"type": "string"}}}}}, "5", "5"),
+        ({"$ref": "#/$defs/all", "$defs": {"all": {"allOf": [{"$ref": "#/$defs/all"}]}}}, "5", 5),
+        ({"$ref": "elsewhere"}, "5", 5),
+    ],
+)
+def test_what_a_schema_says_of_members_that_it_does_not_name_itself_counts_in_tags(parameters: Any, text: str, value: Any) -> None:
+    form = AnswerFormat(calls=QWEN_CODER, tools=(Tool("set", "", {"type": "object", **parameters}),))
+    (_, arguments) = read(form, f"<tool_call><function=set><parameter=x>{text}</parameter></function>")
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.fragment) == {"x": value}
 
 
 @pytest.mark.parametrize(

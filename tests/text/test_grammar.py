@@ -19,6 +19,9 @@ from tests.schemas import cases
 from tests.text.conftest import allowed, compiled, takes
 
 CASES = cases()
+CAT, DOG = ({"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in ("cat", "dog"))
+PETS = {"$defs": {"Cat": CAT, "Dog": DOG}, "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}]}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node", "description": "the next one", "x-order": 1}}}
 
 
 def of_kind(kind: Kind, text: str) -> Grammar:
@@ -115,6 +118,18 @@ def test_what_cannot_be_held_to_is_refused_with_its_place(case: Any) -> None:
         ({"type": "object", "minProperties": 1}, "{}", False),
         ({"properties": {"a": {}, "b": {}}, "required": ["a", "b"], "minProperties": 2, "type": "object"}, '{"a":1,"b":2}', True),
         ({"type": "object", "properties": {f"{i}": {"type": "null"} for i in range(480)}}, '{"0": null, "479": null, "x": 1}', True),
+        (PETS, '{"kind": "dog"}', True),
+        (PETS, '{"kind": "cow"}', False),
+        ({**PETS, "discriminator": {"propertyName": "kind"}}, '{"kind": "cat"}', True),
+        ({"oneOf": [{"type": "string"}, CAT, {"allOf": [DOG]}, {"const": 5}]}, '{"kind": "dog"}', True),
+        ({"oneOf": [{"const": 1, "title": "low"}, {"const": 2, "title": "high"}]}, "2", True),
+        ({"oneOf": [{"const": 1}, {"const": True}]}, "true", True),
+        ({"oneOf": [{"enum": ["a", "b"]}, {"enum": ["c"]}], "anyOf": [{"const": "a"}, {"const": "c"}]}, '"c"', True),
+        ({"oneOf": [{"enum": ["a", "b"]}, {"enum": ["c"]}], "anyOf": [{"const": "a"}, {"const": "c"}]}, '"b"', False),
+        ({"$defs": {"Node": NODE}, "$ref": "#/$defs/Node"}, '{"next": {"next": {}}}', True),
+        ({"$defs": {"Node": NODE}, "$ref": "#/$defs/Node"}, '{"next": 5}', False),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "additionalItems": False, "minItems": 1}, "[null]", True),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "additionalItems": False, "minItems": 1}, "[5]", False),
     ],
 )
 def test_a_schema_takes_what_fits_it(schema: Any, text: str, fits: bool) -> None:
@@ -212,6 +227,19 @@ def test_a_schema_can_stand_in_a_source_of_our_own() -> None:
         ),
         ({"patternProperties": {f"^{i:03}$": {} for i in range(51)}}, "#", "50"),
         ({"allOf": [{"type": "string", "pattern": f"{i}"} for i in range(9)]}, "#", "pattern"),
+        ({"oneOf": [CAT, CAT]}, "#", "oneOf"),
+        ({"oneOf": [{key: value for key, value in pet.items() if key != "type"} for pet in (CAT, DOG)]}, "#", "oneOf"),
+        ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "#", "oneOf"),
+        (
+            {"allOf": [{"type": "object", "additionalProperties": False}, {"type": "object", "patternProperties": {"^x-": {}}}]},
+            "#",
+            "patternProperties",
+        ),
+        (
+            {"items": {"$ref": "#/$defs/a", "additionalProperties": {"type": "null"}}, "$defs": {"a": {"patternProperties": {"^x-": {}}}}},
+            "#/items",
+            "patternProperties",
+        ),
         ({"$ref": "#"}, "#", "no finite answer"),
         ({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}, "#", "no finite answer"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#", "no finite answer"),
