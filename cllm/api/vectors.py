@@ -87,7 +87,7 @@ async def judge(context: Context, name: str | None, query: str, documents: Seque
     with _naming("documents", len(documents)):
         _check_fit(embeddings.model, n_chars)
         pair = functools.partial(embeddings.model.pair, query)
-        tokens = await _tokenized(context, pair, documents, sum(n_chars), "documents")
+        tokens = await _tokenized(context, embeddings.model, pair, documents, sum(n_chars), "documents")
         judged = await _computed(context, embeddings, tokens)
     return judged, judged.vectors[:, 0].tolist()
 
@@ -160,7 +160,7 @@ async def _tokens(
     """The token ids of each input; names of special tokens are not read as such."""
     _check_fit(model, [len(one) if isinstance(one, str) else 0 for one in inputs])
     tokenize = functools.partial(_each, model, param, truncates)
-    return await _tokenized(context, tokenize, inputs, sum(map(len, inputs)), param)
+    return await _tokenized(context, model, tokenize, inputs, sum(map(len, inputs)), param)
 
 
 def _each(model: ServedEmbedder, param: str, truncates: bool, given: str | Sequence[int]) -> Sequence[int]:
@@ -173,10 +173,10 @@ def _each(model: ServedEmbedder, param: str, truncates: bool, given: str | Seque
 
 
 async def _tokenized(
-    context: Context, tokenize: Callable[[T], Sequence[int]], given: Iterable[T], n_chars: int, param: str
+    context: Context, model: ServedEmbedder, tokenize: Callable[[T], Sequence[int]], given: Iterable[T], n_chars: int, param: str
 ) -> Sequence[Sequence[int]]:
     try:
-        return await context.engine.tokenized(lambda: _all(tokenize, given, param), n_chars, current_key())
+        return await context.engine.tokenized(lambda: _all(tokenize, given, param), n_chars, current_key(), model.vocabulary)
     except TokenizeFailed as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
 

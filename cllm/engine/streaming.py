@@ -105,6 +105,13 @@ class StreamScheduler(Scheduler):
             self.memory.reserve(sequence)
         return events
 
+    def sweep_waiting(self, now: float) -> list[Event]:
+        """See `Scheduler.sweep_waiting`. While another model takes the place of one that died, nobody is out of reach."""
+        self._now = now
+        events: list[Event] = []
+        self._sweep(now, events, only_waiting=bool(self._started))
+        return events
+
     def has_started(self, seq_id: int) -> bool:
         """Whether the model works on it, as far as it has been told."""
         return seq_id in self._started

@@ -36,7 +36,7 @@ from cllm.text.template import ChatTemplate
 T = TypeVar("T")
 
 N_CHARS_INLINE = 4096  # shorter texts are tokenised where they are: a thread hop would cost more (60 us) than it saves
-N_TOKENIZING_MAX = 4  # long texts at a time: they take cores from the model, and may not take all the threads that others need
+N_TOKENIZING_MAX = 4  # of each kind at a time: they take cores from the model, and may not take all the threads that others need
 
 
 class EnginePhase(Enum):
@@ -105,7 +105,7 @@ class Engine:
         self._loop: StepLoop | None = None
         self._embeddings: Embeddings | str = ""
         self._desk = GrammarDesk(metrics)
-        self._tokenizing = KeyThreads(N_TOKENIZING_MAX)
+        self._tokenizing = {is_long: KeyThreads(N_TOKENIZING_MAX) for is_long in (False, True)}  # no short one waits for long ones
 
     # --- what the API asks --------------------------------------------------------------------------------------------
 
@@ -198,16 +198,17 @@ class Engine:
         """`cllm.text.prompt.prompt_tokens` without holding up other requests. Raises: Unavailable · TokenizeFailed."""
         return await self.tokenized(partial(prompt_tokens, self.model.vocabulary, text, is_conversation=is_conversation), len(text), key)
 
-    async def tokenized(self, tokenize: Callable[[], T], n_chars: int, key: str = "") -> T:
-        """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long, at which keys take turns.
+    async def tokenized(self, tokenize: Callable[[], T], n_chars: int, key: str = "", vocabulary: Vocabulary | None = None) -> T:
+        """Return what `tokenize` makes of texts of `n_chars`, in a thread if that may take long, at which keys take turns. `vocabulary` is
+        the one that does it, if not the model's.
 
         Raises: Unavailable · TokenizeFailed.
         """
-        is_short = n_chars <= getattr(self.model.vocabulary, "n_chars_inline", N_CHARS_INLINE)  # another process may keep one waiting
+        n_inline = getattr(vocabulary or self.model.vocabulary, "n_chars_inline", N_CHARS_INLINE)  # another process may keep one waiting
         try:
-            if is_short:
+            if n_chars <= n_inline:
                 return call_foreign(tokenize)
-            return await self._tokenizing.run(partial(call_foreign, tokenize), key)
+            return await self._tokenizing[n_chars > N_CHARS_INLINE].run(partial(call_foreign, tokenize), key)
         except ModelDied:  # and the next one takes long to load, or there will be none
             self._ready_loop()  # says so where the server drains, and the model is closed already
             raise Unavailable("the model is being started anew", retry_after_s=5.0, code="loading") from None

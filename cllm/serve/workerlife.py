@@ -172,7 +172,10 @@ class WorkerLife:
         try:
             loaded = _load(process, load, on_progress)
             process.limit(self.hang_s)
-            self.on_start(process)
+            try:
+                self.on_start(process)
+            except RuntimeError as error:
+                raise LoadFailed(f"{self._spec.path}: no thread could be started for its process: {error}") from error
         except BaseException:
             process.kill()
             raise

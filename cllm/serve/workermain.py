@@ -207,7 +207,11 @@ class Worker:
                 return
             if work is not None:
                 work.is_given_up = True
-            bench.model.abort()
+            try:
+                call_foreign(bench.model.abort)
+            except Exception as error:  # the step goes on to its end, and whoever listens here goes on listening
+                logging.getLogger("cllm.worker").error("a step could not be aborted: %s", in_one_line(error))
+                return
             time.sleep(BETWEEN_ABORTS_S)
 
 

@@ -99,10 +99,15 @@ class WorkerStreams:
         with self._lock:
             self._live.clear()
             self._silent_s = 0.0
-        self._to_say = queue.SimpleQueue()
-        threading.Thread(target=self._speak, args=(process, self._to_say), name="worker requests", daemon=True).start()
-        self._hearing = threading.Thread(target=self._hear, args=(process, self._to_say), name="worker streams", daemon=True)
-        self._hearing.start()
+        to_say = self._to_say = queue.SimpleQueue()
+        threading.Thread(target=self._speak, args=(process, to_say), name="worker requests", daemon=True).start()
+        hearing = threading.Thread(target=self._hear, args=(process, to_say), name="worker streams", daemon=True)
+        try:
+            hearing.start()
+        except RuntimeError:  # the system has no thread left
+            to_say.put(None)
+            raise
+        self._hearing = hearing
 
     def _hear(self, process: WorkerProcess, to_say: queue.SimpleQueue[bytes | None]) -> None:
         try:

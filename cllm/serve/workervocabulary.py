@@ -61,17 +61,28 @@ class WorkerVocabulary:
         raise TokenizeFailed("the tokeniser's process died of this text, or beside it")
 
     def _ask(self, wish: frames.ToTokenizer, kind: str) -> list[int]:
-        with self._locks[kind]:
-            process = self._process(REVIVAL_S)
-            channel = process.short if kind == "short" else process.long
-            process.texts_under_way[kind] = True
-            try:
-                channel.send(wish)
-                answer = channel.receive()
-            except Ended:  # or silent for too long
-                process.slay()
-                raise
-            process.texts_under_way[kind] = False
+        while True:
+            self._process(REVIVAL_S)  # before its turn, or those behind it would wait for the next worker one after the other
+            with self._locks[kind]:
+                if (process := self._process_now()) is not None:
+                    return self._answer(process, wish, kind)
+
+    def _process_now(self) -> WorkerProcess | None:
+        try:
+            return self._process(0.0)
+        except ModelDied:  # since its turn came, of another's text
+            return None
+
+    def _answer(self, process: WorkerProcess, wish: frames.ToTokenizer, kind: str) -> list[int]:
+        channel = process.short if kind == "short" else process.long
+        process.texts_under_way[kind] = True
+        try:
+            channel.send(wish)
+            answer = channel.receive()
+        except Ended:  # or silent for too long
+            process.slay()
+            raise
+        process.texts_under_way[kind] = False
         if isinstance(answer, frames.Failed):
             error: BackendError = error_of(answer)
             raise error if isinstance(error, TokenizeFailed | ModelDied) else TokenizeFailed(str(error))

@@ -205,6 +205,43 @@ async def test_however_many_long_texts_come_there_are_threads_for_everything_els
     assert len(n_tokenizing) == 100
 
 
+async def test_short_texts_that_another_process_reads_do_not_wait_for_long_ones() -> None:
+    go_on = threading.Event()
+    n_tokenizing: list[int] = []
+
+    class Elsewhere(FakeVocabulary):
+        n_chars_inline = -1
+
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            if len(text) > N_CHARS_INLINE:
+                n_tokenizing.append(1)
+                assert go_on.wait(TEST_S)
+            return [1]
+
+    model = FakeModel()
+    model.vocabulary = Elsewhere()
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        try:
+            for _ in range(N_TOKENIZING_MAX + 1):
+                nursery.start_soon(partial(running.engine.prompt_tokens, "x" * 100_000, is_conversation=True))
+            await until(lambda: len(n_tokenizing) == N_TOKENIZING_MAX)
+            assert await running.engine.tokenize("x", add_special=False, parse_special=False) == [1]
+        finally:
+            go_on.set()
+
+
+async def test_whether_a_text_is_short_is_a_matter_of_who_reads_it() -> None:
+    threads: list[threading.Thread] = []
+
+    class Elsewhere(FakeVocabulary):
+        n_chars_inline = -1
+
+    async with serving(FakeModel()) as running:
+        await running.engine.tokenized(lambda: threads.append(threading.current_thread()), 1, "", Elsewhere())
+        await running.engine.tokenized(lambda: threads.append(threading.current_thread()), 1)
+    assert [thread is threading.current_thread() for thread in threads] == [False, True]
+
+
 async def test_a_request_that_is_cancelled_does_not_wait_for_its_long_text() -> None:
     begun, go_on = threading.Event(), threading.Event()
 

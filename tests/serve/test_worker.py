@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import signal
@@ -10,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import attrs
 import msgspec
@@ -24,11 +26,12 @@ from cllm.engine.dry import TokenSet
 from cllm.engine.params import SamplingParams
 from cllm.engine.prices import Prices
 from cllm.errors import DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
-from cllm.serve import frames, workerlife
+from cllm.serve import frames, workerlife, workermain
 from cllm.serve.crossing import Bench
 from cllm.serve.disktier import DiskTier
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.serve.workerprocess import WorkerProcess
+from cllm.serve.workervocabulary import WorkerVocabulary
 from cllm.testing import mortal
 from cllm.testing.engine import RunningEngine
 from cllm.testing.fake import FakeModel, make_backend
@@ -394,6 +397,39 @@ async def test_tokenising_waits_for_the_next_worker(model: WorkerModel) -> None:
         assert await running.engine.tokenize("ab", add_special=False, parse_special=False) == [97, 98]
 
 
+def test_whoever_waits_for_the_next_worker_waits_beside_the_others(model: WorkerModel) -> None:
+    assert isinstance(model.vocabulary, WorkerVocabulary)
+    vocabulary, errors, all_wait = copy.copy(model.vocabulary), [], threading.Barrier(3)
+
+    def no_worker(_timeout_s: float) -> NoReturn:
+        all_wait.wait(TEST_S)  # which those who waited for one another's turn would not reach
+        raise ModelDied("there is none")
+
+    def ask() -> None:
+        try:
+            vocabulary.tokenize("a", add_special=False, parse_special=False)
+        except Exception as error:
+            errors.append(error)
+
+    vocabulary._process = no_worker
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [type(error) for error in errors] == [ModelDied] * 3
+
+
+def test_an_abort_that_raises_ends_nobody_who_listens_for_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    def abort() -> NoReturn:
+        raise ValueError("not now")
+
+    worker = object.__new__(workermain.Worker)
+    worker._number = 7
+    worker._abort(SimpleNamespace(work=None, model=SimpleNamespace(abort=abort)), 7)  # type: ignore[arg-type]
+    assert "not now" in caplog.text
+
+
 async def test_a_text_that_kills_the_worker_again_and_again_is_refused_and_costs_nobody_else_the_answer(model: WorkerModel) -> None:
     async with serving(model) as running, trio.open_nursery() as nursery:
         given: list[Answer] = []
@@ -421,6 +457,23 @@ async def test_whatever_panics_in_the_worker_costs_the_request_that_it_panicked_
     assert given.text == text_alone("the sea", 8)
     assert isinstance(failed.error, GenerationFailed)
     assert model.pid == pid
+
+
+async def test_texts_beside_one_that_kills_the_worker_are_read_when_another_one_lives(model: WorkerModel) -> None:
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        read: list[list[int]] = []
+
+        async def refused() -> None:
+            with pytest.raises(TokenizeFailed):
+                await running.engine.tokenize(mortal.DEADLY_TEXT, add_special=False, parse_special=False)
+
+        async def innocent() -> None:
+            read.append(await running.engine.tokenize("ab", add_special=False, parse_special=False))
+
+        nursery.start_soon(refused)
+        for _ in range(3):
+            nursery.start_soon(innocent)
+    assert read == [[97, 98]] * 3
 
 
 async def test_texts_that_kill_an_idle_worker_are_refused_and_do_not_end_the_server(

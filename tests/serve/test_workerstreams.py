@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,16 @@ import trio
 import trio.testing
 
 from cllm.backend import ModelSpec, StreamEnd, StreamRequest, StreamToken
-from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, LoadFailed, RateLimited, RequestError, Unavailable
+from cllm.errors import (
+    ContextExceeded,
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidRequest,
+    LoadFailed,
+    RateLimited,
+    RequestError,
+    Unavailable,
+)
 from cllm.serve import frames, workerstreams
 from cllm.serve.crossing import event_of, told_of
 from cllm.serve.frames import Ended
@@ -215,6 +225,54 @@ async def test_one_whose_own_child_keeps_its_output_open_is_replaced_all_the_sam
         model.close()
         for pid in children.read_text().split():
             os.kill(int(pid), signal.SIGKILL)
+
+
+async def test_while_another_one_is_loaded_time_runs_and_who_was_running_may_leave(model: WorkerStreams) -> None:
+    revive, may_go_on = model.life.revive, threading.Event()
+
+    def revive_slowly() -> None:
+        assert may_go_on.wait(TEST_S)
+        revive()
+
+    async with serving(StreamsOnly(model)) as running, trio.open_nursery() as nursery:
+        given: list[Answer] = []
+
+        async def ask() -> None:
+            given.extend(await answers(running, make_spec("c", 8, timeout_s=0.5)))
+
+        model.life.revive = revive_slowly  # type: ignore[method-assign]
+        kill(model, signal.SIGSTOP)  # so that it tells nothing
+        with running.engine.open([make_spec("b", 8)]):
+            nursery.start_soon(ask)
+            await until(lambda: running.scheduler.n_running == 2)
+            kill(model)
+            await until(lambda: running.loop._is_replacing)
+        await until(lambda: bool(given))
+        assert isinstance(given[0].error, DeadlineExceeded)
+        assert running.loop._is_replacing, "it was told when its time was over"
+        assert running.scheduler.n_running == 0, "who has left counts for nobody's key"
+        may_go_on.set()
+        (answer,) = await answers(running, make_spec("the sea", 8))
+    assert answer.text == text_alone("the sea", 8)
+
+
+async def test_a_life_for_which_there_is_no_thread_is_no_end(model: WorkerStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failed = threading.Thread.start, []
+
+    def start_if_there_is_room(thread: threading.Thread) -> None:
+        if thread.name == "worker streams" and not failed:
+            failed.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async with serving(StreamsOnly(model)) as running:
+        await answers(running, make_spec("a", 1))
+        monkeypatch.setattr(threading.Thread, "start", start_if_there_is_room)
+        kill(model)
+        (answer,) = await answers(running, make_spec("the sea", 8))
+        assert len(failed) == 1
+        await until(lambda: [thread.name for thread in threading.enumerate()].count("worker requests") == 1)
+    assert answer.text == text_alone("the sea", 8)
 
 
 @pytest.mark.parametrize(
