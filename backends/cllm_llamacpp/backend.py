@@ -26,7 +26,7 @@ from cllm_llamacpp.failure import load_failed
 from cllm_llamacpp.library import LOG, open_library
 from cllm_llamacpp.model import LlamaModel
 from cllm_llamacpp.native import Native
-from cllm_llamacpp.vocabulary import LlamaVocabulary
+from cllm_llamacpp.vocabulary import LlamaVocabulary, check_vocabulary
 
 _PREFERENCE_CPU: Final = 10
 _PREFERENCE_GPU: Final = 20
@@ -137,9 +137,7 @@ def _load_vocabulary(lib: Any, path: str) -> LlamaVocabulary:
     """The model stays as long as its vocabulary does: it has no weights."""
     params = settings.model_params(lib, ModelSpec(path=path), n_gpu_layers=0)
     params.vocab_only = True
-    model = lib.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise load_failed(path)
+    model = _checked(lib, lib.llama_model_load_from_file(os.fsencode(path), params), path)
     vocabulary = LlamaVocabulary(lib, model, metadata_of(lib, model).get("tokenizer.ggml.pre", ""))
     weakref.finalize(vocabulary, lib.llama_model_free, model)
     return vocabulary
@@ -204,8 +202,18 @@ def _load_model(lib: Any, spec: ModelSpec, on_progress: OnProgress, params: Any)
     params.progress_callback = callback
     model = lib.llama_model_load_from_file(os.fsencode(spec.path), params)
     watch.raise_if_stopped()
+    return _checked(lib, model, spec.path)
+
+
+def _checked(lib: Any, model: Any, path: str) -> Any:
+    """The model that llama.cpp gave for a file, if it is one that has tokens. Raises: LoadFailed."""
     if not model:
-        raise load_failed(spec.path)
+        raise load_failed(path)
+    try:
+        check_vocabulary(lib, model, path)
+    except LoadFailed:
+        lib.llama_model_free(model)
+        raise
     return model
 
 

@@ -28,7 +28,8 @@ def mark_of_files(spec: ModelSpec) -> bytes:
 def fingerprint(files: bytes, spec: ModelSpec, facts: Facts, *, n_slots: int, n_cells_slot: int, gpu: bool) -> str:
     """Return 32 hexadecimal digits for the `files` that `mark_of_files` has marked, computed as the other arguments say."""
     info = facts.info
-    form = () if facts.keeps_all else (layout_of(spec), n_slots)  # the latter's states fit a memory that is laid out alike only
+    fits_any = facts.keeps_all and not facts.has_two_caches  # the others' states fit a memory that is laid out alike only
+    form = () if fits_any else (layout_of(spec), n_slots)
     is_scaled = facts.n_ctx_unscaled is not None and n_cells_slot > facts.n_ctx_unscaled
     facts_that_count = (
         PACKAGE_VERSION,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
@@ -23,14 +24,21 @@ _EXPECTED: Final = (
 )
 
 
-class LogSink:
-    """Collects texts into lines; llama.cpp calls it from any thread."""
+class _Heard(threading.local):
+    """What one thread's calls have said: while one model computes, another may be loaded, and what each says is its own."""
 
     def __init__(self) -> None:
-        self._is_loading = False
-        self._errors: deque[str] = deque(maxlen=_N_ERRORS_KEPT)
-        self._text = ""
-        self._level = 0
+        self.is_loading = False
+        self.errors: deque[str] = deque(maxlen=_N_ERRORS_KEPT)
+        self.text = ""
+        self.level = 0
+
+
+class LogSink:
+    """Collects texts into lines; llama.cpp calls it from any thread, mostly from that which has called llama.cpp."""
+
+    def __init__(self) -> None:
+        self._heard = _Heard()
         self._callback: Any = None
 
     def install(self, lib: Any) -> None:
@@ -44,17 +52,17 @@ class LogSink:
     def loading(self) -> Iterator[None]:
         """For the time of a load: the errors kept are its own."""
         self.forget_errors()
-        self._is_loading = True
+        self._heard.is_loading = True
         try:
             yield
         finally:
-            self._is_loading = False
+            self._heard.is_loading = False
 
     def forget_errors(self) -> None:
-        self._errors.clear()
+        self._heard.errors.clear()
 
     def last_errors(self) -> tuple[str, ...]:
-        return tuple(self._errors)
+        return tuple(self._heard.errors)
 
     def _on_text(self, level: int, text: bytes, _user_data: object) -> None:
         with contextlib.suppress(Exception):  # nothing may be raised into C
@@ -64,25 +72,25 @@ class LogSink:
         """Take a piece of text; whole lines go on, the rest waits for its end."""
         if level != _CONT:
             self._flush()
-            self._level = level
-        self._text += text
-        if self._text.endswith("\n"):
+            self._heard.level = level
+        self._heard.text += text
+        if self._heard.text.endswith("\n"):
             self._flush()
 
     def _flush(self) -> None:
-        lines, self._text = self._text, ""
+        lines, self._heard.text = self._heard.text, ""
         for line in lines.splitlines():
             if line.strip(". "):  # a load's progress is a line of dots
                 self._emit(line.strip())
 
     def _emit(self, line: str) -> None:
-        if self._level == _ERROR:
-            self._errors.append(line)
+        if self._heard.level == _ERROR:
+            self._heard.errors.append(line)
         logger.log(self._importance(line), "%s", line)
 
     def _importance(self, line: str) -> int:
         """Warnings count while a model loads. Afterwards the routine of a busy server is among them: no room, an abort."""
-        if self._level not in (_WARN, _ERROR):
+        if self._heard.level not in (_WARN, _ERROR):
             return logging.DEBUG
-        routine = not self._is_loading or any(text in line for text in _EXPECTED)
+        routine = not self._heard.is_loading or any(text in line for text in _EXPECTED)
         return logging.INFO if routine else logging.WARNING

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cllm.backend import InfillTokens
 from cllm.bigstack import NoStack, call_with_stack
-from cllm.errors import ModelDied, TokenizeFailed
+from cllm.errors import LoadFailed, ModelDied, TokenizeFailed
 
 # Most of llama.cpp's pre-tokenisers are std::regex, which recurses for each character of a run: 321 bytes of stack for each byte of
 # text with GCC's library, measured over 34 pre-tokenisers and runs of 21 kinds (tests/llamacpp/test_tokenizer_limits.py tries the
@@ -25,6 +25,15 @@ _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _TOO_SLOW: Final = {"superbpe": re.compile(rb"[0-9]{1000}")}
 """What takes a pre-tokeniser time that grows with the square of its length: 20,000 digits take superbpe 20 s."""
+
+
+_NONE: Final = 0  # LLAMA_VOCAB_TYPE_NONE
+
+
+def check_vocabulary(lib: Any, model: Any, path: str) -> None:
+    """Refuse a file that has no tokens: the first text that it gets would end the process. Raises: LoadFailed."""
+    if lib.llama_vocab_type(lib.llama_model_get_vocab(model)) == _NONE:
+        raise LoadFailed(f"{path}: it has no vocabulary, so there is no text that it could read or write")
 
 
 class LlamaVocabulary:

@@ -16,6 +16,7 @@ import pytest
 from cllm.backend import Backend, Batch, FlashAttention, KvLayout, Lora, ModelSpec, StepModel
 from cllm.errors import LoadAborted, LoadFailed, ModelDied
 from cllm.serve.worker import WorkerBackend
+from cllm.testing import tiny
 from cllm.testing.tiny import ARCHITECTURES, N_CTX_TRAIN
 from cllm_llamacpp import facts, make_cpu_backend, settings
 from cllm_llamacpp.library import open_library
@@ -403,6 +404,24 @@ def test_an_adapter_changes_what_is_computed_by_its_scale(load, drive, some_toke
     np.testing.assert_allclose(logits(Lora(adapter, 0.5), Lora(adapter, 0.5)), logits(Lora(adapter, 1.0)), atol=1e-2)
 
 
+def test_a_file_without_tokens_is_refused_before_a_text_ends_the_process(tmp_path, monkeypatch):
+    def no_vocabulary(writer, pre, infill):
+        writer.add_tokenizer_model("none")
+        writer.add_vocab_size(300)
+        return 300
+
+    monkeypatch.setattr(tiny, "_write_vocabulary", no_vocabulary)
+    path = tmp_path / "mute.gguf"
+    tiny.make_tiny_gguf(path, "qwen3")
+    backend = make_cpu_backend()
+    with pytest.raises(LoadFailed, match=r"mute.gguf: it has no vocabulary"):
+        backend.load(ModelSpec(path=str(path)), lambda _share: True)
+    with pytest.raises(LoadFailed, match=r"mute.gguf: it has no vocabulary"):
+        backend.load_embedder(ModelSpec(path=str(path)), lambda _share: True)
+    with pytest.raises(LoadFailed, match=r"mute.gguf: it has no vocabulary"):
+        backend.load_vocabulary(str(path))
+
+
 def test_an_adapter_that_is_none_is_named(tiny_files):
     assert "qwen3.gguf" in fails(tiny_files["qwen3moe"], loras=(Lora(str(tiny_files["qwen3"])),))
 
@@ -425,6 +444,21 @@ def test_log_lines_are_put_together_and_errors_are_kept(caplog):
         ("WARNING", "load: it broke"),
     ]
     assert sink.last_errors() == ("load: it broke",)
+
+
+def test_what_another_model_says_meanwhile_is_not_taken_for_a_loads_own_error():
+    from cllm_llamacpp.logs import LogSink
+
+    sink = LogSink()
+    with sink.loading():
+        sink.feed(4, "load: the cause")
+        for text in ("decode: no room\n", "half a line"):
+            other = threading.Thread(target=lambda text=text: (sink.forget_errors(), sink.feed(4, text)))
+            other.start()
+            other.join(60)
+        sink.feed(5, " goes on\n")
+
+    assert sink.last_errors() == ("load: the cause goes on",)
 
 
 def test_a_busy_servers_routine_is_no_warning(load, drive, some_tokens, caplog):
