@@ -653,7 +653,7 @@ class Backend(Protocol):
         """Say whether this backend can work here. Cheap: well under a second, loads no model, never raises."""
 
     def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel | StreamModel:
-        """Load a model; blocks.
+        """Load a model; blocks. Another one that is served may compute meanwhile, in another thread; so it is when this one is closed.
 
         Raises: LoadFailed with one line for the operator · LoadAborted · BackendUnavailable.
         """

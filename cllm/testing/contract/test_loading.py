@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +156,31 @@ def test_a_model_may_be_closed_with_full_slots(load: Load, plain: PlainTokens) -
     model = load()
     Hand(model).put(0, plain.draw(20))
     model.close()
+
+
+def test_a_model_may_be_loaded_and_closed_while_another_computes(
+    backend: Backend, spec: ModelSpec, hand: Hand, plain: PlainTokens, near: Near
+) -> None:
+    """As where several are served, and one is loaded for whoever asks for it."""
+    tokens = plain.draw(24, seed=1)
+    expected = hand.alone(tokens)
+    faults: list[BaseException] = []
+
+    def come_and_go() -> None:
+        try:
+            backend.load(spec, go_on).close()
+        except BaseException as error:
+            faults.append(error)
+
+    visitor = threading.Thread(target=come_and_go)
+    visitor.start()
+    is_last = False
+    while not is_last:
+        is_last = not visitor.is_alive()
+        hand.drop(0)
+        near.check(hand.put(0, tokens, Outputs.ALL), expected)
+    visitor.join()
+    assert not faults, faults
 
 
 def test_two_loaded_models_do_not_know_of_each_other(load: Load, plain: PlainTokens, near: Near) -> None:
