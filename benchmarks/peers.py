@@ -13,7 +13,7 @@ evenings.
 
 `data` of a result:
 
-    {"sides": [{"peer", "setting", "n_pairs", "starts", "figures": {NAME: {"ours": [...], "theirs": [...]}},
+    {"sides": [{"peer", "setting", "n_pairs", "starts", "takes_ids", "figures": {NAME: {"ours": [...], "theirs": [...]}},
                 "passes": {"ours": [{...}], "theirs"}, "n_failed", "curves", "idle_cpu_share", "idle_cpu_share_ours"}],
      "best": [{"figure", "is_higher_better", "peer", "setting", "ours", "theirs", "ratio", "low", "high", "n_pairs", "verdict"}],
      "not_found": [...], "broken": {...}, "versions": {PEER: what it says of itself},
@@ -59,6 +59,7 @@ FAULTS: Final = (RuntimeError, OSError, subprocess.SubprocessError)  # of a serv
 CURVE_KEYS: Final = ("ttft_s", "itl_s", "e2e_s")
 PASS_KEYS: Final = (  # of a pass, what no figure has
     "wall_s", "n_requests", "n_failed", "failures", "n_prompt", "n_cached", "n_generated", "goodput_share", "server_cpu_s", "client_cpu_s",
+    "counted_by",
 )  # fmt: skip
 
 
@@ -72,6 +73,7 @@ class Side:
     curves: dict[str, list[dict[str, list[float]]]] = attrs.field(factory=lambda: {"ours": [], "theirs": []})
     idle_cpu_shares: dict[str, list[float]] = attrs.field(factory=lambda: {"ours": [], "theirs": []})  # while the other was measured
     starts: list[int] = attrs.field(factory=list)  # of each pair, by which start of the two servers
+    takes_ids: bool = True  # or both were sent words
     kept: Page | None = None  # pairs of earlier runs
     fault: str = ""
 
@@ -122,7 +124,7 @@ class Match:
             raise OursFailed(_told(error)) from error
         # Both get what the peer takes: text, where it takes no token ids, and no sampling field that it does not.
         dialects = {"ours": dialect, "theirs": generator.dialect(theirs.port, n_vocab=self._n_vocab, sampling=plan.sampling)}
-        takes_ids = self._takes_ids = all(dialect.takes_ids for dialect in dialects.values())
+        takes_ids = side.takes_ids = all(dialect.takes_ids for dialect in dialects.values())
         refused = tuple(dict.fromkeys(name for dialect in dialects.values() for name in self._left_out(dialect)))
         self._dialects = {name: attrs.evolve(dialect, takes_ids=takes_ids, refused=refused) for name, dialect in dialects.items()}
 
@@ -145,7 +147,7 @@ class Match:
         names = ("ours", "theirs") if (self._n_starts_before + n_in_start) % 2 == 0 else ("theirs", "ours")
         seed = next(self._seeds)
         done = {name: self._pass(name, seed) for name in names}
-        if not self._takes_ids:
+        if not self._side.takes_ids:
             _mark_cut(done["ours"]["summary"], done["theirs"]["summary"])
         self._side.ours.append(done["ours"]["summary"])
         self._side.theirs.append(done["theirs"]["summary"])
@@ -284,6 +286,7 @@ def _side_page(side: Side) -> dict[str, Any]:
         "setting": side.contender.setting,
         "n_pairs": len(side.ours),
         "starts": side.starts,
+        "takes_ids": side.takes_ids,
         "figures": figures,
         "passes": {name: [_kept(one) for one in passes] for name, passes in (("ours", side.ours), ("theirs", side.theirs))},
         "n_failed": {"ours": sum(s["n_failed"] for s in side.ours), "theirs": sum(s["n_failed"] for s in side.theirs)},

@@ -164,6 +164,7 @@ def _peers(run: Run) -> str:
         parts += map(_alone, data["sides"])
     parts += [_busy_client(side) for side in data["sides"] if side["client_cpu_share_max"] > CLIENT_SHARE_MAX]
     parts += [line for side in data["sides"] if (line := _busy_while_idle(side))]
+    parts += [line for side in data["sides"] if (line := _differently(side))]
     parts += [_unanswered(side) for side in data["sides"] if n_wrong(side, "theirs")]
     parts += _runs(run)
     measured = {title_of(side) for side in data["sides"]}
@@ -236,6 +237,14 @@ def _alone(side: Page) -> str:
     failed, inexact = (" / ".join(str(side[name][whose]) for whose in ("theirs", "ours")) for name in ("n_failed", "n_inexact"))
     share = f"{side['client_cpu_share_max']:.0%}"
     return f"Theirs / ours: failed {failed}, not exactly as many tokens {inexact}. The client took {share} of a core at most.\n"
+
+
+def _differently(side: Run) -> str:
+    """What was sent or counted in another way than beside the others, if anything was."""
+    told = [] if side.get("takes_ids", True) else ["takes no token ids, so both were sent words, which are more tokens than their row says"]
+    if any(one.get("counted_by") == "chunks" for one in side.get("passes", {}).get("theirs", ())):
+        told.append("reports no usage, so its tokens are counted by chunks of text, of which some hold several")
+    return f"{side['peer']} {side['setting']} {'; and it '.join(told)}.\n" if told else ""
 
 
 def _busy_client(side: Run) -> str:

@@ -51,9 +51,13 @@ class Answer:
         return bool(self.error)
 
     @property
-    def is_exact(self) -> bool:
-        """Whether it has exactly the asked tokens, to the whole prompt."""
-        return not self.error and self.n_generated == self.n_asked and not self.is_cut
+    def is_exact(self) -> bool | None:
+        """Whether it has exactly the asked tokens, to the whole prompt. None: nobody knows, since a chunk may hold several."""
+        if self.error or self.is_cut:
+            return False
+        if self.counted_by == "chunks" and self.n_generated <= self.n_asked:
+            return None
+        return self.n_generated == self.n_asked
 
     @property
     def is_cut(self) -> bool:

@@ -17,6 +17,8 @@ PROBE_S: Final = 120.0  # a server may load its model with the first request
 # What a server answers when it does not understand; anything else is no question of dialect.
 NOT_UNDERSTOOD: Final = frozenset({400, 422, 500, 501})
 OK: Final = 200
+# What is said in place of an answer by models that think first, if they may say one token: everything was understood then.
+OUT_OF_TOKENS: Final = "model output limit was reached"
 NOT_FOUND: Final = 404
 REWORDINGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (  # a field, and what is said instead
     ("max_tokens", {"limit": "max_completion_tokens"}),
@@ -40,7 +42,7 @@ async def find_dialect(
         client = Client(target=target, dialect=tried, endpoint=endpoint, sampling=sampling, is_stream=False)
         status, page, client = await _ask_as_it_likes(client)
         is_read = not takes_ids or _n_prompt(page) in (1, 2, None)  # 2: some put a begin token before it
-        if status == OK and _is_answer(page) and is_read:
+        if is_read and ((status == OK and _is_answer(page)) or OUT_OF_TOKENS in page):
             # What it takes of a stream's fields, too; whatever else it says of streams, the pass tells.
             client = (await _ask_as_it_likes(attrs.evolve(client, is_stream=True)))[2] if is_stream else client
             return client.dialect
@@ -84,6 +86,8 @@ async def _ask_as_it_likes(client: Client) -> tuple[int, str, Client]:
 
 def _other_words(client: Client, page: str) -> Client | None:
     """The same without the first thing that the server complains of, if it can be said otherwise."""
+    if OUT_OF_TOKENS in page:
+        return None
     told = attrs.asdict(client.dialect)
     for name, other in REWORDINGS:
         is_new = any(told[key] != value for key, value in other.items())

@@ -73,6 +73,7 @@ class Summary:
     n_generated: int
     counted_by: str
     n_inexact: int  # answers that have not exactly the asked tokens, or to a part of the prompt only
+    n_uncounted: int  # those of which nobody knows that
     tokens_per_s: float
     requests_per_s: float  # those that were answered
     ttft_s: Spread  # here and in `e2e_s` not the late request's, which stands by itself
@@ -96,9 +97,9 @@ class Summary:
         return self.client_cpu_s / self.wall_s
 
     @property
-    def is_exact(self) -> bool:
-        """Whether every answer has exactly the asked tokens."""
-        return not self.n_inexact
+    def is_exact(self) -> bool | None:
+        """Whether every answer has exactly the asked tokens. None: none is known to have others, and not all are known."""
+        return False if self.n_inexact else None if self.n_uncounted else True
 
     def warnings(self) -> list[str]:
         """What makes the figures doubtful, one line each."""
@@ -133,7 +134,8 @@ def summarize(
         n_cached=sum(answer.n_cached for answer in answered),
         n_generated=sum(answer.n_generated for answer in done.answers),
         counted_by=min((answer.counted_by for answer in answered), default="nothing"),
-        n_inexact=sum(not answer.is_exact for answer in done.answers),
+        n_inexact=sum(answer.is_exact is False for answer in done.answers),
+        n_uncounted=sum(answer.is_exact is None for answer in done.answers),
         tokens_per_s=done.tokens_per_s,
         requests_per_s=len(answered) / done.wall_s,
         ttft_s=spread([answer.ttft_s for answer in others]),

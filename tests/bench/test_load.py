@@ -359,6 +359,20 @@ async def test_a_model_that_reasons_is_asked_in_the_words_that_it_takes_in_whate
     assert done.answers[0].is_exact
 
 
+async def test_a_model_that_thinks_for_longer_than_one_token_was_understood() -> None:
+    told = "Could not finish the message because max_tokens or model output limit was reached. Please try again with higher max_tokens."
+
+    async def thinking(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if "ignore_eos" in body or "max_tokens" in body:
+            name = "ignore_eos" if "ignore_eos" in body else "max_tokens"
+            return await send_page(stream, {"error": {"message": f"Unsupported parameter: '{name}'"}}, "400 Bad Request")
+        return await send_page(stream, {"error": {"message": told}}, "400 Bad Request")
+
+    async with served(thinking) as (target, _):
+        dialect = await find_dialect(target, endpoint="chat", sampling=USUAL)
+    assert (dialect.limit, dialect.takes_extras, dialect.takes_usage) == ("max_completion_tokens", False, True)
+
+
 @pytest.mark.parametrize("refused", ["top_k", "top_p", "min_p"])
 async def test_a_sampling_field_that_is_refused_costs_that_one_alone_and_is_found_before_the_pass(refused: str) -> None:
     async def strict(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:

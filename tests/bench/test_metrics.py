@@ -125,6 +125,15 @@ def test_a_busy_client_and_tokens_that_nobody_counted_are_warned_of() -> None:
     assert counted.startswith("the server reports no usage")
 
 
+def test_of_tokens_that_nobody_counted_it_is_not_said_that_they_were_as_many_as_asked_or_not() -> None:
+    uncounted = answer(0.0, [0.5], n_asked=2, counted_by="chunks")
+    figures = summarize(Pass(wall_s=1.0, client_cpu_s=0.0, answers=[uncounted, answer(0.0, [0.5])]))
+    assert (figures.n_inexact, figures.n_uncounted, figures.is_exact, figures.page()["is_exact"]) == (0, 1, None, None)
+    short = answer(0.0, [0.5], n_asked=2)
+    figures = summarize(Pass(wall_s=1.0, client_cpu_s=0.0, answers=[uncounted, short]))
+    assert (figures.n_inexact, figures.n_uncounted, figures.is_exact) == (1, 1, False)
+
+
 def test_a_page_of_figures_is_plain_values() -> None:
     page = summarize(Pass(wall_s=1.0, client_cpu_s=0.5, answers=[answer(0.0, [0.5])]), server_cpu_s=2.0).page()
     assert (page["server_cpu_s"], page["client_cpu_share"], page["ttft_s"]["p50"], page["is_exact"]) == (2.0, 0.5, 0.5, True)

@@ -138,7 +138,12 @@ def test_a_stream_is_counted_by_the_servers_usage() -> None:
 
 def test_a_stream_without_usage_is_counted_by_its_chunks() -> None:
     got = answer(events(delta_chunk(role="assistant"), delta_chunk(content="a"), delta_chunk(reasoning_content="b"), delta_chunk("stop")))
-    assert (got.n_generated, got.counted_by, got.is_exact) == (2, "chunks", False)
+    assert (got.n_generated, got.counted_by, got.is_exact) == (2, "chunks", None), "a chunk may hold two tokens"
+
+
+def test_more_chunks_than_tokens_were_asked_for_are_too_many_tokens() -> None:
+    got = answer(events(*map(text_chunk, "abcd"), text_chunk("", "stop")))
+    assert (got.n_generated, got.counted_by, got.is_exact) == (4, "chunks", False)
 
 
 def test_a_server_that_counts_no_token_of_a_text_is_not_believed() -> None:
