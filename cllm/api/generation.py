@@ -46,7 +46,8 @@ class Generation:
         self._endpoint = endpoint
         self._n_open = n
         self._started_at = started_at
-        self._last_at: float | None = None
+        self._last_at: list[float | None] = [None] * n  # when each completion's latest tokens were taken
+        self._is_begun = False
         self._closed = False
         self._texts: list[list[str]] | None = [[] for _ in range(n)] if context.settings.log_prompts else None
         self._request_id = g.request_id
@@ -67,7 +68,7 @@ class Generation:
             if not sink(index, delta):
                 return False
             if delta.tokens:
-                self._observe_delta(time.perf_counter())
+                self._observe_delta(index, time.perf_counter())
             if self._texts is not None:
                 self._texts[index].append(_logged(delta))
             return True
@@ -128,12 +129,12 @@ class Generation:
 
     def _observe(self, events: Sequence[tuple[int, Event]]) -> None:
         metrics, now = self._context.metrics, time.perf_counter()
-        if self._last_at is not None or any(type(event) is Delta and event.tokens for _, event in events):
-            self._observe_delta(now)
         if self._texts is not None:
             self._log(self._texts, events)
-        for _, event in events:
+        for index, event in events:
             if type(event) is Delta:
+                if event.tokens and self._last_at[index] != now:  # what was taken together came together
+                    self._observe_delta(index, now)
                 continue
             self._n_open -= 1
             finish = event.reason.value if isinstance(event, Finished) else "error"
@@ -141,12 +142,13 @@ class Generation:
             if not self._n_open:
                 metrics.end_to_end_s.observe(now - self._started_at)
 
-    def _observe_delta(self, now: float) -> None:
-        if self._last_at is not None:
-            self._context.metrics.inter_token_s.observe(now - self._last_at)
-        else:
+    def _observe_delta(self, index: int, now: float) -> None:
+        last_at = self._last_at[index]
+        if last_at is not None:
+            self._context.metrics.inter_token_s.observe(now - last_at)
+        elif not self._is_begun:
             self._context.metrics.first_token_s.observe(now - self._started_at)
-        self._last_at = now
+        self._last_at[index], self._is_begun = now, True
 
     def _log(self, texts: list[list[str]], events: Sequence[tuple[int, Event]]) -> None:
         for index, event in events:

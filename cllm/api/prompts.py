@@ -121,9 +121,15 @@ def check_turns(model: ServedModel, turns: Sequence[object]) -> None:
     """
     n_turns = len(turns)
     if n_turns <= model.n_ctx:
-        n_turns += sum([len(getattr(turn, "tool_calls", None) or ()) for turn in turns])
+        n_turns += sum([len(getattr(turn, "tool_calls", None) or ()) + _n_blocks(turn) for turn in turns])
     if n_turns > model.n_ctx:
         raise ContextExceededByFar(n_turns, model.n_ctx)
+
+
+def _n_blocks(turn: object) -> int:
+    """What a turn's content has that is no text: calls, and what came of them, which become turns."""
+    content = getattr(turn, "content", None)
+    return sum([getattr(block, "text", None) is None for block in content]) if isinstance(content, list) else 0
 
 
 def check_texts_fit(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cllm.api.anthropic import messages
 from cllm.api.anthropic import requests as anthropic
 from cllm.api.openai.chat import ChatRequest
 from cllm.api.openai.completions import CompletionRequest
@@ -101,6 +102,37 @@ async def test_long_prompts_of_one_class_of_characters_are_400_or_served(serve: 
             answer = await api.complete(piece * (20_000 // len(piece.encode())))
             assert (answer.status, answer.error["type"]) == (400, "exceed_context_size_error")
         await api.idle()
+
+
+TOOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "/v1/messages": ({"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}, {"name": "a"}),
+    "/v1/messages/count_tokens": ({"messages": [{"role": "user", "content": "x"}]}, {"name": "a"}),
+    "/v1/responses": ({"input": "x"}, {"type": "function", "name": "a"}),
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "x"}]}, {"type": "function", "function": {"name": "a"}}),
+    "/api/chat": ({"messages": [{"role": "user", "content": "x"}]}, {"type": "function", "function": {"name": "a"}}),
+}
+
+
+@pytest.mark.parametrize("path", TOOLS)
+async def test_more_tools_than_anybody_has_are_refused_before_anything_is_made_of_them(serve: Any, path: str) -> None:
+    fields, tool = TOOLS[path]
+    async with serve() as api:
+        answer = await api.post(path, {**fields, "tools": [tool] * 513})
+        assert (answer.status, b"tools" in answer.body, b"512" in answer.body) == (400, True, True)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_more_results_in_a_turn_than_there_can_be_tokens_are_refused_before_anything_is_made_of_them(
+    serve: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_asked(_: Any) -> NoReturn:
+        raise AssertionError("a conversation was made of them")
+
+    monkeypatch.setattr(messages, "conversation_of", not_asked)
+    results = [{"type": "tool_result", "tool_use_id": ""}] * 5000
+    async with serve() as api:
+        answer = await api.post(path, {"max_tokens": 1, "messages": [{"role": "user", "content": results}]})
+        assert (answer.status, b"5001" in answer.body) == (400, True)
 
 
 LONG = "x" * 2000

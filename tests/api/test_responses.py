@@ -325,6 +325,7 @@ async def test_a_message_between_agents_is_read_as_what_somebody_says(serve: Any
     parts = [{"type": "input_text", "text": "NEW_TASK"}, {"type": "encrypted_content", "encrypted_content": "Count."}]
     items = (
         {"type": "agent_message", "author": "lead", "recipient": "lead/helper", "content": parts},
+        {"type": "agent_message", "role": "tool", "content": parts},
         {"role": "user", "content": "NEW_TASK\nCount."},
     )
     async with serve(listener.model) as api:

@@ -121,6 +121,20 @@ def samples_of(answer: Any, name: str) -> list[tuple[dict[str, str], float]]:
     return [(sample.labels, sample.value) for family in families for sample in family.samples if sample.name == name]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("n", "n_tokens"), [(1, 1), (1, 5), (3, 5)])
+async def test_between_tokens_is_counted_for_each_completion_by_itself(serve: Any, stream: bool, n: int, n_tokens: int) -> None:
+    async with serve() as api:
+        await api.complete("once", max_tokens=n_tokens, n=n, ignore_eos=True, stream=stream)
+        await api.idle()
+        answer = await api.get("/metrics")
+    ((_, n_between),) = samples_of(answer, "cllm_inter_token_seconds_count")
+    ((_, n_first),) = samples_of(answer, "cllm_time_to_first_token_seconds_count")
+    assert n_first == 1
+    assert n_between <= n * (n_tokens - 1), "fewer, where a reader that was late took several at once"
+    assert bool(n_between) == (n_tokens > 1)
+
+
 async def test_boards_made_for_other_servers_find_numbers_by_their_names(serve: Any) -> None:
     async with serve(metrics_aliases="vllm,llamacpp") as api:
         await api.complete("once", max_tokens=5, ignore_eos=True)

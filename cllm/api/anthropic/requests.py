@@ -12,6 +12,7 @@ from msgspec import Meta
 from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import Limit, SamplingFields, StopString
 from cllm.api.structured import Form, schema_form
+from cllm.api.tool_checks import N_TOOLS_MAX
 from cllm.errors import InvalidRequest
 from cllm.text.thinking import Thinking
 from cllm.text.tools import Tool, Toolbox, ToolUse
@@ -152,7 +153,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     model: str | None = None
     system: str | list[Text] | None = None
-    tools: list[ToolFields] | None = None
+    tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingFields | None = None
     output_config: OutputConfig | None = None
@@ -165,7 +166,7 @@ class MessagesRequest(SamplingFields, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     model: str | None = None
     system: str | list[Text] | None = None
-    tools: list[ToolFields] | None = None
+    tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingFields | None = None
     output_config: OutputConfig | None = None

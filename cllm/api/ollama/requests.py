@@ -14,7 +14,7 @@ from msgspec import Meta
 from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import INT32_MAX, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
-from cllm.api.tool_checks import parameters_of
+from cllm.api.tool_checks import N_TOOLS_MAX, parameters_of
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.text.thinking import Thinking
@@ -105,7 +105,7 @@ class ChatRequest(CommonFields, kw_only=True):
     """The body of POST /api/chat."""
 
     messages: list[Message] | None = None
-    tools: list[ToolFields] | None = None
+    tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | None = None
 
 
 class ShowRequest(msgspec.Struct):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from cllm.api.tool_checks import parameters_of
+from cllm.api.tool_checks import N_TOOLS_MAX, parameters_of
 from cllm.errors import InvalidRequest
 from cllm.text.tools import Tool, Toolbox, ToolUse
 
@@ -24,7 +24,7 @@ class ToolFields(msgspec.Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    tools: list[ToolFields] | UnsetType | None = UNSET  # a namespace's
+    tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | UnsetType | None = UNSET  # a namespace's
     namespace: str | UnsetType | None = UNSET  # whose function is meant, in a choice
 
 
@@ -35,7 +35,7 @@ class ToolChoice(msgspec.Struct):
     name: str | None = None
     namespace: str | UnsetType | None = UNSET
     mode: Literal["auto", "required"] | None = "auto"
-    tools: list[ToolFields] | None = None
+    tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | None = None
 
 
 def full_name(namespace: str | UnsetType | None, name: str) -> str:

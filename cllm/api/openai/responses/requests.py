@@ -13,6 +13,7 @@ from cllm.api.openai.messages import is_object
 from cllm.api.openai.responses.functions import ToolChoice, ToolFields, full_name, toolbox_of
 from cllm.api.sampling_fields import Limit, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
+from cllm.api.tool_checks import N_TOOLS_MAX
 from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.text.thinking import Thinking
@@ -81,7 +82,7 @@ class CreateRequest(SamplingFields, kw_only=True):
     store: bool | None = None
     stream: bool | None = None
     max_output_tokens: Limit | None = None
-    tools: list[ToolFields] | None = None
+    tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -187,6 +188,8 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
             case "reasoning":
                 if thought := _text(item.content):
                     turns.append({"role": "assistant", "content": [], "reasoning_content": thought})
+            case "agent_message":
+                turns.append({"role": "user", "content": [_text(item.content)]})
             case _ if item.role == "assistant":
                 _assistant(turns)["content"].append(_text(item.content))
             case _:
