@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Final
 
 import structlog
 import trio
 from hypercorn.typing import ASGIFramework
 
 from cllm.api.app import create_app as create_api
-from cllm.config import Settings, SettingsError, strange_variables
+from cllm.config import Settings, SettingsError, strange_variables, variable
 from cllm.errors import CllmError, LoadAborted
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http.asgi import wrap_asgi
@@ -27,6 +28,9 @@ from cllm.sources import load_settings
 
 log = structlog.get_logger("cllm.asgi")
 
+# Settings of what listens, which is not ours here.
+_SERVERS_OWN: Final = ("host", "port", "ssl_certfile", "ssl_keyfile", "header_timeout_s", "write_timeout_s", "keep_alive_s")
+
 
 def create_app(settings: Settings | None = None) -> ASGIFramework:
     """Return the application. A mistake in the settings found in the environment ends the process with one line and code 2."""
@@ -35,6 +39,8 @@ def create_app(settings: Settings | None = None) -> ASGIFramework:
     if settings is None:
         for line in strange_variables():
             log.warning(line)
+    if unused := [variable(name) for name in _SERVERS_OWN if getattr(chosen, name) != getattr(Settings(), name)]:
+        log.warning("setting.unused", names=", ".join(unused), why="connections are those of the server that was started")
     keeper = Housekeeper(chosen, make_progress)
     app = create_api(keeper.house, keeper.settings)
     app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = chosen.grace_s + KEEP_S + FLUSH_S  # five seconds, unasked, for all that ends it

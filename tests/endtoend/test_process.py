@@ -450,7 +450,7 @@ def assert_one_complaint(output: str, named: str) -> None:
 
 
 def test_hypercorn_serves_the_application_with_settings_from_the_environment() -> None:
-    process = hypercorn(CLLM_CTX_SIZE="2048", CLLM_THREADS="1", CLLM_ALIAS="mine", CLLM_PARALEL="2")
+    process = hypercorn(CLLM_CTX_SIZE="2048", CLLM_THREADS="1", CLLM_ALIAS="mine", CLLM_PARALEL="2", CLLM_KEEP_ALIVE_S="5")
     process.wait_ready()
     assert process.get("/v1/models")[1]["data"][0]["id"] == "mine"
     answer = process.post("/v1/chat/completions", chat("What is cLLM?", model="mine"))
@@ -458,6 +458,9 @@ def test_hypercorn_serves_the_application_with_settings_from_the_environment() -
     assert process.end(signal.SIGTERM) == 0
     assert "Traceback" not in process.output
     assert "CLLM_PARALEL is not a setting; did you mean CLLM_PARALLEL?" in process.output
+    (unused,) = [line for line in process.output.splitlines() if "setting.unused" in line]
+    assert "CLLM_KEEP_ALIVE_S" in unused
+    assert "CLLM_CTX_SIZE" not in unused
 
 
 def hypercorn(**environment: str) -> Process:
