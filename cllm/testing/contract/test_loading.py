@@ -164,12 +164,12 @@ def test_a_model_may_be_loaded_and_closed_while_another_computes(
     """As where several are served, and one is loaded for whoever asks for it."""
     tokens = plain.draw(24, seed=1)
     expected = hand.alone(tokens)
-    faults: list[BaseException] = []
+    faults: list[Exception] = []
 
     def come_and_go() -> None:
         try:
             backend.load(spec, go_on).close()
-        except BaseException as error:
+        except Exception as error:
             faults.append(error)
 
     visitor = threading.Thread(target=come_and_go)
