@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import attrs
 import pytest
 
 from cllm.backend import KvLayout, Lora, ModelSpec
@@ -47,6 +48,15 @@ def test_what_changes_the_form_of_a_state_changes_the_fingerprint(load, settings
 
 def test_plain_attentions_states_fit_in_either_layout(load):
     assert mark(load) == mark(load, kv_layout=KvLayout.STREAMS, n_live=4)
+
+
+def test_states_of_models_with_two_caches_fit_the_layout_that_they_were_saved_in_and_no_other(tiny_files, load):
+    facts = load()._facts
+    specs = [ModelSpec(path=str(tiny_files["qwen3"]), kv_layout=layout) for layout in (KvLayout.UNIFIED, KvLayout.STREAMS)]
+    for has_two, n_marks in ((False, 1), (True, 2)):
+        own = attrs.evolve(facts, has_two_caches=has_two)
+        marks = {fingerprint(mark_of_files(spec), spec, own, n_slots=4, n_cells_slot=512, gpu=False) for spec in specs}
+        assert len(marks) == n_marks
 
 
 def test_other_models_have_other_fingerprints(load):

@@ -44,7 +44,7 @@ LOOPS = {
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
     "sorting by many names": "{{ range(200) | list | sort(attribute='x,' * 50000) }}",
     "sorting by many names, by place": "{{ range(200) | list | sort(false, false, 'x,' * 50000) }}",
-    "sorting by many names, from the end": "{{ range(200) | reverse | sort(attribute='x,' * 50000) }}",
+    "sorting by many names, from the end": "{{ range(9999) | reverse | sort(attribute='x,' * 10000) }}",
     "a long way to an attribute": "{{ (['a' * 9] * 999) | map(attribute='0.' * 9999 ~ '0') | list }}",
     "a long way to an attribute of some": "{{ (['a' * 9] * 999) | selectattr('0.' * 9999 ~ '0') | list }}",
     "a long way to what is joined": "{{ (['a' * 9] * 999) | join('', attribute='0.' * 9999 ~ '0') }}",
