@@ -111,7 +111,7 @@ MENDED: Final = {
     "backend": "llama.cpp reads the columns where they lie and logits are read where it leaves them, so that nothing is copied",
     "sampling": "rows whose parameters agree are drawn together, by a short list or a race in the place of a sort",
     "engine": "a step's columns are arrays that stay, a token's text is made of its own bytes, and 64 that generate are planned in less "
-    "than a tenth of a millisecond on a fake model, as is held below; beside a real one plan and apply of 1 to 16 take 0.2 to 0.3 ms",
+    "than a tenth of a millisecond on a fake model, as is held below; beside a real one plan and apply of 1 to 16 take 0.25 to 0.4 ms",
     "loop": "models compute in one thread of their own, which costs less than a new hop and keeps llama.cpp's barriers from sleeping, and "
     "events are sent while the next step computes",
     "app": "a body is decoded straight into what is checked, once for all tokens of its answer",
@@ -204,12 +204,12 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 8, 16, 24 and 32 and `shared-prefix` have all of llama-server's settings, two to six of them for
-two pairs. The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower;
-nor is one that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5
-times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16 `-kvu -b 64` was left that had them after 1.95 times its
+are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32 and `shared-prefix` have all of llama-server's settings, two to six of them
+for two to four pairs. The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be
+slower; nor is one that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and
+1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16 `-kvu -b 64` was left that had them after 1.95 times its
 time. A server's memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start stands
-for it, mostly the second: one at a time cLLM had 1.08 of llama-server's after the first, and has 0.80 after the second.
+for it, mostly the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -228,13 +228,18 @@ of which tells who is better; first texts come after 1.13 times `-no-kvu`'s time
 whose tokens/s are two thirds of cLLM's. The first 32 come together after a median of 4.2 s there, so that in eight of ten passes they miss
 the 4 s of a good request; `-no-kvu`'s come after 3.8, but starts differ so much that who has more good ones is not told apart.
 
-**One at a time** (`seed-40x8` at 1). Tokens/s are 0.95 of llama-server's. Gaps are 1.06 times as long at p50, 1 ms of 16: that is about
-what a step spends outside llama.cpp (1.1 ms in the ladder above, which is of another machine), with the half millisecond that drawing
-takes with the workload's sampling. Such a draw, tried by itself, takes 0.13 ms, and 0.47 where 240 MB are read before each, as a step reads
-the weights: Python's code and data are not in the caches any more then. A whole step of the instant fake takes 0.24 ms. Gaps at p90 and p99
-are 1.17 and 1.16 times as long, for which no reason was found yet. OpenMP's threads spin between two steps, on the cores that the rest
-needs; with a hundredth of that (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts, which are not kept, had 1.00 (0.97 to 1.04) of the
-tokens/s, so that was left as it is.
+**One at a time** (`seed-40x8` at 1, 16 requests a pass, on the machine with AMX). Of llama-server's settings `-b 32` comes out best at
+nearly everything, and cLLM has 0.89 of its tokens/s (0.80 to 0.99): its five starts had from 0.80 to 1.02. Prompts of 32 tokens are
+computed alike with each setting, so that some of this is that the worst of seven was chosen: beside llama-server as it comes, `-b 64` and
+`no prompt cache`, with ten pairs each, it is 0.99, 0.97 and 0.98, none of which tells who is better. An earlier run with 40 requests on a
+machine with AVX-512, beside llama-server as it comes alone, which is not kept, was a loss for sure: 0.95 (0.91 to 0.99), with gaps 1.06
+times as long at p50, 1 ms of 16, and 1.17 and 1.16 at p90 and p99, for which no reason was found. The one at p50 is about what a step
+spends outside llama.cpp (1.1 ms in the ladder above), with the half millisecond that drawing takes with the workload's sampling. Such a
+draw, tried by itself, takes 0.13 ms, and 0.47 where 240 MB are read before each, as a step reads the weights: Python's code and data are
+not in the caches any more then. A whole step of the instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the cores that
+the rest needs; with a hundredth of that (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts, which are not kept, had 1.00 (0.97 to 1.04) of
+the tokens/s, so that was left as it is. First texts come after 1.05 times the time at p50 beside llama-server as it comes (1.01 to 1.09),
+and 1.12 beside `no prompt cache`, which saves nothing of what ended when the next one comes.
 
 **Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So gaps at p99 are 0.3 to 0.5
 times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 2.4 to 2.6 times as long at 8, where more
@@ -264,9 +269,10 @@ memory. Both were sent words, some 75 tokens a prompt, and of its tokens up to f
 
 **A shared prefix.** The first eight of each pass wait until one of them has computed it, and compute what is their own together then. In
 llama-server each slot computes the prefix once, so that nine of ten first texts come after a quarter of its time here. `-no-kvu` has the
-most tokens/s of its settings, of which cLLM has 2.14 times as many; in their two pairs the others had a half to a quarter of cLLM's. What
-they were better at there: `-b 64` and `-b 32` have first texts at p50 after 0.66 and 0.88 of cLLM's time, and `no prompt cache`, which
-saves nothing on the host, takes 0.85 of its memory. Three settings would have gone on when the run was ended.
+most tokens/s of its settings, of which cLLM has 2.14 times as many; beside `-b 32`, with as many pairs, it has 3.07 times as many, and its
+first texts come at p50 after 1.12 times its time, which does not tell who is better. Of the others, with two pairs, or four of `-b 64`,
+cLLM had 2.2 to 4.1 times the tokens/s. What they were better at there: `-b 64` has first texts at p50 after 0.68 of cLLM's time, and
+`no prompt cache`, which saves nothing on the host, takes 0.85 of its memory. These two would have gone on when the run was ended.
 
 **A long prompt among short ones** is where small steps cost most: tokens/s are 0.86 of `-no-kvu`'s, and the prompt itself takes 1.9 times
 as long as at once. In turn the others wait 1.3 s at the longest, where llama-server has them wait 30 s for the whole prompt, and their
@@ -316,7 +322,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-overload-4x-c8": "2026-11-27 3751b6e58f",
     "peers-seed-160x5": "2026-11-27 164e1040b0",
     "peers-seed-40x8-c1-openvino-Q8_0": "2026-11-25 16be67a521",
-    "peers-seed-40x8-c1": "2026-11-27 6d4d3550ff",
+    "peers-seed-40x8-c1": "2026-11-29 da728bc734",
     "peers-seed-40x8-c16-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c16-openvino-Q8_0": "2026-11-25 16be67a521",
     "peers-seed-40x8-c16": "2026-11-28 f0a314f684",
@@ -329,7 +335,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-seed-40x8-c8-openvino-Q8_0": "2026-11-25 16be67a521",
     "peers-seed-40x8-c8": "2026-11-27 164e1040b0",
     "peers-seed-40x8-llama-cpp-python": "2026-11-28 4bb071c4dc",
-    "peers-shared-prefix": "2026-11-28 ecca5f9b2e",
+    "peers-shared-prefix": "2026-11-29 da728bc734",
     "promises-chat-turns-demo": "2026-11-24 e7534ea24e+",
     "promises-long": "2026-11-25 6ac7d36829",
     "promises-over-commit": "2026-11-24 d642b3a9b8",
