@@ -79,7 +79,8 @@ def cllm_serve(house: House, options: Sequence[str], setting: str = "as it comes
     What steps cost is measured anew for each run, unless `options` say where it is kept: what an earlier one kept may be of an hour in
     which the machine did something else.
     """
-    kept = () if CALIBRATION_DIR in options else (CALIBRATION_DIR, _temporary_folder())
+    is_told = any(option == CALIBRATION_DIR or option.startswith(f"{CALIBRATION_DIR}=") for option in options)
+    kept = () if is_told else (CALIBRATION_DIR, _temporary_folder())
     sizes = ("--ctx-size", str(house.n_cells), "--parallel", str(house.n_slots), "--threads", str(house.n_threads))
     command = (sys.executable, "-m", "cllm", "serve", str(house.model), *sizes, *kept, *options)
     command = (*command, "--log-level", "warning", "--port", "{port}")

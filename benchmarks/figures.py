@@ -46,13 +46,13 @@ class Compared:
     n_below: int  # and the lower
     n_starts: int | None = None  # of the servers, which the pairs are of; None: each pair counts as one
 
-    def verdict(self, figure: Figure, *, n_failed: int = 0) -> str:
+    def verdict(self, figure: Figure, *, n_spoiling: int = 0) -> str:
         """Who is better; unclear where the interval has 1 in it, or there is none, as of a single pair, or the servers were started
         fewer than `N_STARTS_LEAST` times.
 
-        So it is of who left `n_failed` requests of ours unanswered, and is quick with the others.
+        So it is where ours has requests, `n_spoiling` of them, for which the figure says nothing of it.
         """
-        if self.low is None or self.high is None or (n_failed and not figure.counts_failures) or self.low <= 1 <= self.high:
+        if self.low is None or self.high is None or n_spoiling or self.low <= 1 <= self.high:
             return "unclear"
         if self.n_starts is not None and self.n_starts < N_STARTS_LEAST:
             return "unclear"

@@ -50,6 +50,10 @@ class GeneratorFailed(RuntimeError):
     """The generator could not carry out an order."""
 
 
+class GeneratorDied(Exception):
+    """The generator's process has ended in the middle of an order, which is nobody's fault that is measured."""
+
+
 class Generator:
     """The process, and orders to it, one at a time."""
 
@@ -68,12 +72,12 @@ class Generator:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
     def dialect(self, port: int, endpoint: Endpoint = "completions", n_vocab: int = 0, sampling: str = "greedy") -> Dialect:
-        """Find out what a server takes. Raises: GeneratorFailed."""
+        """Find out what a server takes. Raises: GeneratorFailed · GeneratorDied."""
         found = self._ask("find", Find(port=port, endpoint=endpoint, n_vocab=n_vocab, sampling=sampling))
         return msgspec.convert(found, Dialect)
 
     def run(self, order: Order) -> dict[str, Any]:
-        """Carry out a pass; return its `summary` and `curves`. Raises: GeneratorFailed."""
+        """Carry out a pass; return its `summary` and `curves`. Raises: GeneratorFailed · GeneratorDied."""
         return self._ask("run", order)
 
     def _ask(self, kind: str, order: Order | Find) -> dict[str, Any]:
@@ -82,9 +86,15 @@ class Generator:
                 self._start()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({kind: attrs.asdict(order)}) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "the load generator has died"}')
+        try:
+            self._process.stdin.write(json.dumps({kind: attrs.asdict(order)}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line.endswith("\n"):
+            raise GeneratorDied("the load generator has died")
+        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise GeneratorFailed(answer["error"])
         return answer

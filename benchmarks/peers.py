@@ -42,7 +42,7 @@ from benchmarks import results
 from benchmarks.arguments import model_path, positive, result_name, seconds
 from benchmarks.contenders import Contender, House, cllm_serve, find_contenders, versions
 from benchmarks.figures import FIGURES
-from benchmarks.generator import Generator, Order
+from benchmarks.generator import Generator, GeneratorDied, Order
 from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.server import Server
 from benchmarks.standings import Page, Run, best_rows, joined, key_of, promising, run_entry, unlike
@@ -229,6 +229,7 @@ def _play(
     if side.fault or side.n_pairs >= n_to or is_ended():
         return
     print(f"{plan.name}: ours and {side.contender.title}", flush=True)
+    n_deaths = 0
     while side.n_pairs < n_to and not side.fault and not is_ended():
         with ExitStack() as opened:
             try:
@@ -242,6 +243,11 @@ def _play(
                     for number in range(side.n_pairs, min(side.n_pairs + plan.n_pairs_start, n_to)):
                         if not is_ended():
                             match.pair(number)
+            except GeneratorDied as error:  # which says nothing of them: the pairs that are left get a start of their own, once
+                if n_deaths:
+                    raise OursFailed(_told(error)) from error
+                n_deaths += 1
+                print(f"  {_told(error)}, and goes on with a new start", flush=True)
             except FAULTS as error:  # one peer that cannot be measured does not end the run
                 side.fault = _told(error)
                 print(f"  {side.fault}", flush=True)
@@ -569,7 +575,7 @@ def _capacity(plan: Plan, ours: Contender, ends: Sequence[int]) -> float:
             )
             while len(found) < N_PASSES_CAPACITY and not (found and ends):
                 found.append(generator.run(attrs.evolve(order, seed=plan.seed + len(found)))["summary"]["requests_per_s"])
-    except FAULTS as error:
+    except (*FAULTS, GeneratorDied) as error:
         raise OursFailed(_told(error)) from error
     capacity = float(statistics.median(found))
     if not capacity:

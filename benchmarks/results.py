@@ -28,6 +28,8 @@ from cllm.bench import machine as of_bench
 
 FOLDER: Final = Path(__file__).parent / "results"
 _LIST: Final = re.compile(r"\[[^][{}]*\]")  # of numbers or texts: on one line each, or a diff of two runs has thousands
+_GIT: Final = ("git", "-C", str(Path(__file__).parent))
+_MEASURED: Final = ("../cllm", "../backends", "../plugins", "./*.py")
 LIBRARIES: Final = (
     "cllm",
     "llama-cpp-python",
@@ -102,18 +104,28 @@ def model_facts(path: Path) -> dict[str, Any]:
     return {"file": path.name, "size_bytes": path.stat().st_size}
 
 
-@functools.cache
 def revision() -> str:
-    """The commit that is measured, as it is when this is first asked; a plus sign says that files were changed since."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    """The commit that is measured, as it is when this is first asked. A plus sign says that what is measured is not that alone: files were
+    changed then, or are another commit's now, and servers that were started in the meantime have some of these.
+    """
+    commit, was_changed = _at_first()
+    return commit + ("+" if was_changed or _is_changed(commit) else "")
+
+
+@functools.cache
+def _at_first() -> tuple[str, bool]:
     try:
-        commit = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no", "../cllm", "../backends", "../plugins", "./*.py"], capture_output=True
-        )
+        commit = subprocess.run([*_GIT, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return commit + ("+" if changed.stdout.strip() else "")
+        return "unknown", False
+    return commit, _is_changed(commit)
+
+
+def _is_changed(commit: str) -> bool:
+    """Whether a file that is measured differs from the commit's."""
+    if commit == "unknown":
+        return False
+    return subprocess.run([*_GIT, "diff", "--quiet", commit, "--", *_MEASURED], capture_output=True).returncode == 1
 
 
 def _version(distribution: str) -> str:

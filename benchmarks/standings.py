@@ -66,11 +66,21 @@ def n_wrong(side: Page, whose: str) -> int:
     return max(int(side["n_failed"][whose]), int(side["n_inexact"][whose]))
 
 
-def best_side(sides: Iterable[Page], figure: Figure) -> Page | None:
-    """The side that makes the most of a figure, beside us. One that left requests unanswered, or said less than was asked, is compared only
-    by what counts those.
+def n_short(side: Page, whose: str) -> int:
+    """Requests that were answered, but not with as many tokens as were asked, or to a part of their prompt."""
+    return n_wrong(side, whose) - int(side["n_failed"][whose])
+
+
+def n_spoiling(side: Page, figure: Figure, whose: str) -> int:
+    """Requests for which a figure says nothing of whoever has them: who says less is quicker by it, in whatever is counted, and who leaves
+    some unanswered is quicker with the others, where those do not count.
     """
-    judged = [side for side in sides if figure.counts_failures or not n_wrong(side, "theirs")]
+    return n_short(side, whose) if figure.counts_failures else n_wrong(side, whose)
+
+
+def best_side(sides: Iterable[Page], figure: Figure) -> Page | None:
+    """The side that makes the most of a figure, beside us, of those of which it says something."""
+    judged = [side for side in sides if not n_spoiling(side, figure, "theirs")]
     ratios = [(found.ratio, side) for side in judged if (found := compared_by(side, figure.name)) is not None]
     if not ratios:
         return None
@@ -120,7 +130,7 @@ def _best_row(sides: Sequence[Page], figure: Figure) -> dict[str, Any] | None:
         **{who: median_of(side, figure.name, who) for who in BOTH},
         **attrs.asdict(found),
         "n_better": found.n_better(figure),
-        "verdict": found.verdict(figure, n_failed=n_wrong(side, "ours")),
+        "verdict": found.verdict(figure, n_spoiling=n_spoiling(side, figure, "ours")),
     }
 
 

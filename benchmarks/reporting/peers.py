@@ -11,7 +11,7 @@ import attrs
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME, N_STARTS_LEAST
 from benchmarks.reporting.forms import UNKNOWN, Run, circumstances, number, of_kind, plot_of, run_title, table
-from benchmarks.standings import Page, best_rows, by_pairs, compared_by, key_of, median_of, n_wrong, title_of
+from benchmarks.standings import Page, best_rows, by_pairs, compared_by, key_of, median_of, n_short, n_spoiling, n_wrong, title_of
 from cllm.bench.metrics import CLIENT_SHARE_MAX
 
 MAIN_TIMES: Final = (
@@ -26,7 +26,8 @@ SIDE_FIGURES: Final = (
     "whole answer p99, ms", "longest wait of the others, ms", LATE_FIGURE, "server CPU per token, ms", "server peak memory, MiB",
 )  # fmt: skip
 THEIR_DEFAULT: Final = "as it comes"
-PROMISED: Final = {  # beside the setting that is best at a figure, by workload,
+PROMISED_BESIDE: Final = "llama-server"
+PROMISED: Final = {  # beside its setting that is best at a figure, by workload,
     "seed-40x8": {"tokens/s": 1.05},
     "mixed": {"tokens/s": 1.05, "between texts p99, ms": 0.75},
     "mixed-small": {"tokens/s": 1.05, "between texts p99, ms": 0.75},
@@ -80,11 +81,12 @@ def _promised_beside(runs: Sequence[Run]) -> list[str]:
 
 
 def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
-    workload, sides = run["settings"].get("workload", {}).get("name"), run["data"]["sides"]
+    workload = run["settings"].get("workload", {}).get("name")
+    sides = [side for side in run["data"]["sides"] if side["peer"] == PROMISED_BESIDE]
     if not sides:
         return
     own = PROMISED_DEFAULT.get(workload, {})
-    default = f"{sides[0]['peer']} {THEIR_DEFAULT}"
+    default = f"{PROMISED_BESIDE} {THEIR_DEFAULT}"
     if own and all(side["setting"] != THEIR_DEFAULT for side in sides):
         yield from ((run_title(run), name, default, UNKNOWN, f"at most {bound:g}", "not measured") for name, bound in own.items())
     if not own or len(sides) > 1 or sides[0]["setting"] != THEIR_DEFAULT:  # a default alone is not the best of their settings
@@ -96,7 +98,7 @@ def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
         for figure, bound in own.items() if side["setting"] == THEIR_DEFAULT else ():
             if compared := compared_by(side, figure):
                 row = {**attrs.asdict(compared), "n_failed": n_wrong(side, "ours")}
-                yield _held(run, figure, f"{side['peer']} {THEIR_DEFAULT}", row, bound)
+                yield _held(run, figure, default, row, bound)
 
 
 def n_settings(data: Run) -> str:
@@ -104,10 +106,11 @@ def n_settings(data: Run) -> str:
     sides = data["sides"]
     n_pairs = [side["n_pairs"] for side in sides]
     n_complete = sum(n == max(n_pairs) for n in n_pairs)
+    fewer = sorted({n for n in n_pairs if n < max(n_pairs)})
     n_left = len(sides) - n_complete
     complete = f"{n_complete} setting" if n_complete == 1 else f"{n_complete} settings"
     ended = ", when the run was ended" if {title_of(side) for side in sides} & set(data.get("unfinished", ())) else ""
-    return complete + (f", {n_left} more having had {min(n_pairs)} of {max(n_pairs)} pairs{ended}" if n_left else "")
+    return complete + (f", {n_left} more having had {' to '.join(map(str, fewer[:1] + fewer[1:][-1:]))} of {max(n_pairs)} pairs{ended}" if n_left else "")
 
 
 def _held(run: Run, figure: str, beside: str, row: Run, bound: float, others: Sequence[Page] = ()) -> tuple[str, ...]:
@@ -227,8 +230,9 @@ def _sides(sides: Sequence[Run]) -> str:
 def _side_cell(side: Run, name: str) -> str:
     """A figure of both; the verdict, unless requests of theirs were not answered as asked: fewer or shorter ones are answered faster."""
     compared = compared_by(side, name)
-    is_told = compared is not None and not n_wrong(side, "theirs")
-    verdict = f" {compared.verdict(FIGURES_BY_NAME[name], n_failed=n_wrong(side, 'ours'))}" if compared and is_told else ""
+    figure = FIGURES_BY_NAME[name]
+    is_told = compared is not None and not n_spoiling(side, figure, "theirs")
+    verdict = f" {compared.verdict(figure, n_spoiling=n_spoiling(side, figure, 'ours'))}" if compared and is_told else ""
     return f"{number(median_of(side, name, 'theirs'))} / {number(median_of(side, name, 'ours'))}{verdict}"
 
 
@@ -260,8 +264,8 @@ def _busy_while_idle(side: Run) -> str:
 
 
 def _unanswered(side: Run) -> str:
-    n = side["n_failed"]["theirs"]
-    n_short = n_wrong(side, "theirs") - n
+    n, n_other = side["n_failed"]["theirs"], n_short(side, "theirs")
     told = [f"left {n} requests unanswered"] if n else []
-    told += [f"answered {n_short} requests with other than as many tokens as were asked"] if n_short else []
-    return f"{side['peer']} {side['setting']} {' and '.join(told)}: only what counts those is compared.\n"
+    told += [f"answered {n_other} requests with other than as many tokens as were asked"] if n_other else []
+    compared = "nothing of it is compared" if n_other else "only what counts those is compared"
+    return f"{side['peer']} {side['setting']} {' and '.join(told)}: {compared}.\n"

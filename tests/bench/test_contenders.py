@@ -88,3 +88,4 @@ def test_what_steps_cost_is_measured_for_a_run_alone_unless_it_is_said_where_it_
     assert len(set(folders)) == 2
     kept = cllm_serve(house, ("--calibration-dir", "here"))
     assert [kept.command.count(word) for word in ("--calibration-dir", "here")] == [1, 1]
+    assert "--calibration-dir" not in cllm_serve(house, ("--calibration-dir=here",)).command

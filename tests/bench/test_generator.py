@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
-from benchmarks.generator import Generator, GeneratorFailed
+from benchmarks.generator import Generator, GeneratorDied, GeneratorFailed
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,13 @@ def test_a_generator_that_died_is_there_again_for_the_next_order() -> None:
         with pytest.raises(GeneratorFailed) as failed:
             generator.dialect(silent.getsockname()[1])
     assert "died" not in str(failed.value)
+
+
+def test_one_that_dies_in_the_middle_of_an_order_is_not_the_servers_fault() -> None:
+    with Generator() as generator, socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Timer(1.0, generator._process.kill).start()
+        with pytest.raises(GeneratorDied):
+            generator.dialect(silent.getsockname()[1])
 
 
 def test_a_signal_to_the_run_and_all_that_it_started_does_not_reach_the_generator() -> None:

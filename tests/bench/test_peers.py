@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import peers, results
 from benchmarks.contenders import Contender, House, cllm_serve
-from benchmarks.generator import Order
+from benchmarks.generator import GeneratorDied, Order
 from benchmarks.standings import Page
 from cllm.bench.metrics import Goal
 from cllm.bench.target import Dialect
@@ -161,6 +161,34 @@ def test_a_peer_that_does_not_start_is_told_and_the_others_are_played(played: li
     monkeypatch.setattr(Contender, "server", start)
     assert run() == {"n_pairs": [0, 3]}
     assert played == ["b 0", "b 1", "b 2"]
+
+
+def test_the_generators_death_is_not_put_down_to_a_peer(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, deaths = Pairs.pair, [GeneratorDied("the load generator has died")]
+
+    def dies_once(self: Pairs, number: int) -> None:
+        if deaths and number == 1:
+            raise deaths.pop()
+        pair(self, number)
+
+    monkeypatch.setattr(Pairs, "pair", dies_once)
+    assert run() == {"n_pairs": [1, 3]}
+    assert played == ["a 0", "b 0", "b 1", "b 2"]
+
+
+def test_one_that_dies_again_and_again_ends_the_run_and_what_was_measured_is_kept(
+    played: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pairs.pair
+
+    def dies(self: Pairs, number: int) -> None:
+        if number == 1:
+            raise GeneratorDied("the load generator has died")
+        pair(self, number)
+
+    monkeypatch.setattr(Pairs, "pair", dies)
+    monkeypatch.setattr(peers, "page", lambda sides, _others: {"n_pairs": [side.n_pairs for side in sides], "broken": {}})
+    assert run() == {"n_pairs": [1, 1], "broken": {"cllm (as it comes)": "the load generator has died"}}
 
 
 @pytest.mark.parametrize("n_pairs", range(4))

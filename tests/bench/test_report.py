@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from benchmarks import kills, ladder, peers, report, results
@@ -126,8 +127,8 @@ def test_a_peer_that_says_less_than_was_asked_is_not_compared_either_and_the_pag
     short, other = side("fast", 2.0), side("slow", 0.5)
     short.theirs[0]["n_inexact"] = 3
     data = peers.page([short, other])
-    assert {row["setting"] for row in data["best"] if not row["figure"].startswith("good")} == {"slow"}
-    told = "llama-server fast answered 3 requests with other than as many tokens as were asked: only what counts those is compared."
+    assert {row["setting"] for row in data["best"]} == {"slow"}, "good ones come sooner where they are shorter"
+    told = "llama-server fast answered 3 requests with other than as many tokens as were asked: nothing of it is compared."
     assert told in report.page([run_of(data)])
 
 
@@ -417,14 +418,35 @@ def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     assert with_table(new, runs) == new
 
 
-def test_a_comparison_whose_answers_were_not_exact_stands_in_readme_by_its_good_ones() -> None:
+def test_a_comparison_with_unanswered_requests_stands_in_readme_by_its_good_ones() -> None:
     uneven = side("as it comes", 2.0)
     for one in uneven.theirs:
-        one["n_inexact"] = 1
+        one["n_failed"] = one["n_inexact"] = 1
     new = with_table(f"{BEGIN}\n{END}\n", [run_of(peers.page([uneven]))])
     assert "| cLLM, good requests/s |" in new
     assert " | llama-server as it comes | 3 (3) |" in new
     assert "At a glance" not in report.page([run_of(peers.page([uneven]))]), "there is no speed to compare"
+
+
+def test_a_comparison_with_shorter_answers_does_not_stand_in_readme() -> None:
+    short = side("as it comes", 2.0)
+    for one in short.theirs:
+        one["n_inexact"] = 1
+    assert "as it comes" not in with_table(f"{BEGIN}\n{END}\n", [run_of(peers.page([short]))])
+
+
+def test_shorter_answers_of_ours_win_nothing_by_being_quick() -> None:
+    short = side("as it comes", 0.5)
+    for one in short.ours:
+        one["n_inexact"] = 1
+    assert {row["verdict"] for row in peers.page([short])["best"]} == {"unclear"}
+
+
+def test_a_promise_about_llama_server_is_not_kept_beside_another() -> None:
+    other = side("as it comes", 0.5)
+    other.contender = attrs.evolve(other.contender, peer="llama-cpp-python")
+    run = {**run_of(peers.page([other])), "settings": {"workload": {"name": "seed-40x8"}}}
+    assert "What was promised" not in report.page([run])
 
 
 def test_what_is_kept_has_what_the_report_must_show() -> None:

@@ -119,6 +119,8 @@ def test_the_best_is_the_one_beside_which_ours_does_worst() -> None:
         one["n_failed"]["theirs"] = one["n_inexact"]["theirs"] = 0
     assert best_side([slow, fast], SPEED) is fast
     assert promising([slow, fast]) == {key_of(fast)}
-    fast["n_inexact"]["theirs"] = 1
+    fast["n_failed"]["theirs"] = fast["n_inexact"]["theirs"] = 1
     assert best_side([slow, fast], SPEED) is slow
-    assert best_side([slow, fast], GOOD) is fast
+    assert best_side([slow, fast], GOOD) is fast, "unanswered requests are no good ones"
+    fast["n_inexact"]["theirs"] = 2
+    assert best_side([slow, fast], GOOD) is slow, "shorter answers come sooner"
