@@ -170,12 +170,14 @@ class CostModel:
         return 0.0 if self._is_apart else self._scale * self._cells_s(n_rows, n_cells)
 
     def save_s(self, n_cells: int) -> float | None:
-        """Seconds to save the content of `n_cells` cells; None when it was not measured."""
-        return None if self.curve.save_cell_s is None else self.curve.save_cell_s * n_cells
+        """Seconds to save a state of `n_cells` cells; None when it was not measured."""
+        curve = self.curve
+        return None if curve.save_cell_s is None else curve.save_fixed_s + curve.save_cell_s * n_cells
 
     def restore_s(self, n_cells: int) -> float | None:
-        """Seconds to restore `n_cells` cells; None when it was not measured."""
-        return None if self.curve.restore_cell_s is None else self.curve.restore_cell_s * n_cells
+        """Seconds to restore a state of `n_cells` cells; None when it was not measured."""
+        curve = self.curve
+        return None if curve.restore_cell_s is None else curve.restore_fixed_s + curve.restore_cell_s * n_cells
 
     def n_rows_within(self, seconds: float, n_least: int, n_cells: int, *, attended: Attended = (), depth: int = 0) -> int:
         """The rows of the largest step that takes at most `seconds`, when `n_least` of them are outputs that go in any case.

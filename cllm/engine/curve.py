@@ -38,6 +38,8 @@ class Curve:
     # take together for each cell of their sequence before them)
     save_cell_s: float | None = attrs.field(default=None, validator=_seconds)  # to save a cell's content; None: not known
     restore_cell_s: float | None = attrs.field(default=None, validator=_seconds)
+    save_fixed_s: float = attrs.field(default=0.0, validator=_seconds)  # to save what a state has however short, as recurrent ones do
+    restore_fixed_s: float = attrs.field(default=0.0, validator=_seconds)
     apart_gain_cell_s: float | None = attrs.field(default=None, validator=_seconds)  # see `Apart`; None: they cannot lie apart
     is_cut_short: bool = False  # something held the machine up: less was measured than there is time for, or it is not to be trusted
 

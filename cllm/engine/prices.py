@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
+
+import attrs
 
 from cllm.engine.demand import Demand
 
@@ -14,6 +17,7 @@ PATIENCE = 0.2  # of what a move costs, that carrying may cost before; at 1, mix
 WEIGHT = 0.2  # of the newest move in what is known of the moves
 FADE = 0.98  # of a price that has just kept a move from being made: one that is never paid is never corrected
 N_CELLS_TO_LEARN = 16  # of a smaller move the calls are the larger part
+CELL_S_LEAST = 1e-12  # a clock may have seen no time at all
 
 
 class Costs(Protocol):
@@ -28,27 +32,58 @@ class Costs(Protocol):
     def restore_s(self, n_cells: int) -> float | None: ...
 
 
+@attrs.define
+class _Price:
+    """Seconds of a move: a part that every state has, however short, and one for each cell; corrected by what moves really took."""
+
+    fixed_s: float
+    cell_s: float
+    is_known: bool  # or a guess
+
+    @classmethod
+    def of(cls, measured: Callable[[int], float | None] | None, guess_cell_s: float) -> _Price:
+        """What was `measured` for so many cells, or the guess where nothing was."""
+        fixed_s, one_s = (measured(0), measured(1)) if measured else (None, None)
+        return cls(0.0, guess_cell_s, False) if fixed_s is None or not one_s else cls(fixed_s, one_s - fixed_s, True)
+
+    def seconds(self, n_cells: int) -> float:
+        return MOVE_S + self.fixed_s + n_cells * self.cell_s
+
+    def learn(self, n_cells: int, seconds: float) -> None:
+        """Take the newest move into account, by which both parts grow or shrink alike: what one state took does not tell them apart."""
+        if n_cells < N_CELLS_TO_LEARN:
+            return
+        if self.is_known:
+            self.scale(1 + WEIGHT * (seconds / (self.fixed_s + n_cells * self.cell_s) - 1))
+        else:
+            self.cell_s, self.is_known = max(seconds / n_cells, CELL_S_LEAST), True
+
+    def scale(self, factor: float) -> None:
+        self.fixed_s *= factor
+        self.cell_s *= factor
+
+
 class Prices:
     """The cost model's numbers where it has them, corrected by what moves really took."""
 
     def __init__(self, costs: Costs | None = None) -> None:
         self.demand = Demand()
         self._costs = costs
-        self._save_cell_s = costs.save_s(1) if costs else None
-        self._restore_cell_s = costs.restore_s(1) if costs else None
+        self._save = _Price.of(costs.save_s if costs else None, SAVE_CELL_S)
+        self._restore = _Price.of(costs.restore_s if costs else None, RESTORE_CELL_S)
 
     def succeed(self, other: Prices) -> None:
         """Take over what `other` has learned, of the same machine."""
         self.demand = other.demand
-        self._save_cell_s, self._restore_cell_s = other._save_cell_s, other._restore_cell_s
+        self._save, self._restore = other._save, other._restore
 
     def save_s(self, n_cells: int) -> float:
-        """Seconds to save so many cells."""
-        return MOVE_S + n_cells * (self._save_cell_s or SAVE_CELL_S)
+        """Seconds to save a state of so many cells."""
+        return self._save.seconds(n_cells)
 
     def restore_s(self, n_cells: int) -> float:
-        """Seconds to restore so many cells."""
-        return MOVE_S + n_cells * (self._restore_cell_s or RESTORE_CELL_S)
+        """Seconds to restore a state of so many cells."""
+        return self._restore.seconds(n_cells)
 
     def prefill_s(self, n_rows: int) -> float:
         """Seconds to compute so many cells."""
@@ -68,14 +103,10 @@ class Prices:
         save_s, restore_s = self.save_s(n_cells), self.restore_s(n_cells)
         gain_s = self.prefill_s(n_cells) - restore_s
         if save_s >= gain_s:
-            self._fade(is_restore=restore_s > save_s)  # the dearer one is the likelier to be wrong
+            dearer = self._restore if restore_s > save_s else self._save  # which is the likelier to be wrong
+            if dearer.is_known:
+                dearer.scale(FADE)
         return save_s < share * gain_s
-
-    def _fade(self, *, is_restore: bool) -> None:
-        if is_restore and self._restore_cell_s is not None:
-            self._restore_cell_s *= FADE
-        elif not is_restore and self._save_cell_s is not None:
-            self._save_cell_s *= FADE
 
     def is_worth_restoring(self, n_cells: int, n_gained: int) -> bool:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""
@@ -102,14 +133,8 @@ class Prices:
 
     def saved(self, n_cells: int, seconds: float) -> None:
         """Learn what a save took."""
-        if n_cells >= N_CELLS_TO_LEARN:
-            self._save_cell_s = _learned(self._save_cell_s, seconds / n_cells)
+        self._save.learn(n_cells, seconds)
 
     def restored(self, n_cells: int, seconds: float) -> None:
         """Learn what a restore took."""
-        if n_cells >= N_CELLS_TO_LEARN:
-            self._restore_cell_s = _learned(self._restore_cell_s, seconds / n_cells)
-
-
-def _learned(known: float | None, newest: float) -> float:
-    return newest if known is None else known + WEIGHT * (newest - known)
+        self._restore.learn(n_cells, seconds)

@@ -1090,6 +1090,7 @@ def _memory_limits(limits: Limits) -> MemoryLimits:
         can_share=limits.can_share,
         can_trim=limits.can_trim,
         copies_slots=limits.copies_slots,
+        has_parts=limits.rows_by_slot,
     )
 
 

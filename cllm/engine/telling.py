@@ -101,6 +101,7 @@ def text_request_of(sequence: Sequence) -> StreamRequest:
         n_tokens_max=spec.stopping.max_tokens,
         seed=spec.seed,
         stop=spec.stopping.stop,
+        n_tokens_min=max(0, spec.stopping.min_tokens - sequence.n_generated),
         ignore_eos=spec.stopping.ignore_eos,
         form=spec.form,
         n_logprobs=spec.n_logprobs,

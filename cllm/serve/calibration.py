@@ -26,6 +26,7 @@ OUTPUTS: Final = (1, 16, 8, 4, 64, 32, 2, 12, 24, 48, 128)
 N_ROWS_NEEDED: Final = 2  # sizes that are measured however long it takes
 N_REPEATS, REPEATS_S = 7, 0.05  # a size is measured so often, or as often as goes into this time, but twice at least
 N_CELLS_SAVED: Final = 128  # of the slot whose copies fill the cells
+FIXED_MOST: Final = 0.999  # of a state: where every state is as large as another, a cell's price is not to be nothing
 N_CELLS_FULL: Final = 4096  # in use when their cost is measured, if there are twice as many
 N_COPIES_LEAST: Final = 4
 N_SLOTS_APART: Final = 8  # that generate when it is measured what it gains if their cells lie apart
@@ -79,7 +80,7 @@ class _Measurement:
             self._began_at, before = self._clock(), self._times()
             self._measure_rows()
             outputs = self._measure_outputs()
-            cell_s, row_cell_s, attended, save_cell_s, restore_cell_s = self._measure_cells()
+            cell_s, row_cell_s, attended, moves = self._measure_cells()
             apart_gain_cell_s = self._measure_apart(WALKED * min(seconds / n for n, seconds in attended))
             self._is_cut_short |= self._lacked_cores(before)
         finally:
@@ -90,8 +91,7 @@ class _Measurement:
             cell_s=cell_s,
             row_cell_s=row_cell_s,
             attended=attended,
-            save_cell_s=save_cell_s,
-            restore_cell_s=restore_cell_s,
+            **moves,
             apart_gain_cell_s=apart_gain_cell_s,
             is_cut_short=self._is_cut_short,
         )
@@ -123,10 +123,10 @@ class _Measurement:
                 added[n] = max(self._least_s(n, n) - bare_s, 0.0)
         return tuple(sorted(added.items()))
 
-    def _measure_cells(self) -> tuple[float, float, Points, float | None, float | None]:
+    def _measure_cells(self) -> tuple[float, float, Points, dict[str, float]]:
         """What cells cost that are only there, by filling them with copies of one slot; what those cost that rows see; what copies cost.
 
-        Returns seconds for each cell: in a step, in a step for each row, for so many rows that see it, to save, to restore.
+        Returns seconds for each cell, in a step, in a step for each row, and for so many rows that see it; and a curve's fields of moves.
         """
         model = self._model
         n_cells = min(N_CELLS_SAVED, model.n_cells_slot // 2, model.n_rows_max)
@@ -134,9 +134,10 @@ class _Measurement:
         n_copies = min(n_copies, model.n_slots - 2)
         is_large = n_cells >= N_ROWS_MANY and n_copies >= N_COPIES_LEAST
         if not model.capabilities.can_save or not is_large or not self._has_time(1.0, self._expected_s(n_cells) / 2):
-            return *self._guessed_cells_s(), None, None
+            return *self._guessed_cells_s(), {}
         self._fill(0, n_cells)
         state, save_s = self._save()
+        fixed = 0.0 if model.capabilities.can_trim else self._fixed_share(n_cells, len(state))
         attended = self._measure_attended(n_cells)
         # A few take no time beside what was measured before, and what a copy costs is not guessed without one.
         restores_s = [self._restore(slot, state) for slot in range(1, n_copies) if slot < N_COPIES_LEAST or self._has_time(1.0, 0.0)]
@@ -149,7 +150,25 @@ class _Measurement:
         cell_s = max((full_s[0] - bare_s[0]) / n_full - row_cell_s, 0.0)
         if not cell_s + row_cell_s:  # lost in the noise
             cell_s, row_cell_s, _ = self._guessed_cells_s()
-        return cell_s, row_cell_s, attended, save_s / n_cells, median(restores_s) / n_cells
+        restore_s = median(restores_s)
+        moves = {
+            "save_cell_s": (1 - fixed) * save_s / n_cells,
+            "restore_cell_s": (1 - fixed) * restore_s / n_cells,
+            "save_fixed_s": fixed * save_s,
+            "restore_fixed_s": fixed * restore_s,
+        }
+        return cell_s, row_cell_s, attended, moves
+
+    def _fixed_share(self, n_cells: int, n_bytes: int) -> float:
+        """Of the `n_bytes` that a state of `n_cells` cells has, how much those have that are shorter, too. Time goes by the bytes: what so
+        short a state takes by itself would be lost in the noise.
+        """
+        self._fill(1, 1)
+        n_bytes_short = len(self._model.save(1))
+        self._model.drop(1)
+        self._used.discard(1)
+        cell_n_bytes = max(n_bytes - n_bytes_short, 0) / max(n_cells - 1, 1)
+        return min(max(1 - n_cells * cell_n_bytes / n_bytes, 0.0), FIXED_MOST) if n_bytes else 0.0
 
     def _measure_attended(self, n_cells: int) -> Points:
         """What rows of one sequence take together for each cell before them: steps in slot 0, of `n_cells` cells, beside an empty one's."""

@@ -25,7 +25,7 @@ from cllm.threadtimes import n_cpus
 
 log = structlog.get_logger("cllm.load")
 
-FORMAT: Final = 7  # grows when what is measured, or how, changes
+FORMAT: Final = 8  # grows when what is measured, or how, changes
 N_BYTES_MAX: Final = 1 << 20  # a larger file is none of ours
 
 Key: TypeAlias = dict[str, Any]  # plain values, as JSON has them

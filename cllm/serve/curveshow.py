@@ -59,6 +59,8 @@ def show(cost: CostModel, *, title: str) -> None:
     console.print(f"rows of one sequence take, for each cell of it before them, {together}")
     if curve.save_cell_s is not None and curve.restore_cell_s is not None:
         console.print(f"a cell is saved in {1e6 * curve.save_cell_s:.2g} us and restored in {1e6 * curve.restore_cell_s:.2g} us")
+        if curve.save_fixed_s or curve.restore_fixed_s:
+            console.print(f"every state takes {1e6 * curve.save_fixed_s:.2g} and {1e6 * curve.restore_fixed_s:.2g} us more, however short")
     if curve.apart_gain_cell_s:
         console.print(f"apart, a generating row is spared {1e6 * curve.apart_gain_cell_s:.2g} us for each cell of another sequence")
 

@@ -30,6 +30,8 @@ class Costs:
     carry: float = 0.0
     save: float | None = 1e-5
     restore: float | None = 1e-5
+    save_fixed: float = 0.0  # of every state
+    restore_fixed: float = 0.0
 
     def prefill_s(self, n_rows: int, n_cells: int = 0) -> float:
         return self.prefill * n_rows
@@ -38,10 +40,10 @@ class Costs:
         return self.carry * n_cells
 
     def save_s(self, n_cells: int) -> float | None:
-        return None if self.save is None else self.save * n_cells
+        return None if self.save is None else self.save_fixed + self.save * n_cells
 
     def restore_s(self, n_cells: int) -> float | None:
-        return None if self.restore is None else self.restore * n_cells
+        return None if self.restore is None else self.restore_fixed + self.restore * n_cells
 
 
 def make(costs: Costs, n_cells: int = 300) -> tuple[FakeModel, Scheduler, Offload]:
@@ -424,6 +426,21 @@ def test_a_move_of_few_cells_says_nothing_about_the_price_of_one() -> None:
     before = prices.save_s(1000)
     prices.saved(1, 1.0)
     assert prices.save_s(1000) == before
+
+
+def test_what_every_state_has_does_not_make_long_ones_dear() -> None:
+    """A recurrent state, say: 10 ms to save and 8 to restore, whatever its length, where a row is computed in 0.2 ms."""
+    prices = Prices(Costs(prefill=2e-4, save=1e-6, restore=1e-6, save_fixed=0.010, restore_fixed=0.008))
+    assert prices.is_worth_saving(4000)
+    assert not prices.is_worth_saving(64)
+
+
+def test_what_a_move_took_corrects_both_parts_of_its_price() -> None:
+    prices = Prices(Costs(save=1e-5, save_fixed=0.01))
+    for _ in range(100):
+        prices.saved(1000, 0.04)  # twice as long as was measured
+    assert prices.save_s(1000) == pytest.approx(0.04 + MOVE_S)
+    assert prices.save_s(0) == pytest.approx(0.02 + MOVE_S)
 
 
 def test_a_price_of_saving_that_nobody_pays_falls_until_it_is_tried_and_corrected() -> None:

@@ -121,9 +121,13 @@ def test_token_ids_are_refused_where_the_model_does_not_take_them(scheduler: Tex
         scheduler.submit(SequenceSpec(prompt=[1, 2]), 0.0)
 
 
-def test_the_model_is_asked_for_what_the_request_asked_for(scheduler: TextScheduler) -> None:
+def test_the_model_is_asked_for_what_the_request_asked_for() -> None:
+    scheduler = TextScheduler(LIMITS, NoVocabulary(), frozenset({"json_schema", "n_tokens_min"}))
     form = StreamForm("json_schema", "{}")
-    scheduler.submit(SequenceSpec(prompt=UnreadPrompt.of("once", 4, 10), form=form, stopping=StopParams(max_tokens=3, stop=("x",))), 0.0)
+    scheduler.submit(
+        SequenceSpec(prompt=UnreadPrompt.of("once", 4, 10), form=form, stopping=StopParams(max_tokens=3, min_tokens=2, stop=("x",))), 0.0
+    )
     (sequence,) = scheduler.turn(0.0).started
     request = text_request_of(sequence)
     assert (request.text, request.prompt, request.n_tokens_max, request.stop, request.form) == ("once", (), 3, ("x",), form)
+    assert request.n_tokens_min == 2

@@ -435,6 +435,29 @@ def test_of_copies_the_first_does_not_count() -> None:
     assert measured(ColdAtFirst(row_s=0.0001, n_cells=16384)).save_cell_s == pytest.approx(0.001 / 128)
 
 
+def test_of_memory_that_cannot_be_cut_a_move_has_a_part_that_all_states_have() -> None:
+    """A recurrent model's states, say, with as many bytes for all that was read as 384 cells would have."""
+
+    class Recurrent(TimedModel):
+        def __init__(self) -> None:
+            super().__init__(row_s=0.0001, n_cells=16384)
+            self.capabilities = attrs.evolve(self.capabilities, can_trim=False)
+
+        def save(self, slot: int) -> bytes:
+            self.now += 0.001
+            n_bytes = 4 * (384 + len(self._slot(slot)))
+            return super().save(slot).ljust(n_bytes, b"-")[:n_bytes]
+
+        def restore(self, slot: int, state: bytes) -> None:
+            self.now += 0.01
+
+    curve = measured(Recurrent())
+    assert curve.save_fixed_s == pytest.approx(0.001 * 384 / 512)
+    assert curve.save_cell_s == pytest.approx(0.001 / 512)
+    assert curve.restore_fixed_s == pytest.approx(0.01 * 384 / 512)
+    assert curve.restore_cell_s == pytest.approx(0.01 / 512)
+
+
 def test_where_there_is_no_memory_for_parts_it_is_not_known_what_they_gain_and_no_more() -> None:
     def before_lay_out(layout: KvLayout, n_slots: int) -> None:
         if layout is KvLayout.STREAMS:
