@@ -107,10 +107,11 @@ def n_settings(data: Run) -> str:
     n_pairs = [side["n_pairs"] for side in sides]
     n_complete = sum(n == max(n_pairs) for n in n_pairs)
     fewer = sorted({n for n in n_pairs if n < max(n_pairs)})
+    had = " to ".join(map(str, dict.fromkeys(fewer[:1] + fewer[-1:])))
     n_left = len(sides) - n_complete
     complete = f"{n_complete} setting" if n_complete == 1 else f"{n_complete} settings"
     ended = ", when the run was ended" if {title_of(side) for side in sides} & set(data.get("unfinished", ())) else ""
-    return complete + (f", {n_left} more having had {' to '.join(map(str, fewer[:1] + fewer[1:][-1:]))} of {max(n_pairs)} pairs{ended}" if n_left else "")
+    return complete + (f", {n_left} more having had {had} of {max(n_pairs)} pairs{ended}" if n_left else "")
 
 
 def _held(run: Run, figure: str, beside: str, row: Run, bound: float, others: Sequence[Page] = ()) -> tuple[str, ...]:

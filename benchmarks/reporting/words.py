@@ -205,11 +205,11 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
 are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32 and `shared-prefix` have all of llama-server's settings, two to six of them
-for two to four pairs. The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be
-slower; nor is one that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and
-1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16 `-kvu -b 64` was left that had them after 1.95 times its
-time. A server's memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start stands
-for it, mostly the second.
+for two to four pairs. The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to
+be slower; nor is one that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6
+and 1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16 `-kvu -b 64` was left that had them after 1.95 times
+its time. A server's memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start
+stands for it, mostly the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
