@@ -28,8 +28,8 @@ from cllm.sources import load_settings
 
 log = structlog.get_logger("cllm.asgi")
 
-# Settings of what listens, which is not ours here.
-_SERVERS_OWN: Final = ("host", "port", "ssl_certfile", "ssl_keyfile", "header_timeout_s", "write_timeout_s", "keep_alive_s")
+# Settings of what listens, which is not ours here; how long answers may take at its end is its own, too: it tells the app afterwards.
+_SERVERS_OWN: Final = ("host", "port", "ssl_certfile", "ssl_keyfile", "header_timeout_s", "write_timeout_s", "keep_alive_s", "grace_s")
 
 
 def create_app(settings: Settings | None = None) -> ASGIFramework:

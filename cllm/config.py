@@ -19,6 +19,7 @@ import attrs
 from cyclopts import Group, Parameter
 
 from cllm.errors import CllmError
+from cllm.files import why_no_file
 from cllm.hub import reference_of
 from cllm.keys import ApiKey, named_keys, parse_key
 
@@ -136,6 +137,18 @@ def _check(holds: Callable[[Any], bool], complaint: str) -> Check:
     return check
 
 
+def _check_file(path_of: Callable[[str], str | None]) -> Check:
+    """Refuse a text that names a file, as `path_of` has it, where there is none to be read."""
+
+    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        for item in value if isinstance(value, tuple) else (value,):
+            path = None if item is None else path_of(item)
+            if path is not None and (why := why_no_file(path)):
+                raise SettingsError(f"{why}: {item}", attribute.name)
+
+    return check
+
+
 def _between(low: int, high: int) -> Check:
     return _check(lambda n: low <= n <= high, f"must be {low} to {high}, not {{}}")
 
@@ -152,13 +165,13 @@ _positive = _check(lambda x: x > 0 and math.isfinite(x), "must be more than 0, n
 _not_negative = _check(lambda x: x >= 0 and math.isfinite(x), "must be 0 or more, not {}")
 _not_empty = _check(lambda text: bool(text.strip()), "must not be empty")
 _has_home = _check(lambda text: not text.startswith("~"), "there is no home directory for {}")
-_file = _check(os.path.isfile, "no such file: {}")
+_file = _check_file(lambda text: text)
 _aliases = _check(lambda text: set(split_words(text)) <= {*METRICS_OF}, "must be some of vllm,llamacpp, not {}")
-_lora_file = _check(lambda text: os.path.isfile(split_lora(text)[0]), "no such file: {}")
+_lora_file = _check_file(lambda text: split_lora(text)[0])
 _lora_scale = _check(lambda text: math.isfinite(split_lora(text)[1]), "the scale must be a finite number: {}")
 _name_value = _check(lambda text: text.partition("=")[0].strip() and "=" in text, "must be NAME=VALUE, not {}")
 # A model that is not a file name is the hub's, or its backend knows it by a name of its own.
-_model_file = _check(lambda text: not text.endswith(".gguf") or ":" in text or os.path.isfile(text), "no such file: {}")
+_model_file = _check_file(lambda text: text if text.endswith(".gguf") and ":" not in text else None)
 
 
 def _key(_: object, attribute: attrs.Attribute[Any], texts: tuple[str, ...]) -> None:

@@ -68,7 +68,7 @@ class CachedModel:
 def reference_of(text: str) -> Reference | None:
     """The reference that `text` is; None for what names a file or a folder here."""
     reference = parsed(text)
-    return None if reference is None or Path(text).exists() else reference
+    return None if reference is None or os.path.exists(text) else reference
 
 
 def parsed(text: str) -> Reference | None:
@@ -94,7 +94,9 @@ def local_path(model: str, on_bytes: OnBytes) -> str:
 
 
 def size_of(model: str) -> int:
-    """The bytes of the file that `model` names, here or in the cache, with the further files of a split one; 0 for what is neither."""
+    """The bytes of the file that `model` names, here or in the cache, with the further files of a split one; 0 for what is neither, or is
+    where we may not look.
+    """
     reference = reference_of(model)
     if reference is not None:
         try:
@@ -106,7 +108,10 @@ def size_of(model: str) -> int:
         return 0
     split = _SPLIT.fullmatch(path.name)
     name = f"{glob.escape(split['stem'])}-*-of-{split['total']}.gguf" if split else glob.escape(path.name)
-    return sum(part.stat().st_size for part in path.parent.glob(name) if part.is_file())
+    try:
+        return sum(part.stat().st_size for part in path.parent.glob(name) if part.is_file())
+    except OSError:
+        return 0
 
 
 # --- which files -------------------------------------------------------------------------------------------------------

@@ -16,13 +16,17 @@ import attrs
 from cllm.errors import BackendUnavailable, LoadFailed, call_foreign, in_one_line
 
 if TYPE_CHECKING:
-    from cllm.backend import Backend, Probe, StepModel, StreamModel, Vocabulary
+    from cllm.backend import Backend, Embedder, Probe, StepModel, StreamModel, Vocabulary
 
 GROUP: Final = "cllm.backends"
 STEP_MODEL: Final = ("vocabulary", "info", "capabilities", "n_cells", "n_cells_slot", "n_slots", "n_rows_max", "step", "drop", "close")
 """What no `StepModel` can do without, whatever its capabilities are."""
 STREAM_MODEL: Final = ("vocabulary", "info", "n_live_max", "n_ctx", "heeds", "open", "start", "cancel", "close")
 """And no `StreamModel`."""
+EMBEDDER: Final = (
+    "info", "vocabulary", "pooling", "n_embd", "n_tokens_max", "n_slots", "n_cells", "n_rows_max", "can_split", "step", "drop", "pair",
+)  # fmt: skip
+"""And no `Embedder`."""
 
 
 @attrs.frozen
@@ -142,6 +146,12 @@ def checked_model(model: StepModel | StreamModel) -> StepModel | StreamModel:
         with suppress(Exception):  # what is said of it comes first
             call_foreign(close)
     raise LoadFailed(f"the backend's load gave {_what(model)}, which is no model: it has no {', '.join(missing)}")
+
+
+def check_embedder(embedder: Embedder) -> None:
+    """Raises: LoadFailed when what a backend gave for vectors is no embedder."""
+    if missing := [name for name in EMBEDDER if not hasattr(embedder, name)]:
+        raise LoadFailed(f"the backend gave {_what(embedder)} for vectors, which is no embedder: it has no {', '.join(missing)}")
 
 
 def vocabulary_of(model: StreamModel) -> Vocabulary | None:

@@ -263,13 +263,15 @@ def _n_left(one: Input) -> int:
 def compute(embedder: Embedder, plan: EmbedPlan) -> list[Sums]:
     """Do a step, and pool the vectors of each part's rows; blocks.
 
-    Raises: what the embedder's calls raise · StepFailed for rows that are missing · ModelDied for a slot that cannot be emptied.
+    Raises: what the embedder's calls raise · StepFailed for vectors of another shape · ModelDied for a slot that cannot be emptied.
     """
     for slot in plan.drops:
         empty(embedder, slot)
     vectors = embedder.step(plan.batch)
     if len(vectors) != plan.batch.n_rows:  # of fewer, somebody's would be made of others'
         raise StepFailed(f"{len(vectors)} vectors for {plan.batch.n_rows} rows")
+    if vectors.shape[1:] != (embedder.n_embd,):
+        raise StepFailed(f"vectors of the shape {vectors.shape[1:]}, not of {embedder.n_embd} numbers")
     return pool(vectors, [n_rows for _, n_rows in plan.parts], embedder.pooling)
 
 

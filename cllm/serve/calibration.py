@@ -138,7 +138,7 @@ class _Measurement:
         self._fill(0, n_cells)
         state, save_s = self._save()
         fixed = 0.0 if model.capabilities.can_trim else self._fixed_share(n_cells, len(state))
-        attended = self._measure_attended(n_cells)
+        attended = self._measure_attended(n_cells, n_kept=n_cells * (n_copies - 1) + N_ROWS_MANY)
         # A few take no time beside what was measured before, and what a copy costs is not guessed without one.
         restores_s = [self._restore(slot, state) for slot in range(1, n_copies) if slot < N_COPIES_LEAST or self._has_time(1.0, 0.0)]
         n_full = self._n_deep + n_cells * len(restores_s)
@@ -170,13 +170,18 @@ class _Measurement:
         cell_n_bytes = max(n_bytes - n_bytes_short, 0) / max(n_cells - 1, 1)
         return min(max(1 - n_cells * cell_n_bytes / n_bytes, 0.0), FIXED_MOST) if n_bytes else 0.0
 
-    def _measure_attended(self, n_cells: int) -> Points:
-        """What rows of one sequence take together for each cell before them: steps in slot 0, of `n_cells` cells, beside an empty one's."""
+    def _measure_attended(self, n_cells: int, *, n_kept: int) -> Points:
+        """What rows of one sequence take together for each cell before them: steps in slot 0, of `n_cells` cells, beside an empty one's.
+
+        Of one pool `n_kept` cells are left, for what is measured after it.
+        """
         found: dict[int, float] = {}
         self._n_deep = n_cells
         for n in ATTENDING:
             has_time = not found or self._has_time(1.0, N_DEEP * self._expected_s(n))
-            has_room = n <= self._model.n_rows_max and self._n_deep + N_DEEP * n <= self._model.n_cells_slot
+            n_then = self._n_deep + N_DEEP * n
+            is_pool = self._model.n_cells_slot == self._model.n_cells
+            has_room = n <= self._model.n_rows_max and n_then + (n_kept if is_pool else 0) <= self._model.n_cells_slot
             if has_time and has_room:
                 found[n] = median(self._deep_pair_s(n) for _ in range(N_DEEP))
                 self._tell()

@@ -11,7 +11,7 @@ import trio
 from cllm.backend import Backend, Embedder, Embeds, LoadsEmbedders, ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import Settings, api_keys, embedding_names_of
 from cllm.errors import DoesNotGenerate, LoadFailed
-from cllm.registry import checked_model
+from cllm.registry import check_embedder, checked_model
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.engine import Embeddings
 from cllm.serve.loop import StepLoop
@@ -119,6 +119,7 @@ async def run_beside(loop: StepLoop, embed_loop: EmbedLoop) -> None:
 
 def loaded_embedder(embedder: Embedder, aliases: tuple[str, ...]) -> LoadedEmbedder:
     """Return `embedder` with what is told of it."""
+    check_embedder(embedder)
     served = ServedEmbedder(
         name=aliases[0],
         aliases=aliases,

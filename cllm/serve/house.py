@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from cllm import hub
-from cllm.config import Settings, embedding_names_of, names_of
+from cllm.config import Settings, SettingsError, embedding_names_of, names_of
 from cllm.engine.scheduler import SequenceView
 from cllm.errors import InvalidRequest, NotFound, NotSupported, Unavailable
 from cllm.serve.engine import Engine, EnginePhase, Health, new_engine
@@ -23,6 +23,7 @@ from cllm.serve.records import Record
 N_TENANTS_MAX = 64
 LATEST = ":latest"  # the tag that Ollama's clients add to a name without one
 RETRY_AFTER_S = 5.0  # for whoever came while a model was loaded or unloaded for longer than a request waits
+FILES_OF_THE_START: Any = {"config": None, "ssl_certfile": None, "ssl_keyfile": None}  # which may be gone when a model is added
 FAILED_FOR_S = 30.0  # a model that could not be loaded is tried again after this time, not at every request, then after twice that
 N_DOUBLINGS_MAX = 10
 FAILED_FOR_S_MAX = 900.0  # and so on: for each try others may have to make room
@@ -250,6 +251,9 @@ class House:
         name = f"{base.name}:{adapter}"
         lora = (*base.settings.lora, f"{path}:1.0")
         found = self.lookup(name)
+        if found is not None and found.is_adopted and found.state is State.FAILED and found.settings.lora != lora:
+            self.forget(found)  # nobody was there any more who would have been told
+            found = None
         if found is not None:
             is_news = found.state is not State.LOADED or not found.is_known_loaded
             if found.is_adopted and found.settings.lora == lora and is_news:
@@ -257,7 +261,11 @@ class House:
             raise InvalidRequest(f"lora_name: there is a model {name} already", param="lora_name")
         if len(self.tenants) >= N_TENANTS_MAX:
             raise InvalidRequest(f"lora_name: this server has {N_TENANTS_MAX} models, and takes no more", param="lora_name")
-        tenant = Tenant(attrs.evolve(base.settings, lora=lora, alias=(name,), embedding_model=None, embedding_alias=()))
+        own: Any = {"lora": lora, "alias": (name,), "embedding_model": None, "embedding_alias": ()}
+        try:
+            tenant = Tenant(attrs.evolve(base.settings, **own, **FILES_OF_THE_START))
+        except SettingsError as error:
+            raise InvalidRequest(f"lora_path: {base.name} cannot be loaded with it: {error}", param="lora_path") from error
         tenant.is_adopted = True
         tenant.n_bytes = base.n_bytes or n_bytes_of_files(tenant.settings)
         tenant.become(State.UNLOADED)

@@ -81,7 +81,13 @@ class StreamLoop(StepLoop):
     def _take_heard(self) -> None:
         now = trio.current_time()
         for _ in range(len(self._heard)):
-            self._owed += self._settle(self._heard.popleft(), now)
+            event = self._heard.popleft()
+            try:
+                self._owed += self._settle(event, now)
+            except ModelDied:
+                raise
+            except Exception as error:  # of a field that is none: of an event that is checked no further, since most are right
+                self._owed += self._settle_wrong(event, now, f", of which {in_one_line(error)}")
             self._progress_at = now
 
     def _settle(self, event: StreamEvent, now: float) -> list[Event]:
@@ -98,9 +104,9 @@ class StreamLoop(StepLoop):
             return self._streaming.take(event, now)
         return self._settle_wrong(event, now)
 
-    def _settle_wrong(self, event: object, now: float) -> list[Event]:
+    def _settle_wrong(self, event: object, now: float, more: str = "") -> list[Event]:
         """What a model of its kind does not tell costs the sequence that it tells it of, if there is one."""
-        why = f"the model told a {type(event).__name__}"
+        why = f"the model told a {type(event).__name__}{more}"
         log.error("stream.failed", why=why)
         seq_id = getattr(event, "seq_id", None)
         if not isinstance(seq_id, int):

@@ -423,6 +423,13 @@ def test_where_that_is_nothing_beside_a_step_as_on_a_gpu_nothing_is_gained() -> 
     assert measured(TimedModel(first_s=0.005, row_s=1e-6, n_cells=16384, lays_out=True)).apart_gain_cell_s == 0.0
 
 
+def test_a_pool_that_is_hardly_large_enough_has_room_for_all_that_is_measured() -> None:
+    """512 cells and steps of 64 rows: with the deepest steps of all, the copies would not have gone in any more."""
+    curve = measured(TimedModel(row_s=0.0001, attended_s=8e-6, n_cells=512, n_rows_max=64))
+    assert curve.restore_cell_s is not None
+    assert dict(curve.attended)[16] == pytest.approx(16 * 8e-6, rel=0.15)
+
+
 def test_of_copies_the_first_does_not_count() -> None:
     class ColdAtFirst(TimedModel):
         n_saves = 0

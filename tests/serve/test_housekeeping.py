@@ -19,7 +19,7 @@ import trio.testing
 from cllm.backend import Batch, ModelSpec, OnProgress, StepModel, StreamEvent
 from cllm.config import Settings
 from cllm.engine.hostpool import Piece
-from cllm.errors import LoadAborted, LoadFailed, ModelDied, NotFound, StepFailed, Unavailable
+from cllm.errors import InvalidRequest, LoadAborted, LoadFailed, ModelDied, NotFound, StepFailed, Unavailable
 from cllm.serve import lifecycle, loading
 from cllm.serve.garbage import spare_what_stays
 from cllm.serve.house import FAILED_FOR_S_MAX, Hold, House, State, Tenant, n_bytes_of_files
@@ -403,6 +403,26 @@ async def test_an_adapter_that_is_asked_for_while_it_is_unloaded_is_not_left_to_
                 await until(lambda adapter=adapter: bool(adapter.waiting))  # type: ignore[misc]
                 held.release()
             await until(lambda: set(kept.keeper._lives) <= set(kept.house.tenants))
+
+
+async def test_an_adapter_needs_no_file_of_the_start(keep: Keep, tmp_path: Path) -> None:
+    config = tmp_path / "cllm.toml"
+    config.touch()
+    async with keep("a", config=str(config)) as kept:
+        config.unlink()
+        assert kept.house.adopt(kept.tenant("a"), "style", __file__).settings.lora == (f"{__file__}:1.0",)
+        with pytest.raises(InvalidRequest, match="lora_path: a cannot be loaded with it: lora: no such file"):
+            kept.house.adopt(kept.tenant("a"), "other", str(tmp_path / "gone.gguf"))
+
+
+async def test_an_adapter_that_could_not_be_loaded_leaves_its_name_to_another_file(keep: Keep, tmp_path: Path) -> None:
+    good = tmp_path / "good.gguf"
+    good.touch()
+    async with keep("a") as kept:
+        bad = kept.house.adopt(kept.tenant("a"), "style", __file__)
+        bad.become(State.FAILED)  # after whoever asked for it had left
+        assert kept.house.adopt(kept.tenant("a"), "style", str(good)).settings.lora == (f"{good}:1.0",)
+        assert bad not in kept.house.tenants
 
 
 async def test_an_adapter_of_a_model_that_is_not_loaded_yet_counts_as_much_as_its_file(keep: Keep) -> None:

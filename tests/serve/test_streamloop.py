@@ -186,7 +186,13 @@ async def test_whatever_a_cancel_raises_the_others_go_on(error: BaseException, l
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda seq_id: StreamText(seq_id, "a text"), lambda seq_id: SimpleNamespace(seq_id=seq_id)], ids=["a text", "no event"]
+    "wrong",
+    [
+        lambda seq_id: StreamText(seq_id, "a text"),
+        lambda seq_id: SimpleNamespace(seq_id=seq_id),
+        lambda seq_id: StreamToken(seq_id, None),  # type: ignore[arg-type]
+    ],
+    ids=["a text", "no event", "no token"],
 )
 async def test_an_event_of_another_kind_than_it_may_tell_costs_its_sequence_alone(wrong: Callable[[int], Any]) -> None:
     model = FakeStreamModel(by_itself=False)
