@@ -102,6 +102,7 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
             facts = _on_gpus(facts, model_params.n_gpu_layers, _own_gpus(lib, spec))
         if not facts.generates:
             raise _does_not_generate(spec, facts)
+        spec = settings.with_layout(spec, facts)
         if not gpu:
             settings.check_memory(spec, facts, machine.memory_bytes())
         free_bytes = _gpu_bytes(lib, spec) if gpu else free_before - facts.info.size_bytes

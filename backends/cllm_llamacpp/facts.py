@@ -21,6 +21,7 @@ EMBEDDERS: Final = frozenset(
 """Architectures of encoders without a decoder; their files need not say so."""
 
 
+_APART_ALONE: Final = frozenset({"minimax-m3"})  # dense attention in a pool, where it is sparse (models/minimax-m3.cpp)
 _WITH_INDEXERS: Final = frozenset({"deepseek32", "glm-dsa", "minimax-m3", "hy_v4"})
 """Architectures whose attention is sparse by keys of an indexer, which lie in a cache of their own."""
 
@@ -35,6 +36,7 @@ class Facts:
     n_head_v: int
     has_recurrent_state: bool  # recurrent or hybrid
     has_two_caches: bool  # an indexer's beside that of attention
+    needs_parts: bool  # in one pool its attention is another, worse one
     has_window: bool  # some layers forget what slides out of their window
     has_encoder: bool  # before its decoder, or instead of one
     generates: bool  # a token after the other; some embedding models could, but were trained for their vectors
@@ -83,6 +85,7 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
         n_head_v=number("attention.value_length", n_embd // n_head),
         has_recurrent_state=bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)),
         has_two_caches=architecture in _WITH_INDEXERS,
+        needs_parts=architecture in _APART_ALONE,
         has_window=lib.llama_model_n_swa(model) > 0,
         has_encoder=has_encoder,
         generates=bool(lib.llama_model_has_decoder(model)) and not has_encoder and not sees_ahead and pooling is None,

@@ -85,6 +85,12 @@ def layout_of(spec: ModelSpec) -> KvLayout:
     return KvLayout.UNIFIED if spec.kv_layout is KvLayout.AUTO else spec.kv_layout
 
 
+def with_layout(spec: ModelSpec, facts: Facts) -> ModelSpec:
+    """Return the spec with the layout in which the model computes what it is, where it is that in one alone and none was asked for."""
+    is_open = spec.kv_layout is KvLayout.AUTO and facts.needs_parts
+    return attrs.evolve(spec, kv_layout=KvLayout.STREAMS) if is_open else spec
+
+
 def layouts_of(spec: ModelSpec, facts: Facts, *, gpu: bool) -> frozenset[KvLayout]:
     """Return the layouts that a loaded model can take. On a GPU the pool costs little, and other memory shares nothing in it anyway."""
     is_free = spec.kv_layout is KvLayout.AUTO and not gpu and facts.keeps_all

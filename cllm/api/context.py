@@ -19,8 +19,9 @@ from cllm.api.sampling_fields import SamplingFields, Wanted, base_params, wanted
 from cllm.config import Profile, Settings
 from cllm.engine.params import SamplingParams
 from cllm.engine.streaming import heeded
+from cllm.errors import Unavailable
 from cllm.serve.engine import Engine, ServedModel
-from cllm.serve.house import House, State, Tenant
+from cllm.serve.house import RETRY_AFTER_S, House, State, Tenant
 
 log = structlog.get_logger("cllm.api")
 
@@ -98,12 +99,16 @@ class Context:
         return (await self.held(self.house.find(name))).model
 
     async def told(self, name: str | None, what: str, tell: Callable[[ServedModel], dict[str, Any]]) -> dict[str, Any]:
-        """What `tell` says of a model. Of one that is not loaded now what it said before, if it has: nobody should load it to ask.
+        """What `tell` says of a model. Of one that is not loaded now what it said before: to ask loads none, and unloads no other for it.
 
         Raises: Unavailable · NotFound.
         """
         tenant = self.house.find(name)
         known = tenant.told.get(what)
+        if known is None and tenant.state in (State.UNLOADED, State.FAILED):
+            raise Unavailable(
+                f"{tenant.name} is not loaded, and asking for this does not load it", retry_after_s=RETRY_AFTER_S, code="unloaded"
+            )
         if known is None or tenant.state is State.LOADED:
             known = tenant.told[what] = tell(await self.served(name))
         return known

@@ -35,7 +35,8 @@ def check_toolbox(toolbox: Toolbox, *, name: str, parameters: str) -> None:
 
 def parameters_of(given: dict[str, Any] | None) -> dict[str, Any]:
     """A function's schema; that of a function without arguments where none is given."""
-    return {"type": "object", **given} if given else dict(_NO_PARAMETERS)
+    # Some servers of tools say no more than that it is an object, and some templates look for its properties.
+    return {"type": "object", **given, **({} if given.keys() - {"type"} else {"properties": {}})} if given else dict(_NO_PARAMETERS)
 
 
 def _check_name(tool: Tool, names: set[str], place: str) -> None:

@@ -19,7 +19,7 @@ from cllm.api.context import Context, current_key
 from cllm.api.prompts import N_TOKEN_BYTES_MAX, by_length
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import Pooling, Vectors
-from cllm.engine.embedding import InputTooLong
+from cllm.engine.embedding import InputEmpty, InputTooLong
 from cllm.errors import DeadlineExceeded, InvalidRequest, NotSupported, RequestError, TokenizeFailed
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import Embeddings
@@ -202,10 +202,10 @@ def _check_fit(model: ServedEmbedder, n_chars: Sequence[int]) -> None:
 
 @contextmanager
 def _naming(param: str, n_inputs: int, n_beside: int = 0) -> Iterator[None]:
-    """Say of an input that is too long which one it is; the first `n_beside` are the query's."""
+    """Say of an input that is too long, or nothing, which one it is; the first `n_beside` are the query's."""
     try:
         yield
-    except InputTooLong as error:
+    except (InputTooLong, InputEmpty) as error:
         place = error.place - n_beside
         error.param = "query" if place < 0 else param if n_inputs - n_beside == 1 else f"{param}[{place}]"
         error.message = f"{error.param}: {error.message}"

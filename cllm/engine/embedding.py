@@ -33,6 +33,14 @@ class InputTooLong(ContextExceeded):
         self.message = f"an input has {'' if counted else 'at least '}{n_tokens} tokens, and the model takes {n_max} at most"
 
 
+class InputEmpty(InvalidRequest):
+    """An input has no tokens; `place` says which of them, from 0."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__("a text without tokens has no vector")
+        self.place = place
+
+
 @attrs.define(eq=False)
 class Job:
     """The inputs of one request, and what is known of their vectors."""
@@ -100,11 +108,11 @@ class EmbedScheduler:
     def submit(self, inputs: Sequence[Sequence[int]], key: str = "") -> Job:
         """Queue the inputs of a request, of which there is one at least.
 
-        Raises: InputTooLong, or InvalidRequest for one without tokens; nothing is queued then.
+        Raises: InputTooLong · InputEmpty; nothing is queued then.
         """
         for place, tokens in enumerate(inputs):
             if not tokens:
-                raise InvalidRequest("input: a text without tokens has no vector", param="input")
+                raise InputEmpty(place)
             if len(tokens) > self.n_tokens_max:
                 raise InputTooLong(len(tokens), self.n_tokens_max, place)
         n = len(inputs)

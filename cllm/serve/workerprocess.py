@@ -19,6 +19,7 @@ import msgspec
 from cllm.serve import frames
 from cllm.serve.frames import Channel, Ended
 
+N_LINE_MAX: Final = 1 << 16  # bytes of what it writes that are one line at most
 N_LINES_KEPT: Final = 4  # of what it said last, to explain its death
 END_S: Final = 5.0  # for a process that was killed to be gone
 LAST_WORDS_S: Final = 1.0  # for what it said before to be read; a process that it began may keep its output open for ever
@@ -122,7 +123,7 @@ class WorkerProcess:
     def _listen(self) -> None:
         assert self._popen.stdout is not None
         with self._popen.stdout as lines:
-            for line in lines:
+            while line := lines.readline(N_LINE_MAX):  # a progress bar may draw itself anew for hours before one ends
                 self._log(line)
         self._is_heard.set()
         self._popen.wait()

@@ -92,20 +92,30 @@ class JsonValue:
         return found.end()
 
 
-def read_json(text: str) -> Any:
-    """The value of `text`. Raises: ValueError, also for what only Python takes for JSON."""
+def read_json(text: str, *, strict: bool = True) -> Any:
+    """The value of `text`; unless `strict`, with line ends and the like in strings. Raises: ValueError, also for what only Python takes for
+    JSON.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        return json.loads(text, strict=strict, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def is_object(text: str) -> bool:
-    """Whether `text` is one JSON object, as a call's arguments must be."""
-    try:
-        return isinstance(read_json(text), dict)
-    except ValueError:
-        return False
+def as_object(text: str) -> str | None:
+    """`text` if it is one JSON object, as a call's arguments must be; None if it is none.
+
+    Line ends and tabs in its strings are escaped. Models write them as they are, where they hold a whole file, and mean nothing else.
+    """
+    for strict in (True, False):
+        try:
+            value = read_json(text, strict=strict)
+        except ValueError:
+            continue
+        if not isinstance(value, dict):
+            return None
+        return text if strict else written(value)
+    return None
 
 
 def _refuse(name: str) -> NoReturn:

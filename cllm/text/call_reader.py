@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Final
 
 from cllm.text.backlog import Backlog
-from cllm.text.call_bodies import Body, is_object
+from cllm.text.call_bodies import Body, as_object
 from cllm.text.call_formats import CallFormat
 from cllm.text.markers import N_BLANKS_MAX, first_marker, n_before_blanks, n_undecided
 from cllm.text.parts import Arguments, CallBegun, Content, Part
@@ -161,10 +161,11 @@ class CallReader:
     def _end_call(self, body: Body, parts: list[Part]) -> bool:
         if not self._assured:
             begun, arguments = _joined(self._held)
-            if not is_object(arguments.fragment):
+            found = as_object(arguments.fragment)
+            if found is None:
                 self._give_up(parts)
                 return True
-            parts += [begun, arguments]
+            parts += [begun, Arguments(arguments.call, found)]
         self.n_calls += 1
         self._reset(_State.AFTER_BODY)
         return True

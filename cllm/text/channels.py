@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final
 
 from cllm.text.backlog import Backlog
-from cllm.text.call_bodies import N_HEAD_MAX, JsonValue, is_object
+from cllm.text.call_bodies import N_HEAD_MAX, JsonValue, as_object
 from cllm.text.markers import N_BLANKS_MAX, first_marker, n_undecided
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningTags
@@ -222,10 +222,11 @@ class ChannelReader:
 
     def _end_call(self, parts: list[Part]) -> bool:
         if not self._assured:
-            if not is_object(self._body):
+            found = as_object(self._body)
+            if found is None:
                 self._give_up(parts)
                 return True
-            parts += [CallBegun(self.n_calls, self._name), Arguments(self.n_calls, self._body)]
+            parts += [CallBegun(self.n_calls, self._name), Arguments(self.n_calls, found)]
         self.n_calls += 1
         self._raw = self._body = ""
         self._state, self._skips = _State.CONTENT, True

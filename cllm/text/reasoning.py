@@ -31,6 +31,8 @@ TAGS: Final = (
     ReasoningTags("<seed:think>", "</seed:think>"),  # ByteDance
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
     ReasoningTags("<|channel>thought", "<channel|>"),  # Google, from Gemma 4 on
+    ReasoningTags("<mm:think>", "</mm:think>"),  # MiniMax, from M3 on
+    ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ReasoningTags("<thinking>", "</thinking>"),
     ReasoningTags("<reasoning>", "</reasoning>"),
 )

@@ -284,6 +284,29 @@ async def test_a_document_that_is_too_long_is_named_by_its_place(serve: Any, poo
     assert (query.status, query.error["param"]) == (400, "documents" if pooling is Pooling.RANK else "query")
 
 
+class Bare(FakeVocabulary):
+    """Adds nothing to a text."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return super().tokenize(text, add_special=False, parse_special=parse_special)
+
+
+async def test_a_text_without_tokens_is_told_by_its_place(serve: Any) -> None:
+    embedder = FakeEmbedder()
+    embedder.vocabulary = Bare()
+    async with serve(embedder=embedder) as api:
+        refused = [
+            await api.post("/v1/rerank", {"query": "x", "documents": ["y", ""]}),
+            await api.post("/v1/rerank", {"query": "", "documents": ["y"]}),
+            await api.post("/v1/embeddings", {"input": ["y", "", "z"]}),
+            await api.post("/v1/embeddings", {"input": ""}),
+        ]
+    assert [(one.status, one.error["param"]) for one in refused] == [
+        (400, "documents[1]"), (400, "query"), (400, "input[1]"), (400, "input")
+    ]  # fmt: skip
+    assert refused[0].error["message"] == "documents[1]: a text without tokens has no vector"
+
+
 async def test_as_many_documents_as_are_allowed_are_judged_by_any_model(serve: Any) -> None:
     async with serve(embedder=FakeEmbedder()) as api:
         answer = await api.post("/v1/rerank", {"query": "a", "documents": ["b"] * 2048})

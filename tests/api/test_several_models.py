@@ -141,6 +141,11 @@ async def test_asking_about_a_model_loads_none(serve_several: Any) -> None:
             assert (await api.post("/api/embeddings", {"model": "b", "keep_alive": no_time})).json == {"embedding": []}
             assert (await api.post("/api/embed", {"model": "c", "keep_alive": no_time})).status == 404
         assert await states() == ["loaded", "unloaded"]
+        for path in ("props", "model/info"):  # which a page of another site may ask for, as a picture
+            asked = await api.get(f"/{path}?model=b")
+            assert asked.status == 503
+            assert "b is not loaded" in asked.body.decode()
+        assert await states() == ["loaded", "unloaded"]
         shown = (await api.post("/api/show", {"model": "a"})).json
         props = [(await api.get(f"/{path}?model=a")).json for path in ("props", "model/info")]
         assert (await api.chat(model="b")).status == 200

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from cllm.api import calling
+from cllm.api.tool_checks import parameters_of
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import FakeModel
 from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
@@ -509,3 +510,12 @@ async def test_what_is_wrong_with_calls_in_messages_is_400_and_named(serve: Any,
     async with serve() as api:
         answer = await api.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}, message]})
     assert (answer.status, answer.error["param"]) == (400, f"messages[1].{param}")
+
+
+@pytest.mark.parametrize("given", [None, {}, {"type": "object"}])
+def test_a_function_without_arguments_has_properties_however_that_is_said(given: dict[str, Any] | None) -> None:
+    assert parameters_of(given) == {"type": "object", "properties": {}}, "some templates look for them"
+
+
+def test_a_schema_that_says_more_is_left_as_it_is() -> None:
+    assert parameters_of({"$ref": "#/$defs/a", "$defs": {}}) == {"type": "object", "$ref": "#/$defs/a", "$defs": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
@@ -33,6 +34,14 @@ def test_plain_attention_takes_either_layout_where_nobody_has_chosen(load, archi
 
 def test_on_a_gpu_the_layout_stays(load):
     assert settings.layouts_of(ModelSpec(path=""), load()._facts, gpu=True) == {UNIFIED}
+
+
+def test_who_computes_something_else_in_a_pool_is_laid_apart_unless_a_pool_is_asked_for(load):
+    facts = attrs.evolve(load()._facts, needs_parts=True)
+    spec = settings.with_layout(ModelSpec(path=""), facts)
+    assert settings.layouts_of(spec, facts, gpu=False) == {STREAMS}
+    assert settings.with_layout(ModelSpec(path="", kv_layout=UNIFIED), facts).kv_layout is UNIFIED
+    assert settings.with_layout(ModelSpec(path=""), load()._facts).kv_layout is KvLayout.AUTO
 
 
 @pytest.mark.parametrize(

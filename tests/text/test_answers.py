@@ -313,6 +313,17 @@ def test_what_is_no_call_is_content_and_nothing_of_it_is_lost(form: CallFormat, 
     assert read(of(form), text) == [Content(text)]
 
 
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": "one\n\ttwo"}}</tool_call>'),
+        (HARMONY, '<|channel|>commentary to=functions.add<|message|>{"a": "one\n\ttwo"}<|call|>'),
+    ],
+)
+def test_line_ends_and_tabs_that_were_written_as_they_are_are_escaped(form: CallFormat, text: str) -> None:
+    assert read(of(form), text) == [CallBegun(0, "add"), Arguments(0, '{"a": "one\\n\\ttwo"}')]
+
+
 def test_a_call_after_a_malformed_one_is_still_read() -> None:
     text = 'so: <tool_call>{"name" <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     assert read(of(HERMES), text) == [Content('so: <tool_call>{"name"'), *ADD]
