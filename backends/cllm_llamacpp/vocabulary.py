@@ -8,6 +8,8 @@ import threading
 from contextlib import nullcontext
 from typing import Any, Final
 
+import attrs
+
 from cllm.backend import InfillTokens
 from cllm.bigstack import NoStack, call_with_stack
 from cllm.errors import LoadFailed, ModelDied, TokenizeFailed
@@ -28,6 +30,9 @@ _TOO_SLOW: Final = {"superbpe": re.compile(rb"[0-9]{1000}")}
 
 
 _NONE: Final = 0  # LLAMA_VOCAB_TYPE_NONE
+_SENTENCEPIECE: Final = 1  # LLAMA_VOCAB_TYPE_SPM
+_BLANK: Final = "\u2581"  # as SentencePiece writes it
+_N_TOKENS_FIRST: Final = 1024  # among which the bytes' tokens usually are
 
 
 def check_vocabulary(lib: Any, model: Any, path: str) -> None:
@@ -51,6 +56,7 @@ class LlamaVocabulary:
         self.eos = _token(lib.llama_vocab_eos(self._vocab))
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._vocab)) and self.bos is not None
         self._can_add_special = _can_add_special(lib, self._vocab)
+        self._lacking = _lacking(lib, self._vocab, self.n_tokens)
         self.end_tokens = frozenset(t for t in range(self.n_tokens) if lib.llama_vocab_is_eog(self._vocab, t))
         self.infill = _infill(lib, self._vocab)
         self.chat_template = _text(lib.llama_model_chat_template(model, None))
@@ -59,6 +65,8 @@ class LlamaVocabulary:
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         data = _utf8(text)
         self._check(data)
+        if self._lacking is not None:
+            self._lacking.check(data)
         with self._users:
             if len(data) <= _N_BYTES_INLINE:
                 return self._tokenize(data, add_special, parse_special)
@@ -108,6 +116,40 @@ class LlamaVocabulary:
             raise TokenizeFailed(f"the text has {len(data)} bytes; the tokeniser takes {_N_BYTES_MAX} at most")
         if self._too_slow is not None and self._too_slow.search(data):
             raise TokenizeFailed("the text has a run of digits that this model's tokeniser would take too long for")
+
+
+@attrs.frozen
+class _Lacking:
+    """What a vocabulary has instead of a token for every byte: llama.cpp ends the process where a text needs a byte's that is not there
+    (`byte_to_token` in llama-vocab.cpp).
+    """
+
+    characters: frozenset[bytes]  # that have tokens, in UTF-8
+    bytes_: frozenset[int]  # that have none
+
+    def check(self, data: bytes) -> None:
+        """Raises: TokenizeFailed for a character that would need one. One that has no token but within longer ones is refused as well."""
+        for character in {_BLANK, *data.decode("utf-8").replace(" ", _BLANK)}:
+            encoded = character.encode("utf-8")
+            if encoded not in self.characters and not self.bytes_.isdisjoint(encoded):
+                raise TokenizeFailed(f"this model's vocabulary has no token for {character!r}, and none for its bytes")
+
+
+def _lacking(lib: Any, vocab: Any, n_tokens: int) -> _Lacking | None:
+    """What a vocabulary lacks; None where no text can need it."""
+    if lib.llama_vocab_type(vocab) != _SENTENCEPIECE:
+        return None
+    texts: set[bytes] = set()
+    for first in range(0, n_tokens, _N_TOKENS_FIRST):
+        texts.update(lib.llama_vocab_get_text(vocab, token) for token in range(first, min(first + _N_TOKENS_FIRST, n_tokens)))
+        if not first and not _missing(texts):
+            return None
+    missing = _missing(texts)
+    return _Lacking(frozenset(text for text in texts if len(text.decode("utf-8", "replace")) == 1), missing) if missing else None
+
+
+def _missing(texts: set[bytes]) -> frozenset[int]:
+    return frozenset(byte for byte in range(256) if b"<0x%02X>" % byte not in texts and bytes([byte]) not in texts)
 
 
 class _Users:

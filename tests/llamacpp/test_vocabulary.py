@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cllm import bigstack
 from cllm.backend import ModelSpec
 from cllm.errors import TokenizeFailed
+from cllm.testing import tiny
 from cllm.testing.tiny import CHAT_TEMPLATE, make_tiny_gguf
 from cllm_llamacpp import make_cpu_backend
 from cllm_llamacpp import vocabulary as module
@@ -176,3 +177,33 @@ def test_without_a_stack_for_it_a_text_is_refused(vocabulary, monkeypatch):
 def test_what_a_function_raises_comes_out_of_its_big_stack():
     with pytest.raises(ZeroDivisionError):
         bigstack.call_with_stack(lambda: 1 // 0, 1)
+
+
+def sentencepiece(path, monkeypatch, *, with_bytes):
+    """A vocabulary of letters, with which a text of others ends llama.cpp's process unless every byte has a token."""
+
+    def write(writer, _pre, _infill):
+        of_bytes = [f"<0x{byte:02X}>" for byte in range(256)] if with_bytes else []
+        words = ["\u2581", *"abc\u00e9", "ab"]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "<s>", "</s>", *of_bytes, *words])
+        writer.add_token_scores([0.0] * (3 + len(of_bytes)) + [-float(place) for place in range(len(words))])
+        writer.add_token_types([2, 3, 3] + [6] * len(of_bytes) + [1] * len(words))
+        return 3 + len(of_bytes) + len(words)
+
+    monkeypatch.setattr(tiny, "_write_vocabulary", write)
+    make_tiny_gguf(path, "qwen3")
+    return make_cpu_backend().load_vocabulary(str(path))
+
+
+def test_a_character_for_which_there_is_no_token_is_refused_where_it_would_end_the_process(tmp_path, monkeypatch):
+    vocabulary = sentencepiece(tmp_path / "letters.gguf", monkeypatch, with_bytes=False)
+    assert text_of(vocabulary, tokens(vocabulary, "ab c\u00e9")).strip() == "ab c\u00e9".encode()
+    for text in ("abd", "ab\n", "\N{GRINNING FACE}", "a\x00b"):
+        with pytest.raises(TokenizeFailed, match="no token for"):
+            tokens(vocabulary, text)
+
+
+def test_with_a_token_for_every_byte_there_is_none_that_is_refused(tmp_path, monkeypatch):
+    vocabulary = sentencepiece(tmp_path / "bytes.gguf", monkeypatch, with_bytes=True)
+    assert text_of(vocabulary, tokens(vocabulary, "ab\nd\N{GRINNING FACE}")).strip() == "ab\nd\N{GRINNING FACE}".encode()
