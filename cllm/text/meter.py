@@ -32,6 +32,8 @@ _ELEMENT: Final = 16  # characters that an element of a list or dict weighs
 _TUPLE_ELEMENT: Final = 1024  # tuples can be hashed, over and over in one expression: so they stay short
 _WORK_BETWEEN_LOOKS: Final = 10_000
 _WORK_OF_A_CALL: Final = 100
+N_COPIES: Final = 4  # of all that came before, that a template may make for each message or tool
+TOTAL_MORE: Final = 4  # times as much is the most that it may make, of very many
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +43,14 @@ class RenderLimits:
     timeout_s: float = 10.0  # some templates look at all messages for each: long sessions of tools take seconds
     n_chars_max: int = 4 * 2**20  # of the output, and of any one value: the prompt of a context of a million tokens
     n_chars_total: int = 32 * 2**20  # of all values together
+
+    def for_parts(self, n_parts: int, n_chars: int) -> RenderLimits:
+        """Return those for so many messages and tools that have `n_chars` characters together.
+
+        Some templates put everything into one variable, so that they make all that came before anew for each of them (DeepSeek V3.2,
+        Granite 4 and LFM2 with tools, Reka Edge with messages): little of that is in use at a time.
+        """
+        return attrs.evolve(self, n_chars_total=max(self.n_chars_total, min(N_COPIES * n_parts * n_chars, TOTAL_MORE * self.n_chars_total)))
 
 
 class Meter:

@@ -16,10 +16,11 @@ from jinja2.exceptions import SecurityError, TemplateRuntimeError, TemplateSynta
 
 from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded, TemplateSlow
 from cllm.text.arrangement import Message, arranged
-from cllm.text.meter import Meter, RenderLimits
+from cllm.text.meter import N_COPIES, Meter, RenderLimits
 from cllm.text.sandbox import ChatEnvironment, MeteredContext, TemplateRefused
 from cllm.text.thinking import EFFORT, EFFORTS, USUAL_EFFORTS
 
+N_PARTS_MANY: Final = 32  # messages and tools, from which on what a template may make goes by what it is given
 N_SOURCE_MAX: Final = 128 * 1024
 """Characters of a template. The longest in use have some 30,000."""
 
@@ -124,15 +125,17 @@ class ChatTemplate:
 
     def _render(self, messages: list[Message], timeout_s: float | None = None, /, **variables: Any) -> str:
         """Render with exactly these messages."""
-        limits = self._limits
+        n_parts = len(messages) + len(variables.get("tools") or ())
+        limits = self._limits if n_parts < N_PARTS_MANY else self._limits.for_parts(n_parts, n_chars([messages, variables]))
         if timeout_s is not None:
             limits = attrs.evolve(limits, timeout_s=min(timeout_s, limits.timeout_s))
         try:
             return "".join(self._pieces({"documents": None, "tools": None, **self._tokens, "messages": messages, **variables}, limits))
         except TemplateLimitExceeded as error:
             more_might_do = timeout_s is not None and isinstance(error, TemplateSlow)
-            if not more_might_do and n_chars([messages, variables]) > limits.n_chars_max // 4:
-                raise InvalidRequest("the messages are too long to render", param="messages") from error
+            n_given = n_chars([messages, variables])
+            if not more_might_do and (n_given > limits.n_chars_max // 4 or n_parts * n_given > limits.n_chars_total // N_COPIES):
+                raise InvalidRequest("the messages and tools are too long to render", param="messages") from error
             raise
         except RequestError:
             raise

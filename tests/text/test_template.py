@@ -437,3 +437,23 @@ def test_ids_of_calls_are_shortened_for_a_template_that_wants_them_short() -> No
     assert result["tool_call_id"] == short
     assert short in made(STYLE["mistral"]).render(chat)
     assert made(STYLE["qwen"]).normalize(chat)[1]["tool_calls"][0]["id"] == "call_0123456789"
+
+
+COLLECTS = """{%- set ns = namespace(all='') -%}
+{%- for tool in tools -%}{%- set ns.all = ns.all + (tool.function | tojson) + '\n' -%}{%- endfor -%}
+{{- ns.all -}}{%- for message in messages -%}{{- message.content -}}{%- endfor -%}"""
+
+
+def described(n_tools: int, n_chars: int) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": f"f{n}", "description": "x" * n_chars}} for n in range(n_tools)]
+
+
+def test_a_template_that_collects_all_tools_in_a_variable_takes_hundreds() -> None:
+    tools = described(300, 450)
+    prompt = made(COLLECTS).render([said("user", "hello")], tools=tools)
+    assert prompt.count("x" * 450) == 300
+
+
+def test_of_more_than_it_takes_the_request_is_told() -> None:
+    with pytest.raises(InvalidRequest, match="too long to render"):
+        made(COLLECTS).render([said("user", "hello")], tools=described(512, 1900))
