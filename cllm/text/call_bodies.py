@@ -31,7 +31,10 @@ class Body(Protocol):
     is_bad: bool  # it is no call
 
     def push(self, text: str, pos: int) -> int:
-        """Read `text` from `pos` on; return where the call ends, or the text. Where it is bad the place means nothing."""
+        """Read `text` from `pos` on; return where the call ends, or the text. Where it is bad the place means nothing.
+
+        Below `pos` a call ends that was known to do so by what came behind it.
+        """
 
 
 # --- JSON --------------------------------------------------------------------------------------------------------------

@@ -130,7 +130,12 @@ class _AsPython(ast.NodeTransformer):
 # --- objects whose strings have marks of their own ---------------------------------------------------------------------
 
 QUOTE: Final = '<|"|>'  # around strings in Gemma's calls
-_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
+_IN_BARE = re.compile(  # a string in plain quotes, as some are written all the same; a key, which may have blanks; Python's words
+    r"""(?P<string>"(?:\\.|[^"\\])*+")|(?P<before>[{,]\s*+)(?P<key>[^\s{}\[\],:"](?:[^{}\[\],:"]*[^\s{}\[\],:"])?)(?P<behind>\s*:)"""
+    r"""|\b(?P<word>None|True|False)\b""",
+    re.DOTALL,
+)
+_WORDS: Final = {"None": "null", "True": "true", "False": "false"}  # templates write earlier values so, and models copy that
 
 
 class MarkedBody:
@@ -146,6 +151,7 @@ class MarkedBody:
         self._pos = 0  # so much has been looked at
         self._depth = 0
         self._is_inside = False  # a string
+        self._is_quoted = False  # one in plain quotes
 
     def push(self, text: str, pos: int) -> int:
         """See `Body.push`."""
@@ -177,9 +183,11 @@ class MarkedBody:
         """Whether the object is at its end."""
         for found in _IN_MARKED.finditer(self._text, self._pos):
             mark, self._pos = found[0], found.end()
-            if mark == QUOTE:
+            if mark == QUOTE and not self._is_quoted:
                 self._is_inside = not self._is_inside
-            elif not self._is_inside:
+            elif mark == '"' and not self._is_inside:
+                self._is_quoted = not self._is_quoted
+            elif mark in "{}[]" and not (self._is_inside or self._is_quoted):
                 self._depth += 1 if mark in "{[" else -1
                 if not self._depth:
                     return True
@@ -187,12 +195,18 @@ class MarkedBody:
         return False
 
 
-_IN_MARKED = re.compile(re.escape(QUOTE) + r"|[{}\[\]]")
+_IN_MARKED = re.compile(re.escape(QUOTE) + r'|\\.|(?<!<\|)"|[{}\[\]]', re.DOTALL)  # a quote behind `<|` may be of a mark that is not whole
 
 
 def _as_json(text: str) -> str:
     """What stands between marks is a string, and what stands before a colon a key."""
     pieces = text.split(QUOTE)
     for i, piece in enumerate(pieces):
-        pieces[i] = json.dumps(piece, ensure_ascii=False) if i % 2 else _KEY.sub(r'\1"\2"\3', piece)
+        pieces[i] = json.dumps(piece, ensure_ascii=False) if i % 2 else _IN_BARE.sub(_bare_as_json, piece)
     return "".join(pieces)
+
+
+def _bare_as_json(found: re.Match[str]) -> str:
+    if found["key"]:
+        return f'{found["before"]}"{found["key"]}"{found["behind"]}'
+    return found["string"] or _WORDS[found["word"]]

@@ -143,7 +143,8 @@ class CallReader:
         if body.is_bad or (body.name is not None and body.name not in self._tools):
             self._give_up(parts)
             return True
-        self._raw, self._text = self._raw + self._text[:end], self._text[end:]
+        raw = self._raw + self._text
+        self._raw, self._text = raw[: len(self._raw) + end], raw[len(self._raw) + end :]
         self._tell(body, parts)
         return not body.is_complete or self._end_call(body, parts)
 

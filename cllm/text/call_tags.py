@@ -58,6 +58,10 @@ DSML_TAGS: Final = Tags(
     closing="</｜DSML｜invoke>",
 )
 KEY_TAGS: Final = Tags(opening="", before_key="<arg_key>", before_value="<arg_value>", after_value="</arg_value>", closing="</tool_call>")
+N_BEHIND: Final = 64  # characters of blanks behind a value, and
+N_LOOKED_AT_AGAIN: Final = 1024  # of a text that goes on, in which one of these may have begun:
+# the next argument, or the end, where the value's own end was left out, as it happens in long contexts.
+_LEFT_OUT: Final = re.compile(r"\n(?:<parameter=(?P<name>[^>\n]{1,512})>\n|</function>\s{0,64}</tool_call>)")
 _KEY_END: Final = re.compile(r'["<]')
 _TYPE_IS_TEXT: Final = ' string="true'  # what some write behind the key
 
@@ -78,6 +82,8 @@ class TaggedBody:
         self._key = ""
         self._n_values = 0
         self._types = _Types({})
+        self._not_given: set[str] = set()  # names of arguments that the schema has
+        self._looked_until = 0  # for ends that were left out
 
     def push(self, text: str, pos: int) -> int:
         """See `Body.push`."""
@@ -119,7 +125,9 @@ class TaggedBody:
         self.name = taken[0].strip()
         self.is_bad = not self.name
         if self.name in self._tools:
-            self._types = _Types(self._tools[self.name].parameters)
+            parameters = self._tools[self.name].parameters
+            self._types, properties = _Types(parameters), parameters.get("properties")
+            self._not_given = set(properties) if isinstance(properties, Mapping) else set()
         self._goes_on(taken[1])
         return True
 
@@ -139,15 +147,54 @@ class TaggedBody:
     def _read_key(self) -> bool:
         taken = self._until(self._tags.before_value)
         if taken is not None:
-            self._key, self._reads = taken[0].strip(), self._read_value
+            self._key, self._reads = taken[0].strip(), self._read_line_value if self._tags.on_lines else self._read_value
+            self._not_given.discard(self._key)
+            self._looked_until = 0
         return taken is not None
 
     def _read_value(self) -> bool:
         taken = self._until(self._tags.after_value)
         if taken is not None:
-            self._tell(taken[0].removeprefix("\n").removesuffix("\n") if self._tags.on_lines else taken[0])
+            self._tell(taken[0])
             self._reads = self._read_next
         return taken is not None
+
+    def _read_line_value(self) -> bool:
+        """One that stands on lines of its own, which may have the tag that ends it within, and may lack it at its end."""
+        end = self._value_end()
+        if end is None:
+            return False
+        inside, self._text, self._from = self._text[: end[0]], self._text[end[1] :], 0
+        self._tell(inside.removeprefix("\n").removesuffix("\n"))
+        self._reads = self._read_next
+        return True
+
+    def _value_end(self) -> tuple[int, int] | None:
+        """Where the value ends, and where what is behind it begins; None while that is not known."""
+        tags = self._tags
+        while True:
+            pos = self._text.find(tags.after_value, self._from)
+            left_out = self._left_out(len(self._text) if pos < 0 else pos)
+            if left_out is not None:
+                return left_out, left_out
+            if pos < 0:
+                self._from = max(self._from, len(self._text) - len(tags.after_value) + 1)
+                return None
+            behind = pos + len(tags.after_value)
+            rest = self._text[behind : behind + N_BEHIND + len(tags.before_key)].lstrip()
+            if rest.startswith((tags.before_key, tags.closing)):
+                return pos, behind
+            if len(self._text) < behind + N_BEHIND and any(end.startswith(rest) for end in (tags.before_key, tags.closing)):
+                return None
+            self._from = behind  # it belongs to the value
+
+    def _left_out(self, end: int) -> int | None:
+        """Where a value ends before `end` though nothing says so: at an argument that is still to come, or at the call's end."""
+        for found in _LEFT_OUT.finditer(self._text, self._looked_until, end):
+            if found["name"] is None or found["name"] in self._not_given:
+                return found.start()
+        self._looked_until = max(self._looked_until, end - N_LOOKED_AT_AGAIN)
+        return None
 
     def _tell(self, text: str) -> None:
         key, *rest = _KEY_END.split(self._key, maxsplit=1)

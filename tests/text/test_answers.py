@@ -324,6 +324,45 @@ def test_line_ends_and_tabs_that_were_written_as_they_are_are_escaped(form: Call
     assert read(of(form), text) == [CallBegun(0, "add"), Arguments(0, '{"a": "one\\n\\ttwo"}')]
 
 
+WRITE = Tool("write", "", {"type": "object", "properties": {"path": {"type": "string"}, "content": {"type": "string"}}})
+HEAD, TAIL = "<tool_call>\n<function=write>\n<parameter=path>\na.txt\n", "</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (HEAD + "<parameter=content>\nhello\n</parameter>\n" + TAIL, "hello"),
+        (HEAD + "</parameter>\n<parameter=content>\nhello\n" + TAIL, "hello"),
+        (HEAD + "<parameter=content>\nhello\n" + TAIL, "hello"),
+        (HEAD + "</parameter>\n<parameter=content>\ngrep '</parameter>' x\n</parameter>\n" + TAIL, "grep '</parameter>' x"),
+        (HEAD + "</parameter>\n<parameter=content>\na\n<parameter=path>\nb\n</parameter>\n" + TAIL, "a\n<parameter=path>\nb"),
+    ],
+    ids=["the first has no end", "the last has none", "neither has one", "one has it within", "a given name is text"],
+)
+@pytest.mark.parametrize("n", [1, 7, 1000])
+def test_values_on_lines_may_lack_the_tag_at_their_end_and_have_it_within(text: str, content: str, n: int) -> None:
+    form = AnswerFormat(calls=QWEN_CODER, tools=(WRITE,))
+    begun, arguments = read(form, *[text[start : start + n] for start in range(0, len(text), n)])
+    assert isinstance(arguments, Arguments)
+    assert (begun, json.loads(arguments.fragment)) == (CallBegun(0, "write"), {"path": "a.txt", "content": content})
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("{connections:{Basic LLM Chain:{main:1}}}", {"connections": {"Basic LLM Chain": {"main": 1}}}),
+        ('{days:None,late:True,note:<|"|>None<|"|>}', {"days": None, "late": True, "note": "None"}),
+        ('{"text": "Ann, subject: hi } \\" ]", b:[False]}', {"text": 'Ann, subject: hi } " ]', "b": [False]}),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 5, 1000])
+def test_objects_are_read_as_gemma_writes_them_and_as_json(written: str, value: Any, n: int) -> None:
+    text = f"<|tool_call>call:add{written}<tool_call|>"
+    _, arguments = read(of(GEMMA), *[text[start : start + n] for start in range(0, len(text), n)])
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.fragment) == value
+
+
 def test_a_call_after_a_malformed_one_is_still_read() -> None:
     text = 'so: <tool_call>{"name" <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     assert read(of(HERMES), text) == [Content('so: <tool_call>{"name"'), *ADD]
