@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from cllm_llamacpp.adapters import Adapters
 from cllm_llamacpp.facts import Facts
 from cllm_llamacpp.failure import load_failed
 from cllm_llamacpp.library import LOG
+from cllm_llamacpp.pages import give_back_zeros
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -52,8 +54,19 @@ class Contexts:
         self._handle = self.lib.llama_init_from_model(self.model, params) or None
         if self._handle is None:
             raise load_failed(spec.path, f"no memory for {params.n_ctx} cells")
+        self._give_back_outputs(self._handle)
         self.adapters.activate(self._handle)
         return self._described(self._handle, settings.layout_of(spec))
+
+    def _give_back_outputs(self, handle: Any) -> None:
+        """The rows of logits that nobody has needed yet: llama.cpp clears one for each slot, of 256 with 152k tokens 148 MiB.
+
+        On a GPU they may lie in memory that is not the process's own.
+        """
+        if not self.gpu:
+            n_vocab = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
+            address = ctypes.cast(self.lib.llama_get_logits(handle), ctypes.c_void_p).value
+            give_back_zeros(address or 0, ctypes.sizeof(ctypes.c_float) * n_vocab * self.lib.llama_n_seq_max(handle))
 
     def free(self) -> None:
         """Free the context, if there is one."""

@@ -211,7 +211,7 @@ def test_what_on_progress_raises_comes_out_of_the_load(tiny_files):
 
 def test_a_missing_file_is_named(tmp_path):
     assert "gone.gguf: no such file" in fails(tmp_path / "gone.gguf")
-    assert "no such file" in fails(tmp_path)
+    assert "a folder, not a file; a GGUF file is wanted" in fails(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"hello, I am not a model", b"\0" * 1000])
