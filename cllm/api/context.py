@@ -105,7 +105,7 @@ class Context:
         """
         tenant = self.house.find(name)
         known = tenant.told.get(what)
-        if known is None and tenant.state in (State.UNLOADED, State.FAILED):
+        if known is None and tenant.state in (State.UNLOADED, State.UNLOADING):
             raise Unavailable(
                 f"{tenant.name} is not loaded, and asking for this does not load it", retry_after_s=RETRY_AFTER_S, code="unloaded"
             )

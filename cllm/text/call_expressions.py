@@ -195,7 +195,10 @@ class MarkedBody:
         return False
 
 
-_IN_MARKED = re.compile(re.escape(QUOTE) + r'|\\.|(?<!<\|)"|[{}\[\]]', re.DOTALL)  # a quote behind `<|` may be of a mark that is not whole
+# A quote behind `<|` may be of a mark that is not whole yet. In marked strings a backslash is one.
+_IN_MARKED = re.compile(
+    re.escape(QUOTE) + r'|\\["\\]|(?<!<\|)"|[{}\[\]]', re.DOTALL
+)  # a quote behind `<|` may be of a mark that is not whole
 
 
 def _as_json(text: str) -> str:

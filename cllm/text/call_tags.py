@@ -62,6 +62,7 @@ N_BEHIND: Final = 64  # characters of blanks behind a value, and
 N_LOOKED_AT_AGAIN: Final = 1024  # of a text that goes on, in which one of these may have begun:
 # the next argument, or the end, where the value's own end was left out, as it happens in long contexts.
 _LEFT_OUT: Final = re.compile(r"\n(?:<parameter=(?P<name>[^>\n]{1,512})>\n|</function>\s{0,64}</tool_call>)")
+CALL_END: Final = "</tool_call>"
 _KEY_END: Final = re.compile(r'["<]')
 _TYPE_IS_TEXT: Final = ' string="true'  # what some write behind the key
 
@@ -181,17 +182,22 @@ class TaggedBody:
                 self._from = max(self._from, len(self._text) - len(tags.after_value) + 1)
                 return None
             behind = pos + len(tags.after_value)
-            rest = self._text[behind : behind + N_BEHIND + len(tags.before_key)].lstrip()
+            n_looked_at = N_BEHIND + max(map(len, (tags.before_key, tags.closing, CALL_END)))
+            rest = self._text[behind : behind + n_looked_at].lstrip()
             if rest.startswith((tags.before_key, tags.closing)):
                 return pos, behind
-            if len(self._text) < behind + N_BEHIND and any(end.startswith(rest) for end in (tags.before_key, tags.closing)):
+            if rest.startswith(CALL_END):  # without the function's end: no call, and the next one may be
+                self.is_bad = True
+                return None
+            if len(self._text) < behind + n_looked_at and any(end.startswith(rest) for end in (tags.before_key, tags.closing, CALL_END)):
                 return None
             self._from = behind  # it belongs to the value
 
     def _left_out(self, end: int) -> int | None:
         """Where a value ends before `end` though nothing says so: at an argument that is still to come, or at the call's end."""
         for found in _LEFT_OUT.finditer(self._text, self._looked_until, end):
-            if found["name"] is None or found["name"] in self._not_given:
+            is_end = found["name"] is None and "<function=" not in self._text[: found.start()]  # or that of a call that the value quotes
+            if is_end or found["name"] in self._not_given:
                 return found.start()
         self._looked_until = max(self._looked_until, end - N_LOOKED_AT_AGAIN)
         return None

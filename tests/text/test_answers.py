@@ -324,7 +324,17 @@ def test_line_ends_and_tabs_that_were_written_as_they_are_are_escaped(form: Call
     assert read(of(form), text) == [CallBegun(0, "add"), Arguments(0, '{"a": "one\\n\\ttwo"}')]
 
 
+def test_a_call_whose_functions_end_is_missing_takes_nothing_of_the_next_one() -> None:
+    first = "<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>\n</tool_call>\n"
+    second = "<tool_call>\n<function=write>\n<parameter=path>\nb\n</parameter>\n</function>\n</tool_call>"
+    form = AnswerFormat(calls=QWEN_CODER, tools=(WRITE,))
+    for pieces in ([first + second], list(first + second)):
+        parts = read(form, *pieces)
+        assert parts[-2:] == [CallBegun(0, "write"), Arguments(0, '{"path": "b"}')]
+
+
 WRITE = Tool("write", "", {"type": "object", "properties": {"path": {"type": "string"}, "content": {"type": "string"}}})
+QUOTED = "<tool_call>\n<function=list>\n</function>\n</tool_call>"
 HEAD, TAIL = "<tool_call>\n<function=write>\n<parameter=path>\na.txt\n", "</function>\n</tool_call>"
 
 
@@ -336,8 +346,18 @@ HEAD, TAIL = "<tool_call>\n<function=write>\n<parameter=path>\na.txt\n", "</func
         (HEAD + "<parameter=content>\nhello\n" + TAIL, "hello"),
         (HEAD + "</parameter>\n<parameter=content>\ngrep '</parameter>' x\n</parameter>\n" + TAIL, "grep '</parameter>' x"),
         (HEAD + "</parameter>\n<parameter=content>\na\n<parameter=path>\nb\n</parameter>\n" + TAIL, "a\n<parameter=path>\nb"),
+        (HEAD + "</parameter>\n<parameter=content>\n" + QUOTED + "\nmore\n</parameter>\n" + TAIL, QUOTED + "\nmore"),
+        (HEAD + "</parameter>" + 62 * " " + "<parameter=content>\nhello\n</parameter>\n" + TAIL, "hello"),
     ],
-    ids=["the first has no end", "the last has none", "neither has one", "one has it within", "a given name is text"],
+    ids=[
+        "the first has no end",
+        "the last has none",
+        "neither has one",
+        "one has it within",
+        "a given name is text",
+        "a call is quoted",
+        "blanks",
+    ],
 )
 @pytest.mark.parametrize("n", [1, 7, 1000])
 def test_values_on_lines_may_lack_the_tag_at_their_end_and_have_it_within(text: str, content: str, n: int) -> None:
@@ -353,6 +373,7 @@ def test_values_on_lines_may_lack_the_tag_at_their_end_and_have_it_within(text: 
         ("{connections:{Basic LLM Chain:{main:1}}}", {"connections": {"Basic LLM Chain": {"main": 1}}}),
         ('{days:None,late:True,note:<|"|>None<|"|>}', {"days": None, "late": True, "note": "None"}),
         ('{"text": "Ann, subject: hi } \\" ]", b:[False]}', {"text": 'Ann, subject: hi } " ]', "b": [False]}),
+        ('{path:<|"|>C:\\dir\\<|"|>}', {"path": "C:\\dir\\"}),
     ],
 )
 @pytest.mark.parametrize("n", [1, 5, 1000])
