@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -15,7 +16,6 @@ import attrs
 from cllm import machine
 from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, SplitMode, StepModel, Vocabulary
 from cllm.errors import BackendError, BackendUnavailable, DoesNotGenerate, LoadAborted, LoadFailed
-from cllm.files import why_no_file
 from cllm_llamacpp import amx, devices, settings
 from cllm_llamacpp.abortflag import AbortFlag
 from cllm_llamacpp.adapters import load_adapters
@@ -145,8 +145,10 @@ def _load_vocabulary(lib: Any, path: str) -> LlamaVocabulary:
 
 
 def _check_file(path: str) -> None:
-    if why := why_no_file(path):
-        raise LoadFailed(f"{path}: {why}; a GGUF file is wanted")
+    if Path(path).is_dir():
+        raise LoadFailed(f"{path}: a folder, not a file; a GGUF file is wanted")
+    if not Path(path).is_file():
+        raise LoadFailed(f"{path}: no such file")
 
 
 def _warm_up(model: LlamaModel, spec: ModelSpec) -> None:

@@ -105,6 +105,10 @@ class Context:
         """
         tenant = self.house.find(name)
         known = tenant.told.get(what)
+        if known is None and tenant.state is State.FAILED:
+            raise Unavailable(
+                f"{tenant.name} could not be loaded; the server's log says why", retry_after_s=RETRY_AFTER_S, code="load_failed"
+            )
         if known is None and tenant.state in (State.UNLOADED, State.UNLOADING):
             raise Unavailable(
                 f"{tenant.name} is not loaded, and asking for this does not load it", retry_after_s=RETRY_AFTER_S, code="unloaded"
