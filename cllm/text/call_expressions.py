@@ -195,10 +195,9 @@ class MarkedBody:
         return False
 
 
-# A quote behind `<|` may be of a mark that is not whole yet. In marked strings a backslash is one.
-_IN_MARKED = re.compile(
-    re.escape(QUOTE) + r'|\\["\\]|(?<!<\|)"|[{}\[\]]', re.DOTALL
-)  # a quote behind `<|` may be of a mark that is not whole
+# A quote behind `<|` may be of a mark that is not whole yet. A backslash counts before a quote or another one alone: in marked strings it
+# stands for itself, and must not hide the mark behind it.
+_IN_MARKED = re.compile(re.escape(QUOTE) + r'|\\["\\]|(?<!<\|)"|[{}\[\]]')
 
 
 def _as_json(text: str) -> str:

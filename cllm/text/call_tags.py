@@ -58,11 +58,11 @@ DSML_TAGS: Final = Tags(
     closing="</｜DSML｜invoke>",
 )
 KEY_TAGS: Final = Tags(opening="", before_key="<arg_key>", before_value="<arg_value>", after_value="</arg_value>", closing="</tool_call>")
-N_BEHIND: Final = 64  # characters of blanks behind a value, and
-N_LOOKED_AT_AGAIN: Final = 1024  # of a text that goes on, in which one of these may have begun:
-# the next argument, or the end, where the value's own end was left out, as it happens in long contexts.
-_LEFT_OUT: Final = re.compile(r"\n(?:<parameter=(?P<name>[^>\n]{1,512})>\n|</function>\s{0,64}</tool_call>)")
 CALL_END: Final = "</tool_call>"
+N_BEHIND: Final = 64  # blanks between a value's end and what follows it
+N_LOOKED_AT_AGAIN: Final = 1024  # characters at the end of a text that goes on, in which what `_LEFT_OUT` finds may have begun
+# The next argument, or the call's end, where a value's own end was left out, as it happens in long contexts.
+_LEFT_OUT: Final = re.compile(r"\n(?:<parameter=(?P<name>[^>\n]{1,512})>\n|</function>\s{0,64}</tool_call>)")
 _KEY_END: Final = re.compile(r'["<]')
 _TYPE_IS_TEXT: Final = ' string="true'  # what some write behind the key
 
