@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import attrs
@@ -80,9 +81,12 @@ def measure(arguments: argparse.Namespace) -> list[Measured]:
     """Alternate: bare loop, server; for each way of sampling, as many turns as asked."""
     model = Path(arguments.model) if arguments.model else model_file("qwen3-0.6b", "Q4_K_M")
     native = NativeProcess(model, arguments.ctx_size, arguments.threads)
-    options = ["--ctx-size", str(arguments.ctx_size), "--threads", str(arguments.threads), "--row-budget", str(arguments.row_budget)]
+    # One pool, as many at once, and nothing kept, as in the bare loop; what steps cost is measured anew, as the machine is now.
+    sizes = {"ctx-size": arguments.ctx_size, "threads": arguments.threads, "row-budget": arguments.row_budget}
+    alike = {"parallel": arguments.concurrency, "kv": "unified", "host-cache-mb": 0}
+    options = [part for name, value in {**sizes, **alike}.items() for part in (f"--{name}", str(value))]
     results = [Measured(sampling=sampling) for sampling in SAMPLINGS]
-    with ServerProcess(str(model), options) as server:
+    with tempfile.TemporaryDirectory() as folder, ServerProcess(str(model), [*options, "--calibration-dir", folder]) as server:
         for turn in range(-1, arguments.pairs):  # the first turn warms up and does not count
             for number, result in enumerate(results):
                 _turn(arguments, server, native, result, seed=1000 * (turn + 2) + 100 * number, counts=turn >= 0)

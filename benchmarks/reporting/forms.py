@@ -89,12 +89,10 @@ def _fact(value: Any) -> str:
 
 
 def when(run: Run) -> str:
-    """The day, the revisions of cLLM, and the widest instructions of the processor, of which earlier runs have not kept any."""
-    machine = run["machine"]
-    revisions = dict.fromkeys([one["revision"] for one in run["data"].get("runs", ())] or [machine["revision"]])
-    instructions = machine.get("instructions", "")
-    widest = next((name for name, word in (("AMX", "amx"), ("AVX-512", "avx512"), ("AVX2", "avx2")) if word in instructions), UNKNOWN)
-    return f"{run['date']}, {' and '.join(revisions)}, {widest}"
+    """The day, and the widest instructions of the processor, of which earlier runs have not kept any."""
+    instructions = run["machine"].get("instructions", "")
+    widest = next((name for name, word in (("AMX", "amx"), ("AVX-512", "avx512"), ("AVX2", "avx2")) if word in instructions), "")
+    return ", ".join(filter(None, (run["date"], widest)))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -63,9 +63,14 @@ def _of_run(run: Run) -> Iterator[Standing]:
     name = f"{run['name']}{IN_PART}" if tried and not tried >= set(LLAMA_SERVER_SETTINGS) else run["name"]
     for figure in (speed, *FIGURES):
         if row := rows.get(figure):
-            ends = (row["ratio"], row["low"], row["high"])
-            if not FIGURES_BY_NAME[figure].is_higher_better:
-                middle, low, high = (None if end is None else 1 / max(end, 1e-9) for end in (ends[0], ends[2], ends[1]))
-            else:
-                middle, low, high = ends
-            yield Standing(name, SPEED if figure == speed else figure, row["verdict"], middle or 0.0, low, high)
+            yield standing_of(row, name, SPEED if figure == speed else figure)
+
+
+def standing_of(row: Run, name: str, figure: str) -> Standing:
+    """How the figure of a row stands, under the names by which it is told."""
+    ends = (row["ratio"], row["low"], row["high"])
+    if not FIGURES_BY_NAME[row["figure"]].is_higher_better:
+        middle, low, high = (None if end is None else 1 / max(end, 1e-9) for end in (ends[0], ends[2], ends[1]))
+    else:
+        middle, low, high = ends
+    return Standing(name, figure, row["verdict"], middle or 0.0, low, high)

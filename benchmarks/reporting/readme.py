@@ -6,14 +6,22 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.reporting.forms import SERVED, UNKNOWN, Run, number, of_kind, ratios_told, run_title, table, when, with_requests
+from benchmarks.reporting.forms import SERVED, UNKNOWN, Run, number, of_kind, run_title, table, when, with_requests
+from benchmarks.reporting.glance import FIGURES, GOOD, SPEED, Standing, standing_of, standings
 from benchmarks.reporting.ladder import FLOOR, by_start, mean_of_first, share_told
-from benchmarks.reporting.peers import beside_others, best_figures, main_figures, n_settings, ratio_told
+from benchmarks.reporting.peers import LATE_FIGURE, beside_others, best_figures, main_figures
 from cllm.bench.workloads import WORKLOADS, Workload
 
 BEGIN: Final = "<!-- benchmarks: written by `python -m benchmarks report` -->"
 END: Final = "<!-- benchmarks: end -->"
-OTHER_ENGINES_FIGURES: Final = ("between texts p99, ms", "server peak memory, MiB")  # beside the first of all
+LADDER_HEAD: Final = (
+    "", "bare llama.cpp, tokens/s", "streamed, tokens/s", "ratio, median", "mean (95 %)", "of a step in llama.cpp", "turns", "when",
+)  # fmt: skip
+COLUMNS: Final = tuple(name for name in FIGURES if name != LATE_FIGURE)
+PEERS_HEAD: Final = (
+    "workload", "cLLM / the other", SPEED, *(name.partition(",")[0] for name in COLUMNS), "beside", "pairs (starts)", "when",
+)  # fmt: skip
+MARKS: Final = {"win": "**", "loss": "*"}
 
 
 def with_table(text: str, runs: Sequence[Run]) -> str:
@@ -28,24 +36,12 @@ def with_table(text: str, runs: Sequence[Run]) -> str:
 def readme_table(runs: Sequence[Run]) -> str:
     """The figures that README quotes."""
     parts = []
-    ladder = [row for run in of_kind(runs, "ladder") for row in _readme_ladder(run)]
+    ladder = [row for run in of_kind(runs, "ladder") for row in _ladder_rows(run)]
     if ladder:
-        parts.append(
-            table(
-                (
-                    "",
-                    "bare llama.cpp, tokens/s",
-                    "streamed over HTTP",
-                    "ratio, median of the turns (least to most)",
-                    "mean (95 %)",
-                    "of its steps' time in llama.cpp",
-                    "turns",
-                    "when",
-                ),
-                ladder,
-            )
-        )
-    parts.extend(_readme_peers(beside_others(runs)))
+        parts.append(f"Streamed over HTTP beside a bare loop of `llama_decode`:\n\n{table(LADDER_HEAD, ladder)}")
+    peers = [row for run in beside_others(runs) if (row := _peers_row(run)) is not None]
+    if peers:
+        parts.append(f"Beside other servers, how many times better cLLM is:\n\n{table(PEERS_HEAD, peers)}")
     if parts:
         parts.append(f"What each workload sends, as token ids, with new prompts in each pass:\n\n{_workloads()}")
     return "\n".join(parts) or "No run of the ladder on a real model and no comparison with other servers is kept yet.\n"
@@ -79,53 +75,45 @@ def _sizes(bounds: tuple[int, int]) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
-def _readme_ladder(run: Run) -> list[tuple[str, ...]]:
+def _ladder_rows(run: Run) -> list[tuple[str, ...]]:
     rows = []
     for rung in run["data"]["rungs"]:
         by_name = {stage["name"]: stage for stage in rung["stages"]}
         if SERVED in by_name and rung["stages"][0]["name"] == FLOOR:
             floor, served = rung["stages"][0], by_name[SERVED]
             speeds = [number(statistics.median(stage["tokens_per_s"])) for stage in (floor, served)]
-            turns, mean = str(len(served["ratios"])), mean_of_first(by_start(rung, served, floor)).replace(" with 95 %", "")
-            rows.append((with_requests(run, rung), *speeds, ratios_told(served["ratios"]), mean, share_told(served), turns, when(run)))
+            mean = mean_of_first(by_start(rung, served, floor)).replace(" with 95 %", "")
+            ratio = f"{statistics.median(served['ratios']):.3f}"
+            rows.append((with_requests(run, rung), *speeds, ratio, mean, share_told(served), str(len(served["ratios"])), when(run)))
     return rows
 
 
-def _readme_peers(runs: Sequence[Run]) -> list[str]:
-    """A line for each comparison, in a table for those of which the same figures count."""
-    lines: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for run in runs:
-        wanted = main_figures(run)
-        if run["settings"].get("ours"):  # of another engine the rest is on the page
-            wanted = (wanted[0], *OTHER_ENGINES_FIGURES)
-        rows = {row["figure"]: row for row in best_figures(run)}
-        if wanted[0] not in rows:  # answers were not exact, so that tokens cannot be compared: good ones can
-            wanted = ("good requests/s", *wanted[1:])
-        if (first := rows.get(wanted[0])) is not None:
-            ratios = (_told(row) if (row := rows.get(name)) else UNKNOWN for name in wanted)
-            among = _among(run["data"])
-            pairs = f"{first['n_pairs']} ({first['n_starts'] or UNKNOWN})"
-            line = (run_title(run), number(first["ours"]), number(first["theirs"]), *ratios, among, pairs, when(run))
-            lines.setdefault(wanted, []).append(line)
-    return [table(_readme_head(wanted), some) for wanted, some in lines.items()]
+def _peers_row(run: Run) -> tuple[str, ...] | None:
+    """A comparison by its main figures; None where answers are not such that they could be compared."""
+    found = {one.figure: one for one in standings([run])}
+    rows = {row["figure"]: row for row in best_figures(run)}
+    name = main_figures(run)[0]
+    if name not in rows:  # answers were not exact, so that tokens cannot be compared: good ones can
+        name = GOOD
+    if name not in rows:
+        return None
+    row, speed = rows[name], found.get(SPEED) or standing_of(rows[name], run["name"], SPEED)
+    title = run_title(run) + (f" (its first text: {_cell(found[LATE_FIGURE])})" if LATE_FIGURE in found else "")
+    cells = (_cell(one) for one in (speed, *map(found.get, COLUMNS)))
+    pairs = f"{row['n_pairs']} ({row['n_starts'] or UNKNOWN})"
+    return title, f"{number(row['ours'])} / {number(row['theirs'])}", *cells, _beside(run["data"]), pairs, when(run)
 
 
-def _told(row: Run) -> str:
-    """A ratio, and who is better; where the interval does not say so, in how many of the pairs ours was."""
-    return f"{ratio_told(row)} " + (
-        f"better in {row['n_better']} of {row['n_pairs']}" if row["verdict"] == "unclear" else str(row["verdict"])
-    )
+def _cell(one: Standing | None) -> str:
+    """How many times better ours is: bold where it is for sure, slanted where it is worse for sure."""
+    if one is None:
+        return UNKNOWN
+    return f"{MARKS.get(one.verdict, '')}{one.times_better:.2f}{MARKS.get(one.verdict, '')}"
 
 
-def _among(data: Run) -> str:
-    """Beside whom: the setting by its name, if it is the only one."""
-    if len(data["sides"]) == 1:
-        return f"{data['sides'][0]['peer']} {data['sides'][0]['setting']}"
-    peers = dict.fromkeys(side["peer"] for side in data["sides"])
-    return f"{', '.join(peers)}: the best of {n_settings(data)}"
-
-
-def _readme_head(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    first, *_ = wanted
-    ratios = (f"ratio of {name.removesuffix(', ms')} (95 %)" for name in wanted)
-    return ("workload", f"cLLM, {first}", f"the other, {first}", *ratios, "beside", "pairs (starts)", "when")
+def _beside(data: Run) -> str:
+    """Whom: the setting by its name, if it is the only one."""
+    sides = data["sides"]
+    if len(sides) == 1:
+        return f"{sides[0]['peer']} {sides[0]['setting']}"
+    return f"{', '.join(dict.fromkeys(side['peer'] for side in sides))}, {len(sides)} settings"

@@ -204,12 +204,12 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32 and `shared-prefix` have all of llama-server's settings, two to six of them
-for two to four pairs. The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to
-be slower; nor is one that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6
-and 1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16 `-kvu -b 64` was left that had them after 1.95 times
-its time. A server's memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start
-stands for it, mostly the second.
+are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `shared-prefix` and `long-among-short` have all of llama-server's settings,
+two to six of them for two to four pairs. The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not
+there is not known to be slower; nor is one that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts
+at p50 came after 1.6 and 1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16 `-kvu -b 64` was left that had
+them after 1.95 times its time. A server's memory is its greatest since its start, and caches of prompts grow with every pass, so the last
+pass of each start stands for it, mostly the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -274,18 +274,20 @@ first texts come at p50 after 1.12 times its time, which does not tell who is be
 cLLM had 2.2 to 4.1 times the tokens/s. What they were better at there: `-b 64` has first texts at p50 after 0.68 of cLLM's time, and
 `no prompt cache`, which saves nothing on the host, takes 0.85 of its memory. These two would have gone on when the run was ended.
 
-**A long prompt among short ones** is where small steps cost most: tokens/s are 0.86 of `-no-kvu`'s, and the prompt itself takes 1.9 times
-as long as at once. In turn the others wait 1.3 s at the longest, where llama-server has them wait 30 s for the whole prompt, and their
-answers end after 0.64 of the time at p50. (Among the whole answers of this run is the late one's, too, which is apart since then: p90 and
-beyond are of both kinds.) In the first pass of four starts they wait 0.3 s, and 1.3 to 1.4 in the second of each, which is what laying
-cells out anew takes (above); once it was 3.7. Rows of a sequence that do not fill a tile of 64 read what is before them one by one: 2,048
-tokens deep, sixteen rows take 0.22 s by the single calls above, thirty-four 0.43 and sixty-four 0.31. Beside others only few go in a step,
-so that the others' gaps are 1.7 times as long at p50; once they have ended, the prompt goes in full tiles. In ten pairs before these, one
-start of five had its prompt's first text after 122 s in both passes, where the others' came after 76 to 86 (0.80 of the tokens/s, 0.64 to
-0.99; that run is not kept). A simulation with the planner's own choices has such ends: after a tile that something held up, tiles were
-believed dear, and none came any more. What is learned of sizes that are not met fades since then. Who would rather have the prompt sooner
-says a longer `--itl-target-ms`. All have 34,816 cells: `-no-kvu` lets each sequence have an eighth of them, into which the prompt has to
-fit.
+**A long prompt among short ones** is where small steps cost most. Of all settings, ten pairs of `-no-kvu` on the machine with AMX and two
+of each other one, `-no-kvu` has the most tokens/s, of which cLLM has 0.86 (as on a machine with AVX-512, in a run that is not kept), and
+its long prompt has its first text after half of the time. In turn the others wait 0.7 s at the longest, by the median of the passes (0.4 to
+3.7), where `-no-kvu` has them wait 29 s for the whole prompt, and their answers end after 0.70 of the time; seven of eight requests are
+good in seven of the ten passes, and none of its. In two pairs each, llama-server as it comes, `-kvu` and `no prompt cache` do as `-no-kvu`
+does, with waits of 28 to 34 s; `no prompt cache` has the first texts of the others after 0.84 of cLLM's time. `-kvu -b 64` has them wait
+3.2 s where cLLM's wait 1.9, and 1.12 times the tokens/s; `-b 32` and `-b 64` 2.9 and 4.8 s, with 0.43 and 0.52 of the tokens/s. Rows of a
+sequence that do not fill a tile of 64 read what is before them one by one: 2,048 tokens deep, sixteen rows take 0.22 s by the single calls
+above, thirty-four 0.43 and sixty-four 0.31. Beside others only few go in a step, so that the others' gaps are 1.6 times as long at p50;
+once they have ended, the prompt goes in full tiles. In an earlier run, one start of five had its prompt's first text after 122 s in both
+passes, where the others' came after 76 to 86 (0.80 of the tokens/s, 0.64 to 0.99; that run is not kept). A simulation with the planner's
+own choices has such ends: after a tile that something held up, tiles were believed dear, and none came any more. What is learned of sizes
+that are not met fades since then. Who would rather have the prompt sooner says a longer `--itl-target-ms`. All have 34,816 cells: `-no-kvu`
+lets each sequence have an eighth of them, into which the prompt has to fit.
 
 **Conversations.** They begin in a pool, where each row walks by everybody's cells, and are laid apart once that has cost as much as the
 change. Eight end a turn together and begin the next together, and their prompts are computed at once, however many steps of answers that
@@ -312,7 +314,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "ladder-seed-c8-served": "2026-11-28 c08fe9f147",
     "peers-chat-turns-c32": "2026-11-27 42d3cda5f7",
     "peers-chat-turns-c8": "2026-11-26 1b1992b851",
-    "peers-long-among-short": "2026-11-28 862d54caeb",
+    "peers-long-among-short": "2026-11-29 8aaae89e0d",
     "peers-mixed-c8": "2026-11-27 0543dee0f6",
     "peers-mixed-small-c16": "2026-11-28 4bb071c4dc",
     "peers-mixed-small-c8": "2026-11-26 7c0707fc31",
