@@ -35,9 +35,14 @@ class Connection(TrioASGIHTTPConnection):
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Carry out the exchange."""
         context: Context = self.app.extensions["cllm"]
+        self._is_answered = False
         with ExitStack() as stack, context.metrics.in_progress.track_inprogress():
             cast(dict[str, Any], self.scope)[CLEANUP_KEY] = stack
-            await super().__call__(receive, send)
+            try:
+                await super().__call__(receive, send)
+            finally:
+                if not self._is_answered:
+                    log.debug("left", method=self.scope["method"], path=self.scope["path"])
 
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
@@ -47,6 +52,7 @@ class Connection(TrioASGIHTTPConnection):
         await super().handle_messages(nursery, request, receive if keeps else partial(_without_body, receive))
 
     async def _send_response(self, send: ASGISendCallable, response: ResponseTypes) -> None:
+        self._is_answered = True
         await send({"type": "http.response.start", "status": response.status_code, "headers": encode_headers(response.headers)})
         assert isinstance(response, Response), "handlers give Quart's responses"
         context: Context = self.app.extensions["cllm"]

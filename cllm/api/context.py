@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, cast
@@ -118,14 +120,25 @@ class Context:
         return known
 
     async def held(self, tenant: Tenant) -> Engine:
-        """The engine of a model that is not unloaded before the current exchange has ended. Raises: Unavailable."""
+        """The engine of a model that is not unloaded before the current exchange has ended.
+
+        Raises: Unavailable · DeadlineExceeded when the request's `timeout_s` passes while the model is loaded.
+        """
         held: Engine | None = g.get("engine")
         if held is not None and held is tenant.engine:  # who asked for it once more while it is to be unloaded would wait for himself
             return held
-        hold = await self.house.hold(tenant)
+        hold = await self.house.hold(tenant, timeout_s=self._time_left_s())
         cleanup().callback(hold.release)
         g.engine = tenant.engine
         return tenant.engine
+
+    def _time_left_s(self) -> float:
+        """Of the current request's own `timeout_s`, or that of the settings; of one that has no such field, as long as anybody likes."""
+        timeout_s: float | None = g.get("timeout_s", math.inf)
+        if timeout_s is None:
+            timeout_s = math.inf if self.settings.timeout_s is None else self.settings.timeout_s
+        so_far_s: float = time.perf_counter() - g.started_at
+        return timeout_s - so_far_s
 
 
 def current_key() -> str:

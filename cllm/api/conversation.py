@@ -222,7 +222,13 @@ async def _open_unread(
     prompt = UnreadPrompt.of(chat, n_chars([chat.messages, chat.tools]), model.n_ctx)
     form = told(model, conversation.form)
     specs = asked.specs([prompt], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, form=form)
-    return Chat(await open_generation(context, specs, endpoint), len(prompt))
+    try:
+        return Chat(await open_generation(context, specs, endpoint), len(prompt))
+    except NotHeeded as error:
+        own_name = conversation.thinking.names.get(error.param or "")
+        if own_name is None:
+            raise
+        raise NotHeeded(f"this model's backend cannot do {own_name}", param=own_name) from error
 
 
 def _as_sent(conversation: Conversation) -> StreamChat:
@@ -231,7 +237,8 @@ def _as_sent(conversation: Conversation) -> StreamChat:
     _check_can_go_on(conversation)
     thinking, toolbox = conversation.thinking, conversation.toolbox
     if thinking.n_tokens_max:
-        raise NotHeeded("this model's backend cannot do reasoning_budget", param="reasoning_budget")
+        name = thinking.names.get("reasoning_budget", "reasoning_budget")
+        raise NotHeeded(f"this model's backend cannot do {name}", param=name)
     if not (conversation.add_generation_prompt or conversation.continue_final_message):
         raise NotHeeded("this model's backend cannot do add_generation_prompt", param="add_generation_prompt")
     switch = {} if thinking.wanted is None or thinking.effort is not None else {"enable_thinking": thinking.wanted}

@@ -55,7 +55,6 @@ def install(app: QuartTrio, context: Context) -> None:
         rule = request.url_rule
         endpoint, method = ("none", "none") if rule is None else (rule.rule, request.method)  # no label that a client may choose
         context.metrics.requests.labels(endpoint, method, response.status_code).inc()
-        context.metrics.bytes_in.inc(g.get("n_bytes_in", 0))
         return response
 
 

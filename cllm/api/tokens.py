@@ -16,6 +16,7 @@ from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
 from cllm.backend import Vocabulary
 from cllm.errors import InvalidRequest
+from cllm.text.prompt import without_bos
 
 TokenIds: TypeAlias = Annotated[list[int], Meta(max_length=1 << 20)]  # more than any context has
 
@@ -77,7 +78,8 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post("/apply-template")
     async def apply_template() -> Response:
         body = await wire.read(template_decoder)
-        return json_response({"prompt": await render(await context.served(body.model), body)})
+        model = await context.served(body.model)
+        return json_response({"prompt": without_bos(model.vocabulary, await render(model, body))})
 
     return routes
 

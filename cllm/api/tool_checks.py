@@ -15,6 +15,7 @@ N_CHARS_ALL_MAX: Final = 1 << 20  # of names and texts in them
 N_LEVELS_MAX: Final = 64  # of JSON in a schema; the longest in use have some ten
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
+_SAY_PROPERTIES: Final = {"properties", "$ref", "allOf", "anyOf", "oneOf"}
 
 
 def check_toolbox(toolbox: Toolbox, *, name: str, parameters: str) -> None:
@@ -35,8 +36,12 @@ def check_toolbox(toolbox: Toolbox, *, name: str, parameters: str) -> None:
 
 def parameters_of(given: dict[str, Any] | None) -> dict[str, Any]:
     """A function's schema; that of a function without arguments where none is given."""
-    # Some servers of tools say no more than that it is an object, and some templates look for its properties.
-    return {"type": "object", **given, **({} if given.keys() - {"type"} else {"properties": {}})} if given else dict(_NO_PARAMETERS)
+    return with_properties({"type": "object", **given}) if given else dict(_NO_PARAMETERS)
+
+
+def with_properties(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with properties, none if need be: some templates look for them, and functions without arguments often have none."""
+    return schema if schema.keys() & _SAY_PROPERTIES else {**schema, "properties": {}}
 
 
 def _check_name(tool: Tool, names: set[str], place: str) -> None:

@@ -33,10 +33,13 @@ async def read(decoder: msgspec.json.Decoder[T]) -> T:
     context: Context = current_app.extensions["cllm"]
     with context.bodies.shared() as take:
         body = await _body(take)
-        g.n_bytes_in = len(body)
+        context.metrics.bytes_in.inc(len(body))  # now: who leaves before the answer is told nothing, and counted nowhere else
         if len(body) <= N_BYTES_INLINE:
-            return decode(body, decoder)
-        return await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True, limiter=context.decoding)
+            decoded = decode(body, decoder)
+        else:
+            decoded = await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True, limiter=context.decoding)
+    g.timeout_s = getattr(decoded, "timeout_s", math.inf)  # None: what the server's settings say
+    return decoded
 
 
 async def _body(take: Callable[[int], None]) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
@@ -26,18 +28,76 @@ class Takes(Protocol):
     def takes_text_after_results(self) -> bool:
         """A turn of the user's after a tool's result."""
 
+    @property
+    def takes_several_calls(self) -> bool:
+        """More than one call in a turn."""
+
+    @property
+    def empty_content(self) -> str | None:
+        """What stands for the content of a turn that only calls."""
+
 
 def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     """Return the turns in an order that the template takes, with all that they say.
 
     What is said later changes nothing before it: the next request's turns begin as these do.
     """
+    messages = _in_order_of_calls(messages)
     if not takes.supports_system:
         messages = _told_by_users(messages)
     elif not takes.takes_system_anywhere:
         n_leading = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
         messages = [*_joined(messages[:n_leading]), *_told_by_users(messages[n_leading:])]
-    return messages if takes.takes_neighbours and takes.takes_text_after_results else _apart(messages, takes)
+    if not (takes.takes_neighbours and takes.takes_text_after_results):
+        messages = _apart(messages, takes)
+    return messages if takes.takes_several_calls else _one_call_each(messages, takes.empty_content)
+
+
+def _in_order_of_calls(messages: list[Message]) -> list[Message]:
+    """Results in the order of the calls that they name, not in that in which tools ended: most templates show no ids, only places."""
+    ordered: list[Message] = []
+    calls: list[Any] = []
+    for role, turns in itertools.groupby(messages, lambda message: message.get("role")):
+        run = list(turns)
+        if role == "assistant":
+            calls = [call for turn in run for call in turn.get("tool_calls") or ()]
+        elif role == "tool" and len(run) > 1 and len(calls) > 1:
+            run = _by_places(run, _places_of(calls))
+        ordered += run
+    return ordered
+
+
+def _places_of(calls: Sequence[Any]) -> dict[str, int]:
+    return {call["id"]: place for place, call in reversed([*enumerate(calls)]) if call.get("id")}
+
+
+def _by_places(results: list[Message], places: dict[str, int]) -> list[Message]:
+    """The results by the places of their calls; one of no known call stays where it is."""
+    named = sorted((one for one in results if one.get("tool_call_id") in places), key=lambda one: places[one["tool_call_id"]])
+    in_turn = iter(named)
+    return [next(in_turn) if one.get("tool_call_id") in places else one for one in results]
+
+
+def _one_call_each(messages: list[Message], empty_content: str | None) -> list[Message]:
+    """A turn for each call of a turn, with its results behind it; what the turn says besides is the first one's."""
+    told: list[Message] = []
+    i = 0
+    while i < len(messages):
+        turn, i = messages[i], i + 1
+        calls = turn.get("tool_calls") or ()
+        if len(calls) < 2:
+            told.append(turn)
+            continue
+        results = list(itertools.takewhile(lambda message: message.get("role") == "tool", itertools.islice(messages, i, None)))
+        i += len(results)
+        places = _places_of(calls)
+        own: list[list[Message]] = [[] for _ in calls]
+        for place, one in enumerate(results):
+            own[places.get(one.get("tool_call_id") or "", min(place, len(calls) - 1))].append(one)
+        for place, call in enumerate(calls):
+            first = {"role": "assistant", "content": empty_content} if place else turn
+            told += [first | {"tool_calls": [call]}, *own[place]]
+    return told
 
 
 def _joined(messages: list[Message]) -> list[Message]:

@@ -17,6 +17,7 @@ from llguidance.gbnf_to_lark import (
 )
 
 from cllm.errors import GrammarInvalid
+from cllm.text.char_classes import plain_classes
 
 # Escapes by code point, which the converter would shorten into something that the compiler does not read. A backslash takes the
 # character after it along, so that the second of two begins nothing.
@@ -79,8 +80,8 @@ def _free_start(rules: dict[str, RuleNode]) -> None:
 def _mend(rule: RuleNode) -> None:
     """Make of what the converter would write as something else what it means in GBNF."""
     for node in _nodes(rule):
-        if isinstance(node, RegexNode) and node.rx == ".":  # a line break, too
-            node.rx = r"(.|\n)"
+        if isinstance(node, RegexNode):
+            node.rx = r"(.|\n)" if node.rx == "." else plain_classes(node.rx)  # a line break, too
         elif isinstance(node, RepetitionNode) and isinstance(node.node, RepetitionNode):  # which is written behind the other one's sign
             node.node = AlternativeNode([node.node])
 

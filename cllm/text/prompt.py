@@ -14,13 +14,24 @@ def prompt_tokens(vocabulary: Vocabulary, text: str, *, is_conversation: bool) -
 
     Raises: TokenizeFailed.
     """
-    tokens = vocabulary.tokenize(text, add_special=True, parse_special=True)
+    tokens = [*leading(vocabulary), *vocabulary.tokenize(text, add_special=False, parse_special=True)]
     if is_conversation and vocabulary.adds_bos and tokens[:2] == [vocabulary.bos, vocabulary.bos]:
         return tokens[1:]
     return tokens
 
 
+def leading(vocabulary: Vocabulary) -> list[int]:
+    """What stands before a prompt. Nothing stands behind one that is to be gone on from, though some files ask for eos behind texts."""
+    return [vocabulary.bos] if vocabulary.adds_bos and vocabulary.bos is not None else []
+
+
+def without_bos(vocabulary: Vocabulary, text: str) -> str:
+    """A rendered conversation as a text for others to send, who are given a bos then: without the one that the template wrote."""
+    if not vocabulary.adds_bos or vocabulary.bos is None:
+        return text
+    return text.removeprefix(vocabulary.token_bytes(vocabulary.bos, special=True).decode("utf-8", "replace"))
+
+
 def infill_tokens(vocabulary: Vocabulary, infill: InfillTokens, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
     """The token ids that ask for what stands between `prefix` and `suffix`: the prefix first, as most models were trained."""
-    bos = [vocabulary.bos] if vocabulary.adds_bos and vocabulary.bos is not None else []
-    return [*bos, infill.prefix, *prefix, infill.suffix, *suffix, infill.middle]
+    return [*leading(vocabulary), infill.prefix, *prefix, infill.suffix, *suffix, infill.middle]

@@ -40,7 +40,16 @@ TAGS: Final = (
 
 def tags_in(template: str) -> ReasoningTags | None:
     """The tags that a chat template's source speaks of; one of a pair is enough, as some cut reasoning off at its end only."""
-    return next((tags for tags in TAGS if tags.opening in template or tags.closing in template), None)
+    source = _without_comments(template)
+    return next((tags for tags in TAGS if tags.opening in source or tags.closing in source), None)
+
+
+def _without_comments(template: str) -> str:
+    kept, start = [], 0
+    while (begin := template.find("{#", start)) >= 0 and (end := template.find("#}", begin + 2)) >= 0:
+        kept.append(template[start:begin])
+        start = end + 2
+    return "".join([*kept, template[start:]])
 
 
 class _State(Enum):

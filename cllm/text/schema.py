@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
-from enum import Enum
 from typing import Any, Final, TypeGuard
 from urllib.parse import quote, unquote
 
 from cllm.errors import GrammarInvalid
+from cllm.text.char_classes import plain_classes
 from cllm.text.schema_meeting import all_exclude, check_meeting
 from cllm.text.schema_parts import LISTS, MAPS, Schema, reachable, shown, target
 
@@ -169,9 +168,9 @@ def _prepare(node: Schema, pointer: str) -> None:
     if str(node.get("format")) in _SILENT_FORMATS:
         del node["format"]
     if isinstance(node.get("pattern"), str):
-        node["pattern"] = _pattern(node["pattern"])
+        node["pattern"] = plain_classes(node["pattern"])
     if isinstance(node.get("patternProperties"), dict):
-        node["patternProperties"] = {_pattern(pattern): part for pattern, part in node["patternProperties"].items()}
+        node["patternProperties"] = {plain_classes(pattern): part for pattern, part in node["patternProperties"].items()}
     for name, n_max in (
         ("properties", N_PROPERTIES_MAX),
         ("required", N_PROPERTIES_MAX),
@@ -248,33 +247,3 @@ def _check_n_items(schema: Schema) -> None:
         n += node.get(name, 0)
         if n > N_ITEMS_MAX:
             raise GrammarInvalid(f"{name}: {N_ITEMS_MAX} are the most in all parts together", pointer, name)
-
-
-_PATTERN_PIECE: Final = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|.)|.", re.DOTALL)  # a character, or an escape
-
-
-class _InClass(Enum):
-    """Where in a class of a pattern, and so what a `-` is: a character, or what makes a range of two."""
-
-    BEGIN = 1  # or behind a range
-    CHARACTER = 2  # behind one, with which a range may begin
-    RANGE = 3  # within one
-
-
-def _pattern(pattern: str) -> str:
-    """`pattern`, of JavaScript's kind, for a reader that takes `[`, `&&`, `~~` and `--` inside a class for more than characters."""
-    written: list[str] = []
-    place: _InClass | None = None
-    for piece in _PATTERN_PIECE.findall(pattern):
-        is_opened = written[-1:] == ["["] and place is _InClass.BEGIN
-        written.append(piece)
-        if place is None:
-            place = _InClass.BEGIN if piece == "[" else None
-        elif piece == "]":
-            place = None
-        elif piece == "-" and place is _InClass.CHARACTER:
-            place = _InClass.RANGE
-        elif not (piece == "^" and is_opened):
-            written[-1] = f"\\{piece}" if piece in ("[", "&", "~", "-") else piece
-            place = _InClass.BEGIN if place is _InClass.RANGE else _InClass.CHARACTER
-    return "".join(written)

@@ -49,7 +49,7 @@ class TemplateFeatures:
     wants_parts: bool  # content must be a list of parts, not a string
     wants_object_arguments: bool  # a tool call's arguments must be an object, not the JSON text that the OpenAI API has
     empty_content: str | None  # the content of a message that only calls tools: None or ""
-    wants_short_ids: bool  # the ids of tool calls must be nine letters or digits
+    wants_short_ids: bool  # the ids of tool calls must be nine letters or digits, or as many at least
     takes_several_calls: bool  # in one message, or it shows none at all
     written_call: str  # a conversation that ends with a call of `look_up`; "" where it renders none
     reasoning_name: str  # what it calls the reasoning of an earlier message that calls: "reasoning_content", or "thinking"
@@ -315,6 +315,7 @@ def _parsed(arguments: str) -> Any:
 _SHORT_ID: Final = re.compile("[A-Za-z0-9]{9}")
 _CALL_ID: Final = "abcdefgh1"  # Mistral's templates take only nine letters or digits
 _LONG_ID: Final = "call_0123456789abcdef"
+_TINY_ID: Final = "1"
 _NEEDLE: Final = "needle"  # no template says this by itself
 _OTHER_NEEDLE: Final = "noodle"
 _REASONING: Final = "reasoning_content"
@@ -395,8 +396,9 @@ class _Prober:
     def wants_short_ids(self, content: str | None, *, as_object: bool) -> bool:
         arguments = {_NEEDLE: "x"} if as_object else f'{{"{_NEEDLE}": "x"}}'
         return any(
-            _NEEDLE in self.calls(content, arguments, answered) and _NEEDLE not in self.calls(content, arguments, answered, _LONG_ID)
+            _NEEDLE in self.calls(content, arguments, answered) and _NEEDLE not in self.calls(content, arguments, answered, other_id)
             for answered in (True, False)
+            for other_id in (_LONG_ID, _TINY_ID)
         )
 
     def call_shapes(self) -> tuple[str | None, bool]:

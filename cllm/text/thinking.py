@@ -20,6 +20,7 @@ EFFORTS: Final[Mapping[str, int | None]] = {
 
 SWITCHES: Final = ("enable_thinking", "thinking")  # what templates call it
 EFFORT: Final = "reasoning_effort"
+USUAL_EFFORT: Final = "medium"  # OpenAI's, where reasoning is asked for without one
 USUAL_EFFORTS: Final = ("low", "medium", "high")  # what templates know that take anything
 
 
@@ -30,6 +31,7 @@ class Thinking:
     enabled: bool | None = None
     effort: str | None = None  # one of EFFORTS
     n_tokens_max: int | None = None  # of the reasoning; then it is ended
+    names: Mapping[str, str] = attrs.field(factory=dict, eq=False)  # what the request calls a field that a refusal would call otherwise
 
     @property
     def wanted(self) -> bool | None:
@@ -47,6 +49,8 @@ class Thinking:
             chosen |= {name: self.wanted for name in SWITCHES if name in known}
         if self.effort not in (None, "none") and self.wanted and EFFORT in known:
             chosen[EFFORT] = _nearest(self.effort, efforts)
+        elif self.wanted is not None and not chosen and EFFORT in known and "none" in efforts:  # its only switch, off as it comes or on
+            chosen[EFFORT] = _nearest(USUAL_EFFORT, efforts) if self.wanted else "none"
         return {**chosen, **given}
 
     def budget(self, known: Set[str]) -> int | None:

@@ -265,15 +265,15 @@ async def test_a_text_that_is_cut_keeps_the_token_that_closes_it(serve: Any, mon
 
 def test_results_without_an_id_have_that_of_their_call() -> None:
     def called(*names: str) -> dict[str, Any]:
-        return {"role": "assistant", "tool_calls": [{"id": f"call_{i}", "function": {"name": name}} for i, name in enumerate(names)]}
+        return {"role": "assistant", "tool_calls": [{"id": f"call{i:05}", "function": {"name": name}} for i, name in enumerate(names)]}
 
     def result(**fields: str) -> dict[str, Any]:
         return {"role": "tool", "content": "x", **fields}
 
     turns = [called("a", "b", "a"), result(name="b"), result(name="a"), result(), result(name="c")]
-    assert [turn.get("tool_call_id") for turn in _with_ids(turns)] == [None, "call_1", "call_0", "call_2", None]
-    turns = [called("a", "b"), result(tool_call_id="call_0"), result(), called("b"), result()]
-    assert [turn.get("tool_call_id") for turn in _with_ids(turns)] == [None, "call_0", "call_1", None, "call_0"]
+    assert [turn.get("tool_call_id") for turn in _with_ids(turns)] == [None, "call00001", "call00000", "call00002", None]
+    turns = [called("a", "b"), result(tool_call_id="call00000"), result(), called("b"), result()]
+    assert [turn.get("tool_call_id") for turn in _with_ids(turns)] == [None, "call00000", "call00001", None, "call00000"]
     assert "tool_call_id" not in _with_ids([result()])[0]
 
 
@@ -286,10 +286,10 @@ def test_calls_without_an_id_are_numbered_through_and_those_of_turns_that_follow
 
     told = _with_ids([called("a"), called("a"), called("b"), result("b"), result("a"), result("a"), called("a"), result("a")])
     ids = [turn["tool_calls"][0]["id"] if "tool_calls" in turn else turn["tool_call_id"] for turn in told]
-    assert ids == ["call_0", "call_1", "call_2", "call_2", "call_0", "call_1", "call_3", "call_3"]
+    assert ids == ["call00000", "call00001", "call00002", "call00002", "call00000", "call00001", "call00003", "call00003"]
     named = called("a")
-    named["tool_calls"][0]["id"] = "call_0"
-    assert _with_ids([named, called("a")])[1]["tool_calls"][0]["id"] == "call_1"
+    named["tool_calls"][0]["id"] = "call00000"
+    assert _with_ids([named, called("a")])[1]["tool_calls"][0]["id"] == "call00001"
 
 
 @pytest.mark.parametrize("fields", [{}, {"name": "look"}, {"tool_call_id": "call_1"}, {"name": "other"}])

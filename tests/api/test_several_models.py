@@ -278,6 +278,21 @@ async def test_who_asks_again_for_an_adapter_whose_load_took_too_long_waits_for_
         assert (await api.post("/v1/load_lora_adapter", body)).status == 400  # it is there
 
 
+async def test_the_time_that_a_load_takes_is_a_requests_own(serve_several: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def load(self: Backend, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        assert spec.path == "a" or go_on.wait(TEST_S)
+        return Model()
+
+    monkeypatch.setattr(Backend, "load", load)
+    async with serve_several("a", "b", models_memory_mb=1) as api:
+        late = await api.post("/v1/completions", {"model": "b", "prompt": "x", "timeout_s": 0.01})
+        assert (late.status, late.error["param"]) == (504, "timeout_s")
+        go_on.set()
+        assert (await api.post("/v1/completions", {"model": "b", "prompt": "x", "timeout_s": TEST_S})).status == 200
+
+
 async def test_nobody_unloads_a_model_otherwise(serve_several: Any) -> None:
     async with serve_several("a", "b") as api:
         refused = await api.post("/models/unload", {"model": "b"})

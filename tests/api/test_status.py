@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -64,20 +66,60 @@ async def test_a_dead_engine_is_not_healthy(loading: Any) -> None:
     assert chat.status == 503
 
 
-async def test_a_full_queue_is_not_ready_and_503_with_retry_after(serve: Any) -> None:
+@pytest.mark.parametrize("keys", [(), ("k",)])
+async def test_a_full_queue_is_not_ready_and_503_with_retry_after(serve: Any, keys: tuple[str, ...]) -> None:
     go_on = threading.Event()
     model = FakeModel(before_step=lambda batch: go_on.wait(TEST_S) and None)
-    async with serve(model, queue_size=2, parallel=1) as api, trio.open_nursery() as nursery:
-        nursery.start_soon(api.complete, "x")
+
+    async def ask() -> Any:
+        return await api.post("/v1/completions", {"prompt": "x"}, x_api_key="k")
+
+    async with serve(model, queue_size=2, parallel=1, api_key=keys) as api, trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
         await api.until(lambda: api.scheduler.n_running == 1)
-        nursery.start_soon(api.complete, "x")
-        nursery.start_soon(api.complete, "x")
+        nursery.start_soon(ask)
+        nursery.start_soon(ask)
         await api.until(lambda: api.scheduler.n_waiting == 2)
-        ready, chat = await api.get("/ready"), await api.chat()
+        ready, chat = await api.get("/ready"), await ask()
         go_on.set()
     assert (ready.status, ready.json["status"]) == (503, "queue_full")
     assert (chat.status, chat.error["code"]) == (503, "queue_full")
     assert int(chat.headers["Retry-After"]) >= 1
+
+
+async def test_it_is_ready_while_another_key_would_be_let_in_or_one_has_no_more_than_its_cap(serve: Any) -> None:
+    go_on = threading.Event()
+    model = FakeModel(before_step=lambda batch: go_on.wait(TEST_S) and None)
+    for keys, n in ((("k", "other"), 4), (("k cap=2",), 2)):
+        go_on.clear()
+        async with serve(model, queue_size=2, parallel=1, api_key=keys) as api, trio.open_nursery() as nursery:
+            for _ in range(n):
+                nursery.start_soon(partial(api.post, "/v1/completions", {"prompt": "x"}, x_api_key="k"))
+            await api.until(lambda: api.scheduler.n_running == 1 and api.scheduler.n_waiting == min(n, 3) - 1)  # noqa: B023
+            ready, refused = await api.get("/ready"), await api.post("/v1/completions", {"prompt": "x"}, x_api_key="k")
+            go_on.set()
+        assert (ready.status, refused.status) == (200, 503 if n > 2 else 429)
+
+
+async def test_prompts_beside_one_that_is_too_long_are_not_queued_or_counted(serve: Any) -> None:
+    async with serve(FakeModel(n_ctx_train=16)) as api:
+        answer = await api.complete(["ok", [97] * 16])
+        assert (answer.status, answer.error["type"]) == (400, "exceed_context_size_error")
+        assert (api.scheduler.totals.n_submitted, api.scheduler.n_sequences) == (0, 0)
+
+
+async def test_who_leaves_before_the_answer_is_logged_and_what_he_sent_is_counted(serve: Any, logged: list[Any]) -> None:
+    go_on = threading.Event()
+    body = json.dumps({"prompt": "x"}).encode()
+    async with serve(FakeModel(before_step=lambda batch: go_on.wait(TEST_S) and None)) as api:
+        async with api.asking("/v1/completions", body) as exchange:
+            await api.until(lambda: api.scheduler.n_running == 1)
+            exchange.leave()
+        go_on.set()
+        page = (await api.get("/metrics")).body.decode()
+    assert f"cllm_http_request_bytes_total {float(len(body))}" in page
+    assert [one["path"] for one in logged if one["event"] == "left"] == ["/v1/completions"]
+    assert [one["path"] for one in logged if one["event"] == "answered"] == ["/metrics"]
 
 
 async def test_metrics_are_plain_for_who_asks_for_a_version_that_is_none(serve: Any) -> None:

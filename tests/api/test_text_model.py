@@ -194,6 +194,36 @@ def test_what_it_does_not_heed_is_refused_by_the_fields_name(model: Told, url: s
     assert model.started == []
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/api/chat", {"think": "high"}, "think"),
+        ("/v1/messages", {"max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ("/v1/messages", {"max_tokens": 9, "output_config": {"effort": "low"}}, "output_config.effort"),
+        ("/v1/responses", {"input": "hello", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+    ],
+)
+def test_what_it_does_not_heed_of_reasoning_is_refused_by_the_surfaces_name(
+    model: Told, url: str, path: str, fields: dict[str, Any], name: str
+) -> None:
+    status, body, _ = post(url + path, {"model": "fake", **({} if "input" in fields else hello()), **fields})
+    assert status == 400
+    assert f"cannot do {name}" in body
+    assert model.started == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"logprobs": 4}, "logprobs"), ({"logprobs": 1, "echo": True}, "echo"), ({"prompt_logprobs": 1}, "prompt_logprobs")],
+)
+def test_completions_have_their_own_names_for_logprobs_that_it_does_not_tell(
+    model: Told, url: str, fields: dict[str, Any], param: str
+) -> None:
+    status, body, _ = post(url + COMPLETIONS, {"prompt": "once", **fields})
+    assert (status, json.loads(body)["error"]["param"]) == (400, param)
+    assert model.started == []
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"])
 def test_what_needs_its_tokens_is_not_served(model: Told, url: str, path: str) -> None:
     status, body, _ = post(url + path, hello(content="a", tokens=[1], max_tokens=5) if path != "/tokenize" else {"content": "a"})

@@ -33,9 +33,13 @@ async def test_pieces_are_text_or_bytes_where_they_are_no_whole_characters(serve
     assert answer.json == {"tokens": [{"id": token, "piece": piece} for token, piece in pieces]}
 
 
-async def test_messages_are_rendered_and_tokenised_as_a_chat_would(serve: Any) -> None:
+@pytest.mark.parametrize("begins", ["", "<bos>"])
+async def test_messages_are_rendered_and_tokenised_as_a_chat_would(serve: Any, begins: str) -> None:
+    model = FakeModel()
+    assert model.vocabulary.chat_template is not None
+    model.vocabulary.chat_template = begins + model.vocabulary.chat_template
     messages = [{"role": "user", "content": "hi"}]
-    async with serve() as api:
+    async with serve(model) as api:
         prompt = (await api.post("/apply-template", {"messages": messages})).json["prompt"]
         assert prompt == "<turn>user\nhi<end><turn>assistant\n"
         tokens = (await api.post("/tokenize", {"messages": messages})).json["tokens"]

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from cllm.api import calling
+from cllm.api.anthropic import requests as anthropic
 from cllm.api.tool_checks import parameters_of
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import FakeModel
@@ -512,9 +513,16 @@ async def test_what_is_wrong_with_calls_in_messages_is_400_and_named(serve: Any,
     assert (answer.status, answer.error["param"]) == (400, f"messages[1].{param}")
 
 
-@pytest.mark.parametrize("given", [None, {}, {"type": "object"}])
+@pytest.mark.parametrize(
+    "given", [None, {}, {"type": "object"}, {"type": "object", "additionalProperties": False}, {"type": "object", "title": "Empty"}]
+)
 def test_a_function_without_arguments_has_properties_however_that_is_said(given: dict[str, Any] | None) -> None:
-    assert parameters_of(given) == {"type": "object", "properties": {}}, "some templates look for them"
+    assert parameters_of(given) == {"type": "object", "properties": {}, **(given or {})}, "some templates look for them"
+
+
+def test_so_it_has_on_anthropics_surface() -> None:
+    fields = anthropic.ToolFields(name="a", input_schema={"type": "object"})
+    assert anthropic._toolbox([fields], None).tools[0].parameters == {"type": "object", "properties": {}}
 
 
 def test_a_schema_that_says_more_is_left_as_it_is() -> None:

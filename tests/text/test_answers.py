@@ -140,6 +140,8 @@ def test_templates_tell_their_tags() -> None:
     assert tags_in("{{ content.split('</think>')[-1] }}") == THINK
     assert tags_in("{{ '[THINK]' }}") == TAGS[1]
     assert tags_in("{{ content }}") is None
+    assert tags_in("{# <thinking> is what {# others write #}{{ content }}") is None
+    assert tags_in("{# not closed <think>") == THINK
 
 
 # --- tool calls, family by family -------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ class Takes:
     takes_system_anywhere: bool = True
     takes_neighbours: bool = True
     takes_text_after_results: bool = True
+    takes_several_calls: bool = True
+    empty_content: str | None = None
 
 
 def turns(letters: str) -> list[Message]:
@@ -78,6 +80,53 @@ def test_a_long_row_of_turns_is_put_together_once(role: str, takes: Takes) -> No
         return n_lines(lambda: arranged([{"role": first, **said}, *([{"role": role, **said}] * n)], takes))
 
     assert work(800) < 5 * work(200)
+
+
+def calling(*ids: str, **more: Any) -> Message:
+    return {"role": "assistant", "content": None, **more, "tool_calls": [{"id": name, "function": {"name": f"f{name}"}} for name in ids]}
+
+
+def result(name: str | None, content: str = "") -> Message:
+    return {"role": "tool", "content": content or name} | ({} if name is None else {"tool_call_id": name})
+
+
+def test_results_stand_in_the_order_of_their_calls() -> None:
+    chat = [calling("a", "b", "c"), result("c"), result("a"), result("b"), *turns("u")]
+    assert [turn["content"] for turn in arranged(chat, Takes())[1:4]] == ["a", "b", "c"]
+    apart = [calling("a"), calling("b"), result("b"), result("a")]
+    assert [turn["content"] for turn in arranged(apart, Takes())[2:]] == ["a", "b"]
+    assert [turn["content"] for turn in arranged(apart, Takes(takes_neighbours=False))[1:]] == ["a", "b"]
+
+
+def test_a_result_of_no_known_call_stays_where_it_is() -> None:
+    chat = [calling("a", "b"), result("b"), result(None, "x"), result("z"), result("a")]
+    assert [turn["content"] for turn in arranged(chat, Takes())[1:]] == ["a", "x", "z", "b"]
+
+
+def test_text_that_goes_with_the_last_result_stays_behind_all_of_them() -> None:
+    chat = [calling("a", "b"), result("b"), result("a"), {"role": "user", "content": "so"}]
+    assert [turn["content"] for turn in arranged(chat, Takes(takes_text_after_results=False))[1:]] == ["a", "b\n\nso"]
+
+
+def test_where_a_turn_takes_one_call_each_has_a_turn_of_its_own_with_its_results() -> None:
+    chat = [
+        calling("a", "b", content="let me see", reasoning_content="hm"),
+        result("b"),
+        result("a"),
+        *turns("u"),
+        calling("c"),
+        result("c"),
+    ]
+    told = arranged(chat, Takes(takes_several_calls=False, empty_content=""))
+    assert told[:4] == [
+        calling("a", content="let me see", reasoning_content="hm"),
+        result("a"),
+        calling("b", content=""),
+        result("b"),
+    ]
+    assert told[4:] == chat[3:]
+    without_ids = [calling("", ""), result(None, "1"), result(None, "2"), result(None, "3")]
+    assert [turn["content"] for turn in arranged(without_ids, Takes(takes_several_calls=False))] == [None, "1", None, "2", "3"]
 
 
 ANY_TAKES = st.builds(Takes, st.booleans(), st.booleans(), st.booleans(), st.booleans())

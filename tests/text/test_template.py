@@ -424,6 +424,26 @@ def test_a_template_that_cannot_be_compiled_says_where(source: str, line: int | 
     assert isinstance(invalid.value, LoadFailed)
 
 
+@pytest.mark.parametrize("given", ["1", "call_0123456789", "abcdefgh1"])
+def test_ids_are_long_enough_for_a_template_that_wants_nine_characters_at_least(given: str) -> None:
+    source = """{% for m in messages %}{{ m.content or "" }}{% for c in m.tool_calls or () %}
+        {% if c.id|length < 9 %}{{ raise_exception("too short") }}{% endif %}{{ c.id[-9:] }}{{ c.function.arguments }}{% endfor %}
+        {% if m.role == "tool" and m.tool_call_id|length < 9 %}{{ raise_exception("too short") }}{% endif %}{% endfor %}"""
+    calling = said("assistant", None, tool_calls=[call('{"word": "x"}') | {"id": given}])
+    text = made(source).render([said("user", "Look"), calling, said("tool", "found", tool_call_id=given)])
+    assert "found" in text
+    assert ("abcdefgh1" in text) is (given == "abcdefgh1")
+
+
+def test_two_calls_of_a_turn_reach_templates_that_take_one() -> None:
+    calls = [call({"word": word}) | {"id": f"abcdefgh{word}"} for word in "12"]
+    results = [said("tool", f"found{word}", tool_call_id=f"abcdefgh{word}", name="look_up") for word in "21"]
+    for name in ("llama3", "harmony"):
+        text = made(STYLE[name]).render([said("user", "Look"), said("assistant", None, tool_calls=calls), *results, said("user", "So?")])
+        places = [text.index(part) for part in ('"1"', "found1", '"2"', "found2")]
+        assert places == sorted(places), name
+
+
 def test_ids_of_calls_are_shortened_for_a_template_that_wants_them_short() -> None:
     chat = [
         said("user", "Look"),

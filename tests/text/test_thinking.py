@@ -62,3 +62,24 @@ def test_a_budget_prevails_over_an_effort() -> None:
     assert Thinking(effort="low", n_tokens_max=7).budget(QWEN) == 7
     assert Thinking(effort="none", n_tokens_max=7).budget(QWEN) == 0
     assert Thinking().budget(QWEN) is None
+
+
+NONE_OR_HIGH = ("none", "high")
+
+
+@pytest.mark.parametrize(
+    ("thinking", "efforts", "told"),
+    [
+        (Thinking(enabled=True), NONE_OR_HIGH, "high"),
+        (Thinking(enabled=False), NONE_OR_HIGH, "none"),
+        (Thinking(effort="none"), NONE_OR_HIGH, "none"),
+        (Thinking(effort="low"), NONE_OR_HIGH, "high"),
+        (Thinking(n_tokens_max=0), NONE_OR_HIGH, "none"),
+        (Thinking(enabled=True), ("none", "low", "medium", "high"), "medium"),
+        (Thinking(), NONE_OR_HIGH, None),
+        (Thinking(enabled=True), ("low", "medium", "high"), None),
+    ],
+)
+def test_where_an_effort_is_the_only_switch_it_is_switched_by_that(thinking: Thinking, efforts: tuple[str, ...], told: str | None) -> None:
+    assert thinking.variables(GPT, {}, efforts) == ({} if told is None else {"reasoning_effort": told})
+    assert "reasoning_effort" not in Thinking(enabled=True).variables(GPT | QWEN, {}, efforts), "which has another switch"

@@ -12,7 +12,7 @@ from msgspec import Meta
 from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import Limit, SamplingFields, StopString
 from cllm.api.structured import Form, schema_form
-from cllm.api.tool_checks import N_TOOLS_MAX
+from cllm.api.tool_checks import N_TOOLS_MAX, with_properties
 from cllm.errors import InvalidRequest
 from cllm.text.thinking import Thinking
 from cllm.text.tools import Tool, Toolbox, ToolUse
@@ -325,17 +325,24 @@ def _tool(tool: ToolFields, place: str) -> Tool:
         raise InvalidRequest(f"{place}.type: this server runs no tools of its own, such as {tool.type[:40]!r}", param=f"{place}.type")
     if tool.input_schema is None:
         raise InvalidRequest(f"{place}.input_schema: it is missing", param=f"{place}.input_schema")
-    return Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
+    return Tool(tool.name, tool.description or "", with_properties(tool.input_schema), bool(tool.strict))
+
+
+_NAMES: Final = {
+    "reasoning_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "chat_template_kwargs": "thinking",
+}
 
 
 def _thinking(body: CountRequest | MessagesRequest) -> Thinking:
     effort = None if body.output_config is None else body.output_config.effort
     match body.thinking:
         case None | ThinkingFields(type="adaptive"):
-            return Thinking(effort=effort)
+            return Thinking(effort=effort, names=_NAMES)
         case ThinkingFields(type="disabled"):
-            return Thinking(enabled=False)
+            return Thinking(enabled=False, names=_NAMES)
         case ThinkingFields(budget_tokens=None):
             raise InvalidRequest("thinking.budget_tokens: it is missing", param="thinking.budget_tokens")
         case ThinkingFields(budget_tokens=n_tokens):
-            return Thinking(enabled=True, effort=effort, n_tokens_max=n_tokens)
+            return Thinking(enabled=True, effort=effort, n_tokens_max=n_tokens, names=_NAMES)

@@ -25,6 +25,7 @@ from cllm.backend import Vocabulary
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import InvalidRequest, NotHeeded, TokenizeFailed
 from cllm.serve.engine import ServedModel
+from cllm.text.prompt import leading
 
 ENDPOINT = "/completion"
 
@@ -151,7 +152,7 @@ def _texts(pieces: Pieces) -> list[str]:
 
 def _mixed(vocabulary: Vocabulary, pieces: Pieces) -> list[int]:
     """The token ids of all pieces; what models want before a prompt stands before a text that is the first of them."""
-    tokens: list[int] = []
-    for i, piece in enumerate(pieces):
-        tokens += [piece] if isinstance(piece, int) else vocabulary.tokenize(piece, add_special=not i, parse_special=True)
+    tokens = leading(vocabulary) if isinstance(pieces[0], str) else []
+    for piece in pieces:
+        tokens += [piece] if isinstance(piece, int) else vocabulary.tokenize(piece, add_special=False, parse_special=True)
     return tokens

@@ -175,9 +175,10 @@ def form_of(body: CommonFields) -> Form | None:
 
 
 def _thinking(body: CommonFields) -> Thinking:
+    names = {"reasoning_effort": "think", "chat_template_kwargs": "think"}
     if isinstance(body.think, str):
-        return Thinking(enabled=True, effort=body.think)
-    return Thinking(enabled=body.think)
+        return Thinking(enabled=True, effort=body.think, names=names)
+    return Thinking(enabled=body.think, names=names)
 
 
 def _message(message: Message, place: str) -> dict[str, Any]:
@@ -225,7 +226,7 @@ def _with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     open_calls, follows = _OpenCalls(), False
     given = {call["id"] for message in messages for call in message.get("tool_calls", ())}
-    ids = (name for i in itertools.count() if (name := f"call_{i}") not in given)
+    ids = (name for i in itertools.count() if (name := f"call{i:05}") not in given)  # nine letters and digits, as some templates want
     for message in messages:
         calls = message.get("tool_calls", ())
         for call in calls:

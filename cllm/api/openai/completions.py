@@ -128,10 +128,14 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
 async def _opened(context: Context, specs: list[SequenceSpec], body: CompletionRequest) -> Generation:
     try:
         return await open_generation(context, specs, ENDPOINT)
-    except NotHeeded as error:
-        if error.param != "logprobs" or body.logprobs is not None:
-            raise
-        raise NotHeeded("best_of: this model's backend cannot do logprobs, by which the best are told", param="best_of") from error
+    except NotHeeded as error:  # by the fields that this surface has
+        if error.param == "logprobs" and body.logprobs is None:
+            raise NotHeeded("best_of: this model's backend cannot do logprobs, by which the best are told", param="best_of") from error
+        if error.param == "top_logprobs":
+            raise NotHeeded("logprobs: this model's backend tells fewer likely tokens than that", param="logprobs") from error
+        if error.param == "prompt_logprobs" and body.prompt_logprobs is None:
+            raise NotHeeded("echo: this model's backend cannot do logprobs of a prompt", param="echo") from error
+        raise
 
 
 def _check(body: CompletionRequest, model: ServedModel) -> None:

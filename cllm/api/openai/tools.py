@@ -74,7 +74,8 @@ def thinking_of(fields: ToolingFields, variables: Mapping[str, Any]) -> Thinking
     enabled = None
     if fields.reasoning_effort is not None:
         enabled = next((variables[name] for name in SWITCHES if isinstance(variables.get(name), bool)), None)
-    return Thinking(enabled=enabled, effort=fields.reasoning_effort, n_tokens_max=n_tokens_max)
+    names = {} if variables else {"chat_template_kwargs": "reasoning_budget"}  # of which 0 is a switch
+    return Thinking(enabled=enabled, effort=fields.reasoning_effort, n_tokens_max=n_tokens_max, names=names)
 
 
 def toolbox_of(fields: ToolingFields) -> Toolbox:

@@ -227,7 +227,7 @@ def conversation_of(body: CreateRequest, items: Iterable[Item]) -> Conversation:
         messages=[*system, *messages_of(items)],
         toolbox=toolbox_of(body.tools or [], body.tool_choice, parallel=body.parallel_tool_calls is not False),
         form=_form(body),
-        thinking=Thinking(effort=effort),
+        thinking=Thinking(effort=effort, names={"reasoning_effort": "reasoning.effort"}),
     )
 
 
