@@ -119,6 +119,7 @@ class ModelInfo:
     quantization: str = ""
     build: str = ""  # what computes was compiled for, as its library tells, and with how many threads; with another steps take other times
     cells_bytes: int = 0  # memory of all cells; 0: not known
+    mapped_bytes: int = 0  # of `size_bytes`, what is in the host's memory as pages of a file: the system counts them as free
     fingerprint: str = ""
     """Differs where saved states do not fit, and wherever equal tokens would not have equal cells: with other weights, other adapters or
     scales of theirs, other cache types, another build. The same in each process. Empty: saved states end with the process."""
@@ -426,8 +427,8 @@ class StreamModel(Protocol):
     n_ctx: int  # tokens of one sequence at most, prompt and generated
     heeds: frozenset[str]
     """The names of what it heeds of a `StreamRequest` from `n_tokens_min` on, with the kinds of a `StreamForm` in the place of `form`; a
-    request for another is refused, but for `seed`, which every request has. Without a vocabulary also of `StreamChat` from `tools` on, and
-    `prompt` for token ids.
+    request for another is refused, but for `seed`, which every request has, and `stop`, which the server looks for itself. Without a
+    vocabulary also of `StreamChat` from `tools` on, and `prompt` for token ids.
 
     A model whose requests share nothing that was computed heeds `cache_salt` and `cache_prompt` by nature, and is to name them."""
 

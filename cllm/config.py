@@ -261,7 +261,9 @@ class Settings:
     pooling: Annotated[Pooling, MODEL] = _setting("auto", "how an embedding is made of its tokens' (auto: as the model says, else mean)")
 
     ctx_size: Annotated[int | None, MEMORY, _short("-c")] = _setting(
-        None, "cells (tokens) of KV cache, shared by all sequences (default: what memory allows)", _at_least(1)
+        None,
+        "cells (tokens) of KV cache, shared by all sequences (default: what a quarter of the free memory holds, at most eight contexts)",
+        _at_least(1),
     )
     parallel: Annotated[int | None, MEMORY, _short("-np")] = _setting(
         None, "sequences that run at once (default: as many as the model takes; of slots for steps at most 64)", _between(1, N_SLOTS_MAX)
@@ -269,16 +271,16 @@ class Settings:
     kv: Annotated[KvLayout, MEMORY] = _setting(
         "auto",
         "one pool of cells for all sequences, or an equal part for each (auto: a pool, but parts while nothing is shared, where a "
-        "calibration found these faster)",
+        "calibration found these faster; with --isolate the pool stays)",
     )
     models_memory_mb: Annotated[int | None, MEMORY] = _setting(
         None, "memory of the models that are loaded at a time, MiB: the least recently used makes room (default: all stay)", _at_least(1)
     )
     prefix_cache: Annotated[bool, MEMORY] = _setting(True, "compute equal beginnings of prompts once, and keep ended sequences' cells")
-    host_cache_mb: Annotated[int, MEMORY] = _setting(
-        2048,
+    host_cache_mb: Annotated[int | None, MEMORY] = _setting(
+        None,
         "memory for cells that had to leave a model's KV cache, MiB for each model: restored instead of computed again; 0, or without a "
-        "prefix cache: none",
+        "prefix cache: none (default: a quarter of what is free once the model is loaded, at most 2048)",
         _at_least(0),
     )
     cache_dir: Annotated[str | None, MEMORY] = _path(
@@ -319,7 +321,10 @@ class Settings:
     )
 
     embedding_ctx_size: Annotated[int | None, MEMORY] = _setting(
-        None, "tokens of an input to embed at most, for which cells are kept (default: 2048, or 8192 for a model of its own)", _at_least(1)
+        None,
+        "tokens of an input to embed at most, for which cells are kept (default: 2048, or 8192 for a model or a process of its own, as "
+        "memory allows; where tokens see those after them, as BERT's do, at most --batch-size)",
+        _at_least(1),
     )
     embedding_slice_ms: Annotated[int, SPEED] = _setting(
         100, "time that a step of embeddings aims at, since answers wait for its end", _between(1, 60_000)

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+_OWN_STATUS = Path("/proc/self/status")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -29,6 +30,12 @@ def memory_bytes() -> int:
     limits = [int(limit) for group in _cgroups() if (limit := _read(group / "memory.max")).isdigit()]
     swaps = [int(limit) for group in _cgroups() if (limit := _read(group / "memory.swap.max")).isdigit()]
     return min([memory, *limits]) + min([swap, *swaps])
+
+
+def mapped_file_bytes() -> int:
+    """Return the bytes of mapped files that this process has in memory, its libraries' among them; 0 where the system does not say."""
+    lines = [line.split() for line in _read(_OWN_STATUS).splitlines()]
+    return sum(int(line[1]) * 1024 for line in lines if line[:1] == ["RssFile:"])
 
 
 def _allowed_cpus() -> set[int]:

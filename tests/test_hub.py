@@ -192,6 +192,13 @@ class FakeHub:
             handler.wfile.write(body[:n_bytes_sent])
 
 
+def own_hub(fake_hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+    """The environment of a command that asks our hub and keeps its cache here, whatever the user's own says."""
+    others = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_OFFLINE")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    return {**plain, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf")}
+
+
 @pytest.fixture
 def fake_hub() -> Iterator[FakeHub]:
     model = demo.path().read_bytes()
@@ -206,7 +213,7 @@ def cllm_with(tmp_path: Path, fake_hub: FakeHub) -> Callable[..., subprocess.Com
     """The command, asking our hub and keeping its cache in a folder of the test's; further variables by name."""
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf"), **variables}
+        environment = {**own_hub(fake_hub, tmp_path), **variables}
         command = [sys.executable, "-m", "cllm", *arguments]
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600, env=environment)
 
@@ -312,7 +319,7 @@ def test_a_download_that_the_disk_does_not_take_says_so(fake_hub: FakeHub, tmp_p
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "cllm.cli.main(['pull', 'user/repo:Q4_K_M'])\n"
     )
-    environment = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf")}
+    environment = own_hub(fake_hub, tmp_path)
     done = subprocess.run([sys.executable, tmp_path / "limited.py"], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 1
     assert done.stderr == "cllm: user/repo:Q4_K_M is not in the cache, and it could not be written there: File too large\n"
@@ -410,7 +417,7 @@ def test_a_download_that_is_given_up_leaves_nothing_half(cllm_with: Cllm, fake_h
         "except hub.CllmError as error:\n"
         "    print(type(error).__name__)\n"
     )
-    environment = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf")}
+    environment = own_hub(fake_hub, tmp_path)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment)
     assert done.stdout == "LoadAborted\n", done.stderr
     assert not list((tmp_path / "hf").rglob("*.incomplete"))
@@ -419,7 +426,7 @@ def test_a_download_that_is_given_up_leaves_nothing_half(cllm_with: Cllm, fake_h
 def test_what_is_in_the_cache_takes_its_bytes_by_its_reference_too(cllm_with: Cllm, fake_hub: FakeHub, tmp_path: Path) -> None:
     cllm_with("pull", "user/repo:Q8_0")
     code = "from cllm import hub; print(hub.size_of('user/repo:Q8_0'), hub.size_of('user/repo:Q4_K_M'), hub.size_of('user/none'))"
-    environment = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "hf")}
+    environment = own_hub(fake_hub, tmp_path)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=environment)
     assert done.stdout == "600000 0 0\n", done.stderr
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
+
 import pytest
 
 from cllm import machine
@@ -95,3 +98,19 @@ def test_a_system_without_proc_still_answers(monkeypatch):
 
     assert machine.free_memory_bytes() > 0
     assert machine.n_cores() >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell; runs on Linux")
+def test_mapped_files_are_told_as_far_as_they_are_in_memory(tmp_path):
+    file, n_bytes = tmp_path / "weights", 8 << 20
+    file.write_bytes(b"x" * n_bytes)
+    before = machine.mapped_file_bytes()
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert mapped[:: mmap.PAGESIZE].count(b"x") == n_bytes // mmap.PAGESIZE
+        assert machine.mapped_file_bytes() - before >= n_bytes // 2
+    assert machine.mapped_file_bytes() - before < n_bytes // 2
+
+
+def test_without_the_systems_word_none_are_mapped(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "_OWN_STATUS", tmp_path / "nowhere")
+    assert machine.mapped_file_bytes() == 0

@@ -95,9 +95,13 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
     free_before = machine.free_memory_bytes()  # later on, a mapped file's pages would count as free though they are wanted
     with ExitStack() as parts:
         model_params = settings.model_params(lib, spec, n_gpu_layers=_n_gpu_layers(lib, spec) if gpu else 0)
+        mapped_before = machine.mapped_file_bytes()
         model = _load_model(lib, spec, on_progress, model_params)
         parts.callback(lib.llama_model_free, model)
         facts = facts_of(lib, model, spec.path)
+        if spec.mmap and not spec.mlock:  # what went to a GPU, or into another order for the CPU, is mapped no more
+            mapped_bytes = min(max(machine.mapped_file_bytes() - mapped_before, 0), facts.info.size_bytes)
+            facts = attrs.evolve(facts, info=attrs.evolve(facts.info, mapped_bytes=mapped_bytes))
         if gpu:
             facts = _on_gpus(facts, model_params.n_gpu_layers, _own_gpus(lib, spec))
         if not facts.generates:

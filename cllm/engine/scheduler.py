@@ -241,14 +241,18 @@ class Scheduler:
         n_coming = sum(coming.n_sequences for coming in self._coming if coming.priority > priority)
         return attrs.evolve(behind, n_waiting=behind.n_waiting + n_coming)
 
+    def check_length(self, spec: SequenceSpec) -> None:
+        """Raises: ContextExceeded for a prompt that leaves no room for an answer, however long it waited."""
+        if len(spec.prompt) >= self.limits.n_ctx:
+            raise ContextExceeded(len(spec.prompt), self.limits.n_ctx)
+
     def submit(self, spec: SequenceSpec, now: float) -> int:
         """Queue a sequence; return its id. Its events come from `plan` and `apply` from now on.
 
         Raises: ContextExceeded when it could never be served.
         """
         assert spec.prompt, "a prompt has at least one token"
-        if len(spec.prompt) >= self.limits.n_ctx:
-            raise ContextExceeded(len(spec.prompt), self.limits.n_ctx)
+        self.check_length(spec)
         self._n_arrived += 1
         sequence = self._sequence(spec, self._n_arrived, now)
         try:  # there may be no memory to look for a prompt of a million tokens
@@ -499,8 +503,9 @@ class Scheduler:
         if limits.rows_by_slot == self.limits.rows_by_slot:
             n_cells_slot, self._choice = self._choice.apart.n_cells_slot, None  # it will not be tried again
             return self._hold_to(n_cells_slot) if limits.rows_by_slot else []
-        # What one sequence may have was promised, and does not change: who outgrows a part brings the pool back.
-        self.limits = attrs.evolve(limits, n_ctx=self.limits.n_ctx)
+        # What one sequence may have was promised, and does not change: who outgrows a part brings the pool back. What is saved may take no
+        # less than before for what it has taken meanwhile.
+        self.limits = attrs.evolve(limits, n_ctx=self.limits.n_ctx, host_pool_n_bytes=self.limits.host_pool_n_bytes)
         other = self._cost_other or self.cost.beside(n_rows_max=limits.n_rows_max, apart=limits.rows_by_slot)
         self.cost, self._cost_other = other, self.cost
         prices = Prices(self.cost)

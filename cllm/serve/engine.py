@@ -20,7 +20,7 @@ from cllm.engine.dry import dry_breaker_tokens
 from cllm.engine.history import dries
 from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, Unavailable, call_foreign
+from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, QuotaExceeded, Unavailable, call_foreign
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.grammars import GrammarDesk
 from cllm.serve.keythreads import KeyThreads
@@ -138,10 +138,21 @@ class Engine:
         return None if self._loop is None else self._loop.scheduler.key_cap(key)
 
     def check_ready(self) -> None:
-        """Raises: Unavailable unless a request would be taken."""
-        self._ready_loop()
-        if self.model.generates:
-            self.check_accepting()
+        """Raises: Unavailable unless a request of one key at least would be taken; a key at its own cap says nothing of the server."""
+        refused: Unavailable | None = None
+        for key in self._ready_loop().scheduler.limits.key_weights or ("",):
+            try:
+                if self.model.generates:
+                    self.check_accepting(key=key)
+                else:
+                    self.embeddings.loop.check_room(key)
+                return
+            except Unavailable as error:
+                refused = error
+            except QuotaExceeded:
+                continue
+        if refused is not None:
+            raise refused
 
     @property
     def embedder(self) -> ServedEmbedder | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum
@@ -16,8 +17,9 @@ from prometheus_client.registry import Collector
 from cllm import hub
 from cllm.config import Settings, SettingsError, embedding_names_of, names_of
 from cllm.engine.scheduler import SequenceView
-from cllm.errors import InvalidRequest, NotFound, NotSupported, Unavailable
+from cllm.errors import DeadlineExceeded, InvalidRequest, NotFound, NotSupported, Unavailable
 from cllm.serve.engine import Engine, EnginePhase, Health, new_engine
+from cllm.serve.loading import N_LIVE_DEFAULT_MAX
 from cllm.serve.records import Record
 
 N_TENANTS_MAX = 64
@@ -206,29 +208,34 @@ class House:
         known = ", ".join([alias for tenant in giving for alias in tenant.embedding_aliases])
         raise NotFound(f"there is no model {name[:200]!r} for embeddings here, only {known}", param="model", code="model_not_found")
 
-    async def hold(self, tenant: Tenant) -> Hold:
+    async def hold(self, tenant: Tenant, *, timeout_s: float = math.inf) -> Hold:
         """A hold on a model, which is loaded for that and waited for. Returns at once if it is there; the caller releases it.
 
-        Raises: Unavailable while the server starts or drains, when it takes longer than a request waits, or cannot be loaded.
+        Raises: Unavailable while the server starts or drains, when it takes longer than a request waits, or cannot be loaded ·
+        DeadlineExceeded when it takes longer than `timeout_s`.
         """
         hold = Hold(tenant)
         if tenant.state is State.LOADED:
             hold.settle(granted=True)
         else:
-            await self._wait_loaded(hold)
+            await self._wait_loaded(hold, timeout_s)
         return hold
 
-    async def _wait_loaded(self, hold: Hold) -> None:
+    async def _wait_loaded(self, hold: Hold, timeout_s: float) -> None:
         tenant = hold.tenant
         if self.is_draining or not self.is_open:
             tenant.engine.check_ready()  # says how far it is, or that it drains
         self._check_worth(tenant)
+        if len(tenant.waiting) >= tenant.settings.queue_size + (tenant.settings.parallel or N_LIVE_DEFAULT_MAX):  # as once it is loaded
+            raise Unavailable("the queue is full", retry_after_s=RETRY_AFTER_S, code="queue_full")
         tenant.waiting.append(hold)
         try:
             self.wanted(tenant)
-            with trio.move_on_after(self._load_wait_s):
+            with trio.move_on_after(max(min(self._load_wait_s, timeout_s), 0.0)):
                 await hold.settled.wait()
             self._check_worth(tenant)
+            if not hold.is_granted and timeout_s < self._load_wait_s:
+                raise DeadlineExceeded("timeout_s passed while the model was being loaded", param="timeout_s")
             if not hold.is_granted:
                 progress = round(tenant.engine.progress, 3)
                 raise Unavailable(f"{tenant.name} is being loaded", retry_after_s=RETRY_AFTER_S, code="loading", progress=progress)

@@ -135,7 +135,9 @@ class EngineLife:
         if self._draining:
             return
         self._loop = loop
-        log.info("prefixes", kept=what_is_kept(loaded.step_model, loaded.limits))
+        kept, limits = what_is_kept(loaded.step_model, loaded.limits), loaded.limits
+        host_pool_bytes = limits.host_pool_n_bytes if limits.keeps_prefixes and limits.can_save else 0
+        log.info("prefixes", kept=kept, host_cache_mib=host_pool_bytes >> 20)
         self.engine.metrics.watch(loop.scheduler, disk)
         embeddings = embeddings_of(loaded.embedder, loop, self.engine.metrics, self._settings)
         self.engine.ready(loaded.served, loop, embeddings)

@@ -12,7 +12,7 @@ import attrs
 import msgspec
 import structlog
 
-from cllm import hub
+from cllm import hub, machine
 from cllm.backend import Backend, Embedder, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.config import Settings, SettingsError, api_keys, name_of_model
 from cllm.engine.cost import CostModel
@@ -39,6 +39,8 @@ log = structlog.get_logger("cllm.load")
 N_LIVE_DEFAULT_MAX = 64
 N_SLOTS_APART = 16  # with cells of their own, where it is not said how many sequences run at once: each has a part of the cells only
 LAYOUT_S, LAYOUT_GIB_S = 0.1, 0.5  # to lay cells out anew, as measured: mostly for the system to give fresh memory
+HOST_CACHE_BYTES_MAX = 2 << 30  # where nobody says how many; that, and one of so many parts of what is free, as a model's cells are one
+HOST_CACHE_SHARE = 4
 SHARE_LOADING = 0.8  # of the progress that is shown; the rest is measuring
 
 
@@ -275,7 +277,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         copies_slots=can.can_copy and not can.can_share and (layout is KvLayout.STREAMS or not can.can_trim),
         can_save=can.can_save,
         can_save_part=can.can_save_part,
-        host_pool_n_bytes=settings.host_cache_mb << 20,
+        host_pool_n_bytes=_host_pool_bytes(model, settings),
         rows_by_slot=layout is KvLayout.STREAMS,
         n_slots_apart=n_slots_apart if n_cells_apart and may_change_layout(model, settings) else None,
         n_cells_slot_apart=n_cells_apart,
@@ -286,6 +288,14 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
     if isinstance(model, StreamsOnly):  # it knows itself how many steps of what size it takes
         return attrs.evolve(limits, itl_max_s=None, keeps_prefixes=False, n_live_max=settings.parallel or model.n_slots)
     return limits
+
+
+def _host_pool_bytes(model: StepModel, settings: Settings) -> int:
+    """The bytes that saved cells may take; where nobody says how many, so few that what kills processes for their memory has no cause."""
+    if settings.host_cache_mb is not None:
+        return settings.host_cache_mb << 20
+    free_bytes = machine.free_memory_bytes() - model.info.mapped_bytes  # a mapped file's pages count as free, and are wanted
+    return min(HOST_CACHE_BYTES_MAX, max(free_bytes, 0) // HOST_CACHE_SHARE)
 
 
 def may_change_layout(model: StepModel, settings: Settings) -> bool:
@@ -318,7 +328,7 @@ def open_disk(loaded: Loaded, settings: Settings) -> DiskTier | None:
     """Open the folder that the settings name, if any; blocks. Raises: LoadFailed when it cannot be used."""
     if settings.cache_dir is None:
         return None
-    what_is_missing = _why_no_disk(loaded.step_model, settings)
+    what_is_missing = _why_no_disk(loaded.step_model, loaded.limits)
     if what_is_missing:
         log.warning("disk.off", why=what_is_missing)
         return None
@@ -335,8 +345,8 @@ def _mark_of(loaded: Loaded, settings: Settings) -> str:
     return repr((loaded.served.backend, info.size_bytes, loras, info.fingerprint))
 
 
-def _why_no_disk(model: StepModel, settings: Settings) -> str:
-    if not settings.prefix_cache or not settings.host_cache_mb:
+def _why_no_disk(model: StepModel, limits: Limits) -> str:
+    if not limits.keeps_prefixes or not limits.host_pool_n_bytes:
         return "--cache-dir needs the prefix cache and --host-cache-mb"
     if not model.capabilities.can_save or not model.info.fingerprint:
         return "this backend cannot save what it has computed"

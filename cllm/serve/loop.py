@@ -89,6 +89,8 @@ class StepLoop:
         """Submit sequences, all or none; return the stream of their events. Raises: ContextExceeded · Unavailable after its end."""
         if self._has_ended:
             raise _stopped()
+        for spec in specs:  # before any of them is queued, and counted
+            self.scheduler.check_length(spec)
         now = trio.current_time()
         if not self.scheduler.n_sequences:
             self._progress_at = now

@@ -116,7 +116,7 @@ class WorkerLife:
                 self.bury()
                 raise ModelDied("the model is another one now: its file was changed while it was served")
             return
-        raise ModelDied(f"the worker died {self.n_lives - 1} times in a row, the last time: {why}")
+        raise ModelDied(f"the worker died {self.n_lives} times in a row, the last time: {why}")
 
     def ask(self, message: frames.ToWorker, on_progress: OnProgress = lambda share: True) -> frames.FromWorker:
         """Say something and wait for the answer. Raises: ModelDied · what the worker raised."""
@@ -190,7 +190,7 @@ def _what_stays(loaded: frames.AnyLoaded | None) -> tuple[object, ...]:
     assert loaded is not None
     left_out = {"vocabulary", "n_cells"} if isinstance(loaded, frames.LoadedStreams) else {"vocabulary"}  # who schedules himself may round
     facts = {name: getattr(loaded, name) for name in loaded.__struct_fields__ if name not in left_out}
-    return tuple({**facts, "info": attrs.evolve(loaded.info, build="", cells_bytes=0)}.values())
+    return tuple({**facts, "info": attrs.evolve(loaded.info, build="", cells_bytes=0, mapped_bytes=0)}.values())
 
 
 def _load(process: WorkerProcess, load: frames.Load, on_progress: OnProgress) -> frames.AnyLoaded:

@@ -643,6 +643,25 @@ async def test_a_model_that_is_forgotten_while_its_load_waits_for_its_turn_is_no
     assert backend.names == ["a", "b"]
 
 
+async def test_two_hundred_at_once_at_a_cold_model_are_one_load_and_as_many_answers_as_there_is_room_for(keep: Keep) -> None:
+    async with keep("a", "b", models_memory_mb=100, queue_size=90, parallel=10) as kept:
+        refused: list[str | None] = []
+        answered: list[str] = []
+
+        async def ask() -> None:
+            try:
+                answered.append(await kept.ask("b"))
+            except Unavailable as error:
+                refused.append(error.code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(200):
+                nursery.start_soon(ask)
+        assert answered == [text_alone("once upon a time", 8)] * 100
+        assert refused == ["queue_full"] * 100
+        assert kept.backend.names == ["a", "b"]
+
+
 async def test_a_hold_that_is_given_up_while_it_waits_leaves_nothing(keep: Keep) -> None:
     async with keep("a", "b", models_memory_mb=100) as kept:
         held = await kept.house.hold(kept.tenant("a"))

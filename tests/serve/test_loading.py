@@ -242,3 +242,23 @@ def test_the_weights_of_a_file_for_vectors_count_and_those_that_are_the_models_d
         for settings in (plain, attrs.evolve(plain, embeddings=True), attrs.evolve(plain, embedding_model=__file__))
     ]
     assert [n - n_bytes[0] for n in n_bytes] == [0, 0, 1 << 20]
+
+
+@pytest.mark.parametrize(("free_mib", "pool_mib"), [(100 << 10, 2048), (4 << 10, 1024), (8, 2), (0, 0)])
+def test_what_is_saved_on_the_host_takes_a_quarter_of_what_is_free_unless_it_is_said(
+    free_mib: int, pool_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = FakeModel()
+    monkeypatch.setattr("cllm.machine.free_memory_bytes", lambda: free_mib << 20)
+    assert limits_of(model, Settings()).host_pool_n_bytes == pool_mib << 20
+    assert limits_of(model, Settings(host_cache_mb=3)).host_pool_n_bytes == 3 << 20
+    assert limits_of(model, Settings(host_cache_mb=0)).host_pool_n_bytes == 0
+
+
+def test_files_that_are_mapped_are_no_room_for_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FakeModel()
+    monkeypatch.setattr(model, "info", attrs.evolve(model.info, size_bytes=4 << 30, mapped_bytes=3 << 30))
+    monkeypatch.setattr("cllm.machine.free_memory_bytes", lambda: 4 << 30)
+    assert limits_of(model, Settings()).host_pool_n_bytes == 256 << 20
+    monkeypatch.setattr("cllm.machine.free_memory_bytes", lambda: 2 << 30)
+    assert limits_of(model, Settings()).host_pool_n_bytes == 0

@@ -614,7 +614,7 @@ def test_one_that_cannot_come_back_is_given_up(model: WorkerModel, monkeypatch: 
     monkeypatch.setattr(workerlife, "N_LIVES_MAX", 2)
     model.life._factory = "cllm.testing.mortal:no_such_name"
     kill(model)
-    with pytest.raises(ModelDied, match="2 times in a row"):
+    with pytest.raises(ModelDied, match="3 times in a row"):
         model.life.revive()
 
 

@@ -15,7 +15,7 @@ from cllm.backend import ModelSpec, StreamCall, StreamChat, StreamForm, StreamLo
 from cllm.errors import LoadFailed, NotHeeded, NotSupported
 from cllm_backend_upstream.answers import DONE, Answer
 from cllm_backend_upstream.asking import body_of, path_of
-from cllm_backend_upstream.failures import Broken, Busy, Garbled, Unreachable
+from cllm_backend_upstream.failures import Broken, Busy, Garbled, KeyRefused, Unreachable
 from cllm_backend_upstream.health import check
 from cllm_backend_upstream.kinds import KINDS
 from cllm_backend_upstream.lines import N_LINE_MAX, EventLines
@@ -282,6 +282,18 @@ async def test_one_that_is_asked_too_often_is_well_and_one_that_has_no_health_is
     upstream = Pool(["a"]).upstreams[0]
     await check(upstream, Scripted(), KINDS[kind])  # type: ignore[arg-type]
     assert (upstream.is_well, asked) == (True, paths)
+
+
+@pytest.mark.parametrize("was_well", [True, False])
+async def test_one_that_refuses_the_key_for_its_list_is_there(was_well: bool) -> None:
+    class Scripted:
+        async def get(self, url: str) -> bytes:
+            raise KeyRefused("HTTP 403: it wants another key")
+
+    upstream = Pool(["a"]).upstreams[0]
+    upstream.is_well = was_well
+    await check(upstream, Scripted(), KINDS["openai"])  # type: ignore[arg-type]
+    assert upstream.is_well
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------

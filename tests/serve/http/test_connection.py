@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -135,16 +136,27 @@ async def test_the_others_have_their_turns_while_a_body_of_one_byte_chunks_is_ta
     assert after - before >= 20
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the platform has no such bound; it runs where it has, as on Linux")
-def test_as_much_may_wait_in_the_kernel_as_is_meant_to() -> None:
-    async def make() -> int:
+@pytest.mark.skipif(sys.platform != "linux", reason="other platforms have some of these bounds only; it runs on Linux")
+def test_the_kernel_bounds_what_waits_in_it_and_finds_clients_that_vanished() -> None:
+    levels = {"SO_KEEPALIVE": socket.SOL_SOCKET}
+    wanted = {
+        "TCP_NOTSENT_LOWAT": NOTSENT_BYTES,
+        "TCP_NODELAY": 1,
+        "SO_KEEPALIVE": 1,
+        "TCP_KEEPIDLE": 15,
+        "TCP_KEEPINTVL": 5,
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": 7500,
+    }
+
+    async def make() -> dict[str, int]:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             ours = socket.create_connection(listener.getsockname())
             theirs = listener.accept()[0]
-        config = HttpConfig()
+        config = HttpConfig(write_timeout_s=7.5)
         shared = (hypercorn_config(config), hypercorn.WorkerContext(None), hypercorn.ConnectionState({}))
         connection = Connection(theirs, None, None, config, shared, traffic=Traffic(), held=Held(), on_idle=lambda: None)  # type: ignore[arg-type]
         with ours, theirs:
-            return connection._raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+            return {name: connection._raw.getsockopt(levels.get(name, socket.IPPROTO_TCP), getattr(socket, name)) for name in wanted}
 
-    assert trio.run(make) == NOTSENT_BYTES
+    assert trio.run(make) == wanted

@@ -55,6 +55,8 @@ async def _ask(url: str, exchange: Exchange, kind: Kind) -> None:
     except Busy as busy:
         if busy.status != 429:
             raise
+    except KeyRefused:  # it is there: a key may be good for answers and not for lists, and what it is not good for a request tells
+        pass
 
 
 async def _has_told(url: str, exchange: Exchange) -> bool:
