@@ -206,9 +206,9 @@ async def test_who_is_about_to_be_answered_does_not_wait_for_himself_when_his_mo
 ) -> None:
     hold, n_holds = House.hold, 0
 
-    async def hold_and_unload(house: House, tenant: Tenant) -> Hold:
+    async def hold_and_unload(house: House, tenant: Tenant, **limits: float) -> Hold:
         nonlocal n_holds
-        held = await hold(house, tenant)
+        held = await hold(house, tenant, **limits)
         n_holds += 1
         if n_holds == 1:
             nursery.start_soon(house.unload, tenant)
