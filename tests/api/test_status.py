@@ -95,7 +95,7 @@ async def test_it_is_ready_while_another_key_would_be_let_in_or_one_has_no_more_
         async with serve(model, queue_size=2, parallel=1, api_key=keys) as api, trio.open_nursery() as nursery:
             ask = partial(api.post, "/v1/completions", {"prompt": "x"}, x_api_key="k")
             nursery.start_soon(ask)
-            await api.until(lambda: api.scheduler.n_running == 1)  # noqa: B023
+            await api.until(lambda: api.scheduler.n_running == 1)
             for _ in range(n - 1):
                 nursery.start_soon(ask)
             await api.until(lambda: api.scheduler.n_waiting == n - 1)  # noqa: B023
