@@ -644,7 +644,9 @@ async def test_a_model_that_is_forgotten_while_its_load_waits_for_its_turn_is_no
 
 
 async def test_two_hundred_at_once_at_a_cold_model_are_one_load_and_as_many_answers_as_there_is_room_for(keep: Keep) -> None:
-    async with keep("a", "b", models_memory_mb=100, queue_size=90, parallel=10) as kept:
+    go_on, backend = threading.Event(), Backend()
+    backend.during_load = lambda name: None if name == "a" else wait_for(go_on)
+    async with keep("a", "b", models_memory_mb=100, queue_size=90, parallel=10, backend=backend) as kept:
         refused: list[str | None] = []
         answered: list[str] = []
 
@@ -657,6 +659,9 @@ async def test_two_hundred_at_once_at_a_cold_model_are_one_load_and_as_many_answ
         async with trio.open_nursery() as nursery:
             for _ in range(200):
                 nursery.start_soon(ask)
+            await until(lambda: len(refused) == 100)
+            assert len(kept.tenant("b").waiting) == 100
+            go_on.set()
         assert 90 <= len(answered) <= 100, "those who may run at once have begun or not when the others come to its queue"
         assert set(answered) == {text_alone("once upon a time", 8)}
         assert refused == ["queue_full"] * (200 - len(answered))
