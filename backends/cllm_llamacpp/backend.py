@@ -100,7 +100,7 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
         parts.callback(lib.llama_model_free, model)
         facts = facts_of(lib, model, spec.path)
         if spec.mmap and not spec.mlock:
-            # Of what was copied, as to a GPU, llama.cpp unmaps the file's beginning and end; what lies between counts, as if it were wanted.
+            # What was copied, as to a GPU, llama.cpp unmaps at the file's beginning and end; what lies between counts as wanted.
             mapped_bytes = min(max(machine.mapped_file_bytes() - mapped_before, 0), facts.info.size_bytes)
             facts = attrs.evolve(facts, info=attrs.evolve(facts.info, mapped_bytes=mapped_bytes))
         if gpu:
