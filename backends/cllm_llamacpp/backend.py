@@ -108,9 +108,10 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
         if not facts.generates:
             raise _does_not_generate(spec, facts)
         spec = settings.with_layout(spec, facts)
-        if not gpu:
+        is_on_gpu = gpu and model_params.n_gpu_layers != 0  # without layers there, cells lie in the machine's own memory too
+        if not is_on_gpu:
             settings.check_memory(spec, facts, machine.memory_bytes())
-        free_bytes = _gpu_bytes(lib, spec) if gpu else free_before - facts.info.size_bytes
+        free_bytes = _gpu_bytes(lib, spec) if is_on_gpu else free_before - facts.info.size_bytes
         adapters, abort = load_adapters(lib, model, spec.loras, parts), AbortFlag(lib)
         contexts = Contexts(lib, model, facts, adapters, abort, gpu)
         parts.callback(contexts.free)
@@ -169,6 +170,7 @@ def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
         return spec.n_gpu_layers
     params = settings.model_params(lib, spec, n_gpu_layers=0)
     params.no_alloc = True  # the file's description alone
+    params.load_mode = settings.LOAD_WITHOUT_MAPPING  # llama.cpp ends the process (GGML_ASSERT) where a file is mapped besides
     model = lib.llama_model_load_from_file(os.fsencode(spec.path), params)
     if not model:
         raise load_failed(spec.path)

@@ -125,7 +125,7 @@ class LlamaEmbedder:
         self._kept: tuple[object, ...] = ()
         self._vocabulary = vocabulary
         self._pairs = Pairs(lib, model, vocabulary)
-        self._gives_shares = facts.info.architecture.startswith("qwen3")  # its ranking head ends with a softmax, others with a logit
+        self._gives_shares = facts.info.architecture in ("qwen3", "qwen3vl")  # whose ranking heads end with a softmax, others with a logit
         self.vocabulary: Vocabulary = vocabulary
         self.info = facts.info
         self.pooling = pooling

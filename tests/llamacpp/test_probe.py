@@ -9,6 +9,7 @@ import sys
 import attrs
 import pytest
 
+from cllm import machine
 from cllm.backend import CONTRACT_VERSION, ModelSpec, SplitMode
 from cllm.errors import BackendUnavailable, LoadFailed
 from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
@@ -114,6 +115,38 @@ def test_a_model_says_how_many_layers_are_on_which_gpus(load):
 
     assert build(-1, CARD).endswith("all layers on card |")
     assert len({build(-1, CARD), build(10, CARD), build(-1, attrs.evolve(CARD, name="another")), build(-1, CARD, CARD)}) == 4
+
+
+LOADED_ON_A_CARD = """
+import sys
+from cllm.backend import ModelSpec
+from cllm_llamacpp import devices, library, make_gpu_backend
+
+lib = library.open_library()
+lib.llama_supports_gpu_offload = lambda: True
+devices.gpus = lambda _lib: [devices.Gpu("card", 7 << 30, 8 << 30)]
+backend = make_gpu_backend()
+spec = ModelSpec(path=sys.argv[1], n_threads=1, n_cells=512)
+print(backend.load(spec, lambda _share: True).info.build)
+backend.load_embedder(spec, lambda _share: True)
+"""
+
+
+def test_layers_that_nobody_counted_are_as_many_as_fit_on_the_gpu(tiny_files):
+    """In a process of its own, which llama.cpp ends where a file is looked at in a way that it does not expect."""
+    command = [sys.executable, "-c", LOADED_ON_A_CARD, str(tiny_files["qwen3"])]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "all layers on card |" in done.stdout
+
+
+def test_without_layers_on_the_gpu_cells_are_bounded_by_the_machines_memory(lib, monkeypatch, tiny_files):
+    monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(devices, "gpus", lambda _lib: [CARD])
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 16)
+    spec = ModelSpec(path=str(tiny_files["qwen3"]), n_cells=4096, n_gpu_layers=0)
+    with pytest.raises(LoadFailed, match="this machine has 0: ask for fewer"):
+        make_gpu_backend().load(spec, lambda _share: True)
 
 
 def test_what_a_device_is_stands_where_llama_cpp_writes_it(lib):
