@@ -36,7 +36,10 @@ OF_THE_DISK: Final = {
 }
 # Taken in this order when a reference names none: the usual middle between size and quality, then what loses next to nothing.
 PREFERRED: Final = ("Q4_K_M", "Q8_0", "F16", "BF16")
-_NO_MODELS: Final = ("mmproj", "imatrix")  # files beside a model that end in .gguf and are none
+# Files beside a model that end in .gguf and cannot be served: what sees or hears for it, what it was quantised with, what drafts for it.
+_NO_MODELS: Final = re.compile(
+    r"(?:.*/)?(?:[^/]*(?:mmproj|imatrix)[^/]*|(?:mtp|eagle3|dflash|dspark)-[^/]*|[^/]*-mtp\.gguf)|(?:.*/)?mtp/.*"
+)
 
 
 class HubFailed(LoadFailed):
@@ -121,8 +124,7 @@ def models_among(names: Iterable[str]) -> dict[str, list[str]]:
     """The models among a repository's files: for each its files in order. A split model is known by its name without the numbers."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
-        base = name.rpartition("/")[2].lower()
-        if not base.endswith(".gguf") or any(word in base for word in _NO_MODELS):
+        if not name.lower().endswith(".gguf") or _NO_MODELS.fullmatch(name.lower()):
             continue
         split = _SPLIT.fullmatch(name)
         models.setdefault(f"{split['stem']}.gguf" if split else name, []).append(name)

@@ -83,6 +83,29 @@ def test_what_is_not_there_is_refused_with_what_is(wanted: str) -> None:
         hub.choose(hub.models_among(FILES), Reference("user/repo", wanted))
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "MTP/a-Q8_0-MTP.gguf",
+        "mtp-a-Q8_0.gguf",
+        "sub/mtp-a-Q8_0.gguf",
+        "a-Q8_0-MTP.gguf",
+        "EAGLE3-a-Q8_0.gguf",
+        "dflash-a-Q8_0.gguf",
+        "dspark-a-Q8_0-00001-of-00001.gguf",
+    ],
+)
+def test_what_drafts_for_a_model_is_none_itself(beside: str) -> None:
+    models = hub.models_among(["a-MTP-UD-Q4_K_XL.gguf", beside])
+    assert hub.choose(models, Reference("user/repo")) == ["a-MTP-UD-Q4_K_XL.gguf"]  # which answers, whatever its name has
+    with pytest.raises(HubFailed, match="has no Q8_0"):
+        hub.choose(models, Reference("user/repo", "Q8_0"))
+
+
+def test_models_whose_names_tell_of_drafts_are_models() -> None:
+    assert list(hub.models_among(["a-9b-mtp-kl-Q8_0.gguf", "b-MTP-IQ2_M.gguf"])) == ["a-9b-mtp-kl-Q8_0.gguf", "b-MTP-IQ2_M.gguf"]
+
+
 def test_several_models_without_a_preferred_one_must_be_named() -> None:
     with pytest.raises(HubFailed, match="has several models"):
         hub.choose(hub.models_among(["a-Q2_K.gguf", "a-Q3_K_S.gguf"]), Reference("user/repo"))
