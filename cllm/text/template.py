@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -15,6 +13,7 @@ from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError, TemplateRuntimeError, TemplateSyntaxError, UndefinedError
 
 from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded, TemplateSlow
+from cllm.text import call_ids
 from cllm.text.arrangement import Message, arranged
 from cllm.text.meter import N_COPIES, Meter, RenderLimits
 from cllm.text.sandbox import ChatEnvironment, MeteredContext, TemplateRefused
@@ -50,6 +49,7 @@ class TemplateFeatures:
     wants_object_arguments: bool  # a tool call's arguments must be an object, not the JSON text that the OpenAI API has
     empty_content: str | None  # the content of a message that only calls tools: None or ""
     wants_short_ids: bool  # the ids of tool calls must be nine letters or digits, or as many at least
+    wants_names_in_ids: bool  # of a call it shows the id and not the name
     takes_several_calls: bool  # in one message, or it shows none at all
     written_call: str  # a conversation that ends with a call of `look_up`; "" where it renders none
     reasoning_name: str  # what it calls the reasoning of an earlier message that calls: "reasoning_content", or "thinking"
@@ -121,7 +121,7 @@ class ChatTemplate:
         """
         shapes = _Shapes(self.features)
         normal = [shapes.message(message) for message in messages]
-        return arranged(normal, self.features)
+        return arranged(call_ids.with_names(normal) if self.features.wants_names_in_ids else normal, self.features)
 
     def _render(self, messages: list[Message], timeout_s: float | None = None, /, **variables: Any) -> str:
         """Render with exactly these messages."""
@@ -286,9 +286,7 @@ class _Shapes:
 
     def _with_short_id(self, mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
         given = mapping.get(name)
-        if not self.features.wants_short_ids or not isinstance(given, str) or _SHORT_ID.fullmatch(given):
-            return dict(mapping)
-        return {**mapping, name: hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:9]}
+        return {**mapping, name: call_ids.short(given)} if self.features.wants_short_ids and isinstance(given, str) else dict(mapping)
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = call.get("function")
@@ -312,10 +310,10 @@ def _parsed(arguments: str) -> Any:
 
 # --- what a template can do ---------------------------------------------------------------------------------------------------
 
-_SHORT_ID: Final = re.compile("[A-Za-z0-9]{9}")
 _CALL_ID: Final = "abcdefgh1"  # Mistral's templates take only nine letters or digits
 _LONG_ID: Final = "call_0123456789abcdef"
 _TINY_ID: Final = "1"
+_FUNCTION: Final = "look_up"
 _NEEDLE: Final = "needle"  # no template says this by itself
 _OTHER_NEEDLE: Final = "noodle"
 _REASONING: Final = "reasoning_content"
@@ -351,11 +349,11 @@ class _Prober:
     def takes_neighbours(self) -> bool:
         return self.shows_both([self.said("user", _NEEDLE), self.said("user", _OTHER_NEEDLE)])
 
-    def called(self, content: str | None, *, as_object: bool, **more: Any) -> list[Message]:
+    def called(self, content: str | None, *, as_object: bool, call_id: str = _CALL_ID, **more: Any) -> list[Message]:
         """A call and its result; `more` is said with the call."""
-        call = _call({"a": 1} if as_object else '{"a": 1}')
+        call = _call({"a": 1} if as_object else '{"a": 1}', call_id)
         calling = {"role": "assistant", "content": content, **more, "tool_calls": [call]}
-        return [self.said("user", "hello"), calling, self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]}]
+        return [self.said("user", "hello"), calling, self.said("tool", "ok") | {"name": _FUNCTION, "tool_call_id": call["id"]}]
 
     def takes_text_after_results(self, content: str | None, *, as_object: bool) -> bool:
         turns = self.called(content, as_object=as_object)
@@ -376,7 +374,7 @@ class _Prober:
         call = _call(arguments, call_id)
         calls = [call, *({**call, "id": f"abcdefgh{i}"} for i in range(2, n + 1))]
         messages = [self.said("user", "hello"), {"role": "assistant", "content": content, "tool_calls": calls}]
-        results = [self.said("tool", "ok") | {"name": "look_up", "tool_call_id": call["id"]} for call in calls]
+        results = [self.said("tool", "ok") | {"name": _FUNCTION, "tool_call_id": call["id"]} for call in calls]
         return self.shows([*messages, *results] if answered else messages)
 
     def reasoning_shape(self, content: str | None, *, as_object: bool) -> tuple[str, bool]:
@@ -401,6 +399,14 @@ class _Prober:
             for other_id in (_LONG_ID, _TINY_ID)
         )
 
+    def written_call(self, content: str | None, *, as_object: bool) -> tuple[str, bool]:
+        """Return `written_call` and `wants_names_in_ids` of the features."""
+        text = self.shows(self.called(content, as_object=as_object)[:2], add_generation_prompt=False)
+        if _CALL_ID not in text or _FUNCTION in text or self.wants_short_ids(content, as_object=as_object):
+            return text, False
+        named = self.called(content, as_object=as_object, call_id=f"functions.{_FUNCTION}:0")
+        return self.shows(named[:2], add_generation_prompt=False), True
+
     def call_shapes(self) -> tuple[str | None, bool]:
         """Return `empty_content` and `wants_object_arguments` of the features."""
         # The last message may be treated differently, so the call is not the last where the template knows the role of results.
@@ -415,7 +421,7 @@ class _Prober:
 
 
 def _call(arguments: Any, call_id: str = _CALL_ID) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    return {"id": call_id, "type": "function", "function": {"name": _FUNCTION, "arguments": arguments}}
 
 
 def _tool(name: str) -> dict[str, Any]:
@@ -429,8 +435,9 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
     prober = parts if wants_parts else prober
     hello = prober.said("user", "hello")
     if not prober.shows([hello]):
-        prober = attrs.evolve(prober, tools=[_tool("look_up")])
+        prober = attrs.evolve(prober, tools=[_tool(_FUNCTION)])
     empty_content, wants_object_arguments = prober.call_shapes()
+    written_call, wants_names_in_ids = prober.written_call(empty_content, as_object=wants_object_arguments)
     reasoning_name, joins_reasoning = prober.reasoning_shape(empty_content, as_object=wants_object_arguments)
     return TemplateFeatures(
         variables=variables,
@@ -446,7 +453,8 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         empty_content=empty_content,
         wants_short_ids=prober.wants_short_ids(empty_content, as_object=wants_object_arguments),
         takes_several_calls=prober.takes_several_calls(empty_content, as_object=wants_object_arguments),
-        written_call=prober.shows(prober.called(empty_content, as_object=wants_object_arguments)[:2], add_generation_prompt=False),
+        written_call=written_call,
+        wants_names_in_ids=wants_names_in_ids,
         reasoning_name=reasoning_name,
         efforts=prober.efforts(template.source) if EFFORT in variables else (),
         joins_reasoning=joins_reasoning,

@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cllm.errors import InvalidRequest, LoadFailed, TemplateInvalid
 from cllm.text.builtin_templates import CHATML
+from cllm.text.call_signs import format_of
 from cllm.text.template import ChatTemplate
 
 # Chat templates in the styles that models bring, written for these tests; none is any model's own.
@@ -442,6 +443,33 @@ def test_two_calls_of_a_turn_reach_templates_that_take_one() -> None:
         text = made(STYLE[name]).render([said("user", "Look"), said("assistant", None, tool_calls=calls), *results, said("user", "So?")])
         places = [text.index(part) for part in ('"1"', "found1", '"2"', "found2")]
         assert places == sorted(places), name
+
+
+KIMI = """{% for m in messages %}<|im_{{ m.role }}|>{% if m.role == "tool" %}## Return of {{ m.tool_call_id }}
+{% endif %}{{ m.content or "" }}{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id
+}}<|tool_call_argument_begin|>{{ c.function.arguments }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}{% endfor %}"""
+
+
+def test_where_ids_alone_are_shown_they_name_the_function() -> None:
+    first = [call('{"word": "x"}') | {"id": "call_0"}, call('{"word": "y"}') | {"id": "call_1"}]
+    results = [said("tool", f"of {i}", tool_call_id=f"call_{i}") for i in (1, 0)]
+    chat = [said("user", "Look"), said("assistant", None, tool_calls=first), *results]
+    later = [said("assistant", None, tool_calls=[call('{"word": "z"}') | {"id": "functions.look_up:2"}])]
+    template = made(KIMI)
+    text = template.render([*chat, *later])
+    for i, word in enumerate("xyz"):
+        assert f'<|tool_call_begin|>functions.look_up:{i}<|tool_call_argument_begin|>{{"word": "{word}"}}' in text
+    assert text.index("## Return of functions.look_up:0\nof 0") < text.index("## Return of functions.look_up:1\nof 1")
+    assert text.startswith(template.render(chat))
+    form = format_of(KIMI, template.features.written_call)
+    assert form is not None
+    assert form.name == "kimi"
+
+
+def test_where_names_are_shown_ids_stay() -> None:
+    shown = KIMI.replace("{{ c.id\n}}", "{{ c.function.name }}#{{ c.id }}")
+    text = made(shown).render([said("user", "Look"), said("assistant", None, tool_calls=[call("{}") | {"id": "call_0"}])])
+    assert "look_up#call_0<" in text
 
 
 def test_ids_of_calls_are_shortened_for_a_template_that_wants_them_short() -> None:
