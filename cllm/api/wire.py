@@ -25,6 +25,10 @@ N_BYTES_INLINE = 262_144  # a longer body is decoded in a thread, so that others
 N_OPENED_MAX = 1_000_000  # arrays and objects of a body: each takes a hundred times the byte that it may be written with
 N_CHARS_COMPLAINT = 200  # a complaint may have the client's own value in it
 _MISSING = re.compile(r"missing required field `(\w+)`")
+_WANTS_WHOLE = re.compile(r"^Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$((?:\.\w+|\[\d+\])*)\.\w+`$")
+_STEP = re.compile(r"\w+|\[\d+\]")
+N_EXACT_MAX = 1 << 53  # beyond it a float stands for several integers
+N_OBJECTS_MENDED = 4  # objects of one body whose whole numbers are taken for integers
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 
@@ -67,7 +71,10 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidRequest(f"the body has more than {N_OPENED_MAX} [ and {{")
     try:
         text = body.decode("utf-8")  # msgspec looks at the encoding of known members only
-        value = decoder.decode(body)
+        try:
+            value = decoder.decode(body)
+        except msgspec.ValidationError as error:
+            value = _with_whole_numbers(text, decoder, error)
         json.loads(text, object_pairs_hook=_unique)  # msgspec takes the last of equal members; another reader, the first
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
@@ -78,6 +85,33 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     return value
+
+
+def _with_whole_numbers(text: str, decoder: msgspec.json.Decoder[T], error: msgspec.ValidationError) -> T:
+    """Decode what has a whole number such as 128.0 for an integer, which JSON does not tell apart and some languages write.
+
+    The numbers beside the one that `error` complains of are taken with it. Raises: msgspec.ValidationError, for the rest.
+    """
+    value: Any = None
+    for _ in range(N_OBJECTS_MENDED):
+        wants = _WANTS_WHOLE.search(str(error))
+        if wants is None:
+            break
+        value = json.loads(text) if value is None else value
+        holder = value
+        for step in _STEP.findall(wants[1]):
+            holder = holder[int(step[1:-1]) if step.startswith("[") else step]
+        n_mended = 0
+        for name, number in holder.items():
+            if isinstance(number, float) and number.is_integer() and abs(number) <= N_EXACT_MAX:
+                holder[name], n_mended = int(number), n_mended + 1
+        if not n_mended:
+            break
+        try:
+            return decoder.decode(json.dumps(value))
+        except msgspec.ValidationError as further:
+            error = further
+    raise error
 
 
 def is_nothing(value: msgspec.Raw) -> bool:

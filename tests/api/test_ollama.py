@@ -121,6 +121,7 @@ async def test_the_model_is_listed_running_and_shown(serve: Any) -> None:
         version = (await api.get("/api/version")).json
         for one in tags:
             assert (await api.post("/api/chat", chat(model=one["name"], stream=False, options={"num_predict": 1}))).status == 200
+    assert tuple(map(int, version["version"].split("."))) >= (0, 14, 2), "clients that speak Responses refuse older ones"
     assert {one["name"] for one in tags} >= {"mine:7b"}
     assert all(one["details"]["format"] == "gguf" and len(one["digest"]) == 64 for one in tags)
     assert running["context_length"] == 4096

@@ -335,11 +335,17 @@ async def test_a_message_between_agents_is_read_as_what_somebody_says(serve: Any
 
 
 async def test_only_the_tools_that_are_allowed_are_offered(serve: Any) -> None:
-    other = {"type": "function", "name": "look_up"}
+    other, hosted = {"type": "function", "name": "look_up"}, {"type": "web_search"}
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}
+    with_hosted = choice | {"tools": [*choice["tools"], hosted]}
     listener = Listener()
     async with serve(listener.model) as api:
-        for fields in ({"tools": [TOOL]}, {"tools": [TOOL, other], "tool_choice": choice}):
+        offers = [
+            {"tools": [TOOL]},
+            {"tools": [TOOL, other], "tool_choice": choice},
+            {"tools": [TOOL, other, hosted], "tool_choice": with_hosted},
+        ]
+        for fields in offers:
             assert (await api.post("/v1/responses", {"input": "hello", **fields})).status == 200
     assert len(listener.prompts) == 1
 
@@ -444,6 +450,7 @@ async def test_items_are_what_the_template_sees(serve: Any) -> None:
         ({"input": [{"type": "agent_message"}]}, "input[0].content"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "web_search"}]}}, "tool_choice.tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "x"}]}}, "tool_choice.tools"),
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id"),

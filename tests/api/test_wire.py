@@ -45,6 +45,33 @@ def test_unknown_members_are_ignored_and_null_is_the_default() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b'{"n": 128.0, "text": "\xc3\xbc", "other": [1.0, {"n": 0.5}]}', Body(n=128, text="ü")),
+        (b'{"n": 1e3}', Body(n=1000)),
+        (b'{"n": 1.0, "inner": [{"x": 2}, {"x": 3.0}]}', Body(n=1, inner=[Inner(2), Inner(3)])),
+    ],
+)
+def test_whole_numbers_are_integers_however_they_are_written(body: bytes, value: Body) -> None:
+    assert decode(body, decoder) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b'{"n": 1e300}', "n: Expected int, got float"),
+        (b'{"n": 1.0, "inner": [{"x": 2.5}]}', "inner[0].x: Expected int, got float"),
+        (b'{"n": 1.0, "n": 2.0}', "the body is not JSON: 'n' comes twice"),
+        (b'{"n": 1.0, "text": NaN}', "the body is not JSON: "),
+        (b'{"n": 1.0, "text": 2.0}', "text: Expected str, got "),
+        (b'{"n": 1.0, "other": ' + b"[" * 500_000 + b"]" * 500_000 + b"}", "the body is nested too deeply"),
+    ],
+)
+def test_beside_whole_numbers_everything_else_is_still_looked_at(body: bytes, complaint: str) -> None:
+    assert str(refused(body)).startswith(complaint)
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [
         (b'{"n": "1"}', "n"),

@@ -23,7 +23,7 @@ from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel
 from cllm.serve.house import LATEST
 
-API_VERSION = "0.12.0"  # of Ollama: the one whose API this is. Clients refuse servers that are too old for them
+API_VERSION = "0.14.2"  # of Ollama: one that has what is served here. Clients refuse older ones, as Codex what is before 0.13.4
 _UNKNOWN = ModelInfo(name="", architecture="", n_params=0, size_bytes=0, n_ctx_train=0, n_embd=0)  # of a model that is not loaded
 _NUMBERS = frozenset({"general.file_type", "general.quantization_version", "general.alignment", "general.parameter_count"})
 _INT = re.compile(r"-?\d{1,19}")

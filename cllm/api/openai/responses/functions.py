@@ -100,7 +100,8 @@ def _name(tool: ToolFields, place: str) -> str:
 
 
 def _allowed(choice: ToolChoice, functions: tuple[Tool, ...], *, parallel: bool) -> Toolbox:
-    names = {full_name(tool.namespace, tool.name or "") for tool in choice.tools or []}
+    # Tools of the provider's are left out here as they are of `tools`.
+    names = {full_name(tool.namespace, tool.name or "") for tool in choice.tools or [] if tool.type == "function"}
     if not names or names - {function.name for function in functions}:
         raise InvalidRequest("tool_choice.tools: expected some of the functions in tools", param="tool_choice.tools")
     allowed = tuple(function for function in functions if function.name in names)
