@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import truediv
 from statistics import median
 from typing import TypeAlias
@@ -80,6 +80,14 @@ class _Part:
 
     def of(self, n: int) -> float:
         return self.seconds[n] * self._factors[self.groups[n]]
+
+    def by_group(self, times: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+        """Return `times` of counts with those of one group added up, under one count of it: they share one correction."""
+        together: dict[int, tuple[int, float]] = {}
+        for n, seconds in times:
+            first, before = together.get(self.groups[n], (n, 0.0))
+            together[self.groups[n]] = first, before + seconds
+        return list(together.values())
 
     def is_known(self, n: int) -> bool:
         return self.variances[self.groups[n]] < KNOWN
@@ -283,11 +291,11 @@ class CostModel:
         self._correct(
             off,
             (
-                *((self._rows, n, s / total_s) for n, s in rows_s),
+                *((self._rows, n, s / total_s) for n, s in self._rows.by_group(rows_s)),
                 (self._outputs, n_outputs, outputs_s / total_s),
                 (self._cells, 1, cells_s / total_s),
                 (self._attention, 1, attention_s / total_s),
-                *((self._attended, n, s / total_s) for n, s in attended_s),
+                *((self._attended, n, s / total_s) for n, s in self._attended.by_group(attended_s)),
             ),
         )
         self._attended.fade([n for n, _ in attended_s])

@@ -111,7 +111,7 @@ class Memory:
     def __init__(self, limits: MemoryLimits, offload: Offload | None = None, prices: Prices | None = None) -> None:
         self.limits = limits
         self.cells = Cells(limits.n_cells, limits.n_slots)
-        self.tree = PrefixTree(self.cells)
+        self.tree = PrefixTree(self.cells, can_trim=limits.can_trim)
         self.totals = MemoryTotals()
         self._live: dict[int, Sequence] = {}  # by slot
         self._wanted: dict[int, int] = {}  # slots that waiting sequences left, or found at their arrival, by sequence
@@ -176,7 +176,7 @@ class Memory:
 
     def n_kept(self, key: Key, tokens: list[int]) -> int:
         """How many of `tokens`, the last one apart, are in the model's memory or on the host."""
-        match = self.tree.match(key, tokens, len(tokens) - 1, whole=not self.limits.can_trim)
+        match = self.tree.match(key, tokens, len(tokens) - 1, whole=not self.limits.can_trim, n_in=self._n_in)
         n_have = 0 if match is None else match.n_tokens
         chain = None if self.offload is None else self.offload.pool.find(key, tokens[:-1], n_have)
         return n_have if chain is None else chain.end
@@ -504,7 +504,7 @@ class Memory:
         assert not self.tree.n_resting
         self.limits = limits
         self.cells = Cells(limits.n_cells, limits.n_slots)
-        self.tree = PrefixTree(self.cells)
+        self.tree = PrefixTree(self.cells, can_trim=limits.can_trim)
         self._found = None
         if offload is not None and self.offload is not None:
             offload.succeeds(self.offload, carries_states=carries_states)
@@ -603,7 +603,7 @@ class Memory:
         return Known(before, chain)
 
     def _look_in_tree(self, sequence: Sequence, n_max: int) -> Reuse | None:
-        match = self.tree.match(sequence.cache_key, sequence.tokens, n_max, whole=not self.limits.can_trim)
+        match = self.tree.match(sequence.cache_key, sequence.tokens, n_max, whole=not self.limits.can_trim, n_in=self._n_in)
         if match is None:
             return None
         slot = self._slot_of(match)

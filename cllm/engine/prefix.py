@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
@@ -73,12 +73,14 @@ class Leaving:
 class PrefixTree:
     """The cells of all slots that may be shared, live and resting (finished, kept). It moves cells between held and cached.
 
-    A resting slot always ends at a leaf, alone: where others have all its cells too it is not worth a slot.
+    A resting slot always ends at a leaf, alone: where others have all its cells too it is not worth a slot. Where slots cannot be cut
+    (`can_trim`), one that has more cells can never stand for it.
     """
 
-    def __init__(self, cells: Cells) -> None:
+    def __init__(self, cells: Cells, *, can_trim: bool = True) -> None:
         self.version = 0  # grows when a match may have become stale
         self._cells = cells
+        self._can_trim = can_trim
         self._roots: dict[Key, Node] = {}
         self._keys: dict[Node, Key] = {}
         self._tips: dict[int, Node] = {}
@@ -137,8 +139,12 @@ class PrefixTree:
         *_, root = _path(self._tips[slot])
         return self._keys[root]
 
-    def match(self, key: Key, tokens: Sequence[int], n_max: int, *, whole: bool = False) -> Match | None:
-        """Return the longest known beginning of ``tokens[:n_max]``; with `whole`, only one that is all that some slot has."""
+    def match(
+        self, key: Key, tokens: Sequence[int], n_max: int, *, whole: bool = False, n_in: Callable[[int], int] | None = None
+    ) -> Match | None:
+        """Return the longest known beginning of ``tokens[:n_max]``; with `whole`, only one that is all that is known of some slot, and
+        with `n_in` besides, which tells of a slot how many cells it has, all that is in it.
+        """
         root = self._roots.get(key)
         if root is None:
             return None
@@ -152,7 +158,9 @@ class PrefixTree:
                 end = child.start + n_common(child.tokens, tokens, child.start, n_max)
                 if end == child.end:
                     open_nodes.append(child)
-                if (best is None or end > best.n_tokens) and not (whole and (end < child.end or not child.tips)):
+                if best is not None and end <= best.n_tokens:
+                    continue
+                if not whole or (end == child.end and any(n_in is None or n_in(slot) == end for slot in child.tips)):
                     best = Match(end, child)
         return best
 
@@ -341,12 +349,15 @@ class PrefixTree:
         self._tips.update(dict.fromkeys(node.tips, node))
 
     def _is_known_elsewhere(self, leaf: Node) -> bool:
-        """Whether the leaf's tokens stand beside it once more, computed apart; if so, those have been of use just now."""
+        """Whether the leaf's tokens stand beside it once more, computed apart, and of use to whoever wants them; if so, they were now."""
         parent = leaf.parent
         assert parent is not None
         for other in parent.children[leaf.tokens[0]]:
             if other is not leaf and len(other.tokens) >= len(leaf.tokens) and other.tokens[: len(leaf.tokens)] == leaf.tokens:
-                for slot in other.tips & self._resting.keys():
+                resting = other.tips & self._resting.keys()
+                if not (self._can_trim or (resting and len(other.tokens) == len(leaf.tokens))):
+                    continue
+                for slot in resting:
                     del self._resting[slot]
                     self._resting[slot] = None
                 return True

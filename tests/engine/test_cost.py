@@ -53,6 +53,16 @@ def test_a_step_in_passes_corrects_the_sizes_of_its_passes() -> None:
     assert cost.step_s(40, 8, 0, passes=(8, 32)) == pytest.approx(2 * model().step_s(40, 8, 0, passes=(8, 32)), rel=0.05)
 
 
+@pytest.mark.parametrize("passes", [(6,), (6,) * 4, (3,) * 8])
+def test_passes_of_one_size_are_corrected_once_however_many_they_are(passes: tuple[int, ...]) -> None:
+    cost, n_rows = CostModel(TWO_CORES, n_rows_max=2048, apart=True), sum(passes)
+    cost = CostModel(attrs.evolve(TWO_CORES, rows=[(1, 0.008), (512, 1.725)]), n_rows_max=2048, apart=True)
+    truth_s = 1.15 * cost.step_s(n_rows, 1, 0, passes=passes)
+    for _ in range(8):
+        cost.observe(n_rows, 1, 0, truth_s, passes=passes)
+        assert 0.98 * truth_s / 1.15 < cost.step_s(n_rows, 1, 0, passes=passes) < 1.02 * truth_s
+
+
 def test_between_measured_counts_lies_a_straight_line_and_beyond_the_last_it_goes_on() -> None:
     assert model().step_s(40, 0, 0) == pytest.approx((0.120 + 0.179) / 2)
     assert model().step_s(1024, 0, 0) == pytest.approx(1.725 * 2, rel=0.02)

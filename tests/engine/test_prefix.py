@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +16,9 @@ KEY = ("", "")
 class Garden:
     """A tree whose slots are filled from texts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_trim: bool = True) -> None:
         self.cells = Cells(1000, 16)
-        self.tree = PrefixTree(self.cells)
+        self.tree = PrefixTree(self.cells, can_trim=can_trim)
 
     def grow(self, slot: int, text: str, *, rests: bool = False) -> None:
         """A slot with all of `text`, of which it shares what is known."""
@@ -32,9 +34,17 @@ class Garden:
         if rests:
             self.tree.rest(slot)
 
-    def known(self, text: str, *, whole: bool = False) -> int:
+    def plant(self, slot: int, text: str, *, rests: bool = False) -> None:
+        """A slot with cells of its own for all of `text`."""
+        self.tree.enter(slot, KEY)
+        self.cells.hold(len(text))
+        self.tree.extend(slot, list(text.encode()))
+        if rests:
+            self.tree.rest(slot)
+
+    def known(self, text: str, *, whole: bool = False, n_in: Callable[[int], int] | None = None) -> int:
         tokens = list(text.encode())
-        match = self.tree.match(KEY, tokens, len(tokens), whole=whole)
+        match = self.tree.match(KEY, tokens, len(tokens), whole=whole, n_in=n_in)
         return 0 if match is None else match.n_tokens
 
     def check(self) -> None:
@@ -124,6 +134,39 @@ def test_only_whole_slots_are_found_where_nothing_can_be_trimmed() -> None:
     garden = Garden()
     garden.grow(0, "once", rests=True)
     assert [garden.known(text, whole=True) for text in ("once more", "once", "onc")] == [4, 4, 0]
+
+
+def test_a_whole_slot_that_has_moved_on_does_not_hide_a_shorter_one() -> None:
+    garden = Garden(can_trim=False)
+    garden.plant(0, "once upon", rests=True)
+    garden.plant(1, "once upon a time")
+    n_in = {0: 9, 1: 20}
+    assert garden.known("once upon a time it was", whole=True, n_in=n_in.__getitem__) == 9
+    n_in[1] = 16
+    assert garden.known("once upon a time it was", whole=True, n_in=n_in.__getitem__) == 16
+
+
+def test_where_slots_cannot_be_cut_a_longer_one_does_not_stand_for_one_that_ends() -> None:
+    for can_trim in (True, False):
+        garden = Garden(can_trim=can_trim)
+        garden.plant(0, "once upon")
+        garden.plant(1, "once upon a ti")
+        garden.plant(2, "once")
+        assert garden.tree.rest(0) is not can_trim
+        assert garden.tree.rest(1)
+        assert garden.known("once upon a time", whole=True) == 14
+        assert garden.known("once upon us", whole=True) == (4 if can_trim else 9)
+        garden.check()
+
+
+def test_where_slots_cannot_be_cut_one_of_two_that_are_equal_and_rest_is_enough() -> None:
+    garden = Garden(can_trim=False)
+    for slot in (0, 1, 2):
+        garden.plant(slot, "once")
+    assert garden.tree.rest(0)
+    assert not garden.tree.rest(1), "the first one has the same"
+    assert not garden.tree.rest(2)
+    garden.check()
 
 
 @given(st.text("ab", max_size=12), st.text("ab", max_size=12), st.integers(0, 3), st.integers(0, 12))
