@@ -78,13 +78,18 @@ class SettingsError(CllmError):
 # --- values with a form of their own -----------------------------------------------------------------------------------
 
 
+_USUAL_PORTS: Final = {"http": ":80", "https": ":443"}
+
+
 def is_origin(text: str) -> bool:
+    """Whether it is one as browsers write it, in lower case and without the usual port: origins are compared letter by letter."""
     try:
         parts = urlsplit(text)
     except ValueError:  # a bracket without its other one
         return False
     has_scheme = bool(parts.scheme) and parts.scheme != "file"  # also `app://obsidian.md` and the like
-    return text == "*" or (has_scheme and bool(parts.netloc) and not (parts.path or parts.query or parts.fragment))
+    is_written_so = text == text.lower() and not text.endswith(_USUAL_PORTS.get(parts.scheme, " "))
+    return text == "*" or (has_scheme and is_written_so and bool(parts.netloc) and not (parts.path or parts.query or parts.fragment))
 
 
 def is_split(text: str) -> bool:
@@ -182,7 +187,7 @@ def _key(_: object, attribute: attrs.Attribute[Any], texts: tuple[str, ...]) -> 
             raise SettingsError(str(error), attribute.name) from None
 
 
-_origin = _check(is_origin, "must be * or an origin as in https://example.org, not {}")
+_origin = _check(is_origin, "must be * or an origin as browsers send it (https://example.org), not {}")
 _shares = _check(is_split, "must be numbers with commas between, as in 3,1, not {}")
 
 

@@ -175,12 +175,22 @@ def test_a_switch_reads_the_usual_words_in_a_variable(word: str) -> None:
         (["-m", "no-such.gguf"], "-m: no such file: no-such.gguf"),
         (["--lora", "no-such:0.5"], "--lora: no such file: no-such:0.5"),
         (["--lora", f"{__file__}:nan"], f"--lora: the scale must be a finite number: {__file__}:nan"),
-        (["--cors-origin", "http://[::1"], "--cors-origin: must be * or an origin as in https://example.org, not http://[::1"),
+        (
+            ["--cors-origin", "http://[::1"],
+            "--cors-origin: must be * or an origin as browsers send it (https://example.org), not http://[::1",
+        ),
+        *(
+            (["--cors-origin", origin], f"--cors-origin: must be * or an origin as browsers send it (https://example.org), not {origin}")
+            for origin in ("https://Chat.Example.org", "https://example.org:443", "http://localhost:80", "HTTPS://example.org")
+        ),
         (["--max-body-mb", "1e303"], "--max-body-mb: must be at most 1048576, not 1e+303"),
         (["--timeout-s", "nan"], "--timeout-s: must be more than 0, not nan"),
         (["--grace-s", "-1"], "--grace-s: must be 0 or more, not -1.0"),
         (["--tensor-split", "1,x"], "--tensor-split: must be numbers with commas between, as in 3,1, not 1,x"),
-        (["--cors-origin", "example.org"], "--cors-origin: must be * or an origin as in https://example.org, not example.org"),
+        (
+            ["--cors-origin", "example.org"],
+            "--cors-origin: must be * or an origin as browsers send it (https://example.org), not example.org",
+        ),
         (["--backend-option", "fast"], "--backend-option: must be NAME=VALUE, not fast"),
         (["--metrics-aliases", "vllm,tgi"], "--metrics-aliases: must be some of vllm,llamacpp, not vllm,tgi"),
         (["--host", ""], "--host: must not be empty"),

@@ -30,6 +30,7 @@ N_AHEAD_BYTES_MAX = 64 * 1024
 LOOK_S = 0.25  # beyond that, how often the kernel is asked instead
 # Closing while the client still sends makes its kernel drop the answer it has not read: read on for a while, and throw away.
 LINGER_S = 1.0
+LAST_HEAD_S = 1.0  # for the rest of a request's headers once the server is to end
 SO_LINGER_RESET = struct.pack("ii", 1, 0)
 # Beyond what the client's window takes, so much may wait in the kernel: enough for a fast line, small against a stream's buffer.
 NOTSENT_BYTES = 128 * 1024
@@ -106,6 +107,24 @@ class Connection:
         """End the connection; a request under way sees a disconnect."""
         self._serving.cancel()
         self._reading.cancel()  # which may be the TLS handshake
+
+    def close_unread(self) -> None:
+        """End an idle connection, but for one on which something has come that nobody has read: that may be a request, and has a moment."""
+        for phase in (Phase.IDLE, Phase.HEAD):
+            self._timeouts[phase] = min(self._timeouts[phase], LAST_HEAD_S)
+        if not self._has_unread():
+            self.close()
+        else:
+            self._enter(self.phase)
+
+    def _has_unread(self) -> bool:
+        protocol: Http1 | None = getattr(self, "_protocol", None)
+        if protocol is not None and protocol.has_buffered:
+            return True
+        try:
+            return bool(self._raw.recv(1, socket.MSG_PEEK))
+        except OSError:  # nothing there, or nobody
+            return False
 
     def abort(self) -> None:
         """End the connection now, and throw away what the client has not read."""

@@ -94,6 +94,7 @@ class Server:
                     accepting.cancel_scope.cancel()
                 close_all(listeners)
                 await self._context.terminated.set()
+                await trio.lowlevel.checkpoint()  # who has read something begins with it
                 self._close_idle()
                 if abort is not None:
                     nursery.start_soon(self._abort_at, abort, nursery.cancel_scope)
@@ -119,7 +120,7 @@ class Server:
     def _close_idle(self) -> None:
         for connection in self._connections:
             if connection.is_idle:
-                connection.close()
+                connection.close_unread()
 
     # --- accepting ----------------------------------------------------------------------------------------------------
 

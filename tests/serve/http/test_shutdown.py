@@ -50,6 +50,30 @@ async def test_idle_connections_do_not_hold_it_up(serving, until):
         await until(server.ended.is_set)
 
 
+async def test_what_has_come_before_the_word_is_answered_and_half_a_request_has_a_moment(serving, until):
+    async with serving() as server:
+        known, late = await server.connect(), await server.connect()
+        await known.get("/health")
+        await known.answer()
+        await late.send(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        await known.get("/health")  # which the server has not read when it looks at who is idle, or has only just
+        server.shutdown.set()
+        await late.send(b"\r\n")
+        for client in (known, late):
+            assert b"200" in (await client.read_to_end()).split(b"\r\n")[0]
+        await until(server.ended.is_set)
+
+
+async def test_half_a_request_that_does_not_go_on_does_not_hold_it_up(serving, until):
+    async with serving() as server:
+        client = await server.connect()
+        await client.send(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        other = await server.connect()
+        await other.send(b"\r\n")
+        server.shutdown.set()
+        await until(server.ended.is_set)
+
+
 async def test_a_response_begun_later_says_that_the_connection_closes(serving, until):
     async with serving() as server:
         client = await server.connect()
