@@ -446,7 +446,7 @@ class StreamModel(Protocol):
         """Give up a sequence; what is still told of it is not heard. Without effect on one that has ended."""
 
     def close(self) -> None:
-        """Give back everything. Nothing is told afterwards; a second call is harmless."""
+        """Give back everything. Nothing is told afterwards; a second call is harmless. One that was never opened is closed, too."""
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from cllm.errors import BackendUnavailable, LoadFailed, call_foreign, in_one_line
+from cllm.errors import BackendError, BackendUnavailable, LoadFailed, call_foreign, in_one_line
 
 if TYPE_CHECKING:
     from cllm.backend import Backend, Embedder, Probe, StepModel, StreamModel, Vocabulary
@@ -25,6 +25,7 @@ STREAM_MODEL: Final = ("vocabulary", "info", "n_live_max", "n_ctx", "heeds", "op
 """And no `StreamModel`."""
 EMBEDDER: Final = (
     "info", "vocabulary", "pooling", "n_embd", "n_tokens_max", "n_slots", "n_cells", "n_rows_max", "can_split", "step", "drop", "pair",
+    "close",
 )  # fmt: skip
 """And no `Embedder`."""
 
@@ -166,10 +167,14 @@ def _load_vocabulary(path: str) -> Vocabulary:
     """Read a file's vocabulary with whichever backend can."""
     from cllm.backend import LoadsVocabularies
 
+    failure: BackendError = BackendUnavailable("no backend that is installed here can read the vocabulary of a model file")
     for found in probe_backends():
         if found.available and isinstance(found.backend, LoadsVocabularies):
-            return found.backend.load_vocabulary(path)
-    raise BackendUnavailable("no backend that is installed here can read the vocabulary of a model file")
+            try:
+                return found.backend.load_vocabulary(path)
+            except (BackendUnavailable, LoadFailed) as error:  # which may be for files of other kinds; the next one may read it
+                failure = error
+    raise failure
 
 
 def probe_backends() -> list[Found]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cllm import registry
+from cllm.backend import FileVocabulary
 from cllm.errors import BackendUnavailable, LoadFailed
 
 GOOD = """
@@ -247,3 +249,16 @@ def test_what_is_no_model_is_closed_and_told_what_it_lacks_of_its_kind(has: dict
 
 def test_the_built_in_backends_come_through_the_same_door() -> None:
     assert {"llama-cpu", "llama-gpu"} <= {one.name for one in registry.list_backends()}
+
+
+READS = backend_source() + "    def load_vocabulary(self, path):\n        {}\n"
+READS_NOTHING = "from cllm.errors import LoadFailed; raise LoadFailed('no SentencePiece file')"
+
+
+def test_a_files_vocabulary_is_read_by_the_first_that_can(install: Install) -> None:
+    model: Any = SimpleNamespace(vocabulary=FileVocabulary("m.gguf"))
+    install("acme", READS.format(READS_NOTHING))
+    with pytest.raises(LoadFailed, match="no SentencePiece file"):
+        registry.vocabulary_of(model)
+    install("llama-cpu", READS.format("return 'of ' + path"))
+    assert registry.vocabulary_of(model) == "of m.gguf"  # type: ignore[comparison-overlap]

@@ -253,8 +253,13 @@ def _mus(samplers: Iterable[Sampler]) -> list[float] | None:
 def failed(error: Exception) -> frames.Failed:
     """An exception as a message."""
     if isinstance(error, errors.BackendError):
-        return frames.Failed(type(error).__name__, str(error))
+        return frames.Failed(_known_name(error), str(error))
     return frames.Failed("StepFailed", f"{type(error).__name__}: {error}")
+
+
+def _known_name(error: Exception) -> str:
+    """The nearest of the contract's classes that it is: of a plugin's own subclass the other side knows nothing."""
+    return next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
 
 
 def error_of(failure: frames.Failed) -> errors.BackendError:
@@ -268,8 +273,26 @@ def error_of(failure: frames.Failed) -> errors.BackendError:
 # --- what a model that schedules itself tells ----------------------------------------------------------------------------
 
 
-def told_of(event: StreamEvent) -> frames.TokenTold | frames.TextTold | frames.BeatTold | frames.EndTold:
-    """The message for an event."""
+@attrs.frozen
+class WrongEvent:
+    """What stands for an event that could not cross."""
+
+    seq_id: int | None
+    kind: str
+    why: str
+
+
+def encoded_event(event: StreamEvent) -> bytes:
+    """The message for an event, encoded; for one that has a wrong field, one that says so: the sequence that it is of ends by it."""
+    try:
+        return frames.encoded_told(_told_of(event))
+    except Exception as error:  # of a plugin's making
+        seq_id = getattr(event, "seq_id", None)
+        seq_id = seq_id if isinstance(seq_id, int) else None
+        return frames.encoded(frames.WrongTold(seq_id, type(event).__name__, errors.in_one_line(error)))
+
+
+def _told_of(event: StreamEvent) -> frames.Told:
     if isinstance(event, StreamToken):
         return frames.TokenTold(event)
     if isinstance(event, StreamText):
@@ -282,7 +305,7 @@ def told_of(event: StreamEvent) -> frames.TokenTold | frames.TextTold | frames.B
 
 def _refused(refusal: errors.RequestError) -> frames.Refused:
     return frames.Refused(
-        error=type(refusal).__name__,
+        error=_known_name(refusal),
         message=refusal.message,
         param=refusal.param,
         code=refusal.code,
@@ -291,13 +314,15 @@ def _refused(refusal: errors.RequestError) -> frames.Refused:
     )
 
 
-def event_of(told: frames.FromWorker) -> StreamEvent:
+def event_of(told: frames.FromWorker) -> StreamEvent | WrongEvent:
     """The event of a message."""
     match told:
         case frames.TokenTold(event) | frames.TextTold(event):
             return event
         case frames.BeatTold():
             return StreamBeat()
+        case frames.WrongTold(seq_id, kind, why):
+            return WrongEvent(seq_id, kind, why)
         case frames.EndTold(seq_id, error, refused):
             refusal = None if refused is None else _refusal(refused)
             return StreamEnd(seq_id, error, refusal, told.is_cut, told.stop_reason, told.usage)

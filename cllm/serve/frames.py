@@ -319,8 +319,16 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
     number: int
 
 
+class WrongTold(msgspec.Struct, tag=True, frozen=True):
+    """That it told something of a sequence that cannot cross: an event of a kind `event`, and why not."""
+
+    seq_id: int | None
+    event: str
+    why: str
+
+
 ToWorker = Load | Proceed | Step | Call | Rows | Measure | Begin | GiveUp
-Told = TokenTold | TextTold | BeatTold | EndTold
+Told = TokenTold | TextTold | BeatTold | EndTold | WrongTold
 FromWorker = AnyLoaded | Told | Progress | Failed | Stepped | Answer | Measured
 ToTokenizer = Tokenize | Pair
 FromTokenizer = Answer | Failed
@@ -330,6 +338,16 @@ T = TypeVar("T")
 def encoded(message: msgspec.Struct) -> bytes:
     """Return a message as it goes over a channel. Raises: what msgspec does, as for integers beyond 64 bits."""
     return msgspec.msgpack.encode(message)
+
+
+def encoded_told(message: Told) -> bytes:
+    """Return a message that has a foreign event in it as `encoded` does. Raises: what msgspec does, also where the other side would."""
+    data = encoded(message)
+    _told_decoder.decode(data)
+    return data
+
+
+_told_decoder: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
 
 
 class Channel(Generic[T]):

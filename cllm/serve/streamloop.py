@@ -16,6 +16,7 @@ from cllm.engine.sequence import Sequence
 from cllm.engine.streaming import StreamScheduler, Turn, request_of
 from cllm.engine.telling import TextScheduler, text_request_of
 from cllm.errors import LoadFailed, ModelDied, RequestError, call_foreign, in_one_line
+from cllm.serve.crossing import WrongEvent
 from cllm.serve.loop import StepLoop, log
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread
@@ -32,7 +33,7 @@ class StreamLoop(StepLoop):
         self._streaming = scheduler
         self._model_of_streams: StreamModel = model.stream_model
         self._keeps_prefixes = model.keeps_prefixes
-        self._heard: deque[StreamEvent] = deque()
+        self._heard: deque[StreamEvent | WrongEvent] = deque()
         self._token: trio.lowlevel.TrioToken | None = None
         try:
             call_foreign(self._model_of_streams.open, self._hear)
@@ -67,7 +68,7 @@ class StreamLoop(StepLoop):
         self._take_heard()  # what it told before it died
         return self._streaming.take_death(now)
 
-    def _hear(self, event: StreamEvent) -> None:
+    def _hear(self, event: StreamEvent | WrongEvent) -> None:
         """From any thread."""
         self._heard.append(event)
         token = self._token  # which the end of `run` takes away at any moment
@@ -90,13 +91,15 @@ class StreamLoop(StepLoop):
                 self._owed += self._settle_wrong(event, now, f", of which {in_one_line(error)}")
             self._progress_at = now
 
-    def _settle(self, event: StreamEvent, now: float) -> list[Event]:
+    def _settle(self, event: StreamEvent | WrongEvent, now: float) -> list[Event]:
         if isinstance(event, StreamEnd):
             if event.error:
                 log.error("stream.failed", why=event.error)
             return self._streaming.take_end(event, now)
         if isinstance(event, StreamBeat):
             return []
+        if isinstance(event, WrongEvent):
+            return self._settle_wrong(event, now, f", of which {event.why}", kind=event.kind)
         if isinstance(self._streaming, TextScheduler):
             if isinstance(event, StreamText):
                 return self._streaming.take_text(event, now)
@@ -104,9 +107,9 @@ class StreamLoop(StepLoop):
             return self._streaming.take(event, now)
         return self._settle_wrong(event, now)
 
-    def _settle_wrong(self, event: object, now: float, more: str = "") -> list[Event]:
+    def _settle_wrong(self, event: object, now: float, more: str = "", *, kind: str = "") -> list[Event]:
         """What a model of its kind does not tell costs the sequence that it tells it of, if there is one."""
-        why = f"the model told a {type(event).__name__}{more}"
+        why = f"the model told a {kind or type(event).__name__}{more}"
         log.error("stream.failed", why=why)
         seq_id = getattr(event, "seq_id", None)
         if not isinstance(seq_id, int):

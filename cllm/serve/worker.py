@@ -23,7 +23,7 @@ from cllm.backend import (
 )
 from cllm.engine.curve import Curve
 from cllm.engine.plan import Plan, StepOutput
-from cllm.errors import LoadFailed, StepFailed
+from cllm.errors import Aborted, LoadFailed, StepFailed
 from cllm.serve import frames
 from cllm.serve.crossing import Crossing, columns_of
 from cllm.serve.workerembedder import WorkerEmbedder
@@ -99,6 +99,8 @@ class WorkerModel:
     def compute(self, plan: Plan, _clock: Callable[[], float]) -> StepOutput:
         """`cllm.engine.compute.compute`, done by the worker. Raises: as that does."""
         self._n_steps += 1
+        if plan.is_given_up:  # meanwhile: an abort that named the step before is lost
+            raise Aborted("nobody waits for this step")
         try:
             stepped = self.life.ask(self._crossing.step_of(plan, self._n_steps))
         except BaseException:  # it may not have been sent, for want of memory, say: then the worker has not seen what is taken for seen

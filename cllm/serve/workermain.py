@@ -43,7 +43,7 @@ from cllm.errors import Aborted, BackendError, LoadFailed, ModelDied, RequestErr
 from cllm.registry import GROUP, checked_model
 from cllm.serve import frames
 from cllm.serve.calibration import measure
-from cllm.serve.crossing import Bench, failed, fill, told_of
+from cllm.serve.crossing import Bench, encoded_event, failed, fill
 from cllm.serve.frames import Channel, Ended
 from cllm.serve.workerprocess import Line
 
@@ -66,6 +66,7 @@ class Worker:
         self._tokenizers: list[Channel[frames.ToTokenizer]] = [Channel(end, frames.ToTokenizer) for end in (short, long)]
         self._tell = _Telling(self._channel)
         self._bench: Bench | None = None  # where steps are done
+        self._model: object = None  # which has the weights of an embedder that it made
         self._number: int | None = None  # of the step under way
         self._aborted = 0  # the last step that was to end
 
@@ -132,7 +133,7 @@ class Worker:
         backend = _backend(load.factory)
         if isinstance(backend, LoadsEmbedders):
             return backend.load_embedder(load.spec, self._on_progress)
-        model = backend.load(load.spec, self._on_progress)
+        model = self._model = backend.load(load.spec, self._on_progress)
         if isinstance(model, Embeds):
             return model.make_embedder(load.spec)
         raise LoadFailed("this backend's models give no vectors")
@@ -273,7 +274,7 @@ class _Telling:
 
     def _send(self, event: StreamEvent) -> None:
         try:
-            self._channel.send(told_of(event))
+            self._channel.send_encoded(encoded_event(event))
         except Ended:
             os._exit(0)
 

@@ -99,13 +99,17 @@ class WorkerProcess:
             end.settimeout(seconds)
 
     def slay(self) -> None:
-        """Let it end now; those who wait for it learn of it."""
+        """Let it end now; those who wait for it learn of it, and the loop at once: a process that it began may keep its output open."""
+        self._end()
+        self._on_end()
+
+    def _end(self) -> None:
         self.is_lost = True
         self._popen.kill()
 
     def kill(self, *, asks_why: bool = True) -> str:
         """End the process if it has not ended; close everything; return in words how it ended, with its last ones if one `asks_why`."""
-        self.slay()
+        self._end()
         for end in self._ends:  # who waits at one is woken, should the process take long to go
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -6,10 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 from cllm.backend import FileVocabulary, StreamEnd, StreamEvent, StreamRequest, Vocabulary
 from cllm.serve import frames
-from cllm.serve.crossing import event_of
+from cllm.serve.crossing import WrongEvent, event_of
 from cllm.serve.frames import Ended
 from cllm.serve.workerlife import WorkerLife
 from cllm.serve.workerprocess import WorkerProcess
@@ -118,7 +119,6 @@ class WorkerStreams:
         except Ended:
             process.slay()
             to_say.put(None)
-            self.life.on_death()  # a process that it began may keep its output open, by whose end it would be noticed
 
     def _wait(self, process: WorkerProcess) -> None:
         """Wait until something is told. Raises: Ended after too long a silence."""
@@ -131,14 +131,14 @@ class WorkerStreams:
             silent_s = time.monotonic() - self._silent_since if self._live else 0.0
         return max(0.0, self.life.hang_s - silent_s)
 
-    def _take(self, event: StreamEvent) -> None:
+    def _take(self, event: StreamEvent | WrongEvent) -> None:
         with self._lock:
             self._silent_since, self._silent_s = time.monotonic(), 0.0
             if isinstance(event, StreamEnd):
                 self._leave(event.seq_id)
         if not isinstance(event, StreamEnd):
             self.life.went_well()
-        self._tell(event)
+        self._tell(cast("StreamEvent", event))  # the loop takes one that went wrong, too
 
 
 def _vocabulary(loaded: frames.LoadedStreams, life: WorkerLife) -> Vocabulary | FileVocabulary | None:

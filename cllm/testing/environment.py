@@ -70,6 +70,8 @@ class Environment:
         """Have a plugin for a while: it must add these backends to the list, and take them away again. Give the reasons beside them."""
         name = _name_of(project)
         before = self.backends()
+        there = sorted(before.keys() & {f"{backend} of {name}" for backend in backends})
+        assert not there, f"{', '.join(there)}: uninstall {name} where the tests run, whose packages this environment sees"
         with self.installed(project):
             now = self.backends()
             added = {f"{backend} of {name}" for backend in backends}

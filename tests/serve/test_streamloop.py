@@ -17,6 +17,7 @@ from cllm.engine.events import Delta, FinishReason
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sequence import Phase
 from cllm.errors import DeadlineExceeded, GenerationFailed, LoadFailed, ModelDied, NotHeeded, NotSupported, Unavailable
+from cllm.serve.crossing import WrongEvent
 from cllm.serve.loading import load
 from cllm.serve.stepless import StreamsOnly
 from cllm.testing.engine import RunningEngine, running_engine
@@ -191,8 +192,9 @@ async def test_whatever_a_cancel_raises_the_others_go_on(error: BaseException, l
         lambda seq_id: StreamText(seq_id, "a text"),
         lambda seq_id: SimpleNamespace(seq_id=seq_id),
         lambda seq_id: StreamToken(seq_id, None),  # type: ignore[arg-type]
+        lambda seq_id: WrongEvent(seq_id, "StreamToken", "it could not cross"),
     ],
-    ids=["a text", "no event", "no token"],
+    ids=["a text", "no event", "no token", "what could not cross"],
 )
 async def test_an_event_of_another_kind_than_it_may_tell_costs_its_sequence_alone(wrong: Callable[[int], Any]) -> None:
     model = FakeStreamModel(by_itself=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import os
 import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +27,7 @@ from cllm.config import Settings
 from cllm.engine.dry import TokenSet
 from cllm.engine.params import SamplingParams
 from cllm.engine.prices import Prices
-from cllm.errors import DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
+from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
 from cllm.serve import frames, workerlife, workermain
 from cllm.serve.crossing import Bench
 from cllm.serve.disktier import DiskTier
@@ -428,6 +430,40 @@ def test_an_abort_that_raises_ends_nobody_who_listens_for_the_next_one(caplog: p
     worker._number = 7
     worker._abort(SimpleNamespace(work=None, model=SimpleNamespace(abort=abort)), 7)  # type: ignore[arg-type]
     assert "not now" in caplog.text
+
+
+async def test_a_step_that_was_given_up_on_its_way_is_not_begun(model: WorkerModel) -> None:
+    plan: Any = SimpleNamespace(is_given_up=True)  # of which nothing else is looked at
+    with pytest.raises(Aborted):
+        model.compute(plan, time.perf_counter)
+    async with serving(model) as running:
+        (answer,) = await answers(running, make_spec("the sea", 8))
+    assert answer.text == text_alone("the sea", 8)
+
+
+def test_who_ends_a_worker_says_so_at_once(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when its output has ended, which a process that it began may keep open."""
+    assert model.life.process is not None
+    told: list[bool] = []
+    monkeypatch.setattr(model.life, "on_death", lambda: told.append(model.life.process is not None and model.life.process.is_lost))
+    model.life.process.slay()
+    assert told[0]
+
+
+def test_a_model_that_made_an_embedder_lives_as_long_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[FakeModel]] = []
+
+    def load(_spec: ModelSpec, _on_progress: object) -> FakeModel:
+        model = FakeModel()
+        made.append(weakref.ref(model))
+        return model
+
+    worker = object.__new__(workermain.Worker)
+    monkeypatch.setattr(workermain, "_backend", lambda _factory: SimpleNamespace(load=load))
+    embedder = worker._load_embedder(SimpleNamespace(factory="", spec=ModelSpec(path="")))  # type: ignore[arg-type]
+    gc.collect()
+    assert embedder.n_embd
+    assert made[0]() is not None, "it has the weights"
 
 
 async def test_a_text_that_kills_the_worker_again_and_again_is_refused_and_costs_nobody_else_the_answer(model: WorkerModel) -> None:

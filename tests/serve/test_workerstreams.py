@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,26 +14,29 @@ from typing import Any
 
 import attrs
 import msgspec
+import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from cllm.backend import ModelSpec, StreamEnd, StreamRequest, StreamToken
+from cllm.backend import ModelSpec, StreamEnd, StreamEvent, StreamRequest, StreamText, StreamToken
 from cllm.errors import (
     ContextExceeded,
     DeadlineExceeded,
     GenerationFailed,
     InvalidRequest,
     LoadFailed,
+    NoRoom,
     RateLimited,
     RequestError,
     Unavailable,
 )
 from cllm.serve import frames, workerstreams
-from cllm.serve.crossing import event_of, told_of
+from cllm.serve.crossing import WrongEvent, encoded_event, error_of, event_of, failed
 from cllm.serve.frames import Ended
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.worker import WorkerBackend
+from cllm.serve.workermain import _Telling
 from cllm.serve.workerstreams import WorkerStreams
 from cllm.testing import fake_streams
 from tests.serve.conftest import (
@@ -286,9 +290,51 @@ async def test_a_life_for_which_there_is_no_thread_is_no_end(model: WorkerStream
     ids=lambda refusal: type(refusal).__name__,
 )
 def test_a_refusal_is_the_same_on_this_side(refusal: RequestError) -> None:
-    sent = msgspec.msgpack.encode(told_of(StreamEnd(3, refusal=refusal, stop_reason="x")))
+    sent = encoded_event(StreamEnd(3, refusal=refusal, stop_reason="x"))
     end = event_of(msgspec.msgpack.decode(sent, type=frames.EndTold))
     assert isinstance(end, StreamEnd)
     assert type(end.refusal) is type(refusal)
     assert vars(end.refusal) == vars(refusal)
     assert end.stop_reason == "x"
+
+
+class OutOfPages(NoRoom):
+    """A plugin's own."""
+
+
+class BadImage(InvalidRequest):
+    """A plugin's own."""
+
+
+def test_what_a_plugin_derives_from_the_contracts_errors_is_these_on_this_side() -> None:
+    assert type(error_of(failed(OutOfPages("no page")))) is NoRoom
+    end = event_of(msgspec.msgpack.decode(encoded_event(StreamEnd(3, refusal=BadImage("no image", param="image"))), type=frames.EndTold))
+    assert isinstance(end, StreamEnd)
+    assert type(end.refusal) is InvalidRequest
+    assert (end.refusal.status, end.refusal.param) == (400, "image")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        StreamToken(3, np.int64(5)),  # type: ignore[arg-type]
+        StreamToken(3, 5, np.float32(-1.0)),  # type: ignore[arg-type]
+        StreamText(3, "\ud83d"),
+        StreamText(3, content=None),  # type: ignore[arg-type]
+        StreamEnd(3, refusal=InvalidRequest("no", of=[1])),
+        SimpleNamespace(seq_id=3),
+    ],
+    ids=["an array's token", "an array's logprob", "half a character", "no text", "a list in a refusal", "no event"],
+)
+def test_an_event_that_cannot_cross_is_told_as_one(event: StreamEvent) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        telling = _Telling(frames.Channel(theirs, frames.ToWorker))
+        telling.begin()
+        telling(event)
+        telling(StreamToken(4, 7))
+        channel: frames.Channel[frames.FromWorker] = frames.Channel(ours, frames.FromWorker)
+        wrong = event_of(channel.receive())
+        assert isinstance(wrong, WrongEvent)
+        assert (wrong.seq_id, wrong.kind) == (3, type(event).__name__)
+        assert event_of(channel.receive()) == StreamToken(4, 7)
