@@ -7,6 +7,7 @@ import sys
 from typing import Final
 
 from benchmarks import results
+from cllm.testing.loopback import pass_by_proxies
 
 COMMANDS: Final = {
     "ladder": ("benchmarks.ladder", "what each layer costs over the one below, on a real model"),
@@ -30,6 +31,7 @@ def main() -> None:
         lines = [f"  {command:14} {text}" for command, (_, text) in COMMANDS.items()]
         print("\n".join(["usage: python -m benchmarks COMMAND [OPTION ...]", *lines]), file=sys.stdout if name == "--help" else sys.stderr)
         sys.exit(0 if name == "--help" else 2)
+    pass_by_proxies()  # all that is measured is on this machine
     results.revision()  # as it is now: a run takes long, and what it measures is being imported meanwhile
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
     importlib.import_module(COMMANDS[name][0]).main()

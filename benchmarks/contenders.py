@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import functools
+import math
 import os
 import re
 import shlex
@@ -180,10 +181,15 @@ def ollama(program: str, house: House) -> list[Contender]:
 
 
 def vllm(program: str, house: House) -> list[Contender]:
-    """vLLM, by its CPU backend where there is no GPU."""
+    """vLLM, by its CPU backend where there is no GPU. It reads GGUF files where it has the plugin for them."""
     sizes = ("--max-num-seqs", house.n_slots, "--max-model-len", house.n_cells // house.n_slots)
     command = (program, "serve", house.model, *sizes, "--host", "127.0.0.1", "--port", "{port}")
-    environment = {"OMP_NUM_THREADS": str(house.n_threads), "VLLM_NO_USAGE_STATS": "1"}
+    environment = {
+        "OMP_NUM_THREADS": str(house.n_threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes a thread for each core, whatever the line above says
+        "VLLM_CPU_KVCACHE_SPACE": str(_cells_gib(house)),  # else it takes a large part of the memory, and may not start beside us
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     one = Contender(
         peer="vllm",
         setting="as it comes",
@@ -193,6 +199,24 @@ def vllm(program: str, house: House) -> list[Contender]:
         version_command=(program, "--version"),
     )
     return [one]
+
+
+def _cells_gib(house: House) -> int:
+    """Whole GiB that hold the cells with keys and values of two bytes each, by the file's own sizes."""
+    import gguf
+
+    fields = gguf.GGUFReader(house.model).fields
+    name = f"{fields['general.architecture'].contents()}."
+
+    def size(key: str) -> int:
+        return int(fields[name + key].contents())
+
+    n_head_kv = size("attention.head_count_kv")
+    if f"{name}attention.key_length" in fields:
+        n_embd = n_head_kv * (size("attention.key_length") + size("attention.value_length"))
+    else:
+        n_embd = 2 * n_head_kv * size("embedding_length") // size("attention.head_count")
+    return math.ceil(house.n_cells * size("block_count") * n_embd * 2 / 2**30)
 
 
 def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Contender], list[str]]:

@@ -22,11 +22,12 @@ from cllm.testing.ports import free_port
 START_S: Final = 300.0
 END_S: Final = 60.0
 N_VOCAB_UNKNOWN: Final = 30_000
+SETTINGS_OF_SERVERS: Final = ("CLLM_", "LLAMA_ARG_", "LLAMA_API_KEY", "OLLAMA_", "VLLM_")  # how the names of their variables begin
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the settings of ours that a user's shell may have: what is measured is what the results say."""
-    return {name: text for name, text in environment.items() if not name.startswith("CLLM_")}
+    """An environment without the settings of ours, or a peer's, that a user's shell may have: what is measured is what the results say."""
+    return {name: text for name, text in environment.items() if not name.startswith(SETTINGS_OF_SERVERS)}
 
 
 class Server:

@@ -56,8 +56,13 @@ class Answer:
         if self.error or self.is_cut:
             return False
         if self.counted_by == "chunks" and self.n_generated <= self.n_asked:
-            return None
+            return False if self.has_stopped else None
         return self.n_generated == self.n_asked
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it ended by itself, short of the tokens that were asked: no stop string is ever sent."""
+        return self.finish_reason == "stop" and self.n_generated < self.n_asked
 
     @property
     def is_cut(self) -> bool:

@@ -74,6 +74,7 @@ class Summary:
     counted_by: str
     n_inexact: int  # answers that have not exactly the asked tokens, or to a part of the prompt only
     n_uncounted: int  # those of which nobody knows that
+    n_stopped: int  # those that ended by themselves before they had as many
     tokens_per_s: float
     requests_per_s: float  # those that were answered
     ttft_s: Spread  # here and in `e2e_s` not the late request's, which stands by itself
@@ -108,6 +109,8 @@ class Summary:
             lines.append(f"the client took {self.client_cpu_share:.0%} of a core: it may be what limits these figures")
         if self.counted_by == "chunks":
             lines.append("the server reports no usage: tokens are counted by chunks of text, which may hold several")
+        if self.n_stopped:
+            lines.append(f"{self.n_stopped} answers ended by themselves: the server leaves ignore_eos out, or has no such thing")
         if self.is_late_alone:
             lines.append("the late request came when the others had ended: they came in too few pieces to tell that they had begun")
         return lines
@@ -136,6 +139,7 @@ def summarize(
         counted_by=min((answer.counted_by for answer in answered), default="nothing"),
         n_inexact=sum(answer.is_exact is False for answer in done.answers),
         n_uncounted=sum(answer.is_exact is None for answer in done.answers),
+        n_stopped=sum(answer.has_stopped for answer in answered),
         tokens_per_s=done.tokens_per_s,
         requests_per_s=len(answered) / done.wall_s,
         ttft_s=spread([answer.ttft_s for answer in others]),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
 from benchmarks import contenders, peers
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS, Contender, House, cllm_serve, find_contenders, versions
+from benchmarks.server import without_settings
 from cllm.bench.workloads import WORKLOADS
+from cllm.testing.tiny import make_tiny_gguf
 
 HOUSE = House(model=Path("model.gguf"), n_slots=8, n_cells=2048, n_threads=2)
 
@@ -42,6 +45,26 @@ def test_servers_that_are_not_here_are_named_and_nothing_is_measured_beside_us()
 def test_a_server_that_is_named_and_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(SystemExit, match=rf"--{name}: .*/typo"):
         found_by(f"--{name}=/nowhere/typo")
+
+
+def test_vllm_gets_our_threads_and_cells(tmp_path: Path) -> None:
+    make_tiny_gguf(model := tmp_path / "tiny.gguf", "qwen3")
+    (one,) = contenders.vllm("vllm", attrs.evolve(HOUSE, model=model))
+    assert one.environment["OMP_NUM_THREADS"] == "2"
+    assert one.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert one.environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+
+
+def test_settings_that_a_shell_has_for_daily_use_reach_no_server() -> None:
+    kept = {"PATH": "/bin", "HF_HOME": "/models", "LLAMA_CACHE": "/cache"}
+    daily = {
+        "CLLM_PORT": "1",
+        "LLAMA_ARG_CACHE_TYPE_K": "q8_0",
+        "LLAMA_API_KEY": "k",
+        "OLLAMA_KV_CACHE_TYPE": "q8_0",
+        "VLLM_LOGGING_LEVEL": "x",
+    }
+    assert without_settings(kept | daily) == kept
 
 
 def test_settings_of_which_there_are_none_are_refused_and_those_that_there_are_named(program: Path) -> None:

@@ -10,7 +10,9 @@ from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import Goal, curve, percentile, spread, summarize
 
 
-def answer(sent_at: float, chunks_at: list[float], *, n_asked: int = 0, error: str = "", counted_by: str = "usage") -> Answer:
+def answer(
+    sent_at: float, chunks_at: list[float], *, n_asked: int = 0, error: str = "", counted_by: str = "usage", finish_reason: str = "length"
+) -> Answer:
     n = len(chunks_at)
     return Answer(
         n_asked=n_asked or n,
@@ -22,6 +24,7 @@ def answer(sent_at: float, chunks_at: list[float], *, n_asked: int = 0, error: s
         n_prompt=10,
         n_generated=n,
         counted_by=counted_by,
+        finish_reason=finish_reason,
     )
 
 
@@ -132,6 +135,16 @@ def test_of_tokens_that_nobody_counted_it_is_not_said_that_they_were_as_many_as_
     short = answer(0.0, [0.5], n_asked=2)
     figures = summarize(Pass(wall_s=1.0, client_cpu_s=0.0, answers=[uncounted, short]))
     assert (figures.n_inexact, figures.n_uncounted, figures.is_exact) == (1, 1, False)
+
+
+@pytest.mark.parametrize("counted_by", ["usage", "chunks"])
+def test_who_stops_before_the_tokens_that_were_asked_has_not_as_many_whoever_counts_them(counted_by: str) -> None:
+    stopped = answer(0.0, [0.5], n_asked=2, counted_by=counted_by, finish_reason="stop")
+    figures = summarize(Pass(wall_s=1.0, client_cpu_s=0.0, answers=[stopped, answer(0.0, [0.5])]))
+    assert (figures.n_inexact, figures.n_uncounted, figures.n_stopped) == (1, 0, 1)
+    assert any(line.startswith("1 answers ended by themselves") for line in figures.warnings())
+    at_the_end = answer(0.0, [0.5], counted_by="chunks", finish_reason="stop")  # whose one chunk may hold several
+    assert at_the_end.is_exact is None
 
 
 def test_a_page_of_figures_is_plain_values() -> None:
