@@ -45,7 +45,7 @@ SHAPES: Final = {
 def cache_folder() -> Path:
     """Where made models are kept."""
     chosen = os.environ.get("CLLM_MODEL_CACHE")
-    folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "cllm" / "models"
+    folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cllm" / "models"
     return folder / RECIPE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, settings
 from cllm.testing.loopback import pass_by_proxies
 
 pass_by_proxies()
+for name in list(os.environ):  # a user's settings are none of a test's, nor of a server's that it starts
+    if name in ("FORCE_COLOR", "TTY_COMPATIBLE") or (name.startswith("CLLM_") and name != "CLLM_REWRITE"):
+        del os.environ[name]
 
 # Whether a change may land does not depend on chance; `pytest --hypothesis-profile explore` tries something else every time.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False)

@@ -60,6 +60,13 @@ def test_other_build_options_give_another_wheel_and_distrust_what_pip_kept(wheel
     assert ["--no-cache-dir" in command for command in commands] == [True, True]
 
 
+def test_another_system_gets_another_wheel_though_homes_may_be_shared(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip(monkeypatch)
+    here = wheel.wheel_folder()
+    monkeypatch.setattr(wheel.platform, "libc_ver", lambda: ("musl", "1"))
+    assert wheel.wheel_folder() != here
+
+
 def test_another_processor_gets_another_wheel_and_not_the_one_that_pip_kept(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = pip(monkeypatch)
     here = wheel.wheel_folder()

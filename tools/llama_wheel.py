@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "llama-cpp-python"
-BUILD_VARIABLES = ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS")
+BUILD_VARIABLES = ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDACXX")
 # GCC's bug 114098 (seen with 12.2) drops what is stored for AMX's tile configuration, and the first product of several rows dies of an
 # illegal instruction. These keep it.
 AMX_FLAGS = "-fno-tree-dse -fno-dse"
@@ -60,10 +60,19 @@ def environment() -> dict[str, str]:
     return os.environ | {"CXXFLAGS": f"{os.environ.get('CXXFLAGS', '')} {AMX_FLAGS}".strip()}
 
 
+def libraries() -> str:
+    """Return whose C and C++ libraries it is built with: a home may be shared with containers of other systems."""
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        release = {}
+    return " ".join([*platform.libc_ver(), release.get("ID", ""), release.get("VERSION_ID", "")])
+
+
 def key() -> str:
-    """Return a name for the wheel that no other processor, build option or version shares."""
+    """Return a name for the wheel that no other processor, system, build option or version shares."""
     variables = environment()
-    build = "\n".join([processor(), *(variables.get(name, "") for name in BUILD_VARIABLES)])
+    build = "\n".join([processor(), libraries(), *(variables.get(name, "") for name in BUILD_VARIABLES)])
     version = requirement().partition("==")[2]
     return f"{version}-{platform.system().lower()}-{platform.machine()}-{hashlib.sha256(build.encode()).hexdigest()[:12]}"
 

@@ -7,6 +7,7 @@ Arguments go to pytest, which then runs for this Python alone:  python3 tools/te
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,9 +29,11 @@ def bin_of(environment: Path, program: str) -> Path:
 
 def make_runner() -> None:
     """Make the virtual environment that tox itself runs in."""
-    stamp, made_with = RUNNER / "installed", f"{TOX}\n{os.path.realpath(sys.executable)}\n{sys.version}"
+    # Programs of an environment name its place: in a checkout that was copied they would be the other one's.
+    stamp, made_with = RUNNER / "installed", f"{TOX}\n{ROOT}\n{os.path.realpath(sys.executable)}\n{sys.version}"
     if stamp.exists() and stamp.read_text() == made_with:
         return
+    shutil.rmtree(RUNNER.parent, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(RUNNER)], check=True)
     subprocess.run([bin_of(RUNNER, "pip"), "install", "--quiet", "--disable-pip-version-check", TOX], check=True, stdin=subprocess.DEVNULL)
     stamp.write_text(made_with)
@@ -40,7 +43,19 @@ def find_links() -> str:
     """Return pip's places for wheels, with ours in front."""
     command = [bin_of(RUNNER, "python"), ROOT / "tools" / "llama_wheel.py"]
     ours = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    forget_other_builds(ours)
     return f"{ours} {os.environ.get('PIP_FIND_LINKS', '')}".strip()
+
+
+def forget_other_builds(ours: str) -> None:
+    """Remove the environments in which another build of llama.cpp is installed: to pip, one of the same version is the same."""
+    stamp = RUNNER / "llama"
+    if stamp.exists() and stamp.read_text() == ours:
+        return
+    for folder in RUNNER.parent.iterdir():
+        if folder != RUNNER:
+            shutil.rmtree(folder, ignore_errors=True)
+    stamp.write_text(ours)
 
 
 def more_pythons() -> list[str]:
@@ -52,8 +67,7 @@ def more_pythons() -> list[str]:
 
 def tox(environments: list[str], arguments: list[str], links: str, *, at_once: int = 1) -> int:
     """Run the environments, `at_once` at a time; of several at a time the output of those is shown that failed."""
-    pythons = more_pythons()
-    discover = ["--discover", *pythons] if pythons else []
+    discover = ["--discover", sys.executable, *more_pythons()]
     run = ["run-parallel", f"--parallel={at_once}", "--parallel-no-spinner"] if at_once > 1 else ["run"]
     command = [bin_of(RUNNER, "tox"), *run, *discover, "-e", ",".join(environments), "--", *arguments]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, "PIP_FIND_LINKS": links}, stdin=subprocess.DEVNULL).returncode

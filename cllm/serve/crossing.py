@@ -259,7 +259,8 @@ def failed(error: Exception) -> frames.Failed:
 
 def _known_name(error: Exception) -> str:
     """The nearest of the contract's classes that it is: of a plugin's own subclass the other side knows nothing."""
-    return next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    known: type = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return known.__name__
 
 
 def error_of(failure: frames.Failed) -> errors.BackendError:

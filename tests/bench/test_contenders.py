@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import attrs
@@ -32,7 +31,7 @@ def found_by(*options: str) -> tuple[list[Contender], list[str]]:
 def program(tmp_path: Path) -> Path:
     """A server that can only tell its version, after what it says of its libraries."""
     path = tmp_path / "llama-server"
-    path.write_text(f"#!{sys.executable}\nprint('loaded 3 of /some/folder/lib.so')\nprint('version: 6700 (abc)')\nprint('built with 9')\n")
+    path.write_text("#!/bin/sh\necho 'loaded 3 of /some/folder/lib.so'\necho 'version: 6700 (abc)'\necho 'built with 9'\n")
     path.chmod(0o755)
     return path
 

@@ -137,7 +137,7 @@ def test_a_stream_is_counted_by_the_servers_usage() -> None:
 
 
 def test_a_stream_without_usage_is_counted_by_its_chunks() -> None:
-    got = answer(events(delta_chunk(role="assistant"), delta_chunk(content="a"), delta_chunk(reasoning_content="b"), delta_chunk("stop")))
+    got = answer(events(delta_chunk(role="assistant"), delta_chunk(content="a"), delta_chunk(reasoning_content="b"), delta_chunk("length")))
     assert (got.n_generated, got.counted_by, got.is_exact) == (2, "chunks", None), "a chunk may hold two tokens"
 
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from cllm.serve.http import HttpConfig, serve_http, wrap_asgi
+from cllm.serve.http import HttpConfig, connection, serve_http, wrap_asgi
 from tests.serve.http.conftest import LONG_S, AppLog, Serving, make_app
 
 
@@ -50,17 +50,32 @@ async def test_idle_connections_do_not_hold_it_up(serving, until):
         await until(server.ended.is_set)
 
 
-async def test_what_has_come_before_the_word_is_answered_and_half_a_request_has_a_moment(serving, until):
+async def test_what_has_come_before_the_word_is_answered(serving, until):
     async with serving() as server:
-        known, late = await server.connect(), await server.connect()
-        await known.get("/health")
-        await known.answer()
-        await late.send(b"GET /health HTTP/1.1\r\nHost: x\r\n")
-        await known.get("/health")  # which the server has not read when it looks at who is idle, or has only just
+        clients = [await server.connect() for _ in range(8)]
+        for client in clients:
+            await client.get("/health")
+            await client.answer()
+        for client in clients:
+            await client.get("/health")  # which the server has not read when it looks at who is idle, or has only just
         server.shutdown.set()
-        await late.send(b"\r\n")
-        for client in (known, late):
-            assert b"200" in (await client.read_to_end()).split(b"\r\n")[0]
+        for client in clients:
+            assert (await client.answer())[0] == 200
+        await until(server.ended.is_set)
+
+
+async def test_half_a_request_has_a_moment_for_the_rest(serving, until, monkeypatch):
+    monkeypatch.setattr(connection, "LAST_HEAD_S", LONG_S)
+    async with serving() as server:
+        client = await server.connect()
+        await client.send(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        server.shutdown.set()
+        await server.wait_until_refused()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert not server.ended.is_set()
+        await client.send(b"\r\n")
+        assert b" 200 " in (await client.read_to_end()).split(b"\r\n")[0]
         await until(server.ended.is_set)
 
 
