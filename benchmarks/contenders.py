@@ -208,15 +208,15 @@ def _cells_gib(house: House) -> int:
     fields = gguf.GGUFReader(house.model).fields
     name = f"{fields['general.architecture'].contents()}."
 
-    def size(key: str) -> int:
-        return int(fields[name + key].contents())
+    def size(key: str, default: int = 0) -> int:
+        """Of all layers together where each has its own."""
+        found = fields[name + key].contents() if name + key in fields else default
+        return sum(found) if isinstance(found, list) else int(found) * (size("block_count") if "head_count_kv" in key else 1)
 
-    n_head_kv = size("attention.head_count_kv")
-    if f"{name}attention.key_length" in fields:
-        n_embd = n_head_kv * (size("attention.key_length") + size("attention.value_length"))
-    else:
-        n_embd = 2 * n_head_kv * size("embedding_length") // size("attention.head_count")
-    return math.ceil(house.n_cells * size("block_count") * n_embd * 2 / 2**30)
+    n_heads = size("attention.head_count")
+    n_embd_head = size("embedding_length") // max(n_heads, 1)
+    n_embd = size("attention.key_length", n_embd_head) + size("attention.value_length", n_embd_head)
+    return math.ceil(house.n_cells * size("attention.head_count_kv", n_heads) * n_embd * 2 / 2**30)
 
 
 def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Contender], list[str]]:

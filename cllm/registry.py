@@ -167,14 +167,14 @@ def _load_vocabulary(path: str) -> Vocabulary:
     """Read a file's vocabulary with whichever backend can."""
     from cllm.backend import LoadsVocabularies
 
-    failure: BackendError = BackendUnavailable("no backend that is installed here can read the vocabulary of a model file")
+    failure: BackendError | None = None
     for found in probe_backends():
         if found.available and isinstance(found.backend, LoadsVocabularies):
             try:
                 return found.backend.load_vocabulary(path)
             except (BackendUnavailable, LoadFailed) as error:  # which may be for files of other kinds; the next one may read it
-                failure = error
-    raise failure
+                failure = failure or error
+    raise failure or BackendUnavailable("no backend that is installed here can read the vocabulary of a model file")
 
 
 def probe_backends() -> list[Found]:

@@ -27,7 +27,7 @@ SEED_MASK = (1 << 64) - 1
 SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: the seeds of a request's choices are all different
 INT32_MAX = (1 << 31) - 1
 TIMEOUT_S_MAX = 604_800.0
-NO_LIMIT = -1  # llama-server's word, by its own name `n_predict` and, as its page and its editors' plugins have it, by `max_tokens`
+NO_LIMIT = -1  # as `n_predict`, llama-server's own word; `max_tokens` below 0 is a mistake and stays one
 N_GROUP = 16  # bytes that nobody guesses
 
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]

@@ -97,7 +97,9 @@ def _with_whole_numbers(text: str, decoder: msgspec.json.Decoder[T], error: msgs
         wants = _WANTS_WHOLE.search(str(error))
         if wants is None:
             break
-        value = json.loads(text) if value is None else value
+        if value is None:
+            json.loads(text, object_pairs_hook=_unique)  # first: of equal members the complaint may be of another one than is found here
+            value = json.loads(text)
         holder = value
         for step in _STEP.findall(wants[1]):
             holder = holder[int(step[1:-1]) if step.startswith("[") else step]

@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it ended by itself, short of the tokens that were asked: no stop string is ever sent."""
+        """Whether it ended by itself, with fewer tokens than were asked, or pieces of text: no stop string is ever sent."""
         return self.finish_reason == "stop" and self.n_generated < self.n_asked
 
     @property

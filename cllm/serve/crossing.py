@@ -6,6 +6,7 @@ the sequences that were in its last step; one that it does not know is opened an
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 
 import attrs
@@ -288,9 +289,16 @@ def encoded_event(event: StreamEvent) -> bytes:
     try:
         return frames.encoded_told(_told_of(event))
     except Exception as error:  # of a plugin's making
-        seq_id = getattr(event, "seq_id", None)
-        seq_id = seq_id if isinstance(seq_id, int) else None
-        return frames.encoded(frames.WrongTold(seq_id, type(event).__name__, errors.in_one_line(error)))
+        return frames.encoded(frames.WrongTold(_seq_id_of(event), type(event).__name__, errors.in_one_line(error)))
+
+
+def _seq_id_of(event: object) -> int | None:
+    """Of which sequence an event is, whatever it is: an array's number is one, too."""
+    try:
+        seq_id = int(operator.index(event.seq_id))  # type: ignore[attr-defined]
+    except Exception:  # of a plugin's making
+        return None
+    return seq_id if 0 <= seq_id <= frames.INT64_MAX else None
 
 
 def _told_of(event: StreamEvent) -> frames.Told:

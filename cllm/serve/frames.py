@@ -327,6 +327,8 @@ class WrongTold(msgspec.Struct, tag=True, frozen=True):
     why: str
 
 
+INT64_MAX: Final = (1 << 63) - 1  # what crosses
+
 ToWorker = Load | Proceed | Step | Call | Rows | Measure | Begin | GiveUp
 Told = TokenTold | TextTold | BeatTold | EndTold | WrongTold
 FromWorker = AnyLoaded | Told | Progress | Failed | Stepped | Answer | Measured

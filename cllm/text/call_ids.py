@@ -16,7 +16,7 @@ def short(given: str) -> str:
 
 
 def with_names(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return copies of `messages` in which each call's id names its function, and each result's the same.
+    """Return `messages` with ids of calls that name their functions, and the same ids with the results.
 
     Kimi K2's template shows no names besides, and its model writes `functions.NAME:N` where N counts a conversation's calls from 0.
     """

@@ -55,7 +55,7 @@ def test_a_step_in_passes_corrects_the_sizes_of_its_passes() -> None:
 
 @pytest.mark.parametrize("passes", [(6,), (6,) * 4, (3,) * 8])
 def test_passes_of_one_size_are_corrected_once_however_many_they_are(passes: tuple[int, ...]) -> None:
-    cost, n_rows = CostModel(TWO_CORES, n_rows_max=2048, apart=True), sum(passes)
+    n_rows = sum(passes)
     cost = CostModel(attrs.evolve(TWO_CORES, rows=[(1, 0.008), (512, 1.725)]), n_rows_max=2048, apart=True)
     truth_s = 1.15 * cost.step_s(n_rows, 1, 0, passes=passes)
     for _ in range(8):

@@ -314,17 +314,25 @@ def test_what_a_plugin_derives_from_the_contracts_errors_is_these_on_this_side()
     assert (end.refusal.status, end.refusal.param) == (400, "image")
 
 
+@pytest.mark.parametrize("seq_id", [None, "3", 1 << 70, -1])
+def test_an_event_of_no_sequence_is_told_as_of_none(seq_id: Any) -> None:
+    wrong = event_of(msgspec.msgpack.decode(encoded_event(StreamToken(seq_id, np.int64(5))), type=frames.WrongTold))  # type: ignore[arg-type]
+    assert isinstance(wrong, WrongEvent)
+    assert wrong.seq_id is None
+
+
 @pytest.mark.parametrize(
     "event",
     [
         StreamToken(3, np.int64(5)),  # type: ignore[arg-type]
+        StreamToken(np.int64(3), 5),  # type: ignore[arg-type]
         StreamToken(3, 5, np.float32(-1.0)),  # type: ignore[arg-type]
         StreamText(3, "\ud83d"),
         StreamText(3, content=None),  # type: ignore[arg-type]
         StreamEnd(3, refusal=InvalidRequest("no", of=[1])),
         SimpleNamespace(seq_id=3),
     ],
-    ids=["an array's token", "an array's logprob", "half a character", "no text", "a list in a refusal", "no event"],
+    ids=["an array's token", "an array's sequence", "an array's logprob", "half a character", "no text", "a list in a refusal", "no event"],
 )
 def test_an_event_that_cannot_cross_is_told_as_one(event: StreamEvent) -> None:
     ours, theirs = socket.socketpair()

@@ -93,9 +93,7 @@ def _check_limit(body: ChatRequest) -> None:
     """A conversation is there to be answered: 0, which completions take, is none of its lengths. Raises: InvalidRequest."""
     for name in ("max_completion_tokens", "max_tokens", "n_predict"):
         if getattr(body, name) == 0:
-            raise InvalidRequest(
-                f"{name}: expected at least 1{'' if name == 'max_completion_tokens' else ', or -1 for no limit'}", param=name
-            )
+            raise InvalidRequest(f"{name}: expected at least 1{', or -1 for no limit' if name == 'n_predict' else ''}", param=name)
 
 
 def _n_logprobs(body: ChatRequest) -> int | None:

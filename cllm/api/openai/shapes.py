@@ -35,7 +35,7 @@ class CommonFields(FormFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: LimitOrNone | None = None
+    max_tokens: LimitOrPrompt | None = None
     max_completion_tokens: LimitOrPrompt | None = None
     n_predict: LimitOrNone | None = None
 

@@ -109,13 +109,13 @@ class Connection:
         self._reading.cancel()  # which may be the TLS handshake
 
     def close_unread(self) -> None:
-        """End an idle connection, but for one on which something has come that nobody has read: that may be a request, and has a moment."""
+        """End an idle connection, but for one on which something has come: that may be a request, and has a moment."""
         for phase in (Phase.IDLE, Phase.HEAD):
             self._timeouts[phase] = min(self._timeouts[phase], LAST_HEAD_S)
-        if not self._has_unread():
-            self.close()
-        else:
+        if self._has_unread():
             self._enter(self.phase)
+        else:
+            self._reading.cancel()  # and no more: who has read something meanwhile goes on with it
 
     def _has_unread(self) -> bool:
         protocol: Http1 | None = getattr(self, "_protocol", None)
