@@ -37,7 +37,7 @@ _VLLM: Final = (
     Alias("generation_tokens", "cllm_generated_tokens"),
     Alias("num_preemptions", "cllm_preemptions"),
     Alias("prefix_cache_queries", "cllm_prompt_tokens"),
-    Alias("prefix_cache_hits", "cllm_prefix_tokens"),
+    Alias("prefix_cache_hits", "cllm_prompt_tokens_cached"),
     Alias("request_success", "cllm_sequences_ended", {"how": "stop"}, {"finished_reason": "stop"}),
     Alias("request_success", "cllm_sequences_ended", {"how": "tool_calls"}, {"finished_reason": "tool_calls"}),
     Alias("request_success", "cllm_sequences_ended", {"how": "length"}, {"finished_reason": "length"}),
@@ -53,7 +53,7 @@ _LLAMA: Final = (
     Alias("requests_processing", "cllm_sequences", {"state": "running"}),
     Alias("requests_deferred", "cllm_sequences", {"state": "waiting"}),
     Alias("prompt_tokens", "cllm_prefill_rows"),
-    Alias("prompt_tokens_cached", "cllm_prefix_tokens"),
+    Alias("prompt_tokens_cached", "cllm_prompt_tokens_cached"),
     Alias("tokens_predicted", "cllm_generated_tokens"),
 )
 _USAGES: Final = ("kv_cache_usage_perc", "gpu_cache_usage_perc")  # what vLLM calls it, and what it did

@@ -59,6 +59,7 @@ class MemoryTotals:
 
     n_hits: int = 0  # admissions that found a beginning of their tokens
     n_tokens_saved: int = 0  # tokens that were not computed for it
+    n_prompt_tokens_saved: int = 0  # of these, prompts' at their first admission: who comes back has been counted
     n_evicted_cells: int = 0  # cached ones that made room
     n_evicted_slots: int = 0
     n_retired_slots: int = 0  # of these, such as went because carrying them cost more
@@ -550,6 +551,7 @@ class Memory:
         self.totals.n_tokens_saved += n_restored
         sequence.n_shared = outcome.n_tokens
         if not sequence.n_preempted:
+            self.totals.n_prompt_tokens_saved += n_restored
             self._hit(sequence, outcome.n_tokens)
 
     # --- how things stand ---------------------------------------------------------------------------------------------
@@ -695,6 +697,7 @@ class Memory:
         self.totals.n_hits += 1
         self.totals.n_tokens_saved += n_tokens
         if sequence.admitted_at is None:
+            self.totals.n_prompt_tokens_saved += n_tokens
             self._hit(sequence, n_tokens)
 
     def _hit(self, sequence: Sequence, n_tokens: int) -> None:

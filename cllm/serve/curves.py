@@ -39,6 +39,8 @@ def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
     """Return all that the curve of a loaded model depends on: the model's shape, what computes it, how, and on what."""
     info = model.info
     settings = {name: str(value) for name, value in attrs.asdict(spec, recurse=False).items() if name not in _NO_MATTER}
+    # Adapters cost by their size, wherever they are and however strongly they count: another version of one is no model to measure anew.
+    settings["loras"] = str(tuple(map(_size, [lora.path for lora in spec.loras])))
     versions = sorted(f"{one.distribution} {one.version}" for one in list_backends() if one.name == backend)
     return {
         "format": FORMAT,
@@ -48,6 +50,13 @@ def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
         "settings": settings,
         "machine": [platform.machine(), _cpu(), n_cpus()],
     }
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:  # gone since it was loaded
+        return 0
 
 
 def read(folder: Path | None, key: Key) -> Curve | None:

@@ -24,6 +24,7 @@ log = structlog.get_logger("cllm.metrics")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 N_STEPS_PENDING_MAX = 512  # an observation costs 2 us, an append 0.05: steps are counted in heaps
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+WAITS = (*SECONDS, 120.0, 300.0, 600.0)  # as long as a place is waited for, and as long prompts take
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -42,8 +43,8 @@ class Metrics:
         self._refusals = Counter("cllm_refusals", "Requests that were not let in, by why", ["why"], registry=registry)
         self.grammars = Counter("cllm_grammars", "Schemas and grammars asked for", ["outcome"], registry=registry)
         self.grammar_s = Histogram("cllm_grammar_compile_seconds", "Time to compile one", buckets=SECONDS, registry=registry)
-        self._queue_s = Histogram("cllm_queue_seconds", "Arrival to admission", buckets=SECONDS, registry=registry)
-        self._prefill_s = Histogram("cllm_prefill_seconds", "Admission to first token", buckets=SECONDS, registry=registry)
+        self._queue_s = Histogram("cllm_queue_seconds", "Arrival to admission", buckets=WAITS, registry=registry)
+        self._prefill_s = Histogram("cllm_prefill_seconds", "Admission to first token", buckets=WAITS, registry=registry)
 
         self._embedded = Counter("cllm_embedding_tokens", "Tokens computed for embeddings", registry=registry)
         self._embedding_s = Histogram("cllm_embedding_step_seconds", "Time of an embedder's step", buckets=SECONDS, registry=registry)
@@ -168,6 +169,7 @@ class _SchedulerCollector(Collector):
             ("cllm_generated_tokens", "Tokens drawn", totals.n_generated),
             ("cllm_prefix_hits", "Admissions that found cells of their first tokens", cache.n_hits),
             ("cllm_prefix_tokens", "Tokens that were not computed for that", cache.n_tokens_saved),
+            ("cllm_prompt_tokens_cached", "Of prompts' tokens, those not computed when they came", cache.n_prompt_tokens_saved),
             ("cllm_filler_rows", "Rows that closed gaps between slots with cells of their own", totals.n_fillers),
             ("cllm_kv_layouts", "Times that the cells were laid out anew", totals.n_layouts),
             ("cllm_evicted_cells", "Cached cells that made room", cache.n_evicted_cells),

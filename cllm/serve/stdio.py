@@ -40,15 +40,18 @@ class _Lossy:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._n_lost = 0  # writes, since the last one that was taken
+        self._is_cut = False  # the last one that was taken, which has no line end
 
     def write(self, text: str) -> int:
         with contextlib.suppress(*CANNOT_WRITE):
             if self._n_lost and _takes(self._stream):
                 n_lost, self._n_lost = self._n_lost, 0
-                self._stream.write(f"[{n_lost} writes were lost: nobody read them]\n")
+                ending, self._is_cut = "\n" * self._is_cut, False
+                self._stream.write(f"{ending}[{n_lost} writes were lost: nobody read them]\n")
             for start in range(0, len(text), _N_CHARS):
                 if not _takes(self._stream):
                     self._n_lost += 1
+                    self._is_cut |= start > 0
                     break
                 self._stream.write(text[start : start + _N_CHARS])
                 if len(text) > _N_CHARS:

@@ -8,10 +8,13 @@ Native code compiles recursively: the caller of `Grammars.compile` provides the 
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import re
 import threading
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -33,6 +36,7 @@ N_CHARS_MAX: Final = {"schema": 131_072, "other": 65_536}
 N_CHOICES_MAX: Final = 1024
 N_BYTES_STACK: Final = 256 << 20  # 64 MiB carry 3,200 schemas that refer to one another, or 6,400 rules: about what fits into the source
 N_GRAMMARS_KEPT: Final = 64
+N_TOKENIZERS_KEPT: Final = 4  # some tens of megabytes each, of large vocabularies
 N_PLACES_TRIED: Final = 200  # to find out which part of a schema is at fault
 PLACES_S: Final = 0.5  # of the thread's own time for that: a part may take as long as the schema did
 _JSON_RULE: Final = re.compile(r"%json\s*")
@@ -130,14 +134,15 @@ class Grammar:
 class Grammars:
     """Compiles for one vocabulary, and keeps what was compiled last. Thread-safe.
 
-    To make one takes a second for 152,000 tokens, and nothing else runs in Python meanwhile.
+    The first for a vocabulary of 152,000 tokens takes a second, and nothing else runs in Python meanwhile; a few vocabularies' are kept,
+    for who loads a model again, or an adapter of it.
     """
 
     def __init__(self, vocabulary: Vocabulary, clock: Callable[[], float] = time.thread_time) -> None:
         """`clock` gives seconds for looking for what is at fault."""
         self._clock = clock
         tokens = _Tokens(vocabulary)
-        self._tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.end_tokens)
+        self._tokenizer = _tokenizer_of(tokens)
         self._n_words = (len(tokens.tokens) + 31) // 32
         self._kept: OrderedDict[GrammarSource, Grammar] = OrderedDict()
         self._lock = threading.Lock()
@@ -204,9 +209,34 @@ class _Tokens:
         self.special_token_ids.append(len(self.tokens) - 1)
         return len(self.tokens) - 1
 
+    def digest(self) -> bytes:
+        """The same for vocabularies that are the same to llguidance."""
+        lists = [len(token) for token in self.tokens], self.special_token_ids, self.end_tokens
+        bos = -1 if self.bos_token_id is None else self.bos_token_id
+        numbers = [bos, *map(len, lists), *itertools.chain.from_iterable(lists)]
+        return hashlib.sha256(array("q", numbers).tobytes() + b"".join(self.tokens)).digest()
+
     def __call__(self, text: bytes) -> list[int]:
         """The tokens of a text; nobody needs them under `_OPTIONS`."""
         return []
+
+
+_tokenizers: OrderedDict[bytes, LLTokenizer] = OrderedDict()
+_tokenizers_lock = threading.Lock()
+
+
+def _tokenizer_of(tokens: _Tokens) -> LLTokenizer:
+    key = tokens.digest()
+    with _tokenizers_lock:
+        tokenizer = _tokenizers.get(key)
+    if tokenizer is None:
+        tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=tokens.end_tokens)
+    with _tokenizers_lock:
+        _tokenizers[key] = tokenizer
+        _tokenizers.move_to_end(key)
+        while len(_tokenizers) > N_TOKENIZERS_KEPT:
+            _tokenizers.popitem(last=False)
+    return tokenizer
 
 
 # --- sources to Lark ---------------------------------------------------------------------------------------------------

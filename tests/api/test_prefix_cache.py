@@ -92,3 +92,4 @@ async def test_metrics_tell_what_the_cache_saves(serve: Any) -> None:
         text = (await api.get("/metrics")).body.decode()
     assert "cllm_prefix_hits_total 1.0" in text
     assert f"cllm_prefix_tokens_total {float(n)}" in text
+    assert f"cllm_prompt_tokens_cached_total {float(n)}" in text

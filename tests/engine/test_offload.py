@@ -193,6 +193,8 @@ def test_what_a_preempted_sequence_left_is_saved_though_nothing_else_is_ever_ask
         run_step(model, scheduler, 0.0)
     answer(model, scheduler, "b" * 200)
     assert scheduler.totals.n_preempted == 1
+    assert scheduler.memory.totals.n_tokens_saved > 0
+    assert scheduler.memory.totals.n_prompt_tokens_saved == 0, "who comes back has come before"
     assert (offload.pool.totals.n_saves, offload.pool.totals.n_restores) == (1, 1)  # nothing was saved of the other one
     assert scheduler.totals.n_prefill_rows == 400, "the last token that was drawn had no cell yet, but its row is no prompt's"
 

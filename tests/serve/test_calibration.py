@@ -9,7 +9,7 @@ import attrs
 import msgspec
 import pytest
 
-from cllm.backend import Batch, KvLayout, ModelSpec
+from cllm.backend import Batch, KvLayout, Lora, ModelSpec
 from cllm.config import Settings
 from cllm.engine.cost import WALKED
 from cllm.engine.curve import Curve
@@ -212,6 +212,18 @@ def test_another_model_or_backend_has_another_curve(tmp_path: Path) -> None:
 
 def test_the_same_model_in_another_place_has_the_same_curve() -> None:
     assert key() == curves.key_of(FakeModel(), ModelSpec(path="elsewhere.gguf"), "fake")
+
+
+def test_adapters_of_one_size_have_the_same_curve_wherever_they_are(tmp_path: Path) -> None:
+    for name, n_bytes in (("v1", 10), ("v2", 10), ("large", 20)):
+        (tmp_path / name).write_bytes(bytes(n_bytes))
+
+    def with_adapter(name: str, scale: float = 1.0) -> curves.Key:
+        return key(loras=(Lora(str(tmp_path / name), scale),))
+
+    assert with_adapter("v1") == with_adapter("v2", 0.9)
+    assert with_adapter("v1") != with_adapter("large")
+    assert with_adapter("v1") != key()
 
 
 @pytest.mark.parametrize(

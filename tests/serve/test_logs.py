@@ -18,6 +18,7 @@ import structlog
 
 from cllm.backend import Batch
 from cllm.config import Settings
+from cllm.serve import stdio
 from cllm.serve.logs import configure_logging
 from cllm.serve.progress import BarProgress, make_progress
 from cllm.serve.stdio import _Lossy, complain, tell
@@ -75,6 +76,20 @@ def test_nobody_waits_for_a_reader_that_stands_still() -> None:
         lossy.write("taken\n")
         assert os.read(reading, 1 << 20) == b"[3 writes were lost: nobody read them]\ntaken\n"
     os.close(reading)
+
+
+def test_what_comes_after_half_a_line_begins_a_new_one() -> None:
+    stream, is_full = io.StringIO(), False
+    lossy: Any = _Lossy(stream)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stdio, "_takes", lambda _stream: not (is_full and stream.getvalue()))
+        is_full = True
+        lossy.write("a" * 3000 + "\n")
+        is_full = False
+        lossy.write("taken\n")
+    half, notice, taken = stream.getvalue().splitlines()
+    assert set(half) == {"a"}
+    assert (notice, taken) == ("[1 writes were lost: nobody read them]", "taken")
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])

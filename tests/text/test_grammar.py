@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import time
+from collections import OrderedDict
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
 from cllm.text import gbnf
+from cllm.text import grammar as grammar_module
 from cllm.text.grammar import ANY_OBJECT, N_CHARS_MAX, N_GRAMMARS_KEPT, Grammar, Grammars, GrammarSource, Kind, json_rule
 from tests.schemas import cases
 from tests.text.conftest import allowed, compiled, takes
@@ -476,3 +478,18 @@ def test_what_was_compiled_is_kept_until_enough_others_came() -> None:
     for i in range(N_GRAMMARS_KEPT):
         grammars.compile(GrammarSource(Kind.REGEX, f"b{i}"))
     assert grammars.known(ANY_OBJECT) is None
+
+
+def test_equal_vocabularies_are_made_ready_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps everything else from running, and models are loaded beside others that generate."""
+    made, make = [], grammar_module.LLTokenizer
+
+    def counted(*given: Any, **named: Any) -> Any:
+        made.append(given)
+        return make(*given, **named)
+
+    monkeypatch.setattr(grammar_module, "LLTokenizer", counted)
+    monkeypatch.setattr(grammar_module, "_tokenizers", OrderedDict())
+    for vocabulary in (FakeVocabulary(), _WithoutEnd(), FakeVocabulary(), _WithoutQuotes(), _WithoutEnd(), FakeVocabulary(300)):
+        Grammars(vocabulary)
+    assert len(made) == 4
