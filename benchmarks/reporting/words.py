@@ -204,12 +204,12 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `shared-prefix` and `long-among-short` have all of llama-server's settings,
-two to six of them for two to four pairs. The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not
-there is not known to be slower; nor is one that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts
-at p50 came after 1.6 and 1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16 `-kvu -b 64` was left that had
-them after 1.95 times its time. A server's memory is its greatest since its start, and caches of prompts grow with every pass, so the last
-pass of each start stands for it, mostly the second.
+are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at 8, `shared-prefix` and `long-among-short` have all of
+llama-server's settings, two to six of them for two to four pairs. The other runs have fewer, chosen by shorter runs that are not kept, and
+a setting that is not there is not known to be slower; nor is one that was left after two pairs of one start: at 8, beside `-b 32` and
+`-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16
+`-kvu -b 64` was left that had them after 1.95 times its time. A server's memory is its greatest since its start, and caches of prompts grow
+with every pass, so the last pass of each start stands for it, mostly the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -242,16 +242,21 @@ the tokens/s, so that was left as it is. First texts come after 1.05 times the t
 and 1.12 beside `no prompt cache`, which saves nothing of what ended when the next one comes.
 
 **Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So gaps at p99 are 0.3 to 0.5
-times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 2.4 to 2.6 times as long at 8, where more
+times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 1.9 to 2.6 times as long at 8, where more
 than one in ten has such a piece. First texts come later at p50 there; of `mixed` those at p90 come sooner, and those at p99 later. No order
 of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls
 above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool
 in pieces of 25. (`mixed` has fourteen.) At 16, on the machine with AMX, first texts come after 1.39 times `-no-kvu`'s time at p50 and 1.37
 at p99, and 1.8 times as many requests are good; on one with AVX-512 an earlier revision, whose run is not kept, had 0.91 and 1.18 of these
-times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. The interval of
-`mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in
-another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts
-of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not kept.
+times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. `mixed-small` at 8
+has all settings, on a machine with AVX2 alone: ten pairs of `-no-kvu`, two of each other one. cLLM has 0.975 of `-no-kvu`'s tokens/s (0.85
+to 1.12), first texts at p50 after 1.39 times its time, and gaps at p99 0.37 times as long. In two pairs each, only `no prompt cache` came
+out ahead, cLLM having 0.96 of its tokens/s; it has first texts at p50 after half of cLLM's time and saves nothing on the host, so that it
+takes 0.73 of its memory. Beside the others cLLM had 1.03 (`-b 64`) to 1.29 times (`-kvu -b 64`) the tokens/s; `-b 32`, whose gaps at p99
+are as short, has first texts at p99 after twice the time. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01
+of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a simulation the scheduler needs as long for
+all of them as the faster starts did, within four percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to
+1.10 of its time for the same step; these are not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate. Prompts go in pieces beside answers, so that from the whole of what can
@@ -317,7 +322,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-long-among-short": "2026-11-29 8aaae89e0d",
     "peers-mixed-c8": "2026-11-27 0543dee0f6",
     "peers-mixed-small-c16": "2026-11-28 4bb071c4dc",
-    "peers-mixed-small-c8": "2026-11-26 7c0707fc31",
+    "peers-mixed-small-c8": "2026-11-29 1741961df7",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-2x-c8": "2026-11-27 3751b6e58f",
