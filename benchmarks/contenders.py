@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -208,15 +208,16 @@ def _cells_gib(house: House) -> int:
     fields = gguf.GGUFReader(house.model).fields
     name = f"{fields['general.architecture'].contents()}."
 
-    def size(key: str, default: int = 0) -> int:
-        """Of all layers together where each has its own."""
-        found = fields[name + key].contents() if name + key in fields else default
-        return sum(found) if isinstance(found, list) else int(found) * (size("block_count") if "head_count_kv" in key else 1)
+    def told(key: str, default: Any = 0) -> Any:
+        return fields[name + key].contents() if name + key in fields else default
 
-    n_heads = size("attention.head_count")
-    n_embd_head = size("embedding_length") // max(n_heads, 1)
-    n_embd = size("attention.key_length", n_embd_head) + size("attention.value_length", n_embd_head)
-    return math.ceil(house.n_cells * size("attention.head_count_kv", n_heads) * n_embd * 2 / 2**30)
+    def of_all_layers(n_heads: int | list[int]) -> int:
+        return sum(n_heads) if isinstance(n_heads, list) else n_heads * int(told("block_count"))
+
+    n_heads = told("attention.head_count")
+    n_embd_head = told("embedding_length") * told("block_count") // max(of_all_layers(n_heads), 1)
+    n_embd = told("attention.key_length", n_embd_head) + told("attention.value_length", n_embd_head)
+    return math.ceil(house.n_cells * of_all_layers(told("attention.head_count_kv", n_heads)) * n_embd * 2 / 2**30)
 
 
 def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Contender], list[str]]:

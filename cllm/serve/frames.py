@@ -19,6 +19,7 @@ _LENGTH: Final = struct.Struct("<Q")
 N_BYTES_FRAME_MAX: Final = 1 << 40  # beyond it, it was no frame
 N_BYTES_AT_ONCE: Final = 1 << 28  # memory that is taken for what is yet to come
 N_BYTES_AHEAD: Final = 1 << 14  # larger messages are read to where they belong
+INT64_MAX: Final = (1 << 63) - 1  # the largest number that crosses everywhere
 N_BYTES_VALUE_MAX: Final = (1 << 32) - 1  # of one value in MessagePack
 
 
@@ -295,6 +296,14 @@ class EndTold(msgspec.Struct, tag=True, frozen=True):
     usage: StreamUsage | None
 
 
+class WrongTold(msgspec.Struct, tag=True, frozen=True):
+    """That it told something of a sequence that cannot cross: an event of a kind `event`, and why not."""
+
+    seq_id: int | None
+    event: str
+    why: str
+
+
 # --- texts ---------------------------------------------------------------------------------------------------------------
 
 
@@ -319,22 +328,13 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
     number: int
 
 
-class WrongTold(msgspec.Struct, tag=True, frozen=True):
-    """That it told something of a sequence that cannot cross: an event of a kind `event`, and why not."""
-
-    seq_id: int | None
-    event: str
-    why: str
-
-
-INT64_MAX: Final = (1 << 63) - 1  # what crosses
-
 ToWorker = Load | Proceed | Step | Call | Rows | Measure | Begin | GiveUp
 Told = TokenTold | TextTold | BeatTold | EndTold | WrongTold
 FromWorker = AnyLoaded | Told | Progress | Failed | Stepped | Answer | Measured
 ToTokenizer = Tokenize | Pair
 FromTokenizer = Answer | Failed
 T = TypeVar("T")
+_told_decoder: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
 
 
 def encoded(message: msgspec.Struct) -> bytes:
@@ -347,9 +347,6 @@ def encoded_told(message: Told) -> bytes:
     data = encoded(message)
     _told_decoder.decode(data)
     return data
-
-
-_told_decoder: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
 
 
 class Channel(Generic[T]):
