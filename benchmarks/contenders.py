@@ -212,11 +212,12 @@ def _cells_gib(house: House) -> int:
         return fields[name + key].contents() if name + key in fields else default
 
     def of_all_layers(n_heads: int | list[int]) -> int:
-        return sum(n_heads) if isinstance(n_heads, list) else n_heads * int(told("block_count"))
+        n_layers: int = told("block_count")
+        return sum(n_heads) if isinstance(n_heads, list) else n_heads * n_layers
 
     n_heads = told("attention.head_count")
     n_embd_head = told("embedding_length") * told("block_count") // max(of_all_layers(n_heads), 1)
-    n_embd = told("attention.key_length", n_embd_head) + told("attention.value_length", n_embd_head)
+    n_embd: int = told("attention.key_length", n_embd_head) + told("attention.value_length", n_embd_head)
     return math.ceil(house.n_cells * of_all_layers(told("attention.head_count_kv", n_heads)) * n_embd * 2 / 2**30)
 
 
