@@ -106,6 +106,8 @@ LLAMA_SERVER_SETTINGS: Final = {
     "-kvu -b 64": ("-kvu", "-b", "64", "-ub", "64"),
     "no prompt cache": ("--cache-ram", "0", "--no-cache-prompt"),
 }
+# Two names for one configuration: told how many slots there are, as it always is here, llama-server gives each a memory of its own.
+LLAMA_SERVER_ALIKE: Final = ("as it comes", "-no-kvu")
 
 
 def llama_server(program: str, house: House) -> list[Contender]:

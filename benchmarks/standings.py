@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from benchmarks.contenders import LLAMA_SERVER_ALIKE
 from benchmarks.figures import FIGURES, FIGURES_BY_NAME, Compared, Figure, compare
 
 Page: TypeAlias = dict[str, Any]
@@ -104,9 +105,17 @@ def best_rows(sides: Sequence[Page]) -> list[dict[str, Any]]:
 
 
 def by_pairs(sides: Sequence[Page]) -> tuple[list[Page], list[Page]]:
-    """Those that have all pairs, and those that have fewer."""
+    """Those that have all pairs, and those that have fewer, but for one that is the same as one that has all."""
     full = max((side["n_pairs"] for side in sides), default=0)
-    return [side for side in sides if side["n_pairs"] == full], [side for side in sides if side["n_pairs"] < full]
+    complete = [side for side in sides if side["n_pairs"] == full]
+    known = {configuration_of(side) for side in complete}
+    return complete, [side for side in sides if side["n_pairs"] < full and configuration_of(side) not in known]
+
+
+def configuration_of(side: Page) -> tuple[str, str]:
+    """Peer and setting, by one of its names."""
+    peer, setting = key_of(side)
+    return (peer, LLAMA_SERVER_ALIKE[0]) if peer == "llama-server" and setting in LLAMA_SERVER_ALIKE else (peer, setting)
 
 
 def _is_better(sides: Sequence[Page], figure: Figure) -> bool:

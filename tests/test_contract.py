@@ -7,15 +7,27 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cllm.testing.tiny import ARCHITECTURES
 
 FAKE = "cllm.testing.fake:make_backend"
-LAYOUTS = ("unified", "streams")
+LAYOUTS = ("unified", pytest.param("streams", marks=pytest.mark.slow))
 EXAMPLE = Path(__file__).parent.parent / "plugins" / "cllm-backend-echo" / "src"
 QUIET = ("-q", "-rN", "--tb=short", "-W", "error", "-p", "no:cacheprovider")
+
+
+def the_first_everywhere(*cases: tuple[str, ...] | str) -> list[Any]:
+    """The other cases are slow: what they try is the same on every Python."""
+    rest = [pytest.param(*([case] if isinstance(case, str) else case), marks=pytest.mark.slow) for case in cases[1:]]
+    return [cases[0], *rest]
+
+
+def but_for_deaths(layout: str) -> tuple[str, ...]:
+    """What a death and the next life come to does not depend on how cells lie."""
+    return () if layout == "unified" else ("-k", "not test_deaths")
 
 
 def run_contract(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -46,7 +58,8 @@ def check_fails(run: subprocess.CompletedProcess[str], seen_by: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("can_trim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str, can_trim: int) -> None:
-    check(run_contract("--backend", FAKE, "--kv", layout, "--backend-option", f"can_trim={can_trim}", folder=tmp_path))
+    options = ("--kv", layout, "--backend-option", f"can_trim={can_trim}", *but_for_deaths(layout))
+    check(run_contract("--backend", FAKE, *options, folder=tmp_path))
 
 
 def test_the_fake_model_that_can_be_laid_out_anew_keeps_the_contract(tmp_path: Path) -> None:
@@ -77,8 +90,10 @@ class Backend(FakeBackend):
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_can_do_the_least_keeps_the_contract(tmp_path: Path) -> None:
-    check(run_contract("--backend", FAKE, "--backend-option", "can_trim=0", "--backend-option", "can_save=0", folder=tmp_path))
+    options = ("--backend-option", "can_trim=0", "--backend-option", "can_save=0", "-k", "not test_deaths")
+    check(run_contract("--backend", FAKE, *options, folder=tmp_path))
 
 
 def test_a_model_that_draws_tokens_keeps_the_contract(tmp_path: Path) -> None:
@@ -103,7 +118,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("meddle", MISTAKES)
+@pytest.mark.parametrize("meddle", the_first_everywhere(*MISTAKES))
 def test_a_model_that_draws_otherwise_than_it_is_told_fails_the_suite(tmp_path: Path, meddle: str) -> None:
     (tmp_path / "drawing.py").write_text(DRAWING.format(meddle=meddle))
     run = run_contract("--backend", "drawing:Backend", "-k", "drawing", folder=tmp_path)
@@ -128,10 +143,10 @@ def test_a_model_that_can_be_aborted_keeps_the_contract(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("meddle", "seen_by"),
-    [
+    the_first_everywhere(
         ("model.abort = lambda: None", "test_a_model_that_says_that_it_can_be_aborted_can"),
         ("model._aborted.clear = lambda: None", "test_a_step_after_an_aborted_one_is_not_aborted_too"),
-    ],
+    ),
 )
 def test_a_model_that_cannot_be_aborted_as_it_says_fails_the_suite(tmp_path: Path, meddle: str, seen_by: str) -> None:
     (tmp_path / "abortable.py").write_text(ABORTABLE.format(meddle=meddle))
@@ -146,6 +161,7 @@ def test_the_fake_model_that_schedules_itself_keeps_the_contract(tmp_path: Path,
     check(run_contract("--backend", f"cllm.testing.fake_streams:{make}", folder=tmp_path))
 
 
+@pytest.mark.slow
 def test_a_model_that_schedules_itself_keeps_the_contract_in_a_process_of_its_own(tmp_path: Path) -> None:
     check(run_contract("--backend", "cllm.testing.fake_streams:make_isolated", folder=tmp_path))
 
@@ -186,7 +202,7 @@ def make_backend(): return FakeStreamBackend(Lying)
 
 @pytest.mark.parametrize(
     ("meddle", "seen_by"),
-    [
+    the_first_everywhere(
         ("n_logprobs=None", "test_who_heeds_logprobs"),
         ("n_logprobs=0", "test_who_heeds_logprobs"),
         ("n_logprobs=request.n_logprobs and request.n_logprobs - 1", "test_who_heeds_logprobs"),
@@ -196,7 +212,7 @@ def make_backend(): return FakeStreamBackend(Lying)
         ("min_p=0.0", "test_who_heeds_it_says_the_likeliest_token_where_no_other_is_left[min_p"),
         ("repeat_penalty=1.0", "test_who_heeds_a_penalty_of_repeats"),
         ("barred_tokens=frozenset()", "test_tokens_that_are_barred"),
-    ],
+    ),
 )
 def test_a_model_that_says_that_it_heeds_what_it_does_not_fails_the_suite(tmp_path: Path, meddle: str, seen_by: str) -> None:
     (tmp_path / "lying.py").write_text(LYING.format(meddle=meddle))
@@ -232,10 +248,10 @@ class Backend(FakeStreamBackend):
 
 @pytest.mark.parametrize(
     ("make", "seen_by"),
-    [
+    the_first_everywhere(
         ("uncut", "test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end"),
         ("sampled", "test_logprobs_are_the_models_own_whatever_is_done_before_a_token_is_drawn"),
-    ],
+    ),
 )
 def test_a_model_that_tells_what_is_not_so_fails_the_suite(tmp_path: Path, make: str, seen_by: str) -> None:
     (tmp_path / "telling.py").write_text(TELLING)
@@ -267,11 +283,11 @@ class Texts(fake_streams.FakeStreamBackend):
 
 @pytest.mark.parametrize(
     ("backend", "seen_by"),
-    [
+    the_first_everywhere(
         ("Steps", "test_a_model_that_was_left_the_choice_of_its_sizes_computes_the_same"),
         ("Streams", "test_a_model_that_was_left_the_choice_of_its_sizes_answers"),
         ("Texts.made", "test_a_text_without_a_limit_is_begun_and_can_be_given_up"),
-    ],
+    ),
 )
 def test_a_model_that_takes_what_is_left_open_for_a_number_fails_the_suite(tmp_path: Path, backend: str, seen_by: str) -> None:
     (tmp_path / "careless.py").write_text(CARELESS)
@@ -279,6 +295,7 @@ def test_a_model_that_takes_what_is_left_open_for_a_number_fails_the_suite(tmp_p
     check_fails(run, seen_by)
 
 
+@pytest.mark.slow
 def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     check(run_contract("--backend", "cllm_backend_echo:EchoBackend", folder=tmp_path))
@@ -287,7 +304,8 @@ def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("architecture", [pytest.param(name, marks=[] if name == "qwen3" else pytest.mark.slow) for name in ARCHITECTURES])
 def test_llama_cpp_keeps_the_contract(tmp_path: Path, architecture: str, layout: str) -> None:
-    check(run_contract("--backend", "llama-cpu", "--model", f"tiny:{architecture}", "--kv", layout, folder=tmp_path))
+    options = ("--model", f"tiny:{architecture}", "--kv", layout, *but_for_deaths(layout))
+    check(run_contract("--backend", "llama-cpu", *options, folder=tmp_path))
 
 
 def test_llama_cpp_keeps_the_contract_when_it_is_laid_out_anew(tmp_path: Path) -> None:
@@ -298,8 +316,9 @@ def test_llama_cpp_keeps_the_contract_when_it_is_laid_out_anew(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("make", "options"),
-    [("make_isolated_fake", ()), pytest.param("make_isolated_llama", ("--model", "tiny:qwen3"), marks=pytest.mark.slow)],
+    [("make_isolated_fake", ()), ("make_isolated_llama", ("--model", "tiny:qwen3"))],
 )
+@pytest.mark.slow
 def test_a_model_in_a_process_of_its_own_keeps_the_contract(tmp_path: Path, make: str, options: tuple[str, ...]) -> None:
     check(run_contract("--backend", f"cllm.testing.mortal:{make}", *options, folder=tmp_path))
 

@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     names = [f"py{major}{minor}" for major, minor in PYTHONS]
     here = f"py{sys.version_info.major}{sys.version_info.minor}"
     whole = [here] if here in names else []
-    # Other Pythons differ in the language, not in timing or arithmetic: they leave out what takes long, and whole servers.
+    # Other Pythons differ in the language, not in timing or arithmetic: they leave out what takes long, whole servers, and what measures.
     others = [f"{name}-few" for name in names if name != here]
     checks = ["lint", "types"]
     if arguments:  # who asks for some wants to see them run; to those that leave some out none may be left, which pytest calls a failure

@@ -66,7 +66,9 @@ def circumstances(run: Run) -> str:
     machine, settings = run["machine"], run["settings"]
     libraries = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items())
     others = f"; {libraries}" if libraries else ""
-    facts = ", ".join(f"{name} {_fact(value)}" for name, value in settings.items() if value not in (None, "", [], {}))
+    each_run_has = ("only", "seed") if len(run["data"].get("runs", ())) > 1 else ()
+    told = {name: value for name, value in settings.items() if value not in (None, "", [], {}) and name not in each_run_has}
+    facts = ", ".join(f"{name} {_fact(value)}" for name, value in told.items())
     return (
         f"{run['date']}, revision {machine['revision']}, {_processor(machine)}, {machine['n_cores']} cores, "
         f"{machine['memory_gib']} GiB, {machine['kernel']}, Python {machine['python']}{others}. Settings: {facts}.\n"

@@ -9,17 +9,17 @@ import attrs
 
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME
-from benchmarks.standings import best_rows
+from benchmarks.standings import best_rows, by_pairs, title_of
 
 Run: TypeAlias = dict[str, Any]
 
 TOKENS, GOOD = "tokens/s", "good requests/s"  # a run's speed, and an overload's
 FIGURES: Final = (
-    "first text p50, ms", "first text p90, ms", "first text of the late one, ms",
-    "between texts p50, ms", "between texts p99, ms", "server peak memory, MiB",
+    "first text p50, ms", "first text p90, ms", "first text p99, ms", "first text of the late one, ms",
+    "between texts p50, ms", "between texts p90, ms", "between texts p99, ms", "server peak memory, MiB",
 )  # fmt: skip
 SPEED: Final = "tokens/s, or good requests/s of overloads"
-IN_PART: Final = "*"  # after the name of a run that was not compared with all settings of the other server
+IN_PART: Final = "*"  # after the name of a run in which settings of the other server have fewer pairs than they should, or none
 VERDICTS: Final = ("win", "loss", "unclear")
 
 
@@ -59,11 +59,18 @@ def _told(one: Standing) -> str:
 def _of_run(run: Run) -> Iterator[Standing]:
     rows = {row["figure"]: row for row in best_rows(run["data"]["sides"])}
     speed = GOOD if run["settings"].get("rate") else TOKENS  # where tokens cannot be compared, good ones say little of speed
-    tried = {side["setting"] for side in run["data"]["sides"] if side["peer"] == "llama-server"}
-    name = f"{run['name']}{IN_PART}" if tried and not tried >= set(LLAMA_SERVER_SETTINGS) else run["name"]
+    name = f"{run['name']}{IN_PART}" if is_in_part(run["data"]) else run["name"]
     for figure in (speed, *FIGURES):
         if row := rows.get(figure):
             yield standing_of(row, name, SPEED if figure == speed else figure)
+
+
+def is_in_part(data: Run) -> bool:
+    """Whether settings of llama-server were not tried, or would have got more pairs."""
+    tried = {side["setting"] for side in data["sides"] if side["peer"] == "llama-server"}
+    _, fewer = by_pairs(data["sides"])
+    unfinished = {title_of(side) for side in fewer} & set(data.get("unfinished", ()))
+    return bool(tried) and (not tried >= set(LLAMA_SERVER_SETTINGS) or bool(unfinished))
 
 
 def standing_of(row: Run, name: str, figure: str) -> Standing:

@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from benchmarks.contenders import LLAMA_SERVER_SETTINGS
+from benchmarks.contenders import LLAMA_SERVER_ALIKE, LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME, N_STARTS_LEAST
 from benchmarks.reporting.forms import UNKNOWN, Run, circumstances, number, of_kind, plot_of, run_title, table
 from benchmarks.standings import Page, best_rows, by_pairs, compared_by, key_of, median_of, n_short, n_spoiling, n_wrong, title_of
@@ -86,38 +86,38 @@ def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
     if not sides:
         return
     own = PROMISED_DEFAULT.get(workload, {})
+    defaults = [side for side in sides if side["setting"] in LLAMA_SERVER_ALIKE]
     default = f"{PROMISED_BESIDE} {THEIR_DEFAULT}"
-    if own and all(side["setting"] != THEIR_DEFAULT for side in sides):
+    if own and not defaults:
         yield from ((run_title(run), name, default, UNKNOWN, f"at most {bound:g}", "not measured") for name, bound in own.items())
     if not own or len(sides) > 1 or sides[0]["setting"] != THEIR_DEFAULT:  # a default alone is not the best of their settings
         best = f"the best of {n_settings(run['data'])}" if len(sides) > 1 else "the only setting measured"
         rows = {row["figure"]: row for row in best_figures(run)}
         others = [side for side in by_pairs(sides)[1] if not n_wrong(side, "theirs")]
         yield from (_held(run, name, best, rows[name], bound, others) for name, bound in PROMISED.get(workload, {}).items() if name in rows)
-    for side in sides:
-        for figure, bound in own.items() if side["setting"] == THEIR_DEFAULT else ():
+    if defaults:
+        side = max(defaults, key=lambda side: (side["n_pairs"], side["setting"] == THEIR_DEFAULT))
+        beside = default if side["setting"] == THEIR_DEFAULT else f"{default}, which is {side['setting']}"
+        for figure, bound in own.items():
             if compared := compared_by(side, figure):
                 row = {**attrs.asdict(compared), "n_failed": n_wrong(side, "ours")}
-                yield _held(run, figure, default, row, bound)
+                yield _held(run, figure, beside, row, bound)
 
 
 def n_settings(data: Run) -> str:
     """How many settings a best one was found among: those that have all pairs; and who was left out before."""
-    sides = data["sides"]
-    n_pairs = [side["n_pairs"] for side in sides]
-    n_complete = sum(n == max(n_pairs) for n in n_pairs)
-    fewer = sorted({n for n in n_pairs if n < max(n_pairs)})
+    complete, left = by_pairs(data["sides"])
+    fewer = sorted({side["n_pairs"] for side in left})
     had = " to ".join(map(str, dict.fromkeys(fewer[:1] + fewer[-1:])))
-    n_left = len(sides) - n_complete
-    complete = f"{n_complete} setting" if n_complete == 1 else f"{n_complete} settings"
-    ended = ", when the run was ended" if {title_of(side) for side in sides} & set(data.get("unfinished", ())) else ""
-    return complete + (f", {n_left} more having had {had} of {max(n_pairs)} pairs{ended}" if n_left else "")
+    ended = ", when the run was ended" if {title_of(side) for side in left} & set(data.get("unfinished", ())) else ""
+    among = f"{len(complete)} setting" if len(complete) == 1 else f"{len(complete)} settings"
+    return among + (f", {len(left)} more having had {had} of {complete[0]['n_pairs']} pairs{ended}" if left else "")
 
 
 def _held(run: Run, figure: str, beside: str, row: Run, bound: float, others: Sequence[Page] = ()) -> tuple[str, ...]:
     """A row of what was promised; who left requests unanswered has kept nothing by being quick with the others.
 
-    Nor is it kept for sure where one of `others`, which had fewer pairs, was better than that in these.
+    Nor is it kept where one of `others`, which had fewer pairs, was better than that in these.
     """
     is_least = FIGURES_BY_NAME[figure].is_higher_better
 
@@ -127,8 +127,10 @@ def _held(run: Run, figure: str, beside: str, row: Run, bound: float, others: Se
     is_kept = keeps(row["ratio"])
     has_starts = row["n_starts"] is None or row["n_starts"] >= N_STARTS_LEAST
     beaten = is_kept and any(not keeps(found.ratio) for side in others if (found := compared_by(side, figure)) is not None)
-    is_sure = has_starts and not beaten and row["low"] is not None and not row["low"] < bound < row["high"]
+    is_sure = has_starts and row["low"] is not None and not row["low"] < bound < row["high"]
     verdict = f"{'kept' if is_kept else 'missed'}{'' if is_sure else ', by the mean alone'}"
+    if beaten:
+        verdict = "unclear: beside another one, in fewer pairs, it was not"
     if row.get("n_failed") and not FIGURES_BY_NAME[figure].counts_failures:
         verdict = f"unclear: {row['n_failed']} requests of ours were not answered as asked"
     return run_title(run), figure, beside, ratio_told(row), f"at {'least' if is_least else 'most'} {bound:g}", verdict
@@ -190,10 +192,10 @@ def _runs(run: Run) -> list[str]:
     runs = run["data"].get("runs", ())  # of one run, which the circumstances tell, where older results do not say
     if len(runs) < 2:
         return []
-    told = [
-        f"- {one['date']}, revision {one['revision']}: {', '.join(f'{n} beside {title}' for title, n in one['n_pairs'].items())}"
-        for one in runs
-    ]
+    told = []
+    for one in runs:
+        pairs = ", ".join(f"{n} beside {title}" for title, n in one["n_pairs"].items())
+        told.append(f"- {one['date']}, revision {one['revision']}, seed {one['seed']}: {pairs}")
     return ["The pairs are those of several runs, each with seeds of its own:\n", "\n".join(told) + "\n"]
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.reporting.forms import SERVED, UNKNOWN, Run, number, of_kind, run_title, table, when, with_requests
-from benchmarks.reporting.glance import FIGURES, GOOD, SPEED, Standing, standing_of, standings
+from benchmarks.reporting.glance import FIGURES, GOOD, SPEED, Standing, is_in_part, standing_of, standings
 from benchmarks.reporting.ladder import FLOOR, by_start, mean_of_first, share_told
 from benchmarks.reporting.peers import LATE_FIGURE, beside_others, best_figures, main_figures
+from benchmarks.standings import by_pairs
 from cllm.bench.workloads import WORKLOADS, Workload
 
 BEGIN: Final = "<!-- benchmarks: written by `python -m benchmarks report` -->"
@@ -116,4 +117,6 @@ def _beside(data: Run) -> str:
     sides = data["sides"]
     if len(sides) == 1:
         return f"{sides[0]['peer']} {sides[0]['setting']}"
-    return f"{', '.join(dict.fromkeys(side['peer'] for side in sides))}, {len(sides)} settings"
+    peers = ", ".join(dict.fromkeys(side["peer"] for side in sides))
+    n_fewer = len(by_pairs(sides)[1]) if is_in_part(data) else 0
+    return f"{peers}, {len(sides)} settings" + (f", {n_fewer} of them in fewer pairs" if n_fewer else "")

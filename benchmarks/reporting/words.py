@@ -13,8 +13,8 @@ INTRODUCTION: Final = """\
 
 <!-- Written by `python -m benchmarks report` from benchmarks/results. -->
 
-`python -m benchmarks` lists the commands that measure; each writes a JSON file into `benchmarks/results`, from which `python -m benchmarks
-report` writes this page and README's tables.
+`python -m benchmarks` lists the commands that measure; those whose results are kept write a JSON file into `benchmarks/results`, from which
+`python -m benchmarks report` writes this page and README's tables.
 
 Models named `qwen3-0.6b` have that shape and random weights, made by `python -m benchmarks.models`: speed does not depend on what weights
 say, texts mean nothing. Ratios are taken within a pair or a turn, since a machine's speed changes within minutes, and tokens/s of different
@@ -30,24 +30,26 @@ name since that is kept; one was up to three times as slow as another.
 
 GLANCE: Final = """\
 Beside other servers, `cllm serve` as it comes. Each number is how many times better cLLM is: its tokens/s over theirs, or their time over
-its own. Each figure is beside the setting of theirs that is best at it; * marks runs beside one or some of the seven settings that
-llama-server is to be started with, where another might have been better. Not told apart is what has 1 within its 95 % interval, had too
-few starts, or would be won but for a setting that was better in the fewer pairs it had. A server whose answers were not as long as was
-asked is not here.
+its own. Each figure is beside the setting of theirs that is best at it, of those that have all pairs; * marks runs in which llama-server
+was not started with all of seven settings, or in which some that were better at something have fewer pairs. Not told apart is what has 1
+within its 95 % interval, had too few starts, or would be won but for a setting that was better in the fewer pairs it had. A server whose
+answers were not as long as was asked is not here.
 """
 
 LADDER: Final = """\
-Each stage adds one real layer to the one above it in the table and answers the same requests; calls through each layer are counted, and a
-run in which a stage went round its layer fails. The stages take turns within a run. Ratios are to the first stage of the same turn: median,
-least and most over the turns. `isolated` is the loop with the model in a process of its own (`--isolate`), and is compared with `loop`.
-Without a core is how long, in a step, a thread that computes could have run and had none, by the kernel's own count: its team waits for it
-at the next barrier of the model's graph, up to that long for each thread. The CPU that serves is that of the process's other threads. What
-takes more than 1 % off the one above, by the median of the turns, or makes a step more than 1 % longer outside llama.cpp, is told below the
-table. What a step took more is told apart: in llama.cpp's own call, which is the same rows' work in every stage, so that more of it is the
-machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in all the rest, where a
-stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage, and the second
-table says what its layer spends that on and what was done about it; why llama.cpp's calls took longer is not told apart: threads, other
-processes' cores and the machine are all in there. Times in llama.cpp, without a core and of CPUs are microseconds of a step.
+Each stage adds one real layer to the one above it in the table and answers the same requests, but for the first two tokens of each prompt,
+which differ so that nobody finds a prompt computed; the first three stages feed back tokens that were drawn before, not the model's. Calls
+through each layer are counted, and a run in which a stage went round its layer fails. The stages take turns within a run. Ratios are to the
+first stage of the same turn: median, least and most over the turns. `isolated` is the loop with the model in a process of its own
+(`--isolate`), and is compared with `loop`. Without a core is how long, in a step, a thread that computes could have run and had none, by
+the kernel's own count: its team waits for it at the next barrier of the model's graph, up to that long for each thread. The CPU that serves
+is that of the process's other threads. What takes more than 1 % off the one above, by the median of the turns, or makes a step more than 1
+% longer outside llama.cpp, is told below the table. What a step took more is told apart: in llama.cpp's own call, which is the same rows'
+work in every stage, so that more of it is the machine's doing, or that of the cores which a stage's other processes take; in drawing; in
+the scheduler; and in all the rest, where a stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp
+is put down to the stage, and the second table says what its layer spends that on and what was done about it; why llama.cpp's calls took
+longer is not told apart: threads, other processes' cores and the machine are all in there. Times in llama.cpp, without a core and of CPUs
+are microseconds of a step.
 
 In a ladder's picture the upper part has the medians of tokens/s, in percent of the first stage's, and what each stage takes off or adds;
 the lower one what a step spends outside llama.cpp, by its parts, which is what layers cost whatever the machine's speed was.
@@ -205,11 +207,13 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
 are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at 8, `shared-prefix` and `long-among-short` have all of
-llama-server's settings, two to six of them for two to four pairs. The other runs have fewer, chosen by shorter runs that are not kept, and
-a setting that is not there is not known to be slower; nor is one that was left after two pairs of one start: at 8, beside `-b 32` and
-`-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16
-`-kvu -b 64` was left that had them after 1.95 times its time. A server's memory is its greatest since its start, and caches of prompts grow
-with every pass, so the last pass of each start stands for it, mostly the second.
+llama-server's settings, two to six of them for two to four pairs. Told how many slots there are, as it always is here, llama-server as it
+comes gives each slot cells of its own, so that it is what `-no-kvu` is; and at one slot `-kvu` is too, and `-kvu -b 64` what `-b 64` is:
+the best of seven is then the luckiest of equals, too. The other runs have fewer, chosen by shorter runs that are not kept, and a setting
+that is not there is not known to be slower; nor is one that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's
+first texts at p50 came after 1.6 and 1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which went on; at 16 `-kvu -b 64` was
+left that had them after 1.95 times its time. A server's memory is its greatest since its start, and caches of prompts grow with every pass,
+so the last pass of each start stands for it, mostly the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -259,14 +263,15 @@ all of them as the faster starts did, within four percent. Eight starts of the b
 1.10 of its time for the same step; these are not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
-was measured. Who has more good ones is not told apart at any rate. Prompts go in pieces beside answers, so that from the whole of what can
-be served on gaps at p99 are 0.4 of `-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times
-the time at the whole, and 1.61 at twice as much, where the newest of those who wait go first once some have waited in vain; at p50 who has
-them sooner is unclear; those at p99 after 1.6 times the time at both, and gaps at p50 are 1.11 times as long at the whole. What is good is
-counted by the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some 10 s, and the last
-one was answered after 28 to 42. So fewer good ones a second there are the burst's end, and under a load that lasts it is otherwise
-(overload, above). What could be served was measured once, cold, with a beginning and an end: the bursts of four times that were answered
-at 0.57 to 0.86 a second.
+was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for
+sure (0.98 to 1.00). Prompts go in pieces beside answers, so that from the whole of what can be served on gaps at p99 are 0.4 of
+`-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times the time at the whole, and 1.61 at
+twice as much, where the newest of those who wait go first once some have waited in vain; at p50 who has them sooner is unclear; those at
+p99 after 1.6 times the time at both and 1.27 at the half, and gaps at p50 are 1.11 times as long at the whole. What is good is counted by
+the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some 10 s, and the last one was
+answered after 28 to 42. So fewer good ones a second there are the burst's end, and under a load that lasts it is otherwise (overload,
+above). What could be served was measured once, cold, with a beginning and an end: the bursts of four times that were answered at 0.57 to
+0.86 a second.
 
 **llama-cpp-python's own server** answers one request after the other, so that those who come together wait for those before them: first
 texts come after an eighth of its time here, and gaps are twice as long, since eight are computed at a time. cLLM takes 1.16 times its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,8 +40,7 @@ _REASONS = {
 def blueprint(context: Context) -> Blueprint:
     """The routes."""
     routes = Blueprint("openapi", __name__)
-    described = msgspec.json.encode(document(context.operations))
-    shown = page(document(context.operations))
+    described, shown = _pages(context.operations)
 
     @routes.get("/openapi.json")
     async def openapi() -> Response:
@@ -52,6 +52,13 @@ def blueprint(context: Context) -> Blueprint:
         return Response(shown, 200, headers, content_type="text/html; charset=utf-8")
 
     return routes
+
+
+@functools.lru_cache(maxsize=1)  # they are the same for every app, and take a tenth of a second
+def _pages(operations: tuple[Operation, ...]) -> tuple[bytes, str]:
+    """The document as JSON, and for people."""
+    described = document(operations)
+    return msgspec.json.encode(described), page(described)
 
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:

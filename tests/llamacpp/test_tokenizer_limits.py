@@ -12,6 +12,8 @@ import pytest
 
 from cllm.testing.tiny import make_tiny_gguf
 
+pytestmark = pytest.mark.slow
+
 # The pre-tokenisers that were seen to need most: look-ahead, classes, plain ranges, nested groups, square time.
 HUNGRY = ["gpt-4o", "tekken", "deepseek-v3", "default", "superbpe"]
 

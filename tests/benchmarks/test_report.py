@@ -14,11 +14,12 @@ from benchmarks import kills, ladder, peers, report, results
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS, Contender
 from benchmarks.promises import Part, Promise
 from benchmarks.reporting.forms import GLANCE_PLOT, number, of_kind, when
-from benchmarks.reporting.peers import MAIN_FIGURES, MAIN_OVERLOAD_FIGURES, SIDE_FIGURES
+from benchmarks.reporting.glance import is_in_part, standings
+from benchmarks.reporting.peers import MAIN_FIGURES, MAIN_OVERLOAD_FIGURES, SIDE_FIGURES, n_settings
 from benchmarks.reporting.readme import BEGIN, END, readme_table, with_table
 from benchmarks.reporting.stack import client_of_stage
 from benchmarks.reporting.words import FOUND, MACHINES, MENDED, REASONS
-from benchmarks.standings import median_of
+from benchmarks.standings import best_rows, median_of
 from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import summarize
 
@@ -157,7 +158,8 @@ def test_pairs_of_several_runs_are_told_to_be_and_those_of_one_are_not() -> None
     ]
     data = peers.page([side("slow", 0.5)])
     told = report.page([run_of({**data, "runs": entries})])
-    assert "- 2001-02-03, revision abc: 2 beside llama-server (slow)\n- 2001-02-03, revision def: 1 beside llama-server (slow)\n" in told
+    assert "- 2001-02-03, revision abc, seed 1: 2 beside llama-server (slow)\n" in told
+    assert "- 2001-02-03, revision def, seed 1: 1 beside llama-server (slow)\n" in told
     for one in ({**data, "runs": entries[:1]}, data):
         assert "revision abc" not in report.page([run_of(one)])
 
@@ -247,10 +249,41 @@ def test_any_other_setting_alone_is_held_to_what_was_promised_beside_the_best_of
     table = report.page(results.read_all(tmp_path)).partition("What was promised of these:")[2].partition("### ")[0]
     lines = [line for line in table.splitlines() if line.startswith("| alone")]
     assert lines == [
-        "| alone | between texts p99, ms | llama-server as it comes | - | at most 0.25 | not measured |",
         "| alone | tokens/s | the only setting measured | 1.042 (1.042 to 1.042) | at least 1.05 | missed |",
         "| alone | between texts p99, ms | the only setting measured | 0.960 (0.960 to 0.960) | at most 0.75 | missed |",
+        "| alone | between texts p99, ms | llama-server as it comes, which is -no-kvu | 0.960 (0.960 to 0.960) | at most 0.25 | missed |",
     ]
+
+
+def test_what_was_promised_beside_their_default_is_not_measured_where_no_run_has_it(tmp_path: Path) -> None:
+    results.write("peers", "alone", {"workload": {"name": "mixed"}}, {**peers.page([side("-b 64", 0.5)]), "not_found": []}, tmp_path)
+    page = report.page(results.read_all(tmp_path))
+    assert "| alone | between texts p99, ms | llama-server as it comes | - | at most 0.25 | not measured |" in page
+
+
+def test_what_has_two_names_is_one_setting() -> None:
+    sides = peers.page([side("-no-kvu", 0.5), side("as it comes", 2.0, n_pairs=1), side("-b 64", 0.4, n_pairs=1)])["sides"]
+    assert {row["verdict"] for row in best_rows(sides) if row["figure"] == "tokens/s"} == {"win"}, (
+        "it was better in fewer pairs of the same"
+    )
+    assert n_settings({"sides": sides}) == "1 setting, 1 more having had 1 of 3 pairs"
+
+
+def test_a_run_that_was_ended_early_is_marked_where_a_setting_would_have_gone_on() -> None:
+    fewer = [side(name, 0.5, n_pairs=1) for name in LLAMA_SERVER_SETTINGS if name != "-no-kvu"]
+    data = {**peers.page([side("-no-kvu", 0.5), *fewer]), "unfinished": ["llama-server (as it comes)"]}
+    assert not is_in_part(data), "which is measured under its other name"
+    assert is_in_part({**data, "unfinished": ["llama-server (-b 64)"]})
+    assert {one.run for one in standings([run_of({**data, "unfinished": ["llama-server (-b 64)"]})])} == {"x*"}
+
+
+def test_what_each_of_several_runs_had_is_told_of_each() -> None:
+    runs = [{"date": "2026-11-2", "revision": str(i), "seed": 70 + i, "n_pairs": {"llama-server (a)": 2}} for i in range(2)]
+    run = run_of({**peers.page([side("a", 0.5)]), "runs": runs})
+    run["settings"] |= {"only": "-no-kvu", "seed": 71}
+    page = report.page([run])
+    assert "revision 0, seed 70: 2 beside llama-server (a)" in page
+    assert "only -no-kvu" not in page
 
 
 def test_what_was_promised_is_kept_by_the_mean_alone_where_the_interval_has_the_bound_in_it(tmp_path: Path) -> None:
@@ -264,10 +297,8 @@ def test_what_was_promised_is_kept_by_the_mean_alone_where_the_interval_has_the_
     assert line.endswith("| at least 1.05 | kept, by the mean alone |")
 
 
-@pytest.mark.parametrize(("theirs", "verdict"), [(0.99, "kept, by the mean alone"), (0.6, "kept")])
-def test_nor_is_a_promise_kept_for_sure_beside_a_setting_that_was_better_in_fewer_pairs(
-    tmp_path: Path, theirs: float, verdict: str
-) -> None:
+@pytest.mark.parametrize(("theirs", "verdict"), [(0.99, "unclear: beside another one, in fewer pairs, it was not"), (0.6, "kept")])
+def test_nor_is_a_promise_kept_beside_a_setting_that_was_better_in_fewer_pairs(tmp_path: Path, theirs: float, verdict: str) -> None:
     settings = {"workload": {"name": "seed-40x8", "n_requests": 40, "concurrency": 8}}
     data = {**peers.page([side("a", 0.5), side("b", theirs, n_pairs=1)]), "not_found": []}
     results.write("peers", "seed", settings, data, tmp_path)
@@ -414,7 +445,7 @@ def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     assert "old" not in new
     assert "| seed-40x8, 8 at a time | 100 | 97.5 | 0.970 |" in new
     assert "| seed-40x8 | 11 / 22 | *0.50* | *0.50* | " in new
-    assert " | llama-server, 3 settings | 3 (3) |" in new
+    assert " | llama-server, 3 settings, 1 of them in fewer pairs | 3 (3) |" in new
     assert with_table(new, runs) == new
 
 
