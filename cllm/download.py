@@ -52,6 +52,7 @@ class _Course:
     @contextmanager
     def looked_at(self) -> Iterator[None]:
         """Tell, and heed what is answered, while the block runs."""
+        self._tell()  # that it begins, however soon it fails
         looking = threading.Thread(target=self._look, name="download", daemon=True)
         looking.start()
         try:

@@ -7,8 +7,10 @@ Blocking.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import glob
+import logging
 import os
 import re
 import shutil
@@ -23,7 +25,7 @@ from cllm.download import OnBytes, download
 from cllm.errors import CllmError, LoadFailed
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedRepoInfo
+    from huggingface_hub import CachedFileInfo, CachedRepoInfo, DeleteCacheStrategy, HFCacheInfo
 
 log = structlog.get_logger("cllm.hub")
 
@@ -271,33 +273,65 @@ def cached_models() -> list[CachedModel]:
 def remove(reference: Reference) -> int:
     """Remove a repository from the cache, or the one model that is named; return the bytes freed. Raises: HubFailed."""
     try:
-        if reference.wanted is None:
-            return _remove_repo(reference.repo)
-        return sum(_unlink(path) for path in _blobs([repo for repo in _repos() if repo.repo_id == reference.repo], reference))
+        return _remove_repo(reference.repo) if reference.wanted is None else _remove_model(reference)
     except OSError as error:
         raise HubFailed(f"{reference} could not be removed: {error}") from error
 
 
 def _remove_repo(repo: str) -> int:
-    """Remove the folder, with what was left of downloads that were cut: the library's own way knows of whole files alone."""
+    """Remove the folder, with what was left of downloads that were cut: the library's own way knows of whole files alone.
+
+    It goes first: of what came by Xet the folder has links, and only the library knows whether anything else needs the files themselves.
+    """
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
     if not folder.is_dir():
         raise HubFailed(f"{repo} is not in the cache")
-    n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    shutil.rmtree(folder)
-    return n_bytes
+    n_left = sum(path.stat().st_size for path in folder.rglob("*.incomplete"))
+    cache = _cache()
+    n_bytes = 0
+    for own in [one for one in _models(cache) if one.repo_id == repo and one.revisions]:
+        assert cache is not None, "it has a repository"
+        # Alone: another that was copied or renamed on the hub may have revisions of the same name, and the library would take either.
+        going = dataclasses.replace(cache, repos=frozenset({own})).delete_revisions(*(revision.commit_hash for revision in own.revisions))
+        _execute(going)
+        n_bytes += going.expected_freed_size
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    return n_bytes + n_left
 
 
-def _blobs(repos: Sequence[CachedRepoInfo], reference: Reference) -> set[tuple[Path, Path]]:
-    found: set[tuple[Path, Path]] = set()
+def _execute(going: DeleteCacheStrategy) -> None:
+    """Do it; what the library would log of a folder that may not be written is told as an error, when it is found to be there still."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        going.execute()
+    finally:
+        logger.setLevel(level)
+
+
+def _remove_model(reference: Reference) -> int:
+    cache = _cache()
+    files = _files(_models(cache), reference)
+    if cache is None or not hasattr(cache, "delete_files"):  # an older library, which has each repository's files in its folder
+        return sum(_unlink(paths) for paths in {(file.file_path, file.blob_path) for file in files})
+    going = cache.delete_files(*files)
+    _execute(going)
+    return int(going.expected_freed_size)
+
+
+def _files(repos: Sequence[CachedRepoInfo], reference: Reference) -> list[CachedFileInfo]:
+    """The files of the one model that is named, in every revision. Raises: HubFailed."""
+    found: list[CachedFileInfo] = []
     for files in (files for repo in repos for files in _revisions(repo)):
         models = models_among(files)
         names = _matching(models, reference.wanted)
         if len(names) > 1:
             raise HubFailed(f"{reference.repo} has several {reference.wanted}; {_names(models, reference.repo)}")
-        found |= {(files[part].file_path, files[part].blob_path) for name in names for part in models[name]}
+        found += [files[part] for name in names for part in models[name]]
     if not found:
         raise HubFailed(f"{reference} is not in the cache")
     return found
@@ -314,13 +348,22 @@ def _unlink(paths: tuple[Path, Path]) -> int:
 
 
 def _repos() -> list[CachedRepoInfo]:
-    from huggingface_hub import scan_cache_dir
+    return _models(_cache())
+
+
+def _models(cache: HFCacheInfo | None) -> list[CachedRepoInfo]:
+    return [] if cache is None else [repo for repo in cache.repos if repo.repo_type == "model"]
+
+
+def _cache() -> HFCacheInfo | None:
+    """What the cache holds; None where there is none. Raises: HubFailed."""
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+        return scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
-        return []
+        return None
     except (OSError, ValueError) as error:  # not to be read, or no folder
         raise HubFailed(f"the cache cannot be read: {' '.join(str(error).split())}") from error
 

@@ -465,6 +465,50 @@ def test_what_a_cut_download_left_is_removed_with_its_repository(monkeypatch: py
         hub.remove(Reference("user/repo"))
 
 
+def test_a_repository_that_has_the_same_revision_as_another_is_removed_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As one that was renamed on the hub."""
+    names = [f"models--user--{name}" for name in "abcdefgh"]  # the library looks through them in some order
+    for name in names:
+        snapshot = tmp_path / name / "snapshots" / ("0" * 40)
+        for folder in (tmp_path / name / "blobs", tmp_path / name / "refs", snapshot):
+            folder.mkdir(parents=True)
+        (tmp_path / name / "refs" / "main").write_text(snapshot.name)
+        (tmp_path / name / "blobs" / "x").write_bytes(bytes(700))
+        (tmp_path / name / "blobs" / "y.incomplete").write_bytes(bytes(30))
+        (snapshot / "x-Q8_0.gguf").symlink_to(Path("../../blobs/x"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    while names:
+        assert hub.remove(Reference(f"user/{names.pop()[-1]}")) == 730
+        assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+@pytest.mark.parametrize(("reference", "n_left"), [("user/repo:Q4_K_M", 1), ("user/repo", 0)])
+def test_files_that_lie_outside_their_repository_are_removed_too(
+    reference: str, n_left: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So the library keeps what comes by Xet, since its 2.4: the repository has a link to it."""
+    pytest.importorskip("huggingface_hub.utils._shared_blobs")
+    store, repo = tmp_path / "blobs", tmp_path / "models--user--repo"
+    snapshot = repo / "snapshots" / ("0" * 40)
+    for folder in (store, repo / "blobs", repo / "refs", snapshot):
+        folder.mkdir(parents=True)
+    (store / ".huggingface-shared-blobs").write_text("1\n")
+    (repo / "refs" / "main").write_text(snapshot.name)
+    for digit, name in (("a", "x-Q4_K_M.gguf"), ("b", "x-Q8_0.gguf")):
+        kept = store / (2 * digit) / (64 * digit)
+        kept.parent.mkdir()
+        kept.write_bytes(bytes(5000))
+        kept.with_name(f"{kept.name}.refs").write_text(f"models--user--repo/blobs/{name}\n")
+        (repo / "blobs" / name).symlink_to(kept)
+        (snapshot / name).symlink_to(Path("../../blobs", name))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    found = hub.parsed(reference)
+    assert found is not None
+    assert hub.remove(found) == 5000 * (2 - n_left)
+    assert len([path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == 5000 and not path.is_symlink()]) == n_left
+    assert len(hub.cached_models()) == n_left
+
+
 def test_a_cache_that_may_not_be_written_is_told_where_something_is_to_be_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(path: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
