@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import ipaddress
 import math
 import os
@@ -46,6 +47,7 @@ ToolFormat: TypeAlias = Literal[
     "deepseek-json",
     "deepseek-dsml",
     "phi",
+    "granite",
     "cohere",
     "kimi",
     "lfm",
@@ -571,9 +573,10 @@ def _key_texts(settings: Settings) -> tuple[str, ...]:
     return settings.api_key + keys
 
 
-def _read_lines(path: str) -> list[str]:
+@functools.cache  # what is checked is what is served, and a pipe can be read but once
+def _read_lines(path: str) -> tuple[str, ...]:
     try:
-        return [line.strip() for line in Path(path).read_text("utf-8").splitlines()]
+        return tuple([line.strip() for line in Path(path).read_text("utf-8").splitlines()])
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read {path}: {reason(error)}", "api_key_file") from error
 

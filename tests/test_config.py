@@ -84,6 +84,7 @@ def other_word(field: attrs.Attribute[object], existing_file: str) -> str:
     return existing_file if field.name in FILES else OTHER_WORDS.get(field.name, "7")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", [field for field in attrs.fields(Settings) if field.name != "config"], ids=lambda field: field.name)
 def test_every_setting_can_come_from_flag_variable_and_file(field: attrs.Attribute[object], toml: Write, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("key\n")
@@ -259,6 +260,18 @@ def test_keys_that_were_read_stay_what_they_are_whatever_becomes_of_their_file(t
     ]
     assert api_keys(attrs.evolve(read, parallel=2)) == keys
     assert "second" not in repr(read)
+
+
+def test_a_key_file_may_be_a_pipe_which_can_be_read_but_once() -> None:
+    read, write = os.pipe()
+    os.write(write, b"first\n")
+    os.close(write)
+    try:
+        settings = load("--api-key-file", f"/dev/fd/{read}")
+        keys = api_keys(with_keys_read(attrs.evolve(settings, parallel=2)))
+    finally:
+        os.close(read)
+    assert [key.secret for key in keys] == ["first"]
 
 
 def test_a_key_file_without_a_key_is_a_mistake_and_does_not_open_the_server(tmp_path: Path) -> None:

@@ -31,8 +31,9 @@ from cllm.backend import StreamChat
 from cllm.engine.events import Delta, Finished, TokenLogprob
 from cllm.errors import InvalidRequest, NotHeeded
 from cllm.serve.engine import ServedModel
-from cllm.text import generic_tools
+from cllm.text import earlier_calls, generic_tools
 from cllm.text.answers import AnswerFormat
+from cllm.text.arrangement import in_order_of_calls
 from cllm.text.call_grammar import is_held
 from cllm.text.channels import is_in_content, is_in_reasoning
 from cllm.text.dialect import Dialect
@@ -273,9 +274,11 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
     toolbox, dialect = conversation.toolbox, model.dialect
     offered = toolbox.tools if toolbox.is_open else ()
     _check_can_go_on(conversation)
-    messages: Sequence[Mapping[str, Any]] = with_names(conversation.messages)
+    messages: Sequence[Mapping[str, Any]] = in_order_of_calls(with_names(conversation.messages))
     if not dialect.knows_tools:
         messages, offered = generic_tools.told(messages, offered), ()
+    elif not model.template.features.shows_calls and not dialect.calls.channels:
+        messages = earlier_calls.told(messages, dialect.calls)
     text = await prompts.render(
         model,
         messages,
@@ -395,10 +398,10 @@ def _n_reasoning_max(model: ServedModel, conversation: Conversation) -> int | No
     return conversation.thinking.budget(model.template.features.variables)
 
 
-def with_names(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def with_names(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Results of tools with the names of what was called, which some templates want and few clients send."""
     names: dict[str, str] = {}
-    named: list[Mapping[str, Any]] = []
+    named: list[dict[str, Any]] = []
     for message in messages:
         for call in message.get("tool_calls") or ():
             names[call.get("id") or ""] = call["function"]["name"]

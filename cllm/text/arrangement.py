@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
@@ -42,7 +42,7 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
 
     What is said later changes nothing before it: the next request's turns begin as these do.
     """
-    messages = _in_order_of_calls(messages)
+    messages = in_order_of_calls(messages)
     if not takes.supports_system:
         messages = _told_by_users(messages)
     elif not takes.takes_system_anywhere:
@@ -53,7 +53,7 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     return messages if takes.takes_several_calls else _one_call_each(messages, takes.empty_content)
 
 
-def _in_order_of_calls(messages: list[Message]) -> list[Message]:
+def in_order_of_calls(messages: Iterable[Message]) -> list[Message]:
     """Results in the order of the calls that they name, not in that in which tools ended: most templates show no ids, only places."""
     ordered: list[Message] = []
     calls: list[Any] = []

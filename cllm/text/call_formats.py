@@ -45,6 +45,7 @@ class CallFormat:
     again: tuple[str, ...] = ("{",)  # how another call may begin before what closes the first
     bare: bool = False  # an answer that begins with an object is a call without a marker
     channels: bool = False  # calls, reasoning and content are messages with headers
+    as_python: bool = False  # without a grammar it writes `[name(a=1)]` between `begin` and the first of `ends`
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -184,6 +185,7 @@ LFM: Final = CallFormat(
     begin="<|tool_call_start|>",
     ends=("<|tool_call_end|>",),
     other=PythonBody,
+    as_python=True,
     frame=_list("<|tool_call_start|>", "<|tool_call_end|>"),
 )
 GEMMA: Final = CallFormat(
@@ -202,6 +204,7 @@ PHI: Final = CallFormat(
     ends=("<|/tool_call|>",),
     frame=_list("<|tool_call|>", "<|/tool_call|>"),
 )
+GRANITE: Final = CallFormat(name="granite", begin="<|tool_call|>", frame=_list("<|tool_call|>", ""))
 COHERE: Final = CallFormat(
     name="cohere",
     begin="<|START_ACTION|>",
@@ -241,6 +244,7 @@ FORMATS: Final = {
         DEEPSEEK_JSON,
         DSML,
         PHI,
+        GRANITE,
         COHERE,
         KIMI,
         LFM,

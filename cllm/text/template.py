@@ -51,6 +51,7 @@ class TemplateFeatures:
     wants_short_ids: bool  # the ids of tool calls must be nine letters or digits, or as many at least
     wants_names_in_ids: bool  # of a call it shows the id and not the name
     takes_several_calls: bool  # in one message, or it shows none at all
+    shows_calls: bool  # earlier calls reach the prompt
     written_call: str  # a conversation that ends with a call of `look_up`; "" where it renders none
     reasoning_name: str  # what it calls the reasoning of an earlier message that calls: "reasoning_content", or "thinking"
     efforts: tuple[str, ...]  # what it takes for `reasoning_effort`, if it knows that variable
@@ -399,6 +400,13 @@ class _Prober:
             for other_id in (_LONG_ID, _TINY_ID)
         )
 
+    def shows_calls(self, content: str | None, *, as_object: bool) -> bool:
+        """Whether a call is shown in some way: with its result or without, beside tools or not; by its name or by its id."""
+        *asked, result = self.called(content, as_object=as_object)
+        asked.append({name: result[name] for name in ("role", "content")})
+        texts = [self.shows(messages, tools=tools) for messages in (asked, asked[:2]) for tools in (self.tools, [_tool(_NEEDLE)])]
+        return any(_FUNCTION in text or _CALL_ID in text for text in texts) or not any(texts)
+
     def written_call(self, content: str | None, *, as_object: bool) -> tuple[str, bool]:
         """Return `written_call` and `wants_names_in_ids` of the features."""
         text = self.shows(self.called(content, as_object=as_object)[:2], add_generation_prompt=False)
@@ -453,6 +461,7 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         empty_content=empty_content,
         wants_short_ids=prober.wants_short_ids(empty_content, as_object=wants_object_arguments),
         takes_several_calls=prober.takes_several_calls(empty_content, as_object=wants_object_arguments),
+        shows_calls=prober.shows_calls(empty_content, as_object=wants_object_arguments),
         written_call=written_call,
         wants_names_in_ids=wants_names_in_ids,
         reasoning_name=reasoning_name,

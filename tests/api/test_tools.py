@@ -35,6 +35,7 @@ def tool(name: str, parameters: Any = WEATHER, **more: Any) -> dict[str, Any]:
 
 
 TOOLS = [tool("weather"), tool("clock", CLOCK)]
+FORECAST = {"name": "weather", "arguments": '{"city": "Ulm"}'}
 SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
 
 
@@ -331,6 +332,23 @@ async def test_every_family_can_be_made_to_call(serve: Any, form: str) -> None:
         answer = await api.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=900, seed=3, stream=True)
     ((name, arguments),) = named(calls_of(answer))
     jsonschema.validate(arguments, SCHEMAS[name])
+
+
+async def test_earlier_calls_are_in_the_text_where_the_template_tells_of_tools_and_shows_no_calls(serve: Any) -> None:
+    template = "{% if tools %}List of tools: [{{ tools[0].function.name }}]\n{% endif %}{% for m in messages %}{{ m.content }}|{% endfor %}"
+    earlier = {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": FORECAST}]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "fog"}
+    twice = [{**earlier["tool_calls"][0], "id": f"call_{i}"} for i in (1, 2)]
+    results = [{"role": "tool", "tool_call_id": f"call_{i}", "content": f"fog {i}"} for i in (2, 1)]
+    asked = {"messages": [{"role": "user", "content": "so?"}, earlier, result]}
+    async with serve(says("", template)) as api:
+        shown = "so?|<|tool_call_start|>[weather(city='Ulm')]<|tool_call_end|>|fog|"
+        assert (await api.post("/apply-template", {**asked, "tools": TOOLS})).json["prompt"] == f"List of tools: [weather]\n{shown}"
+        assert (await api.post("/apply-template", asked)).json["prompt"] == shown
+        both = {"messages": [earlier | {"tool_calls": twice}, *results], "tools": TOOLS}
+        assert (await api.post("/apply-template", both)).json["prompt"].endswith("<|tool_call_end|>|fog 1|fog 2|"), "no ids are shown"
+    async with serve(says(""), tool_format="generic") as api:
+        assert "fog 1\n</tool_response>\n<tool_response>\nfog 2" in (await api.post("/apply-template", both)).json["prompt"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -26,6 +26,7 @@ from cllm.text.call_formats import (
     FUNCTIONARY,
     GEMMA,
     GLM,
+    GRANITE,
     HARMONY,
     HERMES,
     KIMI,
@@ -183,6 +184,7 @@ WRITTEN = [
         ADD,
     ),
     (PHI, '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|>', ADD),
+    (GRANITE, '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}, {"name": "look_up", "arguments": ' + LOOK + "}]", BOTH),
     (COHERE, '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}\n]<|END_ACTION|>', ADD),
     (QWEN_CODER, "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", ADD),  # the opening left out, as it happens
     (GLM, "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", ADD),
@@ -712,7 +714,8 @@ def test_templates_tell_their_family() -> None:
     assert format_of('\'{"name": "", "parameters": \'') is LLAMA
     assert format_of("'<｜tool▁call▁begin｜>'") is DEEPSEEK
     assert format_of("'<｜tool▁call▁begin｜>' '```json'") is DEEPSEEK_JSON
-    assert format_of("'<|tool|>'") is PHI
+    assert format_of("'<|tool|>'") is format_of("'<|tool_call|>'") is PHI
+    assert format_of("'<|start_of_role|>' '<|tool_call|>'") is GRANITE
     assert format_of("'<|START_ACTION|>'") is COHERE
     assert format_of("'<tool_call>' '<arg_key>'") is GLM
     assert format_of("'<seed:tool_call>'") is SEED
@@ -720,6 +723,7 @@ def test_templates_tell_their_family() -> None:
     assert format_of("set dsml = '｜DSML｜'") is DSML
     assert format_of("'<|tool_call_begin|>'") is KIMI
     assert format_of("'<|tool_list_start|>'") is format_of("'<|tool_call_start|>'") is LFM
+    assert format_of("'List of tools: ['") is LFM
     assert format_of("'<|tool_call>call:'") is GEMMA
     assert format_of("'<TOOLCALL>['") is NEMOTRON
     assert format_of("'<tool_calls>['") is APRIEL
