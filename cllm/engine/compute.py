@@ -33,11 +33,17 @@ def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOut
         return StepOutput([], [], None, moves_s=moves_s)
     if plan.is_given_up:  # an abort that came during the moves had nothing to stop
         raise Aborted("nobody waits for this step")
+    mus = [(sampler, sampler.mu) for sampler in plan.samplers if sampler.params.mirostat]
     try:
-        return _step(model, plan, clock, moves_s)
-    finally:
-        for slot, n_keep in plan.fillers:
-            take_back(model, slot, n_keep)
+        try:
+            return _step(model, plan, clock, moves_s)
+        finally:
+            for slot, n_keep in plan.fillers:
+                take_back(model, slot, n_keep)
+    except BaseException:  # what was drawn is drawn again
+        for sampler, mu in mus:
+            sampler.mu = mu
+        raise
 
 
 def take_back(model: StepModel, slot: int, n_keep: int) -> None:

@@ -134,8 +134,12 @@ class CostModel:
     def beside(self, *, n_rows_max: int, apart: bool) -> CostModel:
         """Return a model of the same machine at its present speed, for cells that lie in another way."""
         other = CostModel(self.curve, n_rows_max=n_rows_max, measured=self._measured, apart=apart)
-        other._scale, other._scale_variance = self._scale, self._scale_variance
+        other.keep_up(self)
         return other
+
+    def keep_up(self, other: CostModel) -> None:
+        """Take over the machine's present speed from the model of the layout that was in force meanwhile."""
+        self._scale, self._scale_variance = other._scale, other._scale_variance
 
     # --- what will be -------------------------------------------------------------------------------------------------
 

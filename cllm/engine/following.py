@@ -107,6 +107,8 @@ class Followers:
 
 def n_computing(sequence: Sequence, running: list[Sequence]) -> int:
     """How many tokens of `sequence` somebody of `running` is computing, or has, whether or not that is waited for; few count as none."""
+    if not sequence.may_share:
+        return 0
     prompts = (one for one in running if one.phase is Phase.PREFILL and _could_share(one, sequence))
     n = max((n_common(one.tokens, sequence.tokens, 0, sequence.n_shareable) for one in prompts), default=0)
     return n if n >= N_COMMON_LEAST else 0

@@ -506,7 +506,10 @@ class Scheduler:
         # What one sequence may have was promised, and does not change: who outgrows a part brings the pool back. What is saved may take no
         # less than before for what it has taken meanwhile.
         self.limits = attrs.evolve(limits, n_ctx=self.limits.n_ctx, host_pool_n_bytes=self.limits.host_pool_n_bytes)
-        other = self._cost_other or self.cost.beside(n_rows_max=limits.n_rows_max, apart=limits.rows_by_slot)
+        if self._cost_other is None:
+            self._cost_other = self.cost.beside(n_rows_max=limits.n_rows_max, apart=limits.rows_by_slot)
+        other = self._cost_other
+        other.keep_up(self.cost)
         self.cost, self._cost_other = other, self.cost
         prices = Prices(self.cost)
         self.memory.laid_out(_memory_limits(self.limits), _offload(self.limits, prices), prices, carries_states=self.limits.carries_states)
@@ -632,7 +635,7 @@ class Scheduler:
                 continue
             if only_waiting and late.phase is not Phase.WAITING:
                 in_step.append(entry)
-            elif late.n_generated:
+            elif late.first_token_at is not None:  # a text's tokens may be counted later
                 self._finish(late, FinishReason.LENGTH, "timeout", now, events)
             else:
                 self._fail(late, _too_late(), events)

@@ -71,7 +71,7 @@ class TextScheduler(StreamScheduler):
         ]
 
     def _can_go_on(self, sequence: Sequence) -> bool:
-        return sequence.n_generated == 0
+        return sequence.first_token_at is None  # a text's tokens may be counted later
 
     def _count(self, sequence: Sequence, n_tokens: int, now: float) -> None:
         """Charge for them. The cells are those of the prompt: how many there are is the model's business."""

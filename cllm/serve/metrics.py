@@ -117,7 +117,7 @@ class _Steps(Collector):
 
     def add(self, plan: Plan, output: StepOutput) -> None:
         n_members = len(plan.decoding) + len(plan.prefilling)
-        self._pending.append((plan.n_rows, len(plan.outputs), n_members, output.model_s, output.sample_s, plan.expected_s))
+        self._pending.append((plan.n_rows, plan.batch.n_outputs, n_members, output.model_s, output.sample_s, plan.expected_s))
         if len(self._pending) >= N_STEPS_PENDING_MAX:
             self._flush()
 

@@ -151,6 +151,15 @@ def test_a_machine_that_becomes_slower_is_followed_within_some_steps() -> None:
     assert run_steps(cost, true, n_steps=100, slowdown=1.3, rng=rng)[50] < 0.06
 
 
+def test_a_layout_that_comes_again_keeps_up_with_what_became_of_the_machine_meanwhile() -> None:
+    rng, pool, true = random.Random(1), model(), model()
+    apart = pool.beside(n_rows_max=2048, apart=True)
+    run_steps(pool, true, n_steps=200, slowdown=2.0, rng=rng)
+    before_s = apart.step_s(8, 8, 500)
+    apart.keep_up(pool)
+    assert apart.step_s(8, 8, 500) / before_s == pytest.approx(2.0, rel=0.3)
+
+
 def test_when_it_is_fast_again_what_was_measured_still_holds() -> None:
     rng, cost, true = random.Random(2), model(), model()
     run_steps(cost, true, n_steps=500, slowdown=1.3, rng=rng)

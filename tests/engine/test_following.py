@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from cllm.config import Settings
@@ -9,7 +10,7 @@ from cllm.engine import following
 from cllm.engine.compute import compute
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Scheduler
-from cllm.engine.sequence import SequenceSpec
+from cllm.engine.sequence import Phase, SequenceSpec
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 from tests.clock import tick
@@ -42,6 +43,18 @@ def test_of_many_answers_to_one_prompt_none_is_compared_with_those_that_were_let
         run_step(scheduler, model)
     assert scheduler.totals.n_generated > 32
     assert n_compared < 4 * 32
+
+
+def test_who_shares_nothing_gains_nothing_by_what_others_compute() -> None:
+    """Its key is that of those who are not told apart."""
+    model = FakeModel()
+    scheduler = Scheduler(limits_of(model, Settings(parallel=4)), model.vocabulary)
+    for may_share in (True, True, False):
+        scheduler.submit(attrs.evolve(spec(list(range(40, 140))), cache_prompt=may_share), 0.0)
+    usual, other, apart = scheduler._sequences.values()
+    usual.move(Phase.PREFILL)
+    assert following.n_computing(other, [usual]) == 99
+    assert following.n_computing(apart, [usual]) == 0
 
 
 def test_who_comes_while_a_slot_that_cannot_be_cut_generates_does_not_have_what_it_was_copied() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import attrs
 import numpy as np
@@ -12,9 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cllm.config import Settings
+from cllm.engine import compute as computing
 from cllm.engine.noise import coin, grid_of, row_key
 from cllm.engine.params import SamplingParams, SamplingProfile
 from cllm.engine.sampling import Sampler, Workspace, sample
+from cllm.engine.scheduler import Scheduler
+from cllm.engine.sequence import SequenceSpec
+from cllm.serve.loading import limits_of
+from cllm.testing.fake import FakeModel
+from tests.clock import tick
 
 Floats = npt.NDArray[np.float64]
 MASK = (1 << 64) - 1
@@ -365,6 +373,26 @@ def test_mirostat_steers_the_surprise_towards_tau(version: int) -> None:
         s.tokens.append(token)
         s.observe(token)
     assert np.mean(surprises[100:]) == pytest.approx(3.0, abs=0.35)
+
+
+def test_mirostats_mu_does_not_move_with_a_step_that_fails_after_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was drawn is drawn again, and is to be what it would have been."""
+    model = FakeModel()
+    scheduler = Scheduler(limits_of(model, Settings(parallel=4)), model.vocabulary)
+    scheduler.submit(SequenceSpec(prompt=[40, 41, 42], sampling=SamplingParams(mirostat=2), seed=1), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    (drawing,) = plan.samplers
+    before, draw = drawing.mu, computing.sample
+
+    def fail(*given: Any) -> None:
+        draw(*given)
+        raise MemoryError
+
+    monkeypatch.setattr(computing, "sample", fail)
+    with pytest.raises(MemoryError):
+        computing.compute(model, plan, tick)
+    assert drawing.mu == before
 
 
 def test_mirostats_mu_can_be_carried_over() -> None:

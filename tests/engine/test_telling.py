@@ -88,6 +88,19 @@ def test_a_first_text_that_comes_too_late_is_a_504(scheduler: TextScheduler) -> 
     scheduler.check()
 
 
+def test_what_was_told_before_its_tokens_are_counted_has_begun(scheduler: TextScheduler) -> None:
+    late, begun_there = begun(scheduler, timeout_s=1.0), begun(scheduler)
+    for seq_id in (late, begun_there):
+        scheduler.take_text(StreamText(seq_id, "The answer is", n_tokens=0), now=0.5)
+    (end,) = scheduler.turn(1.5).events
+    assert isinstance(end, Finished)
+    assert (end.reason, end.stop_reason) == (FinishReason.LENGTH, "timeout")
+    (failed,) = scheduler.take_death(2.0)
+    assert isinstance(failed, Failed), "another model would begin it once more"
+    assert failed.seq_id == begun_there
+    scheduler.check()
+
+
 def test_an_error_is_a_500_and_a_refusal_is_itself(scheduler: TextScheduler) -> None:
     refusal = InvalidRequest("top_p: no", param="top_p")
     first, second = begun(scheduler), begun(scheduler)

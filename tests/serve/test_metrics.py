@@ -101,6 +101,20 @@ def test_how_far_steps_were_from_what_was_expected_is_told_and_shrinks_as_they_a
     assert value_of(metrics, f"{name}_median") == scheduler.cost.error()
 
 
+def test_rows_that_are_scored_are_outputs_too() -> None:
+    model = TimedModel(first_s=0.2, row_s=0.03, output_s=0.001)
+    limits = Limits(n_cells=4096, n_slots=8, n_ctx=4096, n_rows_max=512, row_budget=64, n_live_max=8, n_waiting_max=64)
+    scheduler, metrics = Scheduler(limits, model.vocabulary), Metrics()
+    metrics.watch(scheduler)
+    scheduler.submit(make_spec("once upon a time", 1, n_prompt_logprobs=0), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    metrics.step(plan, compute(model, plan, model.clock))
+    n_outputs = plan.batch.n_outputs
+    assert n_outputs > len(plan.outputs)
+    assert value_of(metrics, "cllm_step_outputs_sum") == n_outputs
+
+
 def test_who_left_before_is_not_in_what_others_waited_for() -> None:
     model = TimedModel(first_s=0.2, row_s=0.03, output_s=0.001)
     limits = Limits(n_cells=4096, n_slots=8, n_ctx=4096, n_rows_max=512, row_budget=64, n_live_max=1, n_waiting_max=64)
