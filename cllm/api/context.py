@@ -127,7 +127,7 @@ class Context:
         held: Engine | None = g.get("engine")
         if held is not None and held is tenant.engine:  # who asked for it once more while it is to be unloaded would wait for himself
             return held
-        hold = await self.house.hold(tenant, timeout_s=self._time_left_s())
+        hold = await self.house.hold(tenant, key=current_key(), timeout_s=self._time_left_s())
         cleanup().callback(hold.release)
         g.engine = tenant.engine
         return tenant.engine

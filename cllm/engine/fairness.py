@@ -124,3 +124,16 @@ class Shares:
             del share.n_waiting_at[priority]
         share.owed = share.owed - work if share.n_waiting else 0.0  # no rounding errors are kept
         self._level = max(self._level, share.served)
+
+
+def finds_room(key: str, n_waiting_of: Mapping[str, int], n_max: int, weights: Mapping[str, float]) -> bool:
+    """Say whether a queue for `n_max` takes one more of this key, beside so many of each.
+
+    A full one still takes from a key that has less than its part of it, up to twice its size, so that no key shuts the others out.
+    """
+    n_waiting = sum(n_waiting_of.values())
+    if n_waiting < n_max:
+        return True
+    keys = {key, *(each for each, n in n_waiting_of.items() if n)}
+    part = weights.get(key, 1.0) / sum(weights.get(each, 1.0) for each in keys)
+    return n_waiting < 2 * n_max and n_waiting_of.get(key, 0) < n_max * part

@@ -14,7 +14,7 @@ import trio
 
 from cllm.backend import Embedder, ModelInfo, Pooling, Vectors, Vocabulary
 from cllm.engine.embedding import EmbedPlan, EmbedScheduler, Job, Sums, compute
-from cllm.engine.fairness import Shares
+from cllm.engine.fairness import Shares, finds_room
 from cllm.engine.gate import Service, bearable
 from cllm.engine.pace import Pace
 from cllm.errors import ModelDied, RequestError, Unavailable
@@ -82,12 +82,11 @@ class EmbedLoop:
     def check_room(self, key: str = "") -> None:
         """Let a request pass that may join the queue now; the caller asks before it puts work into one.
 
-        A full queue still takes who comes from a key with less than its part of it, twice its size at most. Raises: Unavailable.
+        Raises: Unavailable.
         """
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
-        n_waiting, n_max = len(self._waiters), self._n_jobs_max
-        if n_waiting >= n_max and not (n_waiting < 2 * n_max and self._n_of_key[key] < n_max * self._part(key)):
+        if not finds_room(key, self._n_of_key, self._n_jobs_max, self._weights):
             rate = self._service.rate
             retry_after_s = bearable(0.0 if rate is None else self._n_tokens_owed() / rate)
             raise Unavailable("the queue is full", retry_after_s=retry_after_s, code="queue_full")
@@ -95,11 +94,6 @@ class EmbedLoop:
     def _n_tokens_owed(self) -> float:
         """About the tokens that are not computed yet, by requests: they may have millions of inputs."""
         return sum(job.n_tokens * job.n_left / job.n_inputs for job in self._waiters)
-
-    def _part(self, key: str) -> float:
-        """The part of the queue that a key is due beside those who wait. Alone it has it all."""
-        weights = {each: self._weights.get(each, 1.0) for each in {*self._n_of_key, key}}
-        return weights[key] / sum(weights.values())
 
     async def vectors(self, inputs: Sequence[Sequence[int]], key: str = "") -> Vectors:
         """Return a vector of any length for each input, (n, n_embd). Cancelled, what is not computed yet is given up.

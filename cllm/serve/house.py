@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -16,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from cllm import hub
 from cllm.config import Settings, SettingsError, embedding_names_of, names_of
+from cllm.engine.fairness import finds_room
 from cllm.engine.scheduler import SequenceView
 from cllm.errors import DeadlineExceeded, InvalidRequest, NotFound, NotSupported, Unavailable
 from cllm.serve.engine import Engine, EnginePhase, Health, new_engine
@@ -125,8 +127,9 @@ class Tenant:
 class Hold:
     """Keeps a model from being unloaded until `release`; before it is granted, it stands for the wish to have it loaded."""
 
-    def __init__(self, tenant: Tenant) -> None:
+    def __init__(self, tenant: Tenant, key: str = "") -> None:
         self.tenant = tenant
+        self.key = key  # by its name, whose the request is
         self.is_granted = False
         self.settled = trio.Event()
 
@@ -152,7 +155,7 @@ class Hold:
 class House:
     """All models of a process; the first is meant where a request names none. To be called from the Trio thread."""
 
-    def __init__(self, tenants: Sequence[Tenant], *, load_wait_s: float = 0.0) -> None:
+    def __init__(self, tenants: Sequence[Tenant], *, load_wait_s: float = 0.0, key_weights: Mapping[str, float] | None = None) -> None:
         self.tenants = tuple(tenants)
         self.first = self.tenants[0]
         self.registry = CollectorRegistry()
@@ -162,6 +165,7 @@ class House:
         self.wanted: Callable[[Tenant], None] = _nobody_loads
         self.unload: Callable[[Tenant], Awaitable[None]] = _nobody_unloads
         self._load_wait_s = load_wait_s
+        self._key_weights = dict(key_weights or {})
 
     @classmethod
     def of(cls, engine: Engine, settings: Settings) -> House:
@@ -208,13 +212,13 @@ class House:
         known = ", ".join([alias for tenant in giving for alias in tenant.embedding_aliases])
         raise NotFound(f"there is no model {name[:200]!r} for embeddings here, only {known}", param="model", code="model_not_found")
 
-    async def hold(self, tenant: Tenant, *, timeout_s: float = math.inf) -> Hold:
+    async def hold(self, tenant: Tenant, *, key: str = "", timeout_s: float = math.inf) -> Hold:
         """A hold on a model, which is loaded for that and waited for. Returns at once if it is there; the caller releases it.
 
-        Raises: Unavailable while the server starts or drains, when it takes longer than a request waits, or cannot be loaded ·
-        DeadlineExceeded when it takes longer than `timeout_s`.
+        Raises: Unavailable while the server starts or drains, when it takes longer than a request waits, cannot be loaded, or too many of
+        this key wait for it · DeadlineExceeded when it takes longer than `timeout_s`.
         """
-        hold = Hold(tenant)
+        hold = Hold(tenant, key)
         if tenant.state is State.LOADED:
             hold.settle(granted=True)
         else:
@@ -226,7 +230,8 @@ class House:
         if self.is_draining or not self.is_open:
             tenant.engine.check_ready()  # says how far it is, or that it drains
         self._check_worth(tenant)
-        if len(tenant.waiting) >= tenant.settings.queue_size + (tenant.settings.parallel or N_LIVE_DEFAULT_MAX):  # as once it is loaded
+        n_waiting_max = tenant.settings.queue_size + (tenant.settings.parallel or N_LIVE_DEFAULT_MAX)  # as once it is loaded
+        if not finds_room(hold.key, Counter(each.key for each in tenant.waiting), n_waiting_max, self._key_weights):
             raise Unavailable("the queue is full", retry_after_s=RETRY_AFTER_S, code="queue_full")
         tenant.waiting.append(hold)
         try:

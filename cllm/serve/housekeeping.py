@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import structlog
 import trio
 
-from cllm.config import Settings, settings_of_models, with_keys_read
+from cllm.config import Settings, api_keys, settings_of_models, with_keys_read
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed
 from cllm.serve.engine import new_engine
 from cllm.serve.garbage import find_what_has_ended
@@ -32,7 +32,9 @@ class Housekeeper:
 
     def __init__(self, settings: Settings, make_progress: MakeProgress) -> None:
         self.settings = settings = with_keys_read(settings)  # for all that serves
-        self.house = House([Tenant(each) for each in settings_of_models(settings)], load_wait_s=settings.load_wait_s)
+        key_weights = {key.name: key.weight for key in api_keys(settings)}
+        tenants = [Tenant(each) for each in settings_of_models(settings)]
+        self.house = House(tenants, load_wait_s=settings.load_wait_s, key_weights=key_weights)
         self.house.wanted = self._want
         self.house.unload = self.unload
         self.ready = trio.Event()  # all that is loaded at the start is loaded

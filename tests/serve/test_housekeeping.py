@@ -668,6 +668,32 @@ async def test_two_hundred_at_once_at_a_cold_model_are_one_load_and_as_many_answ
         assert kept.backend.names == ["a", "b"]
 
 
+async def test_a_key_that_floods_a_cold_model_does_not_shut_another_out(keep: Keep) -> None:
+    go_on, backend = threading.Event(), Backend()
+    backend.during_load = lambda name: None if name == "a" else wait_for(go_on)
+    keys = ("flooding-key", "quiet-key weight=3")
+    async with keep("a", "b", models_memory_mb=100, queue_size=6, parallel=2, backend=backend, api_key=keys) as kept:
+        codes: dict[str, list[str | None]] = {"key0": [], "key1": []}
+
+        async def ask(key: str) -> None:
+            try:
+                (await kept.house.hold(kept.tenant("b"), key=key)).release()
+                codes[key].append("answered")
+            except Unavailable as error:
+                codes[key].append(error.code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(ask, "key0")
+            await until(lambda: codes["key0"] == ["queue_full"] * 12)
+            for _ in range(20):
+                nursery.start_soon(ask, "key1")
+            await until(lambda: codes["key1"] == ["queue_full"] * 14)
+            go_on.set()
+    assert codes["key0"][12:] == ["answered"] * 8, "a queue of six and two that could run"
+    assert codes["key1"][14:] == ["answered"] * 6, "three quarters of that, by its weight"
+
+
 async def test_a_hold_that_is_given_up_while_it_waits_leaves_nothing(keep: Keep) -> None:
     async with keep("a", "b", models_memory_mb=100) as kept:
         held = await kept.house.hold(kept.tenant("a"))
