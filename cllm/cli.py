@@ -5,6 +5,7 @@ Only parsing happens here; a command imports what it needs when it runs, so that
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -317,14 +318,26 @@ def run(arguments: Sequence[str]) -> int:
 
 def _call(command: Callable[[], int | None], sources: Sources) -> int:
     try:
-        return command() or OK
+        code = command() or OK
+        sys.stdout.flush()  # while it can still be said what becomes of it
+        return code
     except SettingsError as error:
         return _complain(sources.explain(error), USAGE)
     except CllmError as error:
         return _complain(" ".join(str(error).split()), FAILED)
-    except BrokenPipeError:  # the reader has seen enough; without this, Python complains when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has seen enough
+        _let_go_of_output()
         return FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        _let_go_of_output()
+        return _complain(f"{error.strerror}", FAILED)
+
+
+def _let_go_of_output() -> None:
+    """Without this, Python complains when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(line: str, code: int) -> int:

@@ -15,7 +15,7 @@ from cllm.testing.loopback import pass_by_proxies
 
 pass_by_proxies()
 for name in list(os.environ):  # a user's settings are none of a test's, nor of a server's that it starts
-    if name in ("FORCE_COLOR", "TTY_COMPATIBLE") or (name.startswith("CLLM_") and name != "CLLM_REWRITE"):
+    if name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE") or (name.startswith("CLLM_") and name != "CLLM_REWRITE"):
         del os.environ[name]
 
 # Whether a change may land does not depend on chance; `pytest --hypothesis-profile explore` tries something else every time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -118,6 +119,19 @@ def test_backends_are_listed_as_json() -> None:
     found = {one["name"]: one for one in json.loads(cllm_process("backends", "--json").stdout)}
     assert {"llama-cpu", "llama-gpu"} <= set(found)
     assert set(found["llama-cpu"]) == {"name", "distribution", "version", "available", "reason", "preference"}
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_takes_is_a_failure_and_one_line_at_most(unbuffered: str) -> None:
+    command, environment = [sys.executable, "-m", "cllm", "backends", "--json"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, env=environment)
+    assert (done.returncode, done.stderr) == (cli.FAILED, "cllm: No space left on device\n")
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as nobody:
+        done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, timeout=300, env=environment)
+    assert (done.returncode, done.stderr) == (cli.FAILED, "")
 
 
 def raising(error: BaseException) -> Callable[..., int]:

@@ -28,7 +28,7 @@ _WRONG: Final = "the product is wrong"
 _TIMEOUT_S: Final = 60
 _UNUSED: Final = "it computes without these instructions and without repacked weights, and slower"
 _REMEDY: Final = (
-    'CXXFLAGS="-fno-tree-dse -fno-dse" pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python=={version}, '
+    'CXXFLAGS="-fno-tree-dse -fno-dse" {python} -m pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python=={version}, '
     "with the CMAKE_ARGS that it had"
 )
 _FAULTS: Final = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
@@ -86,7 +86,7 @@ def _computes(library: str) -> bool:
 def _remedy() -> str:
     from cllm_llamacpp.abi import PACKAGE_VERSION  # not at the top: a script in its own process has no packages
 
-    return _REMEDY.format(version=PACKAGE_VERSION)
+    return _REMEDY.format(python=sys.executable, version=PACKAGE_VERSION)
 
 
 class _Init(ctypes.Structure):

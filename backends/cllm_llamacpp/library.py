@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from cllm_llamacpp import abi
 from cllm_llamacpp.logs import LogSink
 
 LOG: Final = LogSink()
+_INSTALL: Final = f"{sys.executable} -m pip install llama-cpp-python"
 
 _lock = threading.Lock()
 _ready: Any = None
@@ -30,7 +32,7 @@ def open_library() -> Any:
 def _open() -> Any:
     lib = _import()
     if wrong := abi.what_is_wrong(lib):
-        raise BackendUnavailable(f"llama-cpp-python does not fit: {wrong}; install llama-cpp-python=={abi.PACKAGE_VERSION}")
+        raise BackendUnavailable(f"llama-cpp-python does not fit: {wrong}; {_INSTALL}=={abi.PACKAGE_VERSION}")
     LOG.install(lib)
     lib.llama_backend_init()
     return lib
@@ -42,7 +44,7 @@ def _import() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "llama_cpp":
             raise BackendUnavailable(f"llama-cpp-python is broken: {error}") from error
-        raise BackendUnavailable(f"llama-cpp-python is not installed: pip install llama-cpp-python=={abi.PACKAGE_VERSION}") from error
+        raise BackendUnavailable(f"llama-cpp-python is not installed: {_INSTALL}=={abi.PACKAGE_VERSION}") from error
     except Exception as error:  # a missing shared library, a wrong CPU, a half-removed package
         reason = str(error).strip() or type(error).__name__
         raise BackendUnavailable(f"llama-cpp-python is broken: {reason.splitlines()[0]}") from error

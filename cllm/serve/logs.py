@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import structlog
@@ -37,7 +38,7 @@ def _renderers(settings: Settings) -> list[structlog.typing.Processor]:
     if settings.log_format == "json":
         traceback = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         return [structlog.processors.ExceptionRenderer(traceback), structlog.processors.JSONRenderer()]
-    colors = sys.stderr.isatty()
+    colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     drawn = structlog.dev.RichTracebackFormatter(show_locals=False, color_system="truecolor" if colors else None)
     return [_escape, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=drawn)]
 

@@ -126,6 +126,9 @@ class Server:
         spare_what_stays()
         house = self._keeper.house
         first = house.first  # which may have been unloaded while others were loaded
+        if self._settings.log_format == "json":  # for who reads nothing else
+            log.info("serve", version=cllm.__version__, models=[tenant.name for tenant in house.tenants], url=self._url)
+            return
         example = _curl(self._url, self._settings, generates=first.state is not State.LOADED or first.engine.model.generates)
         names = ", ".join([tenant.name for tenant in house.tenants])
         tell(f"cLLM {cllm.__version__} serves {names} at {self._url}\n\nTry:  {example}\n")
@@ -161,7 +164,10 @@ class Server:
     def _complain(self, error: BaseException) -> None:
         self._code = EXIT_NOT_STARTED
         self._keeper.stop_progress()
-        complain(error)
+        if self._settings.log_format == "json":
+            log.critical("start.failed", why=str(error))
+        else:
+            complain(error)
 
     def _exit_in(self, seconds: float) -> None:
         timer = threading.Timer(seconds, os._exit, [self._code])

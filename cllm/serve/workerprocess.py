@@ -51,7 +51,8 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=numbers,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                # Of what ggml says as it aborts the last line is told, which is to be why, and no debugger is to hold the dying process.
+                env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
         except BaseException:
             _close(ours)

@@ -351,6 +351,20 @@ def test_a_broken_model_file_is_one_line_and_code_1(broken_file: Path) -> None:
     assert_one_complaint(process.output, "broken.gguf")
 
 
+def test_for_machines_every_line_is_an_event_also_why_it_does_not_start(broken_file: Path) -> None:
+    process = serve("--log-format", "json")
+    process.wait_ready()
+    assert process.end(signal.SIGTERM) == 0
+    events = {event["event"]: event for event in map(json.loads, process.output.splitlines())}
+    assert events["serve"]["url"] == process.url("")
+    assert "drain" in events
+    process = serve(str(broken_file), "--log-format", "json")
+    assert process.end() == 1
+    *_, last = map(json.loads, process.output.splitlines())
+    assert (last["event"], last["level"]) == ("start.failed", "critical")
+    assert "broken.gguf" in last["why"]
+
+
 def worker_of(server: Process) -> int:
     """The process id of a server's only child."""
     (pid,) = workers_of(server)

@@ -136,6 +136,20 @@ def test_a_bar_on_a_terminal_that_has_gone_ends_no_load(monkeypatch: pytest.Monk
         progress.stop()
 
 
+@pytest.mark.parametrize(
+    ("environment", "is_colored"),
+    [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_lines_have_colors_on_a_terminal_unless_it_or_its_user_wants_none(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_colored: bool
+) -> None:
+    for name, value in {"TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    with standard_error(monkeypatch, is_terminal=True) as stream:
+        structlog.get_logger("ours").error("told")
+    assert ("\x1b[" in stream.getvalue()) is is_colored
+
+
 @pytest.mark.parametrize("name", ["{x}.gguf", "a[/b].gguf", "[red]a.gguf"])
 def test_a_bar_shows_a_name_as_it_is_whatever_that_would_mean_to_who_draws_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with standard_error(monkeypatch, is_terminal=True) as stream:

@@ -680,6 +680,21 @@ def test_a_process_that_cannot_be_started_is_told_in_one_line_and_leaves_nothing
     assert len(os.listdir("/proc/self/fd")) <= n_before
 
 
+def test_of_what_native_code_says_as_it_aborts_the_last_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ggml would go on with a backtrace, for which it has a debugger hold the process."""
+    environments: list[dict[str, str]] = []
+
+    def refuse(*_arguments: object, env: dict[str, str], **_options: object) -> None:
+        environments.append(env)
+        raise BlockingIOError("no process left")
+
+    monkeypatch.delenv("GGML_NO_BACKTRACE", raising=False)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(LoadFailed):
+        load("fake")
+    assert {env["GGML_NO_BACKTRACE"] for env in environments} == {"1"}
+
+
 def test_it_is_borne_as_long_as_anybody_likes() -> None:
     model = load(hang_s=1e300)
     try:

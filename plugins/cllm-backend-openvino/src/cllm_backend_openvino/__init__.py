@@ -5,6 +5,7 @@ Importing this package is instantaneous: OpenVINO is imported by a load.
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from cllm.backend import ModelSpec, OnProgress, Probe, StreamModel
@@ -22,7 +23,8 @@ class OpenVinoBackend:
         try:
             return Probe(available=True, reason=f"OpenVINO GenAI {version('openvino-genai')}: llama, qwen2 and qwen3 on CPUs")
         except PackageNotFoundError:
-            return Probe(available=False, reason="openvino-genai is not installed: pip install 'openvino-genai>=2026.4'")
+            remedy = f"{sys.executable} -m pip install 'openvino-genai>=2026.4'"
+            return Probe(available=False, reason=f"openvino-genai is not installed: {remedy}")
 
     def load(self, spec: ModelSpec, on_progress: OnProgress) -> StreamModel:
         """See `Backend.load`."""
