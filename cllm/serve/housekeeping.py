@@ -170,6 +170,7 @@ class Housekeeper:
             tenant.engine,
             on_ready=lambda n_bytes: self._moved_in(tenant, n_bytes),
             until_left=lambda: tenant.until(lambda: not tenant.n_users),
+            promised=lambda: sum(other.promised_bytes for each, other in self._lives.items() if each is not tenant),
         )
         self._nursery.start_soon(self._live, tenant, life)
         await tenant.until(lambda: tenant.state is not State.LOADING)

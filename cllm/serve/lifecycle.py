@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import attrs
 import structlog
 import trio
 
@@ -21,7 +22,7 @@ from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
 from cllm.serve.engine import Embeddings, Engine, new_engine
-from cllm.serve.loading import Loaded, keep_layout, limits_of, load, load_unmeasured, measured, open_disk, what_is_kept
+from cllm.serve.loading import Loaded, host_pool_bytes, keep_layout, limits_of, load, load_unmeasured, measured, open_disk, what_is_kept
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, NoThread, open_model_thread, run_apart
@@ -48,10 +49,12 @@ class EngineLife:
         engine: Engine | None = None,
         on_ready: Callable[[int], None] = lambda n_bytes: None,
         until_left: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        promised: Callable[[], int] = lambda: 0,
     ) -> None:
         """`engine` is one without a model; `on_ready` is told the memory that the model takes, as far as it is known.
 
         `until_left` waits until nobody uses the model any more: an answer that has ended may still be written, by its vocabulary.
+        `promised` tells the bytes of `promised_bytes` of all others.
         """
         self.engine = new_engine(settings) if engine is None else engine
         self.ready = trio.Event()
@@ -64,6 +67,8 @@ class EngineLife:
         self._ended = trio.Event()
         self._on_ready = on_ready
         self._until_left = until_left
+        self._promised = promised
+        self._mapped_bytes = 0
 
     async def run(self) -> None:
         """Load, then work until drained, in a thread of its own. Raises: as `run_on`."""
@@ -95,6 +100,15 @@ class EngineLife:
         with trio.CancelScope(shield=True):  # it closes what it cannot measure
             known = await thread.run(measured, loaded, self._settings, self._on_progress)
         return known  # noqa: RET504  # mypy takes a scope for something that may swallow exceptions
+
+    @property
+    def promised_bytes(self) -> int:
+        """What counts as free memory and may be taken at any time: the pages of a mapped file, and the empty part of the host's pool."""
+        if self._loop is None:
+            return 0
+        offload = self._loop.scheduler.memory.offload
+        pool_bytes = 0 if offload is None else max(offload.pool.n_bytes_max - offload.pool.n_bytes, 0)
+        return self._mapped_bytes + pool_bytes
 
     async def wait_kept(self) -> None:
         """After `drain`, wait until what is cached is on disk or a load is given up, or the time for that is over."""
@@ -131,13 +145,16 @@ class EngineLife:
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
         disk = None if self._settings.cache_dir is None else await _apart(open_disk, loaded, self._settings)
         keep = partial(keep_layout, loaded.curve_key, self._settings)
-        loop = make_loop(loaded.step_model, self._settings, loaded.limits, loaded.cost, self.engine.metrics, thread, disk, keep)
+        limits, self._mapped_bytes = loaded.limits, loaded.step_model.info.mapped_bytes
+        if promised := self._promised():
+            limits = attrs.evolve(limits, host_pool_n_bytes=host_pool_bytes(loaded.step_model, self._settings, promised))
+        loop = make_loop(loaded.step_model, self._settings, limits, loaded.cost, self.engine.metrics, thread, disk, keep)
         if self._draining:
             return
         self._loop = loop
-        kept, limits = what_is_kept(loaded.step_model, loaded.limits), loaded.limits
-        host_pool_bytes = limits.host_pool_n_bytes if limits.keeps_prefixes and limits.can_save else 0
-        log.info("prefixes", kept=kept, host_cache_mib=host_pool_bytes >> 20)
+        kept = what_is_kept(loaded.step_model, limits)
+        n_bytes_kept = limits.host_pool_n_bytes if limits.keeps_prefixes and limits.can_save else 0
+        log.info("prefixes", kept=kept, host_cache_mib=n_bytes_kept >> 20)
         self.engine.metrics.watch(loop.scheduler, disk)
         embeddings = embeddings_of(loaded.embedder, loop, self.engine.metrics, self._settings)
         self.engine.ready(loaded.served, loop, embeddings)

@@ -277,7 +277,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         copies_slots=can.can_copy and not can.can_share and (layout is KvLayout.STREAMS or not can.can_trim),
         can_save=can.can_save,
         can_save_part=can.can_save_part,
-        host_pool_n_bytes=_host_pool_bytes(model, settings),
+        host_pool_n_bytes=host_pool_bytes(model, settings),
         rows_by_slot=layout is KvLayout.STREAMS,
         n_slots_apart=n_slots_apart if n_cells_apart and may_change_layout(model, settings) else None,
         n_cells_slot_apart=n_cells_apart,
@@ -290,11 +290,14 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
     return limits
 
 
-def _host_pool_bytes(model: StepModel, settings: Settings) -> int:
-    """The bytes that saved cells may take; where nobody says how many, so few that what kills processes for their memory has no cause."""
+def host_pool_bytes(model: StepModel, settings: Settings, promised_bytes: int = 0) -> int:
+    """Return the bytes that saved cells may take; where nobody says how many, so few that what kills processes for their memory has no
+    cause. `promised_bytes` of what is free are other models' to take.
+    """
     if settings.host_cache_mb is not None:
         return settings.host_cache_mb << 20
-    free_bytes = machine.free_memory_bytes() - model.info.mapped_bytes  # a mapped file's pages count as free, and are wanted
+    # A mapped file's pages count as free, and are wanted.
+    free_bytes = machine.free_memory_bytes() - model.info.mapped_bytes - promised_bytes
     return min(HOST_CACHE_BYTES_MAX, max(free_bytes, 0) // HOST_CACHE_SHARE)
 
 

@@ -668,6 +668,25 @@ async def test_two_hundred_at_once_at_a_cold_model_are_one_load_and_as_many_answ
         assert kept.backend.names == ["a", "b"]
 
 
+def pools_mib(kept: Kept) -> list[int]:
+    """What each model that is loaded may keep on the host."""
+    loops = [life._loop for life in kept.keeper._lives.values()]
+    return [loop.scheduler.limits.host_pool_n_bytes >> 20 for loop in loops if loop is not None]
+
+
+async def test_what_one_model_may_still_take_of_the_free_memory_is_not_promised_to_the_next(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cllm.machine.free_memory_bytes", lambda: 8 << 30)
+    async with keep("a", "b", "c") as kept:
+        assert pools_mib(kept) == [2048, 1536, 1152]
+        await kept.keeper.unload(kept.tenant("a"))
+        await kept.ask("a")
+        assert pools_mib(kept) == [1536, 1152, 1376], "a quarter of what the others leave"
+    async with keep("a", "b", host_cache_mb=500) as kept:
+        assert pools_mib(kept) == [500, 500]
+
+
 async def test_a_key_that_floods_a_cold_model_does_not_shut_another_out(keep: Keep) -> None:
     go_on, backend = threading.Event(), Backend()
     backend.during_load = lambda name: None if name == "a" else wait_for(go_on)
