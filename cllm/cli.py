@@ -325,19 +325,13 @@ def _call(command: Callable[[], int | None], sources: Sources) -> int:
         return _complain(sources.explain(error), USAGE)
     except CllmError as error:
         return _complain(" ".join(str(error).split()), FAILED)
-    except BrokenPipeError:  # the reader has seen enough
-        _let_go_of_output()
-        return FAILED
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO):
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EIO):
             raise
-        _let_go_of_output()
-        return _complain(f"{error.strerror}", FAILED)
+        from cllm.serve.stdio import let_go_of
 
-
-def _let_go_of_output() -> None:
-    """Without this, Python complains when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go_of(sys.stdout)
+        return FAILED if error.errno == errno.EPIPE else _complain(f"{error.strerror}", FAILED)  # its reader has seen enough
 
 
 def _complain(line: str, code: int) -> int:

@@ -279,27 +279,30 @@ def remove(reference: Reference) -> int:
 
 
 def _remove_repo(repo: str) -> int:
-    """Remove the folder, with what was left of downloads that were cut: the library's own way knows of whole files alone.
+    """Remove the folder, with what was left of downloads that were cut: the library's own way counts whole files alone.
 
-    It goes first: of what came by Xet the folder has links, and only the library knows whether anything else needs the files themselves.
+    That goes first: of what came by Xet the folder has links, and only the library knows whether anything else needs the files themselves.
     """
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
     if not folder.is_dir():
         raise HubFailed(f"{repo} is not in the cache")
-    n_left = sum(path.stat().st_size for path in folder.rglob("*.incomplete"))
-    cache = _cache()
-    n_bytes = 0
+    cache, n_bytes = _cache(), 0
     for own in [one for one in _models(cache) if one.repo_id == repo and one.revisions]:
         assert cache is not None, "it has a repository"
         # Alone: another that was copied or renamed on the hub may have revisions of the same name, and the library would take either.
         going = dataclasses.replace(cache, repos=frozenset({own})).delete_revisions(*(revision.commit_hash for revision in own.revisions))
+        n_bytes += going.expected_freed_size + _size_of(folder.rglob("*.incomplete"))
         _execute(going)
-        n_bytes += going.expected_freed_size
     if folder.is_dir():
+        n_bytes += _size_of(folder.rglob("*"))
         shutil.rmtree(folder)
-    return n_bytes + n_left
+    return n_bytes
+
+
+def _size_of(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file() and not path.is_symlink())
 
 
 def _execute(going: DeleteCacheStrategy) -> None:

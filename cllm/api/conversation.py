@@ -274,11 +274,11 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
     toolbox, dialect = conversation.toolbox, model.dialect
     offered = toolbox.tools if toolbox.is_open else ()
     _check_can_go_on(conversation)
-    messages: Sequence[Mapping[str, Any]] = in_order_of_calls(with_names(conversation.messages))
+    messages = with_names(conversation.messages)
     if not dialect.knows_tools:
-        messages, offered = generic_tools.told(messages, offered), ()
+        messages, offered = generic_tools.told(in_order_of_calls(messages), offered), ()
     elif not model.template.features.shows_calls and not dialect.calls.channels:
-        messages = earlier_calls.told(messages, dialect.calls)
+        messages = earlier_calls.told(in_order_of_calls(messages), dialect.calls)
     text = await prompts.render(
         model,
         messages,

@@ -95,7 +95,7 @@ def tell(text: str) -> None:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there may be none at all
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except CANNOT_WRITE:  # nobody reads any more (`| head -1`), say; Python would try again, and complain, at its end
-        _let_go_of(sys.stdout)
+        let_go_of(sys.stdout)
 
 
 def give_up_stderr() -> None:
@@ -105,10 +105,10 @@ def give_up_stderr() -> None:
             raise BlockingIOError
         sys.stderr.flush()
     except CANNOT_WRITE:
-        _let_go_of(sys.stderr)
+        let_go_of(sys.stderr)
 
 
-def _let_go_of(stream: TextIO) -> None:
-    """Let it lead nowhere."""
+def let_go_of(stream: TextIO) -> None:
+    """Let it lead nowhere: Python complains of what it cannot flush at its end."""
     with contextlib.suppress(*CANNOT_WRITE):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

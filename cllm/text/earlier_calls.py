@@ -18,13 +18,19 @@ def told(messages: Sequence[Mapping[str, Any]], form: CallFormat) -> list[dict[s
 
 def _as_text(message: Mapping[str, Any], form: CallFormat) -> dict[str, Any]:
     said = {name: value for name, value in message.items() if name != "tool_calls"}
-    functions = [call["function"] for call in message["tool_calls"]]
-    return said | {"content": (said.get("content") or "") + (_in_python if form.as_python else _in_frame)(functions, form)}
+    return said | {"content": (said.get("content") or "") + written(message["tool_calls"], form)}
+
+
+def written(calls: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
+    """Return calls as text."""
+    functions = [call["function"] for call in calls]
+    return _in_python(functions, form) if form.as_python else _in_frame(functions, form)
 
 
 def _in_frame(functions: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
     frame = form.frame
-    calls = [f"{frame.before_name}{each['name']}{frame.before_arguments}{_json_of(each)}{frame.after}" for each in functions]
+    named = [(json.dumps(each["name"])[1:-1], _json_of(each)) for each in functions]
+    calls = [f"{frame.before_name}{name}{frame.before_arguments}{arguments}{frame.after}" for name, arguments in named]
     return f"{frame.opening}{frame.between.join(calls)}{frame.closing}"
 
 

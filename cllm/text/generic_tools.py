@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cllm.text.call_formats import HERMES
+from cllm.text.earlier_calls import written
 from cllm.text.tools import Tool
 
 _OFFER = """\
@@ -56,11 +58,4 @@ def _result(message: Mapping[str, Any]) -> str:
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
     said = {name: value for name, value in message.items() if name != "tool_calls"}
-    return said | {"content": "\n".join([*([said["content"]] if said.get("content") else []), *map(_written, message["tool_calls"])])}
-
-
-def _written(call: Mapping[str, Any]) -> str:
-    function = call["function"]
-    arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {text or "{}"}}}\n</tool_call>'
+    return said | {"content": "\n".join([*([said["content"]] if said.get("content") else []), written(message["tool_calls"], HERMES)])}
