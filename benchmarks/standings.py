@@ -89,8 +89,10 @@ def best_side(sides: Iterable[Page], figure: Figure) -> Page | None:
 
 
 def promising(sides: Sequence[Page]) -> set[tuple[str, str]]:
-    """Those that are best at something."""
-    return {key_of(side) for figure in FIGURES if (side := best_side(sides, figure)) is not None}
+    """Those that are best at something; of settings that are the same, the one with the most pairs, which hold for all of them."""
+    best = {configuration_of(side) for figure in FIGURES if (side := best_side(sides, figure)) is not None}
+    alike = [[side for side in sides if configuration_of(side) == one] for one in best]
+    return {key_of(max(each, key=lambda side: int(side["n_pairs"]))) for each in alike}
 
 
 def best_rows(sides: Sequence[Page]) -> list[dict[str, Any]]:

@@ -38,6 +38,9 @@ class TextScheduler(StreamScheduler):
         sequence = self._started.get(event.seq_id)
         if sequence is None or event.seq_id not in self._sequences or sequence.cancelled:
             return []
+        parts = _parts(event)
+        if not (parts or event.n_tokens or event.logprobs):
+            return []  # it has not begun by that: another model can still answer in its place
         self._now = now
         events: list[Event] = []
         self._count(sequence, event.n_tokens, now)
@@ -50,7 +53,7 @@ class TextScheduler(StreamScheduler):
         except GenerationFailed as error:
             self._fail(sequence, error, events)
             return events
-        parts, match = sequence.transcript.push_parts(_parts(event), event.n_tokens)
+        parts, match = sequence.transcript.push_parts(parts, event.n_tokens)
         text, others = told(parts)
         events.append(Delta(event.seq_id, text, [0] * event.n_tokens, logprobs, parts=others))
         if match is not None:

@@ -113,6 +113,15 @@ def test_a_run_is_told_by_what_it_added() -> None:
     assert run_entry("d", "r", 1, after, before)["n_pairs"] == {"llama-server (-no-kvu)": 1, "llama-server (-b 32)": 1}
 
 
+def test_of_settings_that_are_the_same_one_goes_on() -> None:
+    both = [side([0.5, 0.5], setting="as it comes"), side([0.4, 0.6]), side([2.0, 2.0], setting="-kvu")]
+    for one in both:
+        one["n_failed"]["theirs"] = one["n_inexact"]["theirs"] = 0
+    assert len(promising(both)) == 1
+    both[1]["n_pairs"] = 10
+    assert promising(both) == {key_of(both[1])}, "what it has counts"
+
+
 def test_the_best_is_the_one_beside_which_ours_does_worst() -> None:
     slow, fast = side([2.0, 2.0], setting="slow"), side([0.5, 0.5], setting="fast")
     for one in (slow, fast):

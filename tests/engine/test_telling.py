@@ -101,6 +101,14 @@ def test_what_was_told_before_its_tokens_are_counted_has_begun(scheduler: TextSc
     scheduler.check()
 
 
+def test_an_event_with_nothing_in_it_begins_nothing(scheduler: TextScheduler) -> None:
+    seq_id = begun(scheduler)
+    assert scheduler.take_text(StreamText(seq_id, n_tokens=0), now=0.5) == []
+    assert scheduler.take_death(1.0) == [], "nobody heard anything yet"
+    assert [sequence.seq_id for sequence in scheduler.turn(1.0).started] == [seq_id]
+    scheduler.check()
+
+
 def test_an_error_is_a_500_and_a_refusal_is_itself(scheduler: TextScheduler) -> None:
     refusal = InvalidRequest("top_p: no", param="top_p")
     first, second = begun(scheduler), begun(scheduler)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import resource
 import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import trio
@@ -14,14 +17,14 @@ import trio
 from cllm.serve.http import server as server_module
 from tests.serve.http.conftest import BOUND_S
 
-SERVER_WITH_64_DESCRIPTORS = """
+SERVER = """
     import resource
     from functools import partial
     import trio
     from quart_trio import QuartTrio
     from cllm.serve.http import HttpConfig, serve_http, server, wrap_asgi
 
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    resource.setrlimit(resource.RLIMIT_NOFILE, ({n_descriptors}, {n_descriptors}))
     {change}
     app = QuartTrio("app")
 
@@ -40,8 +43,26 @@ SERVER_WITH_64_DESCRIPTORS = """
 """
 
 
+KIB_A_CONNECTION_MAX = 20  # idle, in the server's memory; the kernel's own is not in it
+
+
 def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=BOUND_S)
+
+
+@contextlib.contextmanager
+def served(*, n_descriptors: int, change: str = ""):
+    """A server in a process of its own, and its port."""
+    code = textwrap.dedent(SERVER).format(change=change, n_descriptors=n_descriptors)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, int(process.stdout.readline().rpartition(":")[2])
+        finally:
+            process.kill()
+
+
+def resident_kib(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() // 1024
 
 
 def health(port: int) -> bytes:
@@ -52,18 +73,25 @@ def health(port: int) -> bytes:
 
 @pytest.mark.parametrize("change", ["", "server.n_connections_max = lambda config: 1000"], ids=["below the limit", "at the limit"])
 def test_a_flood_of_idle_connections_beyond_the_descriptors_is_outlived(change):
-    code = textwrap.dedent(SERVER_WITH_64_DESCRIPTORS).format(change=change)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            port = int(process.stdout.readline().rpartition(":")[2])
-            flood = [connect(port) for _ in range(150)]
-            assert health(port).startswith(b"HTTP/1.1 200 ")
-            for client in flood:
-                client.close()
-            assert health(port).startswith(b"HTTP/1.1 200 ")
-            assert process.poll() is None
-        finally:
-            process.kill()
+    with served(change=change, n_descriptors=64) as (process, port):
+        flood = [connect(port) for _ in range(150)]
+        assert health(port).startswith(b"HTTP/1.1 200 ")
+        for client in flood:
+            client.close()
+        assert health(port).startswith(b"HTTP/1.1 200 ")
+        assert process.poll() is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads another process's memory from /proc, which Linux has")
+def test_an_idle_connection_takes_little_memory():
+    with served(n_descriptors=800) as (process, port), contextlib.ExitStack() as clients:
+        taken = []
+        for n_more in (100, 500):  # the first ones also bring what is there once
+            for _ in range(n_more):
+                clients.enter_context(connect(port))
+            assert health(port).startswith(b"HTTP/1.1 200 "), "all before it are taken by now"
+            taken.append(resident_kib(process.pid))
+        assert (taken[1] - taken[0]) / 500 <= KIB_A_CONNECTION_MAX
 
 
 async def test_who_has_sent_nothing_but_an_empty_line_ahead_gives_way_too(serving, until):
