@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -349,6 +350,19 @@ def test_a_broken_model_file_is_one_line_and_code_1(broken_file: Path) -> None:
     process = serve(str(broken_file))
     assert process.end() == 1
     assert_one_complaint(process.output, "broken.gguf")
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="bounds another process's memory by prlimit, which Linux has")
+@pytest.mark.parametrize("options", [(), ("--isolate",)], ids=["here", "isolated"])
+def test_too_little_memory_for_the_cells_is_one_line_and_code_1_and_leaves_no_open_port(options: tuple[str, ...]) -> None:
+    port = free_port()
+    process = start("cllm", "serve", "--port", str(port), "--ctx-size", "4000000", *options, port=port)  # 5.7 GiB
+    resource.prlimit(process.popen.pid, resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    assert process.end() == 1
+    assert "insufficient memory" in process.output.splitlines()[-1]
+    assert "Traceback" not in process.output
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 def test_for_machines_every_line_is_an_event_also_why_it_does_not_start(broken_file: Path) -> None:
