@@ -473,7 +473,9 @@ def settings_of_models(settings: Settings) -> tuple[Settings, ...]:
         return (settings if alias == settings.alias else attrs.evolve(settings, alias=alias),)
     shared = attrs.evolve(settings, models=(), **{name: _default_of(name) for name in _OF_ONE_MODEL})
     first = () if settings.model is None else (attrs.evolve(settings, models=(), alias=()),)
-    each = _with_aliases((*first, *(_settings_of(shared, word) for word in settings.models)), settings.alias)
+    given = {name: getattr(settings, name) for name in _OF_ONE_MODEL if name != "alias"} if settings.model is None else {}
+    further = [_settings_of(shared, word, {} if i else given) for i, word in enumerate(settings.models)]
+    each = _with_aliases((*first, *further), settings.alias)
     names = [name for one in each for name in names_of(one)]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
@@ -485,9 +487,12 @@ def _default_of(name: str) -> Any:
     return getattr(attrs.fields(Settings), name).default
 
 
-def _settings_of(shared: Settings, word: str) -> Settings:
-    """The settings of a further model: a file or a reference, or an object with `model` and what is not shared, as JSON."""
-    own = _read_table(word) if word.lstrip().startswith("{") else {"model": word}
+def _settings_of(shared: Settings, word: str, given: dict[str, Any]) -> Settings:
+    """The settings of a further model: a file or a reference, or an object with `model` and what is not shared, as JSON.
+
+    `given` is what it has of what is not shared, unless it says otherwise.
+    """
+    own = given | (_read_table(word) if word.lstrip().startswith("{") else {"model": word})
     own = {name: at_home(value) if is_path(name) else value for name, value in own.items()}
     if "model" not in own:
         raise SettingsError("a table without model", "models")

@@ -1,8 +1,8 @@
 """Models from the Hugging Face hub: which files a reference means, fetching them, and what the local cache holds.
 
-A reference is `user/repo`, `user/repo:Q4_K_M` (files whose name has that quantisation) or `user/repo:file.gguf`. Files live in the cache
-that all programs of the hub's library share (`HF_HOME`); `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` mean what they mean there.
-Blocking.
+A reference is `user/repo`, `user/repo:Q4_K_M` (files whose name has that quantisation) or `user/repo:file.gguf`, with the file's folders
+where another has its name. Files live in the cache that all programs of the hub's library share (`HF_HOME`); `HF_TOKEN`, `HF_ENDPOINT` and
+`HF_HUB_OFFLINE` mean what they mean there. Blocking.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("cllm.hub")
 
-_REFERENCE: Final = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<wanted>[\w.-]+))?")
+_REFERENCE: Final = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<wanted>[\w.-]+(?:/[\w.-]+)*))?")
 _SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
 ASK_S: Final = 10.0  # as the hub's library waits for the beginning of a file; to ask for a model, it would wait for ever
 PASSING: Final = (408, 429)  # statuses of the hub that say nothing of the model, as all from 500 on
@@ -156,9 +156,9 @@ def _names(models: dict[str, list[str]], repo: str) -> str:
 
 
 def name_among(models: dict[str, list[str]], name: str) -> str:
-    """What a reference calls one of `models`: its quantisation, or, where that could mean another one too, its file."""
-    quantization = quantization_of(name)
-    return quantization if quantization and _matching(models, quantization) == [name] else name.rpartition("/")[2]
+    """What a reference calls one of `models`: its quantisation, or, where that could mean another one too, its file, with its folders."""
+    short = (quantization_of(name), name.rpartition("/")[2])
+    return next((each for each in short if each and _matching(models, each) == [name]), name)
 
 
 def _matching(models: dict[str, list[str]], wanted: str | None) -> list[str]:

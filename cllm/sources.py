@@ -121,8 +121,8 @@ def convert(hint: Any, tokens: Sequence[Token]) -> Any:
             return int(word)
         except ValueError as error:
             raise ValueError(f'"{word}" is not a whole number.') from error
-    if hint is bool and word in ("on", "off"):
-        return word == "on"
+    if hint is bool and word.lower() in ("on", "off"):
+        return word.lower() == "on"
     return cyclopts.convert(hint, tokens)
 
 

@@ -359,6 +359,15 @@ def test_what_belongs_to_one_file_is_the_firsts_alone(tmp_path: Path) -> None:
     assert (second.lora, second.embedding_model, second.embedding_alias) == ((), None, ())
 
 
+def test_where_all_models_are_in_one_list_the_first_of_them_has_what_belongs_to_one_file(tmp_path: Path, toml: Write) -> None:
+    lora = tmp_path / "lora.gguf"
+    lora.touch()
+    text = f"lora = ['{lora}']\nembedding_model = 'vectors'\n[[models]]\nmodel = 'a'\nembedding_model = 'own'\n[[models]]\nmodel = 'b'\n"
+    first, second = settings_of_models(load("--config", toml(text)))
+    assert (first.lora, first.embedding_model) == ((str(lora),), "own")
+    assert (second.lora, second.embedding_model) == ((), None)
+
+
 def test_a_file_gives_models_as_tables_with_settings_of_their_own(toml: Write) -> None:
     text = "ctx_size = 5\n[[models]]\nmodel = 'a'\nalias = ['x', 'y']\n[[models]]\nmodel = 'b'\nctx_size = 6\nthreads = 1\n"
     each = settings_of_models(load("--config", toml(text)))

@@ -106,6 +106,17 @@ def test_models_whose_names_tell_of_drafts_are_models() -> None:
     assert list(hub.models_among(["a-9b-mtp-kl-Q8_0.gguf", "b-MTP-IQ2_M.gguf"])) == ["a-9b-mtp-kl-Q8_0.gguf", "b-MTP-IQ2_M.gguf"]
 
 
+def test_files_of_one_name_are_told_apart_by_their_folders() -> None:
+    models = hub.models_among(["bert/model-f16.gguf", "jina/model-f16.gguf"])
+    with pytest.raises(
+        HubFailed, match=r"name one as in user/repo:bert/model-f16.gguf: there are bert/model-f16.gguf, jina/model-f16.gguf"
+    ):
+        hub.choose(models, Reference("user/repo", "model-f16.gguf"))
+    named = hub.parsed("user/repo:jina/model-f16.gguf")
+    assert named == Reference("user/repo", "jina/model-f16.gguf")
+    assert hub.choose(models, named) == ["jina/model-f16.gguf"]
+
+
 def test_several_models_without_a_preferred_one_must_be_named() -> None:
     with pytest.raises(HubFailed, match="has several models"):
         hub.choose(hub.models_among(["a-Q2_K.gguf", "a-Q3_K_S.gguf"]), Reference("user/repo"))

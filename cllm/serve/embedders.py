@@ -72,8 +72,7 @@ def load_embedder(
     Raises: LoadFailed · LoadAborted · BackendUnavailable.
     """
     if settings.embedding_model is not None:
-        if not isinstance(backend, LoadsEmbedders):
-            raise LoadFailed("this backend loads no embedding models")
+        assert isinstance(backend, LoadsEmbedders), "it was looked at before anything was loaded"
         return loaded_embedder(backend.load_embedder(vectors, on_progress), embedding_names_of(settings))
     own_names = (*aliases, *settings.embedding_alias)
     if isinstance(model, EmbeddingsOnly):

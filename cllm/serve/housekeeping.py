@@ -16,6 +16,7 @@ from cllm.serve.garbage import find_what_has_ended
 from cllm.serve.house import House, State, Tenant, n_bytes_of_files
 from cllm.serve.http.requests import leaves
 from cllm.serve.lifecycle import EngineLife
+from cllm.serve.loading import check_beforehand
 from cllm.serve.modelthread import ModelThread, open_model_thread
 from cllm.serve.progress import Progress
 
@@ -121,6 +122,8 @@ class Housekeeper:
 
     async def _load_first(self) -> None:
         """Load the models in order as far as there is room, the first in any case."""
+        for tenant in self.house.tenants[1:]:
+            await trio.to_thread.run_sync(check_beforehand, tenant.settings, abandon_on_cancel=True)
         for tenant in self.house.tenants:
             # The hub's cache is looked through. Whoever drains meanwhile is heard: nobody would tell a life that began after that.
             tenant.n_bytes = await trio.to_thread.run_sync(n_bytes_of_files, tenant.settings, abandon_on_cancel=True)

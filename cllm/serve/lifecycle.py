@@ -22,7 +22,18 @@ from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import embeddings_of, run_beside
 from cllm.serve.embedding import EmbedLoop
 from cllm.serve.engine import Embeddings, Engine, new_engine
-from cllm.serve.loading import Loaded, host_pool_bytes, keep_layout, limits_of, load, load_unmeasured, measured, open_disk, what_is_kept
+from cllm.serve.loading import (
+    Loaded,
+    check_folder,
+    host_pool_bytes,
+    keep_layout,
+    limits_of,
+    load,
+    load_unmeasured,
+    measured,
+    open_disk,
+    what_is_kept,
+)
 from cllm.serve.loop import StepLoop
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, NoThread, open_model_thread, run_apart
@@ -81,6 +92,8 @@ class EngineLife:
         Raises: what loading raises (LoadAborted after `drain`), ModelDied, or what is our own mistake. The model is closed in every case.
         """
         try:
+            if self._settings.cache_dir is not None:  # not when the model has been loaded for minutes
+                await _apart(check_folder, self._settings.cache_dir)
             loaded = await self._load(thread, beside_others=beside_others)
             try:
                 await self._work(loaded, thread)

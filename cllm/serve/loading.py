@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from cllm import hub, machine
-from cllm.backend import Backend, Embedder, KvLayout, LaysOut, OnProgress, StepModel
+from cllm.backend import Backend, Embedder, KvLayout, LaysOut, LoadsEmbedders, OnProgress, StepModel
 from cllm.config import Settings, SettingsError, api_keys, name_of_model
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE, Curve
@@ -27,6 +27,7 @@ from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embedder, load_main
 from cllm.serve.engine import ServedModel
 from cllm.serve.spec import embedder_spec, model_spec
+from cllm.serve.statefiles import StateFiles
 from cllm.serve.stepless import Stepless, StreamsOnly
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.text.builtin_templates import CHATML
@@ -105,6 +106,7 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
     Raises: BackendUnavailable · LoadFailed · LoadAborted · TemplateInvalid.
     """
     name, backend = choose_backend(settings.backend, asks=False) if settings.isolate else choose_backend(settings.backend)
+    _check_vectors(backend, settings)
     if settings.isolate or getattr(backend, "wants_worker", False):
         backend = WorkerBackend(backend, factory_of(name), hang_s=settings.watchdog_s)
     spec = model_spec(settings)
@@ -134,6 +136,26 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
         except BaseException:
             _close(model)
             raise
+
+
+def check_beforehand(settings: Settings) -> None:
+    """See what can be known at once of a model that will be loaded after others; blocks. Raises: BackendUnavailable · LoadFailed."""
+    _, backend = choose_backend(settings.backend, asks=False)
+    _check_vectors(backend, settings)
+    for model in () if _knows_models(backend) else (settings.model, settings.embedding_model):
+        if model is not None and hub.reference_of(model) is None and not os.path.exists(model):
+            raise LoadFailed(f"{model}: no such file")
+
+
+def check_folder(cache_dir: str) -> None:
+    """See at once whether the folder of `--cache-dir` can be used; blocks. Raises: LoadFailed."""
+    with _blaming_folder(cache_dir):
+        StateFiles.open(Path(cache_dir), "")
+
+
+def _check_vectors(backend: Backend, settings: Settings) -> None:
+    if settings.embedding_model is not None and not isinstance(backend, LoadsEmbedders):
+        raise LoadFailed("this backend loads no embedding models")
 
 
 @contextmanager
@@ -335,10 +357,16 @@ def open_disk(loaded: Loaded, settings: Settings) -> DiskTier | None:
     if what_is_missing:
         log.warning("disk.off", why=what_is_missing)
         return None
-    try:
+    with _blaming_folder(settings.cache_dir):
         return DiskTier.open(settings.cache_dir, _mark_of(loaded, settings), settings.cache_dir_mb << 20)
+
+
+@contextmanager
+def _blaming_folder(folder: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise LoadFailed(f"--cache-dir {settings.cache_dir}: {error.strerror or error}") from error
+        raise LoadFailed(f"--cache-dir {folder}: {error.strerror or error}") from error
 
 
 def _mark_of(loaded: Loaded, settings: Settings) -> str:

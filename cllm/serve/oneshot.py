@@ -40,6 +40,7 @@ def run(
         print(f"cllm: {error}", file=sys.stderr)
         return FAILED
     try:
+        _check_generates(loaded)
         spec = SequenceSpec(
             prompt=_tokens(loaded.served, prompt, system, raw=raw),
             sampling=SamplingParams(temperature=temperature),
@@ -54,6 +55,13 @@ def run(
         loaded.close()
 
 
+def _check_generates(loaded: Loaded) -> None:
+    if isinstance(loaded.step_model, StreamsOnly):
+        raise NotSupported("this backend's models have no steps, which is what this command computes; ask cllm serve")
+    if not loaded.served.generates:
+        raise NotSupported(f"{loaded.served.name} gives embeddings, and no text")
+
+
 def _tokens(model: ServedModel, prompt: str, system: str | None, *, raw: bool) -> list[int]:
     messages = [{"role": "system", "content": system}] if system is not None else []
     text = prompt if raw else model.template.render([*messages, {"role": "user", "content": prompt}])
@@ -64,8 +72,6 @@ def _tokens(model: ServedModel, prompt: str, system: str | None, *, raw: bool) -
 
 
 def _answer(loaded: Loaded, spec: SequenceSpec) -> int:
-    if isinstance(loaded.step_model, StreamsOnly):
-        raise NotSupported("this backend's models have no steps, which is what this command computes; ask cllm serve")
     scheduler = Scheduler(loaded.limits, loaded.served.vocabulary)
     scheduler.submit(spec, time.monotonic())
     while scheduler.n_sequences:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Protocol
 
 import structlog
@@ -96,17 +99,43 @@ def make_progress(name: str) -> Progress:
 
 @contextmanager
 def shown(name: str) -> Iterator[OnProgress]:
-    """Show the course of a load that nobody gives up, for as long as the block runs."""
+    """Show the course of a load in this thread, which Ctrl-C gives up, for as long as the block runs."""
     progress = make_progress(name)
+    with _noted_interrupts() as is_interrupted:
 
-    def on_progress(share: float) -> bool:
-        progress.update(share)
-        return True
+        def on_progress(share: float) -> bool:
+            progress.update(share)
+            return not is_interrupted()
 
+        try:
+            yield on_progress
+        finally:
+            progress.stop()
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[Callable[[], bool]]:
+    """Tell whether Ctrl-C was pressed meanwhile, and raise KeyboardInterrupt for it at the end; the second one does not wait.
+
+    Raised as soon as Python runs, it would mostly be in what native code calls back, where nothing can be raised: it would be lost.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False
+        return
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            signal.default_int_handler(number, frame)
+        noted.append(number)
+
+    signal.signal(signal.SIGINT, note)
     try:
-        yield on_progress
+        yield lambda: bool(noted)
     finally:
-        progress.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if noted:
+            raise KeyboardInterrupt
 
 
 def _tell(model: ServedModel) -> None:

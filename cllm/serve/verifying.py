@@ -21,7 +21,7 @@ from cllm.errors import BackendUnavailable, LoadFailed
 from cllm.registry import checked_model, load_backend
 from cllm.serve.loading import blaming
 from cllm.serve.logs import configure_logging
-from cllm.serve.progress import make_progress
+from cllm.serve.progress import shown
 from cllm.serve.spec import model_spec
 
 N_ROWS: Final = 32  # of a step, all outputs
@@ -78,6 +78,9 @@ def run(order: Order, *, as_json: bool) -> int:
 def compare(order: Order, texts: Sequence[str]) -> Divergence:
     """Have both compute the texts, one after the other, so that only one model is in memory."""
     settings = order.settings
+    load_backend(settings.backend)  # whatever is wrong with it is known before the other one has computed for minutes
+    if settings.ctx_size and settings.ctx_size < order.n_tokens:
+        raise SettingsError(f"--ctx-size: {settings.ctx_size} are fewer than the {order.n_tokens} tokens of a text (--text-tokens)")
     try:
         plain = attrs.evolve(settings, backend_option=(), model=order.reference_model or settings.model)
     except SettingsError as error:  # of the model, which the file at fault is not
@@ -108,17 +111,8 @@ def _tokens(vocabulary: Vocabulary, texts: Sequence[str], n_max: int) -> list[li
 def _loaded(name: str, spec: ModelSpec) -> Iterator[StepModel | StreamModel]:
     """A model, in this process: nobody else waits for it."""
     backend = load_backend(name)
-    progress = make_progress(f"{spec.path} with {name}")
-
-    def on_progress(share: float) -> bool:
-        progress.update(share)
-        return True
-
-    try:
-        with blaming(name):
-            model = checked_model(backend.load(_fetched(backend, spec, on_progress), on_progress))
-    finally:
-        progress.stop()
+    with shown(f"{spec.path} with {name}") as on_progress, blaming(name):
+        model = checked_model(backend.load(_fetched(backend, spec, on_progress), on_progress))
     with blaming(name, "compute"):
         try:
             yield model

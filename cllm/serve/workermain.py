@@ -1,15 +1,14 @@
 """The worker process: one model or embedder, which does what comes over its sockets until they close.
 
-Started by `cllm.serve.workerprocess` with the numbers of four sockets. The main thread computes, always the same one, or takes what a model
-that schedules itself is to begin; a thread listens for aborts and for the parent's end; two tokenise. Standard output and error are the
-parent's log.
+Started by `cllm.serve.workerprocess`, through `cllm.serve.workerstart`, with the numbers of four sockets. The main thread computes, always
+the same one, or takes what a model that schedules itself is to begin; a thread listens for aborts and for the parent's end; two tokenise.
+Standard output and error are the parent's log.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -333,9 +332,7 @@ class _ToParent(logging.Handler):
 
 
 def main() -> None:
-    """Work for the parent, whose signals to the whole group are its own affair."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """Work for the parent."""
     # The parent's log says the level and the logger.
     logging.basicConfig(handlers=[_ToParent()], level=logging.WARNING, format="%(message)s", force=True)
     code = 0
@@ -350,7 +347,3 @@ def main() -> None:
     finally:
         logging.shutdown()
         os._exit(code)  # without the native library's own farewell, which has nobody to talk to
-
-
-if __name__ == "__main__":
-    main()

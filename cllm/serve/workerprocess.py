@@ -46,11 +46,12 @@ class WorkerProcess:
         numbers = [end.fileno() for end in theirs]
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cllm.serve.workermain", *map(str, numbers)],
+                [sys.executable, "-P", "-m", "cllm.serve.workerstart", *map(str, numbers)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=numbers,
+                process_group=0,  # what a terminal sends to its group comes before it can be deaf to it
                 # Of what ggml says as it aborts the last line is told, which is to be why, and no debugger is to hold the dying process.
                 env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )

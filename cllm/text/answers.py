@@ -7,10 +7,11 @@ import attrs
 from cllm.text.call_formats import CallFormat
 from cllm.text.call_reader import CallReader
 from cllm.text.channels import ChannelReader
-from cllm.text.parts import Content, Part
+from cllm.text.parts import CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningReader, ReasoningTags
 from cllm.text.stops import StopStrings
 from cllm.text.tools import Tool
+from cllm.text.unclosed import UnclosedReasoning
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +38,12 @@ class AnswerFormat:
             channels = ChannelReader(self.tools, assured=self.assured, single=self.single, opened=self.opened, begun=self.begun)
             return AnswerReader(None, channels, stops)
         reasoning = None if self.tags is None else ReasoningReader(self.tags, opened=self.opened, resumed=self.resumed)
-        return AnswerReader(reasoning, None if self.calls is None else self._call_reader(self.calls, stops), stops, held=self.held)
+        calls = None if self.calls is None else self._call_reader(self.calls, stops)
+        unclosed = None if self.calls is None or reasoning is None else self._unclosed_reasoning(self.calls)
+        return AnswerReader(reasoning, calls, stops, unclosed, held=self.held)
+
+    def _unclosed_reasoning(self, form: CallFormat) -> UnclosedReasoning:
+        return UnclosedReasoning(form, self.tools, assured=self.assured or self.held, single=self.single)
 
     def _call_reader(self, form: CallFormat, stops: StopStrings | None) -> CallReader:
         # Or none of them would be seen before the blanks' end.
@@ -51,10 +57,18 @@ class AnswerReader:
     """
 
     def __init__(
-        self, reasoning: ReasoningReader | None, calls: CallReader | ChannelReader | None, stops: StopStrings | None, *, held: bool = False
+        self,
+        reasoning: ReasoningReader | None,
+        calls: CallReader | ChannelReader | None,
+        stops: StopStrings | None,
+        unclosed: UnclosedReasoning | None = None,
+        *,
+        held: bool = False,
     ) -> None:
         """A reader of channels tells reasoning apart as well. `held`: see `AnswerFormat`."""
         self._reasoning = reasoning
+        self._unclosed = unclosed  # of no use once the reasoning is past
+        self._n_unclosed = 0  # calls that the reasoning ended with
         self._held = held
         self._calls = calls
         self._stops = stops
@@ -72,6 +86,11 @@ class AnswerReader:
         return self._calls.is_within_reasoning if isinstance(self._calls, ChannelReader) else self.is_reasoning
 
     @property
+    def has_called_within_reasoning(self) -> bool:
+        """Whether the reasoning under way ends with a call, as far as it has come."""
+        return self.is_reasoning and self._unclosed is not None and self._unclosed.ends_in_call
+
+    @property
     def is_idle(self) -> bool:
         """Whether all that comes from now on is content, and nothing is held back here."""
         return self._reasoning is None and self._calls is None
@@ -84,7 +103,7 @@ class AnswerReader:
     @property
     def n_calls(self) -> int:
         """Complete calls."""
-        return 0 if self._calls is None else self._calls.n_calls
+        return self._n_unclosed + (0 if self._calls is None else self._calls.n_calls)
 
     def push(self, text: str, *, can_stop: bool) -> tuple[list[Part], str | None]:
         """Return the parts that are certain now, and the stop string that ended the answer, if one has and `can_stop`."""
@@ -92,17 +111,27 @@ class AnswerReader:
         if self._reasoning is not None:
             ends_here = self._reasoning.is_inside
             parts, text = self._reasoning.push(text)
+            if self._unclosed is not None:
+                parts = _reasoning([self._unclosed.push(part.text) for part in parts if isinstance(part, Reasoning)])
             if self._reasoning.is_past:
                 self._reasoning = None
+                if self._unclosed is not None:
+                    parts += _reasoning([self._unclosed.give_up()])
+                    self._unclosed = None
                 if ends_here and self._held:  # what came in one token with the closing tag the grammar has written once more
                     text = ""
         if text:
             parts += [Content(text)] if self._calls is None else self._calls.push(text)
-        return watched(parts, self._stops) if can_stop and self._stops is not None else (parts, None)
+        return (parts, None) if self._stops is None else watched(parts, self._stops, counts=can_stop)
 
     def finish(self) -> tuple[list[Part], str | None]:
         """Return what was still undecided, the end having come otherwise than by a stop string; and the one that is found in it now."""
         parts = [] if self._reasoning is None else self._reasoning.finish()
+        if self._reasoning is not None and self._unclosed is not None:
+            rest = [self._unclosed.push(part.text) for part in parts if isinstance(part, Reasoning)]
+            content = [part for part in parts if isinstance(part, Content)]
+            parts = [*_reasoning(rest), *self._unclosed.finish(), *content]
+            self._n_unclosed = sum(isinstance(part, CallBegun) for part in parts)
         if self._calls is not None:
             parts += self._calls.finish()
         if self._stops is None:
@@ -112,12 +141,17 @@ class AnswerReader:
         return parts if match is not None or not held else [*parts, Content(held)], match
 
 
-def watched(parts: list[Part], stops: StopStrings) -> tuple[list[Part], str | None]:
-    """Look for stop strings in the content; it may not be held back behind what comes after it."""
+def _reasoning(texts: list[str]) -> list[Part]:
+    text = "".join(texts)
+    return [Reasoning(text)] if text else []
+
+
+def watched(parts: list[Part], stops: StopStrings, *, counts: bool = True) -> tuple[list[Part], str | None]:
+    """Look for stop strings in the content; it may not be held back behind what comes after it. `counts`: see `StopStrings.push`."""
     told: list[Part] = []
     for part in parts:
         if isinstance(part, Content):
-            text, match = stops.push(part.text)
+            text, match = stops.push(part.text, counts=counts)
         else:
             text, match = stops.flush(), None
         if text:

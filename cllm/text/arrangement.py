@@ -33,6 +33,18 @@ class Takes(Protocol):
         """More than one call in a turn."""
 
     @property
+    def takes_empty_turns(self) -> bool:
+        """One of the model's that says and calls nothing."""
+
+    @property
+    def takes_text_beside_calls(self) -> bool:
+        """Text in a turn that calls: it is shown before the results."""
+
+    @property
+    def wants_results_with_calls(self) -> bool:
+        """Results are told with the turn that called, in `tool_responses`."""
+
+    @property
     def empty_content(self) -> str | None:
         """What stands for the content of a turn that only calls."""
 
@@ -43,6 +55,8 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     What is said later changes nothing before it: the next request's turns begin as these do.
     """
     messages = in_order_of_calls(messages)
+    if not takes.takes_empty_turns:
+        messages = [message for i, message in enumerate(messages) if i == len(messages) - 1 or not _is_empty(message)]
     if not takes.supports_system:
         messages = _told_by_users(messages)
     elif not takes.takes_system_anywhere:
@@ -50,7 +64,36 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
         messages = [*_joined(messages[:n_leading]), *_told_by_users(messages[n_leading:])]
     if not (takes.takes_neighbours and takes.takes_text_after_results):
         messages = _apart(messages, takes)
-    return messages if takes.takes_several_calls else _one_call_each(messages, takes.empty_content)
+    if not takes.takes_several_calls:
+        messages = _one_call_each(messages, takes.empty_content)
+    if not takes.takes_text_beside_calls:
+        messages = [turn for message in messages for turn in _text_first(message, takes.empty_content)]
+    return _results_with_calls(messages) if takes.wants_results_with_calls else messages
+
+
+def _is_empty(message: Message) -> bool:
+    return message.get("role") == "assistant" and not (message.get("content") or message.get("tool_calls"))
+
+
+def _text_first(message: Message, empty_content: str | None) -> list[Message]:
+    """A turn that calls, and before it one of what it says besides."""
+    if not (message.get("tool_calls") and message.get("content")):
+        return [message]
+    return [{"role": "assistant", "content": message["content"]}, message | {"content": empty_content}]
+
+
+def _results_with_calls(messages: list[Message]) -> list[Message]:
+    told: list[Message] = []
+    for message in messages:
+        calling = told[-1] if told else {}
+        if message.get("role") != "tool" or not calling.get("tool_calls"):
+            told.append(message)
+            continue
+        results = calling.get("tool_responses", [])
+        calls = calling["tool_calls"]
+        name = message.get("name") or calls[min(len(results), len(calls) - 1)]["function"]["name"]
+        told[-1] = calling | {"tool_responses": [*results, {"name": name, "response": message.get("content")}]}
+    return told
 
 
 def in_order_of_calls(messages: Iterable[Message]) -> list[Message]:

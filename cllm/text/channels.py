@@ -37,6 +37,7 @@ _BREAKS: Final = (*ENDS, START, CHANNEL)  # a message is over, though its end ma
 _HEADS: Final = (*_BREAKS, MESSAGE, "to=")  # how a header begins
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
+_ITSELF: Final = "assistant"  # addressed, as it happens: that says nothing
 _BETWEEN: Final = "\n\n"  # two messages of one kind
 
 
@@ -158,17 +159,17 @@ class ChannelReader:
         raw = header + MESSAGE
         self._text = self._text[len(raw) :]
         self._is_told = self._has_reasoned = False
-        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        recipient, channels = _RECIPIENT.search(header), _CHANNEL.findall(header)
         name = recipient[1].removeprefix("functions.") if recipient else ""
         if name in self._names:
             self._state, self._raw, self._name, self._arguments = _State.CALL, raw, name, JsonValue()
             if self._assured:
                 parts.append(CallBegun(self.n_calls, name))
-        elif recipient:
+        elif name and name != _ITSELF:
             self._state = _State.CONTENT
             self._tell(_State.CONTENT, raw, parts)
         else:
-            self._state = _State.REASONING if channel and channel[1] == "analysis" else _State.CONTENT
+            self._state = _State.REASONING if channels[-1:] == ["analysis"] else _State.CONTENT  # of several, as it happens, the last
 
     def _begin_without(self, parts: list[Part]) -> None:
         """What comes is content, though it looks like the beginning of a header."""

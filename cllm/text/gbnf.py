@@ -18,6 +18,7 @@ from llguidance.gbnf_to_lark import (
 
 from cllm.errors import GrammarInvalid
 from cllm.text.char_classes import plain_classes
+from cllm.text.gbnf_lexemes import take_apart
 
 # Escapes by code point, which the converter would shorten into something that the compiler does not read. A backslash takes the
 # character after it along, so that the second of two begins nothing.
@@ -28,11 +29,17 @@ _LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
 N_RULES_MAX = 1000  # the converter looks through the whole grammar for each of them,
 N_LOOKED_AT_MAX = 30_000_000  # characters, which takes three seconds at the most; a thousand short rules are half of that
 _FIRST_PRINTABLE_BEYOND_ASCII = 0xA0
+_PLAIN = {r"\-": r"\x2d", r"\[": r"\x5b", r"\]": r"\x5d"}  # which neither the converter nor Lark's strings know
+
+
+def is_lark(text: str) -> bool:
+    """Whether a grammar is Lark, and not GBNF, in which a rule may be called `start`, too."""
+    return _LARK.search(text) is not None and not _RULE.search(text)
 
 
 def to_lark(text: str) -> str:
     """Return `text` as Lark; what is Lark already, as it is. Raises: GrammarInvalid."""
-    if _LARK.search(text) and not _RULE.search(text):  # which takes a rule of GBNF for Lark's that is called `start`
+    if is_lark(text):
         return text
     if (n_rules := text.count("::=")) > N_RULES_MAX:
         raise GrammarInvalid(f"the grammar has {n_rules} rules, and {N_RULES_MAX} are the most that is compiled")
@@ -50,31 +57,41 @@ def to_lark(text: str) -> str:
 
 
 def _converted(text: str) -> str:
-    rules = GrammarParser().parse(text)
-    _free_start(rules)
+    rules = _numbered(GrammarParser().parse(text))
     resolve(rules)
     for rule in rules.values():
         _mend(rule)
     start = rules["start"]
-    lines = [f"{rule.name}: {rule.alternatives.top_str()}" for rule in rules.values() if rule is not start]
-    # Terminals are matched as far as they go: in `[a-z]+ "b"` the first would never leave the b to the second. Where nothing recurses,
-    # the whole is one terminal, which is matched as what it is.
-    if start.alternatives.is_terminal():
-        return "\n".join(["start: WHOLE_OF_IT", f"WHOLE_OF_IT: {start.alternatives.top_str()}", *lines])
-    return "\n".join([f"start: {start.alternatives.top_str()}", *lines])
+    # Where nothing recurses, the whole is one terminal, which is matched as what it is.
+    first = ["start: WHOLE_OF_IT", "WHOLE_OF_IT: "] if start.alternatives.is_terminal() else ["start: "]
+    if not start.alternatives.is_terminal():
+        take_apart(rules)
+    first[-1] += start.alternatives.top_str()
+    return "\n".join([*first, *(f"{rule.name}: {rule.alternatives.top_str()}" for rule in _reached(start) if rule is not start)])
 
 
-def _free_start(rules: dict[str, RuleNode]) -> None:
-    """Give a rule that is called `start` another name: Lark's first rule has that one."""
-    if "start" not in rules:
-        return
-    name = next(name for n in range(len(rules) + 1) if (name := f"start-{n}") not in rules)
-    rules[name] = rules.pop("start")
-    rules[name].name = name
+def _reached(start: RuleNode) -> list[RuleNode]:
+    """The rules that an answer may have in it."""
+    found, left = {id(start): start}, [start]
+    while left:
+        for node in _nodes(left.pop()):
+            if isinstance(node, RuleRefNode) and node.target is not None and id(node.target) not in found:
+                found[id(node.target)] = node.target
+                left.append(node.target)
+    return list(found.values())
+
+
+def _numbered(rules: dict[str, RuleNode]) -> dict[str, RuleNode]:
+    """The rules under other names: Lark's first rule is called `start`, and its names have neither capitals of their own nor hyphens."""
+    names = {name: f"r{i}" for i, name in enumerate(rules)} | {"root": "root"}
     for rule in rules.values():
+        rule.name = names[rule.name]
         for node in _nodes(rule):
-            if isinstance(node, RuleRefNode) and node.name == "start":
-                node.name = name
+            if isinstance(node, RuleRefNode):
+                if node.name not in rules:
+                    raise GrammarInvalid(f"the grammar is not GBNF: Rule '{node.name}' not found")
+                node.name = names[node.name]
+    return {rule.name: rule for rule in rules.values()}
 
 
 def _mend(rule: RuleNode) -> None:
@@ -95,7 +112,7 @@ def _nodes(node: ASTNode) -> Iterator[ASTNode]:
 def _plain_escape(match: re.Match[str]) -> str:
     digits = match[1] or match[2]
     if digits is None:
-        return r"\x2d" if match[0] == r"\-" else match[0]
+        return _PLAIN.get(match[0], match[0])
     code = int(digits, 16)
     if code < 0x80:
         return f"\\x{code:02x}"

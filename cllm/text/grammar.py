@@ -251,7 +251,7 @@ def _lark(source: GrammarSource) -> str:
         return str(serialised["grammars"][0]["lark_grammar"])
     if source.kind is Kind.CHOICE:
         return _choice(source.text)
-    return _with_checked_schemas(gbnf.to_lark(source.text))
+    return _with_checked_schemas(source.text) if gbnf.is_lark(source.text) else gbnf.to_lark(source.text)
 
 
 def _choice(text: str) -> str:

@@ -18,6 +18,7 @@ class ReasoningTags:
     opening: str
     closing: str
     follows: str | None = None  # on the closing tag, before anything else comes; None: blanks
+    may_come_again: bool = False  # right behind the closing tag; elsewhere a tag there is content that speaks of it
 
     @property
     def cut(self) -> str:
@@ -30,7 +31,7 @@ TAGS: Final = (
     ReasoningTags("[THINK]", "[/THINK]"),  # Mistral
     ReasoningTags("<seed:think>", "</seed:think>"),  # ByteDance
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
-    ReasoningTags("<|channel>thought", "<channel|>"),  # Google, from Gemma 4 on
+    ReasoningTags("<|channel>thought", "<channel|>", may_come_again=True),  # Google, from Gemma 4 on
     ReasoningTags("<mm:think>", "</mm:think>"),  # MiniMax, from M3 on
     ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ReasoningTags("<thinking>", "</thinking>"),
@@ -52,6 +53,9 @@ def _without_comments(template: str) -> str:
     return "".join([*kept, template[start:]])
 
 
+_BETWEEN: Final = "\n\n"  # two pieces
+
+
 class _State(Enum):
     BEFORE = 1  # nothing but blanks so far
     INSIDE = 2
@@ -60,7 +64,7 @@ class _State(Enum):
 
 
 class ReasoningReader:
-    """Reads one answer, whose reasoning comes first if there is any.
+    """Reads one answer, whose reasoning comes first if there is any, in one piece or several.
 
     Blanks around the reasoning are left out. Reasoning that never closes is reasoning to the end.
     """
@@ -71,6 +75,7 @@ class ReasoningReader:
         self._state = _State.INSIDE if opened else _State.BEFORE
         self._held = ""
         self._has_text = resumed  # of the reasoning: what comes before it is blank
+        self._between = ""  # it and the piece of reasoning before it
 
     @property
     def is_inside(self) -> bool:
@@ -84,24 +89,22 @@ class ReasoningReader:
 
     def push(self, text: str) -> tuple[list[Part], str]:
         """Return the reasoning that is certain now, and the content after it."""
-        if self._state is _State.PAST:
+        if self.is_past:
             return [], text
         self._held += text
         parts: list[Part] = []
         if self._state is _State.BEFORE:
             self._look_for_opening()
-        if self._state is _State.INSIDE:
-            self._read(parts)
-        if self._state is _State.AFTER:
-            self._held = self._held.lstrip()
-            if self._held:
-                self._state = _State.PAST
-        return parts, self._given_up() if self._state is _State.PAST else ""
+        elif self._state is _State.AFTER:
+            self._look_for_more()
+        while self._state is _State.INSIDE and self._read(parts):
+            self._look_for_more()
+        return parts, self._given_up() if self.is_past else ""
 
     def finish(self) -> list[Part]:
         """Return what was still undecided."""
         rest = self._given_up()
-        if not rest or self._state is _State.AFTER:
+        if not rest:
             return []
         return [Reasoning(rest)] if self._state is _State.INSIDE else [Content(rest)]
 
@@ -120,7 +123,19 @@ class ReasoningReader:
         elif not opening.startswith(begun):
             self._state = _State.PAST
 
-    def _read(self, parts: list[Part]) -> None:
+    def _look_for_more(self) -> None:
+        self._held = self._held.lstrip()
+        opening = self._tags.opening
+        if self._tags.may_come_again and self._held.startswith(opening):
+            self._held = self._held[len(opening) :]
+            if self._has_text:
+                self._between, self._has_text = _BETWEEN, False
+            self._state = _State.INSIDE
+        elif self._held and not (self._tags.may_come_again and opening.startswith(self._held)):
+            self._state = _State.PAST
+
+    def _read(self, parts: list[Part]) -> bool:
+        """Read reasoning; return whether it has ended."""
         if not self._has_text:
             self._held = self._held.lstrip()
         closing = (self._tags.closing,)
@@ -129,12 +144,14 @@ class ReasoningReader:
             self._tell(self._held[: n_before_blanks(self._held, pos)], parts)
             self._held = self._held[pos + len(marker) :]
             self._state = _State.AFTER
-            return
+            return True
         n_told = n_before_blanks(self._held, len(self._held) - n_undecided(self._held, closing))
         self._tell(self._held[:n_told], parts)
         self._held = self._held[n_told:]
+        return False
 
     def _tell(self, text: str, parts: list[Part]) -> None:
         if text:
             self._has_text = True
-            parts.append(Reasoning(text))
+            parts.append(Reasoning(self._between + text))
+            self._between = ""

@@ -84,16 +84,17 @@ class StopStrings:
         """Whether one of them ends with a blank, so that blanks must not be withheld from the search."""
         return self._automaton.any_ends_blank
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, *, counts: bool = True) -> tuple[str, str | None]:
         """Return the text that may be released now, and the stop string that has ended it, if one has.
 
-        Costs O(len(text)), amortised. After a match it answers ("", the match) for ever.
+        One that is complete in a text that does not count is text; one that begins there may be complete later. Costs O(len(text)),
+        amortised. After a match it answers ("", the match) for ever.
         """
         if not self._state and self._first_letters.isdisjoint(text):
             return text, None
         if self.matched is not None:
             return "", self.matched
-        return self._search(text)
+        return self._search(text, counts)
 
     def flush(self) -> str:
         """Return the text still held back, when the sequence has ended otherwise; "" after a match."""
@@ -102,7 +103,7 @@ class StopStrings:
             self._state = 0
         return held
 
-    def _search(self, text: str) -> tuple[str, str | None]:
+    def _search(self, text: str, counts: bool) -> tuple[str, str | None]:
         automaton, state = self._automaton, self._state
         moves, falls, stops = automaton.moves, automaton.falls, automaton.stops
         text, n_held = self._held + text, len(self._held)
@@ -115,7 +116,10 @@ class StopStrings:
             else:
                 state = moves[state][letter]
                 if stops[state] is not None:
-                    return self._match(state, text[: i + 1])
+                    if counts:
+                        return self._match(state, text[: i + 1])
+                    while state and not moves[state]:  # nothing is to be held back that cannot go on
+                        state = falls[state]
         n_released = len(text) - automaton.depths[state]
         self._state, self._held = state, text[n_released:]
         return text[:n_released], None

@@ -42,6 +42,9 @@ class TemplateFeatures:
     takes_system_anywhere: bool  # several of them, also between other turns
     takes_neighbours: bool  # two of the user's turns, one after the other
     takes_text_after_results: bool  # a user's turn after a tool's result
+    takes_empty_turns: bool  # one of the model's that says and calls nothing
+    takes_text_beside_calls: bool  # in the turn that calls, shown before the results
+    wants_results_with_calls: bool  # in the turn that called, as `tool_responses`
     supports_tools: bool  # the tools' names reach the prompt
     mentions_thinking: bool  # thinking can be switched, or is treated apart
     writes_bos: bool  # the prompt begins with the bos token, so tokenising must not add another
@@ -318,6 +321,7 @@ _FUNCTION: Final = "look_up"
 _NEEDLE: Final = "needle"  # no template says this by itself
 _OTHER_NEEDLE: Final = "noodle"
 _REASONING: Final = "reasoning_content"
+_RESPONSES: Final = "tool_responses"  # Google's name for results in the turn that called
 _THINKING_WORDS: Final = ("<think>", "reasoning_content", "enable_thinking", "thinking")
 
 
@@ -359,6 +363,29 @@ class _Prober:
     def takes_text_after_results(self, content: str | None, *, as_object: bool) -> bool:
         turns = self.called(content, as_object=as_object)
         return not self.shows(turns) or _NEEDLE in self.shows([*turns, self.said("user", _NEEDLE)])
+
+    def takes_empty_turns(self) -> bool:
+        empty, other = (
+            [self.said("user", "hello"), self.said("assistant", text), self.said("user", _NEEDLE)] for text in ("", _OTHER_NEEDLE)
+        )
+        return _NEEDLE in self.shows(empty) or _NEEDLE not in self.shows(other)
+
+    def result_shapes(self, source: str, content: str | None, *, as_object: bool) -> tuple[bool, bool]:
+        """Return `wants_results_with_calls` and `takes_text_beside_calls` of the features."""
+        turns = self.called(content, as_object=as_object)
+        own = self._told_with_call(turns)
+        with_calls = _RESPONSES in source and _OTHER_NEEDLE in self.shows(own) and self.shows(own) != self.shows(self._told_apart(turns))
+        tell = self._told_with_call if with_calls else self._told_apart
+        text = self.said("assistant", _NEEDLE)
+        both = (self.called(text["content"], as_object=as_object), [turns[0], text, *turns[1:]])
+        together, apart = (self.shows(tell(each)) for each in both)
+        return with_calls, not _is_behind(together) or _is_behind(apart)
+
+    def _told_apart(self, turns: list[Message]) -> list[Message]:
+        return [*turns[:-1], turns[-1] | {"content": self.said("tool", _OTHER_NEEDLE)["content"]}]
+
+    def _told_with_call(self, turns: list[Message]) -> list[Message]:
+        return [*turns[:-2], turns[-2] | {_RESPONSES: [{"name": _FUNCTION, "response": _OTHER_NEEDLE}]}]
 
     def efforts(self, source: str) -> tuple[str, ...]:
         """Those of `EFFORTS` that the template knows: all that it takes, or of one that takes anything the usual, and what it speaks of."""
@@ -428,6 +455,11 @@ class _Prober:
         return "", False  # it does not show calls; a message without content is the likelier to offend it
 
 
+def _is_behind(text: str) -> bool:
+    """Whether what is said beside a call stands behind its result."""
+    return 0 <= text.rfind(_OTHER_NEEDLE) < text.rfind(_NEEDLE)
+
+
 def _call(arguments: Any, call_id: str = _CALL_ID) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": _FUNCTION, "arguments": arguments}}
 
@@ -447,12 +479,18 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
     empty_content, wants_object_arguments = prober.call_shapes()
     written_call, wants_names_in_ids = prober.written_call(empty_content, as_object=wants_object_arguments)
     reasoning_name, joins_reasoning = prober.reasoning_shape(empty_content, as_object=wants_object_arguments)
+    wants_results_with_calls, takes_text_beside_calls = prober.result_shapes(
+        template.source, empty_content, as_object=wants_object_arguments
+    )
     return TemplateFeatures(
         variables=variables,
         supports_system=_NEEDLE in prober.shows([prober.said("system", _NEEDLE), hello]),
         takes_system_anywhere=prober.takes_system_anywhere(),
         takes_neighbours=prober.takes_neighbours(),
         takes_text_after_results=prober.takes_text_after_results(empty_content, as_object=wants_object_arguments),
+        takes_empty_turns=prober.takes_empty_turns(),
+        takes_text_beside_calls=takes_text_beside_calls,
+        wants_results_with_calls=wants_results_with_calls,
         supports_tools=_NEEDLE in prober.shows([hello], tools=[_tool(_NEEDLE)]),
         mentions_thinking=any(word in template.source for word in _THINKING_WORDS),
         writes_bos=bool(bos_token) and prober.shows([hello]).startswith(bos_token),

@@ -38,14 +38,17 @@ class Transcript:
         return self._reader is not None and self._reader.is_reasoning
 
     def due(self) -> tuple[int, ...]:
-        """The tokens that must come next, told once: those that end a reasoning that has had its budget. Mostly none.
+        """The tokens that must come next, told once: those that end a reasoning that has had its budget, or in which the model has called
+        something as a grammar is yet to hold it to. Mostly none.
 
         Reasoning that begins once more is ended once more.
         """
         reader, form = self._reader, self._form
-        if reader is None or form is None or form.n_reasoning_max is None:
+        if reader is None or form is None:
             return ()
-        was_closing, self._is_closing = self._is_closing, reader.may_be_cut and self.n_reasoning >= form.n_reasoning_max
+        is_spent = form.n_reasoning_max is not None and reader.may_be_cut and self.n_reasoning >= form.n_reasoning_max
+        is_over = (form.assured or form.held) and reader.has_called_within_reasoning  # it would end here, and may not
+        was_closing, self._is_closing = self._is_closing, is_spent or is_over
         return form.closing if self._is_closing and not was_closing else ()
 
     def push(self, token: int, *, can_stop: bool) -> tuple[str, list[Part] | None, str | None]:
@@ -56,9 +59,9 @@ class Transcript:
         text = self._detokenizer.push(token)
         if self._reader is not None:
             return self._read(self._reader, text, can_stop)
-        if self._stops is None or not can_stop:
+        if self._stops is None:
             return text, None, None
-        text, match = self._stops.push(text)
+        text, match = self._stops.push(text, counts=can_stop)
         self._is_stopped = match is not None
         return text, None, match
 
@@ -75,6 +78,7 @@ class Transcript:
             if match is None:
                 rest, match = self._reader.finish()
                 parts += rest
+                self.n_calls = self._reader.n_calls
             return *told(parts), match
         if self._stops is None:
             return text, None, None

@@ -13,6 +13,7 @@ from cllm.backend import Batch, Embeds, FlashAttention, LoadsEmbedders, Lora, Mo
 from cllm.config import Settings
 from cllm.engine.embedding import EmbedScheduler, InputTooLong, compute
 from cllm.errors import DoesNotGenerate, LoadFailed, ModelDied, StepFailed
+from cllm.serve import oneshot
 from cllm.serve.embedders import LoadedEmbedder
 from cllm.serve.loading import load as load_served
 from cllm.testing.fake import END_OF_TURN, TURN, FakeVocabulary
@@ -260,6 +261,14 @@ def test_an_embedding_model_can_be_the_served_one(bert_files: Mapping[str, Path]
         assert found[-1].shape == (1, loaded.embedder.served.n_embd)
         loaded.step_model.close()
     assert len({one.tobytes() for one in found}) == len(found), "an adapter changes the vectors"
+
+
+def test_no_answer_on_the_terminal_is_asked_of_a_model_that_gives_vectors(
+    bert_files: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(str(bert_files["MEAN"]), backend="llama-cpu", threads=1, log_level="error")
+    assert oneshot.run(settings, "hi", system=None, max_tokens=4, temperature=0.0, seed=1, raw=False) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "cllm: MEAN gives embeddings, and no text"
 
 
 def test_settings_choose_what_gives_vectors(bert_files: Mapping[str, Path], tiny_files: Mapping[str, Path]) -> None:

@@ -129,10 +129,12 @@ def keep(monkeypatch: pytest.MonkeyPatch) -> Keep:
         drains: bool = True,
         n_file_bytes: int = SIZE,
         calibrate: str = "off",
+        beforehand: Callable[[Settings], None] = lambda _settings: None,
         **settings: Any,
     ) -> AsyncIterator[Kept]:
         backend = backend or Backend()
         monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("fake", backend))
+        monkeypatch.setattr("cllm.serve.housekeeping.check_beforehand", beforehand)
         monkeypatch.setattr("cllm.hub.size_of", lambda _model: n_file_bytes)
         kept = Kept(Housekeeper(Settings(names[0], names[1:], calibrate=calibrate, **settings), lambda _name: Quiet()), backend, [])
 
@@ -469,6 +471,17 @@ async def test_a_load_that_fails_at_the_start_ends_the_process(keep: Keep) -> No
     assert [type(end) for end in kept.ends] == [LoadFailed]
     assert not kept.keeper.ready.is_set()
     assert [model.n_closed for _, model in backend.loaded] == [1]
+
+
+async def test_what_is_known_to_be_wrong_with_a_later_model_is_told_before_the_first_is_loaded(keep: Keep) -> None:
+    def look(settings: Settings) -> None:
+        if settings.model == "c":
+            raise LoadFailed("c: no such file")
+
+    async with keep("a", "b", "c", beforehand=look, drains=False) as kept:
+        pass
+    assert [str(end) for end in kept.ends] == ["c: no such file"]
+    assert kept.backend.loaded == []
 
 
 async def test_a_model_that_dies_ends_all(keep: Keep) -> None:

@@ -13,9 +13,9 @@ import pytest
 from cllm import demo
 from cllm.backend import Batch, KvLayout, ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import DEMO_NAME, Settings
-from cllm.errors import LoadFailed, StepFailed
+from cllm.errors import BackendUnavailable, LoadFailed, StepFailed
 from cllm.registry import STEP_MODEL
-from cllm.serve.loading import limits_of, load, what_is_kept
+from cllm.serve.loading import check_beforehand, check_folder, limits_of, load, what_is_kept
 from cllm.serve.stepless import StreamsOnly
 from cllm.testing.fake import FakeBackend, FakeModel
 from cllm.testing.fake_embedder import FakeEmbedder
@@ -54,6 +54,39 @@ def test_a_backend_that_knows_its_models_may_be_left_the_choice(monkeypatch: pyt
 
 def test_any_other_backend_is_given_the_demo_model_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_with(Remembering(knows_models=False), None, monkeypatch) == (str(demo.path()), DEMO_NAME)
+
+
+def test_what_can_be_known_of_a_model_is_told_before_others_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailable, match="no backend llama-cup"):
+        check_beforehand(Settings("m", backend="llama-cup"))
+    path = tmp_path / "there"
+    with pytest.raises(LoadFailed, match="there: no such file"):
+        check_beforehand(Settings(str(path)))
+    path.touch()
+    for model in (str(path), "user/repo:Q4_K_M", None):
+        check_beforehand(Settings(model))
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name, **_more: ("streams", FakeStreamBackend()))
+    with pytest.raises(LoadFailed, match="loads no embedding models"):
+        check_beforehand(Settings("small", embedding_model="vectors"))
+    check_beforehand(Settings("small"))
+
+
+def test_a_file_for_vectors_that_a_backend_cannot_load_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_nothing(_spec: ModelSpec, _on_progress: OnProgress) -> StreamModel:
+        raise AssertionError("it would take minutes")
+
+    backend = FakeStreamBackend()
+    monkeypatch.setattr(backend, "load", load_nothing)
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name: ("streams", backend))
+    with pytest.raises(LoadFailed, match="loads no embedding models"):
+        load(Settings("small", embedding_model="vectors", calibrate="off"), lambda _share: True)
+
+
+def test_a_folder_for_the_cache_that_cannot_be_used_is_told_at_once(tmp_path: Path) -> None:
+    check_folder(str(tmp_path / "new"))
+    (tmp_path / "file").touch()
+    with pytest.raises(LoadFailed, match=r"--cache-dir .*file: File exists"):
+        check_folder(str(tmp_path / "file"))
 
 
 def test_whatever_a_fetch_raises_is_a_load_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import errno
 import io
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ import structlog
 
 from cllm.backend import Batch
 from cllm.config import Settings
+from cllm.errors import LoadAborted
 from cllm.serve import stdio
 from cllm.serve.logs import configure_logging
-from cllm.serve.progress import BarProgress, make_progress
+from cllm.serve.progress import BarProgress, make_progress, shown
 from cllm.serve.stdio import _Lossy, complain, tell
 from cllm.testing.fake import FakeModel
 from tests.serve.conftest import Steps, answers, make_spec, serving, text_alone
@@ -53,6 +55,25 @@ def standard_error(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = False
         patch.setattr(logging.getLogger(), "handlers", [])
         configure_logging(Settings(**settings))
         yield stream
+
+
+def load(*, n_presses: int) -> None:
+    """A load in which Ctrl-C is pressed, and which ends when it is told to."""
+    with shown("a model") as on_progress:
+        assert on_progress(0.1)
+        for _ in range(n_presses):
+            signal.raise_signal(signal.SIGINT)
+        assert n_presses == 1, "the second one does not wait"
+        assert not on_progress(0.2), "it ends the load"
+        raise LoadAborted("the load was stopped")
+
+
+def test_ctrl_c_is_not_lost_in_what_native_code_calls_back_while_it_loads() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    for n_presses in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            load(n_presses=n_presses)
+        assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_nobody_waits_for_a_reader_that_stands_still() -> None:

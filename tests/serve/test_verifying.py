@@ -76,6 +76,21 @@ def test_a_text_of_ones_own_is_compared_as_far_as_it_goes(tmp_path: Path, capsys
     assert json.loads(capsys.readouterr().out)["n_rows"] == 1 + len("the sea")  # bos before it
 
 
+def test_what_is_wrong_with_an_order_is_told_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_backend(name: str) -> Backend:
+        if name == "right":
+            raise AssertionError("the reference would compute for minutes")
+        raise BackendUnavailable(f"no backend {name}")
+
+    monkeypatch.setattr(verifying, "load_backend", load_backend)
+    with pytest.raises(BackendUnavailable, match="no backend other"):
+        run(order("other"), as_json=True)
+    monkeypatch.setattr(verifying, "load_backend", lambda _name: FakeBackend())
+    small = attrs.evolve(order("same"), settings=Settings(backend="same", ctx_size=39))
+    with pytest.raises(SettingsError, match=r"--ctx-size: 39 are fewer than the 40 tokens"):
+        run(small, as_json=True)
+
+
 def test_what_tells_no_logits_is_refused() -> None:
     with pytest.raises(BackendUnavailable, match="tell tokens, and no logits"):
         run(order("mute"), as_json=True)

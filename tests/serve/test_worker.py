@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -84,6 +85,17 @@ async def test_requests_get_what_they_get_of_a_model_in_this_process(model: Work
     async with serving(model) as running:
         given = await answers(running, *(make_spec(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)))
     assert [one.text for one in given] == [text_alone(prompt, 10 + i) for i, prompt in enumerate(PROMPTS)]
+
+
+def test_what_a_terminal_sends_to_its_group_is_not_for_it(model: WorkerModel) -> None:
+    assert os.getpgid(model.pid) == model.pid
+
+
+def test_it_is_deaf_to_signals_before_it_imports_what_takes_time() -> None:
+    code = (
+        "import sys; from cllm.serve import workerstart; assert not {'numpy', 'msgspec', 'trio'} & sys.modules.keys(), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_its_steps_cost_is_measured_there_and_told_as_it_goes_on() -> None:

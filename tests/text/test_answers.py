@@ -126,6 +126,15 @@ def test_an_empty_reasoning_is_none() -> None:
     assert read(AnswerFormat(tags=THINK), "<think>\n\n</think>\n\nhello") == [Content("hello")]
 
 
+def test_reasoning_may_come_in_pieces_where_only_a_control_token_begins_one() -> None:
+    thought = "<|channel>thought\n%s<channel|>"
+    text = f"{thought % 'a'}{thought % ''}\n{thought % 'b'}It is 5. {thought % 'c'}"
+    for pieces in ([text], text):
+        assert read(AnswerFormat(tags=TAGS[4]), *pieces) == [Reasoning("a\n\nb"), Content(f"It is 5. {thought % 'c'}")]
+    assert read(AnswerFormat(tags=TAGS[4]), f"{thought % 'a'}<|chan") == [Reasoning("a"), Content("<|chan")]
+    assert read(AnswerFormat(tags=THINK), "<think>a</think><think> is a tag") == [Reasoning("a"), Content("<think> is a tag")]
+
+
 def test_an_answer_without_reasoning_is_content_with_all_its_blanks() -> None:
     assert read(AnswerFormat(tags=THINK), "\n hello") == [Content("\n hello")]
     assert read(AnswerFormat(tags=THINK), " <th") == [Content(" <th")]
@@ -150,6 +159,7 @@ def test_templates_tell_their_tags() -> None:
 ADD = [CallBegun(0, "add"), Arguments(0, '{"a": 1}')]
 BOTH = [*ADD, CallBegun(1, "look_up"), Arguments(1, '{"text": "x } ] \\" {"}')]
 LOOK = '{"text": "x } ] \\" {"}'
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 WRITTEN = [
     (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', ADD),
@@ -693,6 +703,51 @@ def test_assured_calls_are_told_as_they_come_and_others_when_they_are_complete()
 def test_calls_come_after_reasoning_which_may_speak_of_them() -> None:
     text = '<think><tool_call>?</think>\n\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     assert read(of(HERMES, thinks=True), text) == [Reasoning("<tool_call>?"), *ADD]
+
+
+@pytest.mark.parametrize("closing", ["", "\n", "</think>", "\n</think>\n\n"])
+@pytest.mark.parametrize(("form", "text", "parts"), [one for one in WRITTEN if not one[0].channels and not one[1].startswith("{")])
+def test_calls_that_reasoning_ends_with_count_though_it_was_not_closed_before_them(
+    form: CallFormat, text: str, parts: list[Part], closing: str
+) -> None:
+    whole = f"<think>\nNeed to look.\n{text}{closing}"
+    for pieces in ([whole], whole):
+        assert read(of(form, thinks=True), *pieces) == [Reasoning("Need to look."), *parts]
+
+
+@pytest.mark.parametrize(
+    ("follows", "told"),
+    [
+        (" or not", [Reasoning(f"maybe\n{CALL} or not")]),
+        (f" or {CALL} then", [Reasoning(f"maybe\n{CALL} or {CALL} then")]),
+        ("</think>5", [Reasoning(f"maybe\n{CALL}"), Content("5")]),
+        (f"</think>\n\n{CALL}", [Reasoning(f"maybe\n{CALL}"), *ADD]),
+        ('\n<tool_call>\n{"name": "add", "arg', [Reasoning(f'maybe\n{CALL}\n<tool_call>\n{{"name": "add", "arg')]),
+    ],
+)
+def test_a_call_within_reasoning_that_anything_else_follows_was_but_thought_of(follows: str, told: list[Part]) -> None:
+    whole = f"<think>maybe\n{CALL}{follows}"
+    for pieces in ([whole], whole):
+        assert read(of(HERMES, thinks=True), *pieces) == told
+
+
+def test_a_call_that_follows_the_thought_of_one_counts_alone() -> None:
+    assert read(of(HERMES, thinks=True), *f"<think>{CALL} maybe {CALL}") == [Reasoning(f"{CALL} maybe"), *ADD]
+
+
+def test_of_calls_that_reasoning_ends_with_one_counts_where_there_may_be_one() -> None:
+    assert read(of(HERMES, single=True, thinks=True), *f"<think>{CALL}\n{CALL}") == ADD
+
+
+def test_where_a_grammar_makes_sure_of_calls_those_within_reasoning_are_none() -> None:
+    assert read(of(HERMES, assured=True, thinks=True), *f"<think>so {CALL}") == [Reasoning(f"so {CALL}")]
+
+
+def test_many_markers_within_reasoning_are_looked_for_within_bounds() -> None:
+    text = "<think>" + 20_000 * '<tool_call>{"name": "add", '
+    begin = time.thread_time()
+    assert read(of(HERMES, thinks=True), text) == [Reasoning(text.removeprefix("<think>"))]
+    assert time.thread_time() - begin < 5
 
 
 def test_stop_strings_count_in_content_only() -> None:

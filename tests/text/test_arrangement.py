@@ -25,6 +25,9 @@ class Takes:
     takes_neighbours: bool = True
     takes_text_after_results: bool = True
     takes_several_calls: bool = True
+    takes_empty_turns: bool = True
+    takes_text_beside_calls: bool = True
+    wants_results_with_calls: bool = False
     empty_content: str | None = None
 
 

@@ -44,6 +44,9 @@ def read(text: str, **facts: bool) -> list[Part]:
         (f"{ANALYSIS}hm <|en", [Reasoning("hm <|en")]),
         (f"{ANALYSIS}hm{NEXT}<|channel|>fin", [Reasoning("hm")]),  # cut in a header, which says nothing
         (f"{CALL}\n", ADD),
+        # Addressed to itself, and in two channels at once: the last one counts.
+        (f"<|channel|>commentary to=assistant{ANALYSIS}hm{NEXT}{FINAL}5", [Reasoning("hm"), Content("5")]),
+        (f"{ANALYSIS}hm{NEXT}<|channel|>commentary to=assistant{FINAL}5", [Reasoning("hm"), Content("5")]),
         ("It is 5.", [Content("It is 5.")]),
         ("  ", [Content("  ")]),
         ("", []),

@@ -40,6 +40,29 @@ def test_any_split_gives_what_a_search_of_the_whole_text_gives(stops: tuple[str,
     assert pushed(stops, pieces) == searched(stops, "".join(pieces))
 
 
+@given(some_stops, st.lists(st.text(letters, max_size=6), max_size=6), st.lists(st.text(letters, max_size=6), max_size=6))
+@example(("\nUser:",), ["hi\nU"], ["ser:", " again"])
+@example(("##",), ["abc#"], ["###"])
+@example(("##",), ["##"], ["a"])
+def test_what_is_complete_before_it_counts_is_text_and_what_only_begins_there_ends_it(
+    stops: tuple[str, ...], early: list[str], late: list[str]
+) -> None:
+    matcher = StopStrings(stops)
+    released, matched = "", None
+    for piece in early:
+        text, none = matcher.push(piece, counts=False)
+        assert none is None
+        released += text
+    for piece in late:
+        text, matched = matcher.push(piece)
+        released += text
+    released += matcher.flush()
+    before, whole = len("".join(early)), "".join(early + late)
+    ends = [end for end in range(before + 1, len(whole) + 1) if whole[:end].endswith(stops)]
+    stop = max((stop for stop in stops if whole[: ends[0]].endswith(stop)), key=len) if ends else None
+    assert (released, matched) == (whole if stop is None else whole[: ends[0] - len(stop)], stop)
+
+
 @given(some_stops, st.lists(st.text(letters, max_size=6), max_size=8))
 def test_held_back_is_only_what_might_begin_a_stop_string(stops: tuple[str, ...], pieces: list[str]) -> None:
     matcher = StopStrings(stops)

@@ -313,6 +313,47 @@ def test_a_template_that_takes_system_messages_anywhere_gets_them_where_they_are
     assert made(ANY_ORDER).render(TURNS) == "[system:a][user:b][system:c][assistant:d][system:e][user:f]"
 
 
+def calling(content: str | None, *results: str) -> list[dict[str, Any]]:
+    calls = [call('{"word": "x"}') | {"id": f"call_{i}"} for i, _ in enumerate(results)]
+    told = [said("tool", one, tool_call_id=f"call_{i}") for i, one in enumerate(results)]
+    return [said("user", "Look"), said("assistant", content, tool_calls=calls), *told]
+
+
+SHOWN = "<{{ m.role }}>{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}"
+BEHIND = (  # as Gemma 4's does
+    "{% for m in messages %}{% if m.role != 'tool' %}" + SHOWN + "{% if m.tool_calls %}{% for r in messages[loop.index:] "
+    "if r.role == 'tool' %}({{ r.content }}){% endfor %}{% endif %}{{ m.content or '' }}{% endif %}{% endfor %}"
+)
+IN_CALLS = (  # as that of its first release
+    "{% for m in messages %}"
+    + SHOWN
+    + "{% for r in m.tool_responses or [] %}({{ r.name }}:{{ r.response }}){% endfor %}{{ m.content or '' }}{% endfor %}"
+)
+
+
+def test_what_is_said_beside_a_call_stands_before_its_result() -> None:
+    assert made(BEHIND).render(calling("so", "ok")) == "<user>Look<assistant>so<assistant>[look_up](ok)"
+    assert made(BEHIND).render(calling(None, "ok")) == "<user>Look<assistant>[look_up](ok)"
+    assert made(STYLE["qwen"]).normalize(calling("so", "ok"))[1]["content"] == "so"
+
+
+def test_results_are_told_with_the_calls_where_a_template_looks_for_them_there() -> None:
+    template = made(IN_CALLS)
+    assert template.render(calling(None, "ok", "no")) == "<user>Look<assistant>[look_up][look_up](look_up:ok)(look_up:no)"
+    assert template.render(calling("so", "ok")) == "<user>Look<assistant>so<assistant>[look_up](look_up:ok)"
+    assert template.render([said("user", "Look"), said("tool", "of nothing")]) == "<user>Look<tool>of nothing"
+
+
+def test_a_turn_that_says_nothing_is_left_out_where_it_would_be_refused() -> None:
+    refusing = (
+        "{% for m in messages %}{% if m.role == 'assistant' and not m.content and not m.tool_calls %}{{ raise_exception('empty') }}"
+        "{% endif %}[{{ m.content or '' }}]{% endfor %}"
+    )
+    turns = [said("user", "a"), said("assistant", "", reasoning_content="hm"), said("user", "b"), said("assistant", "c"), said("user", "d")]
+    assert made(refusing).render(turns) == "[a][b][c][d]"
+    assert made(CHATML).normalize(turns)[1]["content"] == ""
+
+
 def test_neighbours_are_one_turn_where_the_roles_must_alternate() -> None:
     template = made(STYLE["mistral"])
     assert template.render([said("user", "a"), said("user", "b")]) == "<s>[INST] a\n\nb[/INST]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
@@ -43,6 +44,14 @@ def test_nothing_comes_after_a_stop_string() -> None:
         made = transcript(form, "st")
         assert say(made, "a stop")[::2] == ("a ", "st")
         assert made.finish() == ("", None, None)
+
+
+def test_a_stop_string_that_begins_before_the_answer_may_end_and_is_complete_after_ends_it() -> None:
+    for form in (None, AnswerFormat(tags=TAGS[0]), FORM):
+        made = transcript(form, "User:")
+        early = [made.push(token, can_stop=False) for token in b"hi User: U"]
+        told, _, match = say(made, "ser: again")
+        assert ("".join([text for text, _, _ in early]) + told, match) == ("hi User: ", "User:")
 
 
 TOOLS_ALONE = AnswerFormat(calls=HERMES, tools=(Tool("add"),))
@@ -114,6 +123,22 @@ def test_a_budget_counts_the_tokens_of_reasoning_that_goes_on() -> None:
     made = transcript(form)
     say(made, "<think>ab</think>xyz")
     assert made.due() == ()
+
+
+def test_a_call_within_reasoning_ends_it_where_a_grammar_is_to_hold_what_follows() -> None:
+    call = 'so <tool_call>{"name": "add", "arguments": {}}'
+    assured = AnswerFormat(tags=TAGS[0], opened=True, calls=HERMES, tools=(Tool("add"),), closing=(1, 2), assured=True)
+    made = transcript(assured)
+    say(made, call[:-1])
+    assert made.due() == ()
+    say(made, call[-1])
+    assert made.due() == (1, 2), "it would end here, and the grammar lets no answer end before it has begun"
+    assert made.due() == ()
+    made = transcript(attrs.evolve(assured, assured=False))
+    say(made, call)
+    assert made.due() == ()
+    assert made.finish()[1] == [CallBegun(0, "add"), Arguments(0, "{}")]
+    assert made.n_calls == 1
 
 
 def test_control_tokens_are_shown_where_asked_for() -> None:

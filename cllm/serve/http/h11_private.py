@@ -31,15 +31,15 @@ class BoundedChunkedReader(readers.ChunkedReader):
         """See h11. Raises: LocalProtocolError."""
         if self._reading_trailer:
             data = bytes(buf)
-            if not data.startswith((b"\r\n", b"\n")) and n_lines_of_head(data) > N_HEADERS_MAX:
+            if not data.startswith((b"\r\n", b"\n")) and size_of_head(data)[0] > N_HEADERS_MAX:
                 raise h11.LocalProtocolError(f"more than {N_HEADERS_MAX} fields in a trailer", error_status_hint=431)
         return super().__call__(buf)
 
 
-def n_lines_of_head(data: bytes) -> int:
-    """Return the lines of the head that `data` begins with, as far as it has come; a line may end without a carriage return."""
+def size_of_head(data: bytes) -> tuple[int, int]:
+    """Return lines and bytes of the head that `data` begins with, as far as it has come; a line may end without a carriage return."""
     end = END_OF_HEAD.search(data)
-    return data.count(b"\n", 0, end.start() + 1 if end else len(data))
+    return (data.count(b"\n", 0, end.start() + 1), end.end()) if end else (data.count(b"\n"), len(data))
 
 
 def mend() -> None:

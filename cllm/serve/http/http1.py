@@ -12,7 +12,7 @@ import h11
 import trio
 
 from cllm.serve.http import hypercorn_private as hypercorn
-from cllm.serve.http.h11_private import N_HEADERS_MAX, n_lines_of_head
+from cllm.serve.http.h11_private import N_HEADERS_MAX, size_of_head
 from cllm.serve.http.writer import Writer
 
 SEND_NOW = "cllm.send_now"
@@ -76,14 +76,21 @@ class Http1(hypercorn.H11Protocol):
             ahead = self.connection.trailing_data[0]
             if not ahead:
                 data = data.lstrip(b"\r\n")  # before a request line they mean nothing (RFC 9112, 2.2)
-            if n_lines_of_head(ahead + data) > 1 + N_HEADERS_MAX:
+            if reason := self._reason_to_refuse_head(ahead + data):
                 self.connection.receive_data(data)  # so that it is known to have been sent
-                await self.refuse(431, f"more than {N_HEADERS_MAX} header fields")
+                await self.refuse(431, reason)
                 return
         if data and self.connection.their_state is h11.MUST_CLOSE:  # behind the last request: nothing is to be read of it
             self.connection.receive_data(data)
         elif data:
             await self.handle(hypercorn.RawData(data))
+
+    def _reason_to_refuse_head(self, data: bytes) -> str | None:
+        n_lines, n_bytes = size_of_head(data)
+        if n_lines > 1 + N_HEADERS_MAX:
+            return f"more than {N_HEADERS_MAX} header fields"
+        n_most: int = self.config.h11_max_incomplete_size  # h11 heeds it only where a head has no end yet
+        return f"more than {n_most} bytes of headers" if n_bytes > n_most else None
 
     async def resume(self, data: bytes) -> None:
         """Go on, after a response has ended, with what the client has sent ahead, and with `data` behind it."""

@@ -58,6 +58,43 @@ async def test_under_stock_hypercorn_every_response_comes_to_an_end(request_):
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (
+            b"GET /health HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+            b"403",
+        ),
+        (b"GET ?x HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n", b"400"),
+    ],
+    ids=["websocket", "no path"],
+)
+async def test_under_stock_hypercorn_what_no_app_can_answer_is_refused_without_a_traceback(request_, status, capfd):
+    config = Config()
+    config.bind, config.keep_alive_timeout = ["127.0.0.1:0"], 1.0
+    async with trio.open_nursery() as nursery:
+        (url, *_) = await nursery.start(partial(serve, wrap_asgi(make_app()), config, shutdown_trigger=trio.sleep_forever, mode="asgi"))
+        answer = await read_to_end(int(url.rpartition(":")[2]), request_)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        nursery.cancel_scope.cancel()
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+async def test_over_http_2_the_last_send_takes_as_long_as_its_client_reads(autojump_clock):
+    sent = []
+
+    async def app(_scope, _receive, send):
+        await send({"type": "http.response.body", "body": b"all of it"})
+
+    async def send(message):
+        await trio.sleep(300)
+        sent.append(message["body"])
+
+    await wrap_asgi(app)({"type": "http", "http_version": "2", "path": "/"}, None, send)
+    assert sent == [b"all of it"]
+
+
 async def test_other_scopes_pass_through_untouched():
     seen = []
 

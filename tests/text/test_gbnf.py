@@ -1,0 +1,185 @@
+"""GBNF: what is derived from a grammar is taken, whatever its rules are called, and no answer gets where it cannot end."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cllm.errors import GrammarInvalid
+from cllm.testing.fake import END_OF_TURN
+from cllm.text import gbnf, gbnf_lexemes
+from cllm.text.grammar import Grammar, GrammarSource, GrammarState, Kind
+from tests.text.conftest import allowed, compiled, takes
+
+
+def of(text: str) -> Grammar:
+    return compiled(GrammarSource(Kind.GRAMMAR, text))
+
+
+ARITHMETIC = r"""
+root  ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+"""
+JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+ws     ::= | " " | "\n" [ \t]{0,20}
+"""
+BLOCKS = 'root ::= block\nblock ::= text ("<" block ">")* text "END"\ntext ::= [a-zA-Z ]*'
+ASKED = 'root ::= "Q: " text "\\nA: " value\ntext ::= .*\nvalue ::= "[" value? "]" | num\nnum ::= [0-9]'
+SENTENCES = 'root ::= s\ns ::= subj " is " obj ("." s)?\nsubj ::= [a-z ]+\nobj ::= [a-z ]+'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "fits"),
+    [
+        (ARITHMETIC, "1+2=3\n", True),
+        (ARITHMETIC, "1 +2\n= 3 \n(1+2)=3\nx_1*2=y\n\n\n", True),
+        (ARITHMETIC, "1+2=", False),
+        (ARITHMETIC, "1+2=3", False),
+        (BLOCKS, "a END", True),
+        (BLOCKS, "a <b END> c END", True),
+        (BLOCKS, "ENTER ENDEND", True),
+        (BLOCKS, "a <b END c END", False),
+        (ASKED, "Q: hi\nA: 5", True),
+        (ASKED, "Q: A: \nA: 7\nA: [[5]]", True),
+        (ASKED, "Q: hi\nA: [5", False),
+        (SENTENCES, "the cat is red", True),
+        (SENTENCES, "this is is is. a is b", True),
+        (SENTENCES, "the cat", False),
+        (JSON, '{"a b": [1, -2.5e3, "\\u00e9\\n", true], "c": {}}', True),
+        (JSON, '{ "a":\n  null\n}\n', True),
+        (JSON, '{"a": 01}', False),
+        ('root ::= x | "(" root ")"\nx ::= ("a" | "ab") "c"', "(abc)", True),
+        ('root ::= x "b" | "(" root ")"\nx ::= "a" | "ab"', "(abb)", True),
+        ('root ::= x "b" | "(" root ")"\nx ::= "a" | "ab"', "(ab)", True),
+        ('root ::= x{2} "b" | "(" root ")"\nx ::= "a" "b"?', "abab", True),
+        ('root ::= x{2} "b" | "(" root ")"\nx ::= "a" "b"?', "abbb", False),
+        ('root ::= x{2} "b" | "(" root ")"\nx ::= "a" "b"?', "(aabb)", True),
+        ('root ::= "\\[x\\]" [\\[\\]]+', "[x][]", True),
+        ('root ::= "50%json" | "(" root ")"', "(50%json)", True),
+        ('root ::= Foo foo | "(" root ")"\nFoo ::= "a"\nfoo ::= "b" root?', "aba", False),
+        ('root ::= Foo foo | "(" root ")"\nFoo ::= "a"\nfoo ::= "b" root?', "(abab)", True),
+        ('root ::= a-b a_b fooBar foo-bar\na-b ::= "1"\na_b ::= "2"\nfooBar ::= "3"\nfoo-bar ::= "4"', "1234", True),
+    ],
+)
+def test_a_grammar_takes_what_is_derived_from_it(grammar: str, text: str, fits: bool) -> None:
+    assert takes(of(grammar), text) is fits
+
+
+def test_what_can_be_matched_whole_is_matched_whole() -> None:
+    lark = gbnf.to_lark(JSON)
+    assert any(line.startswith("R4: ") and '"\\""' in line for line in lark.splitlines()), "strings are one terminal"
+    spaced = gbnf.to_lark(JSON.replace('string ":" ws value', 'string [ ] ":" ws value'))
+    assert "r4_0" not in spaced
+    assert any(line.startswith("R4_") and '"\\""' in line for line in spaced.splitlines()), "they are up to the quote, where blanks follow"
+
+
+def test_a_rule_that_is_not_there_is_named_as_it_was_written() -> None:
+    with pytest.raises(GrammarInvalid, match="'r0' not found"):
+        of('root ::= r0\nother ::= "x"')
+
+
+def test_of_a_grammar_that_takes_too_long_to_look_through_all_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gbnf_lexemes, "N_VISITS_MAX", 10)
+    lark = gbnf.to_lark(ARITHMETIC)
+    assert not any(line[0].isupper() for line in lark.splitlines())
+    assert takes(compiled(GrammarSource(Kind.LARK, lark)), "1+2=3\n")
+
+
+def test_looking_through_a_grammar_has_a_bound() -> None:
+    n = 300
+    chain = "\n".join(f'x{i} ::= "a"* x{i + 1}' for i in range(n)) + f'\nx{n} ::= "b" | [a-z]*'
+    nested = 'root ::= (x0 "a" | "(" root ")")' + 5000 * " | x1 x2 x3"
+    begin = time.process_time()
+    gbnf.to_lark(f"{nested}\n{chain}")
+    assert time.process_time() - begin < 30, "it is two seconds"
+
+
+# --- against the rules themselves -------------------------------------------------------------------------------------
+
+Node: TypeAlias = tuple[str, ...] | tuple[str, "Node"] | tuple[str, "Node", "Node"]  # type: ignore[misc]
+LETTERS = "ab()"
+
+
+def nodes(names: list[str]) -> st.SearchStrategy[Node]:
+    leaves = st.sampled_from([("text", "a"), ("text", "b"), ("text", "ab"), ("class", "ab"), *(("rule", name) for name in names)])
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.tuples(st.sampled_from(["star", "plus", "maybe"]), inner), st.tuples(st.sampled_from(["then", "or"]), inner, inner)
+        ),
+        max_leaves=5,
+    )
+
+
+def shown(node: Node) -> str:
+    kind, *rest = node
+    if kind == "text":
+        return f'"{rest[0]}"'
+    if kind == "class":
+        return f"[{rest[0]}]"
+    if kind == "rule":
+        return str(rest[0])
+    inner = [shown(part) for part in rest]
+    signs = {"star": "*", "plus": "+", "maybe": "?"}
+    return f"({inner[0]}){signs[kind]}" if kind in signs else f"({(' ' if kind == 'then' else ' | ').join(inner)})"
+
+
+def ends(node: Node, rules: dict[str, Node], text: str, starts: frozenset[int]) -> frozenset[int]:
+    """Where what a node derives may end in `text`."""
+    kind, *rest = node
+    if kind == "text":
+        return frozenset(i + len(rest[0]) for i in starts if text.startswith(rest[0], i))
+    if kind == "class":
+        return frozenset(i + 1 for i in starts if text[i : i + 1] and text[i] in rest[0])
+    if kind == "rule":
+        return ends(rules[rest[0]], rules, text, starts) if starts else starts
+    if kind == "or":
+        return ends(rest[0], rules, text, starts) | ends(rest[1], rules, text, starts)
+    if kind == "then":
+        return ends(rest[1], rules, text, ends(rest[0], rules, text, starts))
+    found = frozenset() if kind == "plus" else starts
+    latest = starts
+    while latest:
+        latest = ends(rest[0], rules, text, latest) - found
+        found |= latest
+        if kind == "maybe":
+            break
+    return found
+
+
+def can_end(state: GrammarState, grammar: Grammar, written: bytes, n_more: int) -> bool:
+    """Whether some text of so many letters ends what was written."""
+    if state.is_done or END_OF_TURN in (may := allowed(state.mask())):
+        return True
+    return n_more > 0 and any(can_end(grammar.start((*written, one)), grammar, bytes((*written, one)), n_more - 1) for one in sorted(may))
+
+
+@settings(max_examples=150, deadline=None)
+@given(nodes(["x", "y"]), nodes(["y"]), nodes([]), st.lists(st.sampled_from(LETTERS), max_size=7).map("".join))
+def test_nothing_is_taken_that_is_not_derived_and_every_answer_can_be_ended(root: Node, x: Node, y: Node, text: str) -> None:
+    rules: dict[str, Node] = {"root": ("or", root, ("then", ("text", "("), ("then", ("rule", "root"), ("text", ")")))), "x": x, "y": y}
+    grammar = of("\n".join(f"{name} ::= {shown(node)}" for name, node in rules.items()))
+    state, written = grammar.start(), b""
+    for letter in text.encode():
+        if state.is_done or letter not in allowed(state.mask()):
+            break
+        state.accept(letter)
+        written += bytes([letter])
+    assert state.failure is None
+    assert can_end(grammar.start(written), grammar, written, 8), written
+    if takes(grammar, text):
+        assert len(text) in ends(("rule", "root"), rules, text, frozenset([0])), text
