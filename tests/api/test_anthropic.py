@@ -196,11 +196,42 @@ async def test_a_key_opens_it_as_x_api_key(serve: Any) -> None:
     assert refused.json["request_id"] == refused.headers["x-request-id"] == refused.headers["request-id"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_with_no_token_the_prompt_is_computed_for_who_comes_after_it(serve: Any, stream: bool) -> None:
+    long = "once upon a time there was a sea " * 8
+    async with serve() as api:
+        if stream:
+            told = events(await api.post("/v1/messages", body(long, max_tokens=0, stream=True)))
+            end = dict(told)["message_delta"]
+            reason, usage = end["delta"]["stop_reason"], end["usage"]
+        else:
+            warmed = (await api.post("/v1/messages", body(long, max_tokens=0))).json
+            assert warmed["content"] == []
+            reason, usage = warmed["stop_reason"], warmed["usage"]
+        assert (reason, usage["output_tokens"]) == ("max_tokens", 0)
+        after = (await api.post("/v1/messages", body(long))).json["usage"]
+    assert after["cache_read_input_tokens"] >= usage["input_tokens"] - 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_the_context_cuts_says_so(serve: Any, stream: bool) -> None:
+    async def reason(api: Any, max_tokens: int) -> str:
+        answer = await api.post("/v1/messages", body(max_tokens=max_tokens, stream=stream, ignore_eos=True))
+        if not stream:
+            return str(answer.json["stop_reason"])
+        return str(dict(events(answer))["message_delta"]["delta"]["stop_reason"])
+
+    async with serve() as api:
+        n_prompt = (await api.post("/v1/messages", body())).json["usage"]["input_tokens"]
+        assert await reason(api, 1_000_000) == "model_context_window_exceeded"
+        assert await reason(api, 4096 - n_prompt) == "max_tokens"
+
+
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"temperature": "warm"}, "temperature"),
         ({"n": 2}, "n"),

@@ -126,6 +126,7 @@ async def test_the_model_is_listed_running_and_shown(serve: Any) -> None:
     assert all(one["details"]["format"] == "gguf" and len(one["digest"]) == 64 for one in tags)
     assert running["context_length"] == 4096
     assert shown["model_info"]["general.architecture"] == "fake"
+    assert shown["model_info"]["fake.context_length"] == running["context_length"]
     assert shown["capabilities"] == ["completion", "tools"]
     assert "<turn>" in shown["template"]
     assert set(version) == {"version"}

@@ -21,9 +21,9 @@ SIGNATURE = "unsigned"  # of reasoning: clients drop what has none, and nobody h
 WIRE = Wire(failed=error_event, ping=named("ping", {"type": "ping"}))
 
 
-def message(answer: Answer, model: str) -> dict[str, Any]:
-    """A whole message."""
-    return {**_head(model), "content": _blocks(answer), **_end(answer.finished), "usage": _usage(answer.finished.usage)}
+def message(answer: Answer, model: str, n_ctx: float) -> dict[str, Any]:
+    """A whole message of a model in whose context so many tokens fit."""
+    return {**_head(model), "content": _blocks(answer), **_end(answer.finished, n_ctx), "usage": _usage(answer.finished.usage)}
 
 
 def _head(model: str) -> dict[str, Any]:
@@ -48,10 +48,11 @@ def _input(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _end(finished: Finished) -> dict[str, Any]:
-    """Why it ended."""
+def _end(finished: Finished, n_ctx: float) -> dict[str, Any]:
+    """Why it ended. With the last token that fits the context has ended it, if that was not all that was asked for."""
     if finished.reason is FinishReason.LENGTH:
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
+        is_full = finished.usage.n_prompt + finished.usage.n_generated >= n_ctx
+        return {"stop_reason": "model_context_window_exceeded" if is_full else "max_tokens", "stop_sequence": None}
     if finished.reason is FinishReason.TOOL_CALLS:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(finished.stop_reason, str):
@@ -71,9 +72,11 @@ def _usage(usage: Usage) -> dict[str, Any]:
 class MessageStream(AnswerShape):
     """See `AnswerShape`. A message is a row of blocks, one open at a time."""
 
-    def __init__(self, model: str, n_prompt: int) -> None:
+    def __init__(self, model: str, n_prompt: int, n_ctx: float) -> None:
+        """`n_ctx`: the tokens that fit into the model's context."""
         self._model = model
         self._n_prompt = n_prompt
+        self._n_ctx = n_ctx
         self._n_blocks = 0
         self._open: str | int | None = None  # what the block that is open holds: text, thinking, or the call of that number
         self._frame = TextFrame(TextFrame.MARK)
@@ -113,7 +116,9 @@ class MessageStream(AnswerShape):
 
     def ended(self, index: int, event: Finished) -> bytes:
         """Why it ended, and what it took."""
-        return self._close() + named("message_delta", {"type": "message_delta", "delta": _end(event), "usage": _usage(event.usage)})
+        return self._close() + named(
+            "message_delta", {"type": "message_delta", "delta": _end(event, self._n_ctx), "usage": _usage(event.usage)}
+        )
 
     def last(self) -> bytes:
         """The end."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 from quart import Blueprint, Response
 
@@ -65,7 +67,9 @@ async def answer(context: Context, body: MessagesRequest) -> Response:
     asked = context.wanted(body, model, max_tokens=None)
     prompts.check_turns(model, body.messages)
     chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT)
+    # Of what reads text nobody knows the tokens; and where all that is asked for fits, the context ends nothing.
+    n_ctx = model.n_ctx if chat.n_prompt + body.max_tokens > model.n_ctx and not model.reads_text else math.inf
     if body.stream:
-        return await chat.stream(MessageStream(model.name, chat.n_prompt), anthropic_shape, WIRE)
+        return await chat.stream(MessageStream(model.name, chat.n_prompt, n_ctx), anthropic_shape, WIRE)
     (whole,) = await chat.complete()
-    return json_response(message(whole, model.name), Account([whole.finished]).headers())
+    return json_response(message(whole, model.name, n_ctx), Account([whole.finished]).headers())

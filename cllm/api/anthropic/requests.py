@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from cllm.api.conversation import Conversation
-from cllm.api.sampling_fields import Limit, SamplingFields, StopString
+from cllm.api.sampling_fields import LimitOrPrompt, SamplingFields, StopString
 from cllm.api.structured import Form, schema_form
 from cllm.api.tool_checks import N_TOOLS_MAX, with_properties
 from cllm.errors import InvalidRequest
@@ -162,7 +162,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
 class MessagesRequest(SamplingFields, kw_only=True):
     """The body. All sampling fields of this server are taken beside Anthropic's own; a `CountRequest` too."""
 
-    max_tokens: Limit
+    max_tokens: LimitOrPrompt
     messages: Annotated[list[Message], Meta(min_length=1)]
     model: str | None = None
     system: str | list[Text] | None = None

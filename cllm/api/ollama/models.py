@@ -79,8 +79,12 @@ def blueprint(context: Context) -> Blueprint:
 
 
 def _running(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
-    n_ctx = model.n_ctx if isinstance(model, ServedModel) else model.n_tokens_max
-    return {"expires_at": NEVER, "size_vram": 0, "context_length": n_ctx}
+    return {"expires_at": NEVER, "size_vram": 0, "context_length": _n_ctx(model)}
+
+
+def _n_ctx(model: ServedModel | ServedEmbedder) -> int:
+    """The tokens that a request may have here, which are mostly fewer than the model was trained for."""
+    return model.n_ctx if isinstance(model, ServedModel) else model.n_tokens_max
 
 
 def _listed(listed: Listed) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def _shown(model: ServedModel | ServedEmbedder) -> dict[str, Any]:
     sizes = {
         "general.architecture": info.architecture,
         "general.parameter_count": info.n_params,
-        f"{info.architecture}.context_length": info.n_ctx_train,
+        f"{info.architecture}.context_length": _n_ctx(model),  # clients make prompts as long as this says
         f"{info.architecture}.embedding_length": info.n_embd,
     }
     return {
@@ -137,7 +141,8 @@ def _unknown(listed: Listed) -> dict[str, Any]:
     """What is said of a model that has not been loaded yet."""
     gives_text = listed.name in listed.tenant.aliases
     capabilities = ["completion", "tools"] if gives_text else ["embedding"]
-    facts = {"details": _details(_UNKNOWN), "model_info": {}, "capabilities": capabilities}
+    # Ollama's own command takes the architecture for a text, unseen.
+    facts = {"details": _details(_UNKNOWN), "model_info": {"general.architecture": ""}, "capabilities": capabilities}
     return {"modelfile": "", "parameters": "", "template": "", **facts, "modified_at": _at(listed.tenant.known_at)}
 
 
