@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from cllm.api.context import Context
 from cllm.errors import InvalidRequest
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 NULL: Any = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))  # msgspec has no Raw | None, and cannot describe a Raw as default
 N_BYTES_OF_NOTHING = 16
@@ -34,16 +36,34 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 async def read(decoder: msgspec.json.Decoder[T]) -> T:
     """Return the current request's body, decoded. Raises: InvalidRequest · Unavailable, and the framework's own 408 and 413."""
+    decoded = await _decoded(partial(decode, decoder=decoder))
+    g.timeout_s = getattr(decoded, "timeout_s", math.inf)  # None: what the server's settings say
+    return decoded
+
+
+async def read_both(decoder: msgspec.json.Decoder[T], other: msgspec.json.Decoder[S]) -> tuple[T, S | None]:
+    """As `read`, with the same body as `other` has it; None where that cannot read it."""
+    decoded, otherwise = await _decoded(partial(_decode_both, decoder=decoder, other=other))
+    g.timeout_s = getattr(decoded, "timeout_s", math.inf)
+    return decoded, otherwise
+
+
+async def _decoded(work: Callable[[bytes], T]) -> T:
     context: Context = current_app.extensions["cllm"]
     with context.bodies.shared() as take:
         body = await _body(take)
         context.metrics.bytes_in.inc(len(body))  # now: who leaves before the answer is told nothing, and counted nowhere else
         if len(body) <= N_BYTES_INLINE:
-            decoded = decode(body, decoder)
-        else:
-            decoded = await trio.to_thread.run_sync(decode, body, decoder, abandon_on_cancel=True, limiter=context.decoding)
-    g.timeout_s = getattr(decoded, "timeout_s", math.inf)  # None: what the server's settings say
-    return decoded
+            return work(body)
+        return await trio.to_thread.run_sync(work, body, abandon_on_cancel=True, limiter=context.decoding)
+
+
+def _decode_both(body: bytes, decoder: msgspec.json.Decoder[T], other: msgspec.json.Decoder[S]) -> tuple[T, S | None]:
+    decoded = decode(body, decoder)
+    try:
+        return decoded, other.decode(body)
+    except (msgspec.MsgspecError, RecursionError):  # of what the first one left undecoded
+        return decoded, None
 
 
 async def _body(take: Callable[[int], None]) -> bytes:

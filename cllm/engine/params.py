@@ -65,3 +65,4 @@ class StopParams:
     stop: tuple[str, ...] = ()  # strings, never part of the text
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False  # the model's end tokens are never drawn
+    lines_s: float | None = None  # so long after its first token an answer ends that has the end of a line

@@ -893,7 +893,7 @@ class Scheduler:
             self._finish(sequence, FinishReason.STOP, match, now, events)
         elif transcript.is_done or (grammar is not None and grammar.is_done):
             self._finish(sequence, FinishReason.STOP, None, now, events)
-        elif n_tokens >= sequence.n_max:
+        elif n_tokens >= sequence.n_max or (_has_had_its_time(sequence, text, now) and can_end):
             self._finish(sequence, FinishReason.LENGTH, None, now, events)
         else:
             if self._choice is not None and self._choice.is_apart:  # the last token would have needed no cell
@@ -1117,6 +1117,15 @@ def _note_cached(sequence: Sequence, now: float, event: str, **facts: int) -> No
         sequence.timeline.note(now, event, **facts, n_cached=sequence.n_computed)
     else:
         sequence.timeline.note(now, event, **facts, n_cached=sequence.n_computed, miss_from=sequence.n_computed, miss=miss.value)
+
+
+def _has_had_its_time(sequence: Sequence, text: str, now: float) -> bool:
+    """Whether an answer that is to be some lines, soon, has some and was not soon."""
+    lines_s = sequence.spec.stopping.lines_s
+    if lines_s is None:
+        return False
+    sequence.has_line = sequence.has_line or "\n" in text
+    return sequence.has_line and sequence.first_token_at is not None and now - sequence.first_token_at >= lines_s
 
 
 def _too_late() -> DeadlineExceeded:

@@ -117,6 +117,7 @@ class Sequence:
     cancelled: bool = False
     admitted_at: float | None = None
     first_token_at: float | None = None
+    has_line: bool = False  # its text has the end of a line; known only where that matters
 
     @property
     def n_generated(self) -> int:

@@ -90,6 +90,7 @@ class TextScheduler(StreamScheduler):
     def _check_heeded(self, spec: SequenceSpec) -> None:
         chat = spec.prompt.said if isinstance(spec.prompt, UnreadPrompt) else ""
         asked = {"ignore_eos": "ignore_eos" not in self._heeds and spec.stopping.ignore_eos}
+        asked["t_max_predict_ms"] = spec.stopping.lines_s is not None
         asked["prompt"] = "prompt" not in self._heeds and not isinstance(spec.prompt, UnreadPrompt)
         if isinstance(chat, StreamChat):
             for field, name in _FIELDS.items():

@@ -9,6 +9,7 @@ import pytest
 
 from cllm.api.llama_server.infill import SNIPPET
 from cllm.testing.fake import FakeModel, FakeVocabulary
+from cllm.testing.scripted import ScriptedModel
 
 
 def infilling(**fields: Any) -> FakeModel:
@@ -51,6 +52,20 @@ async def test_nothing_asked_for_only_computes_the_prompt_and_minus_one_is_no_li
         assert (nothing["content"], nothing["tokens_predicted"]) == ("", 0)
         endless = (await infill(api, n_predict=-1)).json
     assert endless["tokens_predicted"] + endless["tokens_evaluated"] == 64
+
+
+@pytest.mark.parametrize(("text", "is_cut"), [("a line\n" * 80, True), ("no line " * 70, False)])
+async def test_an_answer_that_has_a_line_ends_when_it_has_had_its_time(serve: Any, text: str, is_cut: bool) -> None:
+    def written(api: Any, **fields: Any) -> Any:
+        return api.post("/completion", {"prompt": "<turn>user\nx<end><turn>assistant\n", "temperature": 0, "n_predict": 500, **fields})
+
+    async with serve(ScriptedModel(text)) as api:
+        assert (await written(api)).json["tokens_predicted"] == 500
+        assert (await written(api, t_max_predict_ms=0)).json["tokens_predicted"] == 500
+        limited = (await written(api, t_max_predict_ms=1)).json
+    assert (limited["tokens_predicted"] < 500) is is_cut
+    assert limited["stop_type"] == "limit"
+    assert ("\n" in limited["content"]) is is_cut
 
 
 async def test_a_stop_string_is_told(serve: Any) -> None:

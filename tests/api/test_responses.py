@@ -248,6 +248,18 @@ async def test_tools_that_are_no_functions_are_left_out_beside_functions(serve: 
     assert len(listener.prompts) == 1
 
 
+async def test_tools_that_nobody_calls_here_are_told_as_they_were_sent(serve: Any) -> None:
+    hosted = [
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
+        {"type": "mcp", "server_label": "a", "server_url": "https://example.com", "require_approval": "never"},
+    ]
+    async with serve() as api:
+        answer = await api.post("/v1/responses", {"input": "hello", "tools": [hosted[0], TOOL, hosted[1]]})
+        kept = await api.get(f"/v1/responses/{answer.json['id']}")
+    assert [answer.json["tools"][i] for i in (0, 2)] == [kept.json["tools"][i] for i in (0, 2)] == hosted
+    assert answer.json["tools"][1] == {"strict": None, "description": None, **TOOL}
+
+
 NAMESPACE = {"type": "namespace", "name": "mcp__sums", "description": "sums", "tools": [TOOL]}
 CALL = '<tool_call>\n{"name": "mcp__sums__add", "arguments": {"a": 1}}\n</tool_call>'
 

@@ -15,7 +15,7 @@ from cllm.api.context import Context, current_key
 from cllm.api.errors import openai_shape
 from cllm.api.generation import Completion, Generation, check_room, open_generation
 from cllm.api.llama_server.answers import AnswerStream, ended, probabilities
-from cllm.api.llama_server.fields import wanted_once
+from cllm.api.llama_server.fields import LinesMs, wanted_once
 from cllm.api.openai.shapes import Account, TokenNames, json_response, n_shown
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import LimitOrNone
@@ -38,6 +38,7 @@ class TextRequest(FormFields, kw_only=True):
     prompt: str | Annotated[list[int | str | Pieces], Meta(min_length=1)]
     model: str | None = None
     n_predict: LimitOrNone | None = None
+    t_max_predict_ms: LinesMs | None = None
     n_probs: Annotated[int, Meta(ge=0, le=20)] | None = None
     post_sampling_probs: bool | None = None
     stream: bool | None = None
@@ -65,7 +66,7 @@ def blueprint(context: Context) -> Blueprint:
 async def answer(context: Context, body: TextRequest) -> Response:
     """Complete one or several prompts. Raises: RequestError."""
     model = await context.served(body.model)
-    asked = wanted_once(context, body, model)
+    asked = wanted_once(context, body, model, body.t_max_predict_ms)
     if body.n_probs and body.post_sampling_probs:
         raise NotHeeded("post_sampling_probs: logprobs are told as they are before sampling", param="post_sampling_probs")
     given = _prompts(body.prompt, model)

@@ -14,7 +14,7 @@ from cllm.api.context import Context
 from cllm.api.errors import openai_shape
 from cllm.api.generation import check_room, open_generation
 from cllm.api.llama_server.answers import AnswerStream, ended
-from cllm.api.llama_server.fields import wanted_once
+from cllm.api.llama_server.fields import LinesMs, wanted_once
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
 from cllm.api.sampling_fields import LimitOrNone, SamplingFields
@@ -47,6 +47,7 @@ class InfillRequest(SamplingFields, kw_only=True):
     prompt: str | None = None
     model: str | None = None
     n_predict: LimitOrNone | None = None
+    t_max_predict_ms: LinesMs | None = None
     stream: bool | None = None
 
 
@@ -78,7 +79,7 @@ async def answer(context: Context, body: InfillRequest) -> Response:
     """Fill in. Raises: RequestError."""
     model = await context.served(body.model)
     infill = prompts.check_infills(model, "input_suffix")
-    asked = wanted_once(context, body, model)
+    asked = wanted_once(context, body, model, body.t_max_predict_ms)
     check_room(context, asked, "n")
     tokens = await _tokens(context, model, body, infill, asked.stopping.max_tokens)
     specs = asked.specs([tokens], n_logprobs=None, key=g.key, request_id=g.request_id)

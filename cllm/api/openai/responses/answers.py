@@ -12,8 +12,8 @@ import attrs
 import msgspec
 
 from cllm.api.conversation import Answer, AnswerShape
-from cllm.api.openai.responses.functions import Names, names_of
-from cllm.api.openai.responses.requests import CreateRequest
+from cllm.api.openai.responses.functions import Names, ToolFields, names_of
+from cllm.api.openai.responses.requests import CreateRequest, SentTools
 from cllm.api.sampling_fields import Wanted
 from cllm.api.sse import Wire, named
 from cllm.engine.events import Finished, FinishReason, Usage
@@ -67,6 +67,13 @@ def items_of(answer: Answer, names: Names) -> list[dict[str, Any]]:
     return items
 
 
+def _tools(tools: list[ToolFields], sent: list[dict[str, Any]]) -> list[Any]:
+    """Strict clients refuse tools that lack what their type must have, which is known here of functions alone."""
+    own = {"function", "namespace"}
+    told = [msgspec.to_builtins(tool) for tool in tools]
+    return [tool if tool["type"] in own else given for tool, given in zip(told, sent or told, strict=True)]
+
+
 # --- the response ------------------------------------------------------------------------------------------------------
 
 
@@ -78,8 +85,8 @@ class ResponseHead:
     names: Names  # of the functions that may be called
 
     @classmethod
-    def of(cls, body: CreateRequest, asked: Wanted, model: str, *, stored: bool) -> ResponseHead:
-        """A new response's: what was asked for, with the defaults filled in."""
+    def of(cls, body: CreateRequest, sent: SentTools | None, asked: Wanted, model: str, *, stored: bool) -> ResponseHead:
+        """A new response's: what was asked for, with the defaults filled in, and tools that are not called here as they were `sent`."""
         form = None if body.text is None else body.text.format
         return cls(
             {
@@ -98,7 +105,7 @@ class ResponseHead:
                 "temperature": asked.sampling.temperature,
                 "text": {"format": {"type": "text"} if form is None else msgspec.to_builtins(_shown(form))},
                 "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),
-                "tools": msgspec.to_builtins(body.tools or []),
+                "tools": _tools(body.tools or [], (None if sent is None else sent.tools) or []),
                 "top_p": asked.sampling.top_p,
                 "truncation": body.truncation or "disabled",
                 "user": body.user,

@@ -97,6 +97,12 @@ class CreateRequest(SamplingFields, kw_only=True):
     user: str | None = None
 
 
+class SentTools(msgspec.Struct):
+    """The tools of the same body, with all their members."""
+
+    tools: list[dict[str, Any]] | None = None
+
+
 def refuse_unserved(body: CreateRequest) -> None:
     """Say what cannot be done rather than leave it out. Raises: InvalidRequest · NotSupported."""
     for name, why in (

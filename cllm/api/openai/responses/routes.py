@@ -15,7 +15,7 @@ from cllm.api.conversation import open_chat
 from cllm.api.errors import openai_shape
 from cllm.api.openai.responses import requests
 from cllm.api.openai.responses.answers import ResponseHead, ResponseStream, items_of, new_id
-from cllm.api.openai.responses.requests import CreateRequest, Item
+from cllm.api.openai.responses.requests import CreateRequest, Item, SentTools
 from cllm.api.openai.responses.store import ResponseStore
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, SSE, Operation
@@ -41,6 +41,7 @@ OPERATIONS = (
 )
 
 decoder = msgspec.json.Decoder(CreateRequest)
+sent_decoder = msgspec.json.Decoder(SentTools)
 
 
 def blueprint(context: Context) -> Blueprint:
@@ -53,7 +54,7 @@ def blueprint(context: Context) -> Blueprint:
 
     @routes.post(ENDPOINT)
     async def create() -> Response:
-        return await answer(context, store, await wire.read(decoder))
+        return await answer(context, store, *await wire.read_both(decoder, sent_decoder))
 
     @routes.get(ONE)
     async def response(response_id: str) -> Response:
@@ -72,8 +73,8 @@ def blueprint(context: Context) -> Blueprint:
     return routes
 
 
-async def answer(context: Context, store: ResponseStore, body: CreateRequest) -> Response:
-    """Answer a conversation. Raises: RequestError."""
+async def answer(context: Context, store: ResponseStore, body: CreateRequest, sent: SentTools | None) -> Response:
+    """Answer a conversation; `sent` has of the tools what is not known here. Raises: RequestError."""
     model = await context.served(body.model)
     requests.refuse_unserved(body)
     body.max_tokens = body.max_output_tokens or body.max_tokens
@@ -86,7 +87,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest) ->
     prompts.check_turns(model, items)
     chat = await open_chat(context, model, requests.conversation_of(body, items), asked, endpoint=ENDPOINT)
     stores = body.store is not False and store.is_open
-    head = ResponseHead.of(body, asked, model.name, stored=stores)
+    head = ResponseHead.of(body, sent, asked, model.name, stored=stores)
 
     def keep(response: dict[str, Any]) -> None:
         if stores:
