@@ -130,7 +130,7 @@ class AnswerReader:
         if self._reasoning is not None and self._unclosed is not None:
             rest = [self._unclosed.push(part.text) for part in parts if isinstance(part, Reasoning)]
             content = [part for part in parts if isinstance(part, Content)]
-            parts = [*_reasoning(rest), *self._unclosed.finish(), *content]
+            parts = [*_reasoning(rest), *self._unclosed.finish(is_closed=not self._reasoning.is_inside), *content]
             self._n_unclosed = sum(isinstance(part, CallBegun) for part in parts)
         if self._calls is not None:
             parts += self._calls.finish()

@@ -49,6 +49,12 @@ class CallReader:
         self._held: list[Part] = []  # of a call that might still be none
         self._is_begun = False  # whether the call has been told of
         self._is_list = False
+        self._is_closed = False  # the last call, by what ends one
+
+    @property
+    def ends_with_call(self) -> bool:
+        """Whether what has been read ends with a complete call, and with what closes it, if its form has that."""
+        return self._state is _State.AFTER_BODY and (self._is_closed or not self._form.ends)
 
     @property
     def is_done(self) -> bool:
@@ -120,6 +126,7 @@ class CallReader:
 
     def _mark(self, raw: str, rest: str, *, n_marker: int | None = None) -> None:
         self._raw, self._text, self._n_marker = raw, rest, len(raw) if n_marker is None else n_marker
+        self._is_closed = False
         self._state = _State.BEFORE_BODY
 
     def _begin_body(self, parts: list[Part]) -> bool:
@@ -200,6 +207,7 @@ class CallReader:
         if marker == self._form.begin:
             self._mark(marker, rest[len(marker) :])
         elif marker is not None:
+            self._is_closed = self._is_closed or marker in self._form.ends
             self._text = rest[len(marker) :]
         elif any(each.startswith(rest) for each in (*markers, *again) if each != rest):  # nothing but blanks too
             return False

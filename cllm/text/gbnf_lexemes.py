@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
 from typing import Final
@@ -29,7 +28,8 @@ _NAMED: Final = {"n": "\n", "r": "\r", "t": "\t"}
 def take_apart(rules: dict[str, RuleNode]) -> None:
     """Put other rules in the place of terminals that may swallow the beginning of what follows them; their closed beginnings stay such.
 
-    Literals that begin with what may stand there by itself are taken apart, too: the compiler reads on in the longer one.
+    What begins with a character that may stand there by itself is taken apart, too: the compiler reads on in the longer one, and what is
+    read by single characters cannot go on beside it.
     """
     shapes, n_visits, is_known = _Shapes(rules.values()), 0, True
     apart: dict[int, RuleNode] = {}  # by the terminal: what stands in its place
@@ -37,14 +37,18 @@ def take_apart(rules: dict[str, RuleNode]) -> None:
         follows = _Follows(list(rules.values()), shapes, N_VISITS_MAX - n_visits)
         n_visits += follows.n_visits
         is_known = follows.is_complete
+        met = _met(list(_nodes_of_bodies(rules)), shapes)
         terminals = [rule for rule in rules.values() if rule.rule_is_terminal and id(rule) not in apart]
-        greedy = [rule for rule in terminals if not is_known or follows.may_swallow(rule)]
-        if not greedy:
+        if is_known:
+            terminals = [rule for rule in terminals if follows.knows(rule)]
+            greedy = [rule for rule in terminals if follows.may_swallow(rule)]
+            terminals = greedy or [rule for rule in terminals if shapes.of(rule.alternatives).first & met]
+        if not terminals:
             break
-        for rule in greedy:  # itself it stays what other terminals have in them
+        for rule in terminals:  # itself it stays what other terminals have in them
             copy = apart[id(rule)] = rules[rule.name.lower()] = RuleNode(rule.name.lower(), _copied(rule.alternatives), "")
             if is_known:
-                _hoist(copy, rules, shapes)
+                _hoist(copy, rules, shapes, met)
         for node in _nodes_of_bodies(rules):
             if isinstance(node, RuleRefNode):
                 node.target = apart.get(id(node.target), node.target)
@@ -82,11 +86,10 @@ class _Shapes:
 
     def _found(self, node: ASTNode) -> _Shape:
         if isinstance(node, LiteralNode):
-            letters = [_letter(piece) for piece in _PIECE.findall(node.value)]
-            inside = 0
-            for letter in letters:
-                inside |= letter
-            return _Shape(not letters, letters[0] if letters else 0, 0, inside)
+            text, inside = _said(node), 0
+            for letter in set(text):
+                inside |= _letter(letter)
+            return _Shape(not text, _letter(text[0]) if text else 0, 0, inside)
         if isinstance(node, RegexNode):
             letters_of_it = _class(node.rx)
             return _Shape(False, letters_of_it, 0, letters_of_it)
@@ -99,22 +102,24 @@ class _Shapes:
     def _repeated(self, node: RepetitionNode) -> _Shape:
         one = self.of(node.node)
         may_go_on = node.max_times != node.min_times or one.is_nullable
-        return _Shape(node.min_times == 0 or one.is_nullable, one.first, one.further | (one.first if may_go_on else 0), one.inside)
+        further = one.further | (one.first if may_go_on else 0)
+        if node.max_times != 1 and one.further & one.first:  # where one ends and the next one begins may be read in several ways
+            further |= one.inside
+        return _Shape(node.min_times == 0 or one.is_nullable, one.first, further, one.inside)
 
     def _in_turn(self, node: SequenceNode) -> _Shape:
         parts = [self.of(part) for part in node.nodes]
-        first = further = inside = 0
-        for part in parts:
-            first |= part.first
-            if not part.is_nullable:
-                break
+        first = further = inside = 0  # of what comes from a part on
+        may_end = True
         for part in reversed(parts):
-            further |= part.further
-            if not part.is_nullable:
-                break
-            further |= part.first  # a match may end before it
-        for part in parts:
+            is_ambiguous = bool(part.further & first)  # where it ends and the next one begins may be read in several ways
             inside |= part.inside
+            if may_end:
+                further |= part.further | (part.first if part.is_nullable else 0)
+            if is_ambiguous:
+                further |= inside
+            first = part.first | (first if part.is_nullable else 0)
+            may_end = may_end and part.is_nullable
         return _Shape(all(part.is_nullable for part in parts), first, further, inside)
 
     def _either(self, node: ASTNode) -> _Shape:
@@ -130,7 +135,7 @@ class _Shapes:
             further |= first
         alike = [(child, part) for child, part in zip(node.children(), parts, strict=True) if part.first & shared]
         if all(isinstance(child, LiteralNode) for child, _ in alike):
-            further |= _continuing([child.value for child, _ in alike if isinstance(child, LiteralNode)])
+            further |= _continuing({_said(child) for child, _ in alike if isinstance(child, LiteralNode)})
         else:  # one of them may be the beginning of another
             for _, part in alike:
                 further |= part.inside
@@ -159,6 +164,10 @@ class _Follows:
                     self._nullable.add(id(rule))
                 self._walk(rule.alternatives, self._after.setdefault(id(rule), 0))
             self.is_complete = before == (self._first, len(self._nullable), self._after)
+
+    def knows(self, terminal: RuleNode) -> bool:
+        """Whether it is in a rule that is no terminal."""
+        return id(terminal) in self._after
 
     def may_swallow(self, terminal: RuleNode) -> bool:
         """Whether what comes after a terminal may begin as what would continue it."""
@@ -211,19 +220,20 @@ class _Follows:
                 after = first | (after if is_nullable else 0)
 
 
-def _hoist(rule: RuleNode, rules: dict[str, RuleNode], shapes: _Shapes) -> None:
+def _hoist(rule: RuleNode, rules: dict[str, RuleNode], shapes: _Shapes, met: int) -> None:
     """Make terminals of what its alternatives begin with, as far as nothing could continue that: a string up to its closing quote."""
     node = rule.alternatives
     alternatives = node.alternatives if isinstance(node, AlternativeNode) else [node]
     for i, each in enumerate(alternatives):
-        if not isinstance(each, SequenceNode):
+        if not isinstance(each, SequenceNode) or shapes.of(each).first & met:
             continue
         closed = [j for j, part in enumerate(each.nodes, 1) if not (shapes.of(part).is_nullable or shapes.of(part).further)]
         n = closed[-1] if closed else 0
-        if n < 2:
+        node = SequenceNode(each.nodes[:n])
+        if n < 2 or shapes.of(node).is_nullable or shapes.of(node).further:
             continue
         name = f"{rule.name}_{i}".upper()
-        beginning = rules[name] = RuleNode(name, SequenceNode(each.nodes[:n]), "", rule_is_terminal=True)
+        beginning = rules[name] = RuleNode(name, node, "", rule_is_terminal=True)
         alternatives[i] = SequenceNode([RuleRefNode(name, beginning), *each.nodes[n:]])
     rule.alternatives = AlternativeNode(alternatives)
 
@@ -231,20 +241,17 @@ def _hoist(rule: RuleNode, rules: dict[str, RuleNode], shapes: _Shapes) -> None:
 def _met(nodes: list[ASTNode], shapes: _Shapes) -> int:
     """The characters that may stand by themselves: of classes, of literals that others begin with, and of all that begin with these."""
     met = 0
-    literals = {tuple(_PIECE.findall(node.value)) for node in nodes if isinstance(node, LiteralNode) and node.value}
+    literals = {_said(node) for node in nodes if isinstance(node, LiteralNode)} - {""}
     for node in nodes:
         if isinstance(node, RegexNode):
             met |= shapes.of(node).first
-    ordered = sorted(literals)
-    for one, other in itertools.pairwise(ordered):
-        if len(one) == 1 or other[: len(one)] == one:
+    for one, other in itertools.pairwise([*sorted(literals), ""]):
+        if len(one) == 1 or other.startswith(one):
             met |= _letter(one[0])
-    met |= _letter(ordered[-1][0]) if ordered and len(ordered[-1]) == 1 else 0
     left = [literal for literal in literals if len(literal) > 1]
     while any(is_met := [bool(_letter(literal[0]) & met) for literal in left]):
-        for literal in itertools.compress(left, is_met):
-            for piece in literal:
-                met |= _letter(piece)
+        for letter in set("".join(itertools.compress(left, is_met))):
+            met |= _letter(letter)
         left = list(itertools.compress(left, [not one for one in is_met]))
     return met
 
@@ -253,7 +260,7 @@ def _spelt(node: ASTNode, met: int) -> ASTNode:
     """The node with literals letter by letter that begin with one of `met`."""
     if isinstance(node, LiteralNode):
         pieces = _PIECE.findall(node.value)
-        is_met = len(pieces) > 1 and bool(_letter(pieces[0]) & met)
+        is_met = len(pieces) > 1 and bool(_letter(_character(pieces[0])) & met)
         return SequenceNode([LiteralNode(piece) for piece in pieces]) if is_met else node
     if isinstance(node, RepetitionNode):
         node.node = _spelt(node.node, met)
@@ -284,31 +291,44 @@ def _nodes(node: ASTNode) -> Iterator[ASTNode]:
         yield from _nodes(child)
 
 
-def _continuing(literals: list[str]) -> int:
+def _continuing(literals: set[str]) -> int:
     """What may continue one of the literals to another of them."""
-    further = 0
-    ordered = sorted(tuple(_PIECE.findall(text)) for text in literals)
-    for one, other in itertools.pairwise(ordered):
-        if other[: len(one)] == one and len(other) > len(one):
-            further |= _letter(other[len(one)])
+    further, lengths = 0, {len(literal) for literal in literals}
+    for literal in literals:
+        for n in lengths:
+            if 0 < n < len(literal) and literal[:n] in literals:
+                further |= _letter(literal[n])
     return further
 
 
-def _letter(piece: str) -> int:
-    if len(piece) > 1:
-        piece = chr(int(piece[2:], 16)) if piece[1] == "x" else _NAMED.get(piece[1], piece[1])
-    return 1 << ord(piece) if ord(piece) < 128 else _OTHERS
+def _said(literal: LiteralNode) -> str:
+    """Its characters."""
+    return "".join([_character(piece) for piece in _PIECE.findall(literal.value)])
+
+
+def _character(piece: str) -> str:
+    if len(piece) == 1:
+        return piece
+    return chr(int(piece[2:], 16)) if piece[1] == "x" else _NAMED.get(piece[1], piece[1])
+
+
+def _letter(character: str) -> int:
+    return 1 << ord(character) if ord(character) < 128 else _OTHERS
 
 
 def _class(rx: str) -> int:
-    """The characters of a class, or of what stands for any."""
+    """The characters of a class, or of what stands for any. Of others than ASCII's a class that leaves some out has some."""
     if not rx.startswith("["):
         return _ALL
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            pattern = re.compile(rx)
-    except re.error:  # which the compiler will tell
-        return _ALL
-    has_others = rx.startswith("[^") or not rx.isascii() or re.search(r"\\x[89A-Fa-f]", rx) is not None
-    return sum(1 << code for code in range(128) if pattern.fullmatch(chr(code))) | (_OTHERS if has_others else 0)
+    pieces = _PIECE.findall(rx[1:-1])
+    leaves_out = pieces[:1] == ["^"]
+    letters, i = 0, int(leaves_out)
+    while i < len(pieces):
+        low = high = ord(_character(pieces[i]))
+        if i + 2 < len(pieces) and pieces[i + 1] == "-":  # by itself it is escaped
+            high = ord(_character(pieces[i + 2]))
+            i += 2
+        i += 1
+        letters |= ((1 << min(high, 127) + 1) - 1) & -(1 << min(low, 128))
+        letters |= _OTHERS if high > 127 else 0
+    return (_ALL & ~letters) | _OTHERS if leaves_out else letters

@@ -20,7 +20,7 @@ class UnclosedReasoning:
     """
 
     def __init__(self, form: CallFormat, tools: Sequence[Tool], *, assured: bool, single: bool) -> None:
-        """`assured`: none counts, since a grammar holds what comes after the reasoning; `single`: the first one alone does."""
+        """`assured`: they count only where an answer that a grammar holds comes to nothing else; `single`: the first one alone does."""
         self._form = form
         self._tools = tools
         self._assured = assured
@@ -34,8 +34,8 @@ class UnclosedReasoning:
 
     @property
     def ends_in_call(self) -> bool:
-        """Whether what has come ends with a complete call."""
-        return self._reader is not None and self._reader.n_calls > 0
+        """Whether what has come ends with a complete call, and with what closes it."""
+        return self._reader is not None and self._reader.ends_with_call
 
     def push(self, text: str) -> str:
         """Return what is certain to be reasoning."""
@@ -52,14 +52,19 @@ class UnclosedReasoning:
         self._reader = None
         return text
 
-    def finish(self) -> list[Part]:
-        """Return what was undecided, the answer having ended: calls, or reasoning."""
-        if self._assured or self._reader is None or not self._reader.n_calls or self._reader.finish():
-            rest = self.give_up()
-            return [Reasoning(rest)] if rest else []
-        if not self._single:
-            return self._calls
-        return self._calls[: next(i for i, part in enumerate(self._calls, 1) if isinstance(part, Arguments))]
+    def finish(self, *, is_closed: bool) -> list[Part]:
+        """Return what was undecided, the answer having ended, after the reasoning's closing tag or before: calls, or reasoning."""
+        has_called = self._reader is not None and self._reader.n_calls > 0 and not self._reader.finish()
+        rest = self.give_up()
+        told: list[Part] = [Reasoning(rest)] if rest else []
+        if not has_called:
+            return told
+        calls = self._calls
+        if self._single:
+            calls = calls[: next(i for i, part in enumerate(calls, 1) if isinstance(part, Arguments))]
+        if self._assured:
+            return [*told, *calls] if is_closed else told
+        return calls
 
     def _look_for_marker(self) -> str:
         found = first_marker(self._text, self._markers)

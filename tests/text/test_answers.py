@@ -739,8 +739,12 @@ def test_of_calls_that_reasoning_ends_with_one_counts_where_there_may_be_one() -
     assert read(of(HERMES, single=True, thinks=True), *f"<think>{CALL}\n{CALL}") == ADD
 
 
-def test_where_a_grammar_makes_sure_of_calls_those_within_reasoning_are_none() -> None:
-    assert read(of(HERMES, assured=True, thinks=True), *f"<think>so {CALL}") == [Reasoning(f"so {CALL}")]
+def test_where_a_grammar_makes_sure_of_calls_those_within_reasoning_count_if_nothing_comes_of_it() -> None:
+    assured = of(HERMES, assured=True, thinks=True)
+    assert read(assured, *f"<think>so {CALL}") == [Reasoning(f"so {CALL}")], "it was cut"
+    assert read(assured, *f"<think>so {CALL}\n</think>\n\n") == [Reasoning(f"so {CALL}"), *ADD]
+    assert read(assured, *f"<think>so {CALL}\n</think>\n\n{CALL}") == [Reasoning(f"so {CALL}"), *ADD]
+    assert read(assured, *f"<think>so {CALL}\n</think>\n\nNo.") == [Reasoning(f"so {CALL}"), Content("No.")]
 
 
 def test_many_markers_within_reasoning_are_looked_for_within_bounds() -> None:

@@ -126,11 +126,11 @@ def test_a_budget_counts_the_tokens_of_reasoning_that_goes_on() -> None:
 
 
 def test_a_call_within_reasoning_ends_it_where_a_grammar_is_to_hold_what_follows() -> None:
-    call = 'so <tool_call>{"name": "add", "arguments": {}}'
+    call = 'so <tool_call>{"name": "add", "arguments": {}}</tool_call>'
     assured = AnswerFormat(tags=TAGS[0], opened=True, calls=HERMES, tools=(Tool("add"),), closing=(1, 2), assured=True)
     made = transcript(assured)
     say(made, call[:-1])
-    assert made.due() == ()
+    assert made.due() == (), "it is not over"
     say(made, call[-1])
     assert made.due() == (1, 2), "it would end here, and the grammar lets no answer end before it has begun"
     assert made.due() == ()

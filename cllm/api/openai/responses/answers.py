@@ -68,10 +68,11 @@ def items_of(answer: Answer, names: Names) -> list[dict[str, Any]]:
 
 
 def _tools(tools: list[ToolFields], sent: list[dict[str, Any]]) -> list[Any]:
-    """Strict clients refuse tools that lack what their type must have, which is known here of functions alone."""
-    own = {"function", "namespace"}
+    """Strict clients refuse tools that lack what their type must have, which is known here of functions alone. No secret is told."""
+    own, secret = {"function", "namespace"}, {"authorization", "headers"}
     told = [msgspec.to_builtins(tool) for tool in tools]
-    return [tool if tool["type"] in own else given for tool, given in zip(told, sent or told, strict=True)]
+    given = [{name: value for name, value in tool.items() if name not in secret} for tool in sent or told]
+    return [tool if tool["type"] in own else as_sent for tool, as_sent in zip(told, given, strict=True)]
 
 
 # --- the response ------------------------------------------------------------------------------------------------------
