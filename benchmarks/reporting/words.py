@@ -206,7 +206,7 @@ cLLM's own figure is that of the pairs with this peer, so that figures of one co
 
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at 8, `chat-turns` at 8, `shared-prefix` and
+are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at 8 and 16, `chat-turns` at 8, `shared-prefix` and
 `long-among-short` have all of llama-server's settings, two to six of them for two to four pairs. Told how many slots there are, as it
 always is here, llama-server as it comes gives each slot cells of its own, so that it is what `-no-kvu` is; and at one slot `-kvu` is too,
 and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of equals, too. The other runs have fewer, chosen by shorter runs
@@ -250,17 +250,23 @@ times as long here, and more of the gaps have a piece of a prompt in them; those
 than one in ten has such a piece. First texts come later at p50 there; of `mixed` those at p90 come sooner, and those at p99 later. No order
 of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls
 above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool
-in pieces of 25. (`mixed` has fourteen.) At 16, on the machine with AMX, first texts come after 1.39 times `-no-kvu`'s time at p50 and 1.37
-at p99, and 1.8 times as many requests are good; on one with AVX-512 an earlier revision, whose run is not kept, had 0.91 and 1.18 of these
-times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. `mixed-small` at 8
-has all settings, on a machine with AVX2 alone: ten pairs of `-no-kvu`, two of each other one. cLLM has 0.975 of `-no-kvu`'s tokens/s (0.85
-to 1.12), first texts at p50 after 1.39 times its time, and gaps at p99 0.37 times as long. In two pairs each, only `no prompt cache` came
-out ahead, cLLM having 0.96 of its tokens/s; it has first texts at p50 after half of cLLM's time and saves nothing on the host, so that it
-takes 0.73 of its memory. Beside the others cLLM had 1.03 (`-b 64`) to 1.29 times (`-kvu -b 64`) the tokens/s; `-b 32`, whose gaps at p99
-are as short, has first texts at p99 after twice the time. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01
-of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a simulation the scheduler needs as long for
-all of them as the faster starts did, within four percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to
-1.10 of its time for the same step; these are not kept.
+in pieces of 25. (`mixed` has fourteen.) `mixed-small` at 16 and at 8 has all settings, on a machine with AVX2 alone. At 16 these are ten
+pairs of `-no-kvu` and of `no prompt cache`, two of each other one. Who has more tokens/s is not told apart: cLLM has 1.03 of `-no-kvu`'s
+(0.94 to 1.12) and 0.96 of those of `no prompt cache` (0.85 to 1.09), beside which it does worst at nearly everything. Gaps are 1.34 and
+1.32 times as long at p50 and 0.40 and 0.38 at p99, first texts come at p99 after 1.29 and 1.37 times the time. At p50 they come after 1.00
+times `-no-kvu`'s and 1.40 times the other's (0.97 to 2.02), which saves nothing on the host and takes 0.87 of cLLM's memory; `-no-kvu`
+takes 1.6 times as much. In two pairs each, gaps at p99 were two thirds of cLLM's with `-b 32` and `-b 64`, whose first texts at p50 came
+after 2.1 to 2.9 times its time, and `-kvu` had first texts at p99 after 0.63 of its time. A run on the machine with AMX, which is not kept,
+had first texts after 1.39 times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on
+a machine with AVX-512 0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and
+gaps 1.4 times as long at p99. At 8 these are ten pairs of `-no-kvu`, two of each other one. cLLM has 0.975 of `-no-kvu`'s tokens/s (0.85 to
+1.12), first texts at p50 after 1.39 times its time, and gaps at p99 0.37 times as long. In two pairs each, only `no prompt cache` came out
+ahead, cLLM having 0.96 of its tokens/s; it has first texts at p50 after half of cLLM's time and saves nothing on the host, so that it takes
+0.73 of its memory. Beside the others cLLM had 1.03 (`-b 64`) to 1.29 times (`-kvu -b 64`) the tokens/s; `-b 32`, whose gaps at p99 are as
+short, has first texts at p99 after twice the time. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the
+tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a simulation the scheduler needs as long for all of
+them as the faster starts did, within four percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of
+its time for the same step; these are not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for
@@ -332,7 +338,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-chat-turns-c8": "2026-11-29 9933c42bdd",
     "peers-long-among-short": "2026-11-29 8aaae89e0d",
     "peers-mixed-c8": "2026-11-27 0543dee0f6",
-    "peers-mixed-small-c16": "2026-11-28 4bb071c4dc",
+    "peers-mixed-small-c16": "2026-11-29 7c1795d3e6",
     "peers-mixed-small-c8": "2026-11-29 1741961df7",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-27 3751b6e58f",
