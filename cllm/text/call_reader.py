@@ -9,6 +9,7 @@ from typing import Final
 from cllm.text.backlog import Backlog
 from cllm.text.call_bodies import Body, as_object
 from cllm.text.call_formats import CallFormat
+from cllm.text.call_tags import TaggedBody
 from cllm.text.markers import N_BLANKS_MAX, first_marker, n_before_blanks, n_undecided
 from cllm.text.parts import Arguments, CallBegun, Content, Part
 from cllm.text.tools import Tool
@@ -49,12 +50,13 @@ class CallReader:
         self._held: list[Part] = []  # of a call that might still be none
         self._is_begun = False  # whether the call has been told of
         self._is_list = False
-        self._is_closed = False  # the last call, by what ends one
+        self._wants_end = bool(form.ends)  # the last call
+        self._is_closed = False  # by that
 
     @property
     def ends_with_call(self) -> bool:
         """Whether what has been read ends with a complete call, and with what closes it, if its form has that."""
-        return self._state is _State.AFTER_BODY and (self._is_closed or not self._form.ends)
+        return self._state is _State.AFTER_BODY and not self._is_list and (self._is_closed or not self._wants_end)
 
     @property
     def is_done(self) -> bool:
@@ -116,6 +118,7 @@ class CallReader:
             self._text = self._text[n_told:]
             return False
         marker = found[1]
+        self._wants_end = bool(form.ends) and marker != form.opens  # without what begins it, it mostly lacks what ends it
         if marker == form.begin:
             self._mark(self._text[n_told:pos] + marker, self._text[pos + len(marker) :])
         elif marker == form.opens:
@@ -175,6 +178,8 @@ class CallReader:
                 return True
             parts += [begun, Arguments(arguments.call, found)]
         self.n_calls += 1
+        tags = self._form.tags
+        self._is_closed = isinstance(body, TaggedBody) and tags is not None and tags.closing in self._form.ends
         self._reset(_State.AFTER_BODY)
         return True
 

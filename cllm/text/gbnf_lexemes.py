@@ -28,16 +28,17 @@ _NAMED: Final = {"n": "\n", "r": "\r", "t": "\t"}
 def take_apart(rules: dict[str, RuleNode]) -> None:
     """Put other rules in the place of terminals that may swallow the beginning of what follows them; their closed beginnings stay such.
 
-    What begins with a character that may stand there by itself is taken apart, too: the compiler reads on in the longer one, and what is
+    What begins with a character of a class that is read by itself is taken apart, too: the compiler reads on in the longer one, and what is
     read by single characters cannot go on beside it.
     """
+    _wrap(rules)
     shapes, n_visits, is_known = _Shapes(rules.values()), 0, True
     apart: dict[int, RuleNode] = {}  # by the terminal: what stands in its place
     while is_known:
         follows = _Follows(list(rules.values()), shapes, N_VISITS_MAX - n_visits)
         n_visits += follows.n_visits
         is_known = follows.is_complete
-        met = _met(list(_nodes_of_bodies(rules)), shapes)
+        met = _classes(rules, shapes)
         terminals = [rule for rule in rules.values() if rule.rule_is_terminal and id(rule) not in apart]
         if is_known:
             terminals = [rule for rule in terminals if follows.knows(rule)]
@@ -52,7 +53,7 @@ def take_apart(rules: dict[str, RuleNode]) -> None:
         for node in _nodes_of_bodies(rules):
             if isinstance(node, RuleRefNode):
                 node.target = apart.get(id(node.target), node.target)
-    met = _met(list(_nodes_of_bodies(rules)), shapes)
+    met = _met(rules, shapes)
     for rule in rules.values():
         if not rule.rule_is_terminal:
             rule.alternatives = _spelt(rule.alternatives, met)
@@ -238,13 +239,19 @@ def _hoist(rule: RuleNode, rules: dict[str, RuleNode], shapes: _Shapes, met: int
     rule.alternatives = AlternativeNode(alternatives)
 
 
-def _met(nodes: list[ASTNode], shapes: _Shapes) -> int:
-    """The characters that may stand by themselves: of classes, of literals that others begin with, and of all that begin with these."""
+def _classes(rules: dict[str, RuleNode], shapes: _Shapes) -> int:
+    """The characters of classes that are no part of a terminal."""
     met = 0
-    literals = {_said(node) for node in nodes if isinstance(node, LiteralNode)} - {""}
-    for node in nodes:
+    for node in _nodes_of_bodies(rules):
         if isinstance(node, RegexNode):
             met |= shapes.of(node).first
+    return met
+
+
+def _met(rules: dict[str, RuleNode], shapes: _Shapes) -> int:
+    """The characters that may stand by themselves: of classes, of literals that others begin with, and of all that begin with these."""
+    met = _classes(rules, shapes)
+    literals = {_said(node) for node in _nodes_of_bodies(rules) if isinstance(node, LiteralNode)} - {""}
     for one, other in itertools.pairwise([*sorted(literals), ""]):
         if len(one) == 1 or other.startswith(one):
             met |= _letter(one[0])
@@ -268,6 +275,26 @@ def _spelt(node: ASTNode, met: int) -> ASTNode:
         node.nodes = [_spelt(part, met) for part in node.nodes]
     elif isinstance(node, AlternativeNode):
         node.alternatives = [_spelt(part, met) for part in node.alternatives]
+    return node
+
+
+def _wrap(rules: dict[str, RuleNode]) -> None:
+    """Make terminals of classes that are repeated in the other rules: whether they may be shows as with any."""
+    for rule in [rule for rule in rules.values() if not rule.rule_is_terminal]:
+        rule.alternatives = _wrapped(rule.alternatives, rules)
+
+
+def _wrapped(node: ASTNode, rules: dict[str, RuleNode]) -> ASTNode:
+    if isinstance(node, RepetitionNode):
+        if node.max_times != 1 and node.is_terminal() and any(isinstance(part, RegexNode) for part in _nodes(node)):
+            name = f"W{len(rules)}"
+            rules[name] = RuleNode(name, node, "", rule_is_terminal=True)
+            return RuleRefNode(name, rules[name])
+        node.node = _wrapped(node.node, rules)
+    elif isinstance(node, SequenceNode):
+        node.nodes = [_wrapped(part, rules) for part in node.nodes]
+    elif isinstance(node, AlternativeNode):
+        node.alternatives = [_wrapped(part, rules) for part in node.alternatives]
     return node
 
 

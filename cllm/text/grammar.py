@@ -41,12 +41,13 @@ N_PLACES_TRIED: Final = 200  # to find out which part of a schema is at fault
 PLACES_S: Final = 0.5  # of the thread's own time for that: a part may take as long as the schema did
 _JSON_RULE: Final = re.compile(r"%json\s*")
 
-# Less than the defaults where a request could hold up everybody's step: 100,000 units of the lexer's fuel are some 7 ms, 20,000 items
-# 1 ms. A state of the lexer takes 1 to 2 kB, for as long as the grammar is kept.
+# Bounds of what a request may take of everybody's step: 100,000 units of the lexer's fuel are some 7 ms, 300,000 items 25 ms, which is what
+# the mask of a grammar that is read by characters takes of 152,000 tokens. A state of the lexer takes 1 to 2 kB, for as long as the grammar
+# is kept.
 _LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
-    step_max_items=20_000,
+    step_max_items=300_000,
     max_lexer_states=20_000,
     max_grammar_size=100_000,
     verbose_errors=False,

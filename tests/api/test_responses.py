@@ -253,10 +253,12 @@ async def test_tools_that_nobody_calls_here_are_told_as_they_were_sent(serve: An
         {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
         {"type": "mcp", "server_label": "a", "server_url": "https://example.com", "require_approval": "never"},
     ]
-    secrets = {"authorization": "secret-1", "headers": {"Authorization": "Bearer secret-2"}}
+    policy = {"network_policy": {"type": "allowlist", "domain_secrets": [{"name": "key", "value": "secret-3"}]}}
+    secrets = {"authorization": "secret-1", "headers": {"Authorization": "Bearer secret-2"}, "container": policy}
     async with serve() as api:
         answer = await api.post("/v1/responses", {"input": "hello", "tools": [hosted[0], TOOL, hosted[1] | secrets]})
         kept = await api.get(f"/v1/responses/{answer.json['id']}")
+    hosted[1]["container"] = {"network_policy": {"type": "allowlist"}}
     assert [answer.json["tools"][i] for i in (0, 2)] == [kept.json["tools"][i] for i in (0, 2)] == hosted
     assert b"secret" not in answer.body + kept.body
     assert answer.json["tools"][1] == {"strict": None, "description": None, **TOOL}

@@ -735,6 +735,16 @@ def test_a_call_that_follows_the_thought_of_one_counts_alone() -> None:
     assert read(of(HERMES, thinks=True), *f"<think>{CALL} maybe {CALL}") == [Reasoning(f"{CALL} maybe"), *ADD]
 
 
+@pytest.mark.parametrize(("form", "text"), [one[:2] for one in WRITTEN if not one[0].channels and not one[1].startswith("{")])
+def test_of_every_form_it_is_seen_when_reasoning_ends_with_a_call(form: CallFormat, text: str) -> None:
+    lacks_end = form.begin in text and not text.rstrip().endswith((*form.ends, *form.ignored))
+    for pieces in ([text], text):
+        reader = of(form, assured=True, thinks=True).reader(None)
+        for piece in ("<think>so ", *pieces):
+            reader.push(piece, can_stop=True)
+        assert reader.has_called_within_reasoning is not (lacks_end and bool(form.ends))
+
+
 def test_of_calls_that_reasoning_ends_with_one_counts_where_there_may_be_one() -> None:
     assert read(of(HERMES, single=True, thinks=True), *f"<think>{CALL}\n{CALL}") == ADD
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from typing import TypeAlias
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cllm.bigstack import call_with_stack
 from cllm.errors import GrammarInvalid
-from cllm.testing.fake import END_OF_TURN
+from cllm.testing.fake import END_OF_TURN, N_TOKENS_LEAST, FakeVocabulary
 from cllm.text import gbnf, gbnf_lexemes
-from cllm.text.grammar import Grammar, GrammarSource, Kind
+from cllm.text.grammar import N_BYTES_STACK, Grammar, Grammars, GrammarSource, Kind
 from tests.text.conftest import allowed, compiled, takes
 
 
@@ -95,6 +97,9 @@ name ::= [A-Z]+ " "?
         ('root ::= x "c" root | "."\nx ::= "a" | "ab" | "ac"', "acaccabc.", True),
         ('root ::= x "=" root | "."\nx ::= "<" | "<<" | "<="', "<=<<=<==.", True),
         ('root ::= x "\\n" root | "."\nx ::= "a" | "a\\x0ab"', "a\na\nb\n.", True),
+        ('root ::= "a"? "bc" | "ab" root | ";"', "abc", True),
+        ('root ::= "a"* "bc" | "ab" root | ";"', "abababc", True),
+        ('root ::= [a-z]* "1" | "ab" root | ";"', "abc1", True),
         ('root ::= x | "(" root ")"\nx ::= ("a" | "ab") "c"', "(abc)", True),
         ('root ::= x "b" | "(" root ")"\nx ::= "a" | "ab"', "(abb)", True),
         ('root ::= x "b" | "(" root ")"\nx ::= "a" | "ab"', "(ab)", True),
@@ -139,6 +144,63 @@ def test_looking_through_a_grammar_has_a_bound() -> None:
     begin = time.process_time()
     gbnf.to_lark(f"{nested}\n{chain}")
     assert time.process_time() - begin < 30, "it is two seconds"
+
+
+# --- with a vocabulary of words -----------------------------------------------------------------------------------------
+
+
+WORD_LETTERS = "abcdefghijklmnopqrstuvwxyz" * 3 + " éß漢字\n\"'<>{}[]().,:;|#*-=/\\"
+
+
+class Words(FakeVocabulary):
+    """Has words beside bytes, as real ones have, whose masks take so much longer."""
+
+    def __init__(self) -> None:
+        super().__init__(N_TOKENS_LEAST + 60_000)
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        if not N_TOKENS_LEAST <= token < self.n_tokens:
+            return super().token_bytes(token, special=special)
+        number, letters = token * 2_654_435_761 % 2**32, ""  # any words, of which few begin alike
+        for _ in range(6):
+            number, letter = divmod(number, len(WORD_LETTERS))
+            letters += WORD_LETTERS[letter]
+        return letters.encode()
+
+
+@pytest.fixture(scope="module")
+def words() -> Grammars:
+    return Grammars(Words())
+
+
+STRING = '"\\"" ([^"\\\\] | "\\\\" .)* "\\"" ws\nws ::= [ \\n]*'
+WORDED = {
+    "reasoning before JSON": (
+        'root ::= "<think>" [^<]* "</think>" object' + JSON.partition("::= object")[2],
+        '<think>ab</think>{"ab": ["cd',
+    ),
+    "text and calls": (
+        'root ::= (text call)* text\ntext ::= [^<]*\ncall ::= "<call>" ws json "</call>"\njson ::= "{" ws pair ("," ws pair)* "}" ws\n'
+        f'pair ::= string ":" ws (string | json)\nstring ::= {STRING}',
+        'ab <call>{"ab":"cd',
+    ),
+    "keys of letters": (
+        f'root ::= "{{" pair ("," pair)* "}}"\npair ::= "\\"" key "\\"" ws ":" ws (string | root)\nkey ::= [a-zA-Z_]+\nstring ::= {STRING}',
+        '{"ab":"cd',
+    ),
+    "turns": ('root ::= turn+\nturn ::= name ": " line "\\n" | "(" turn ")"\nname ::= [A-Z] [a-z]*\nline ::= [^\\n]+', "Ab: cd"),
+    "elements": ('root ::= el+\nel ::= "<div>" (el | text)* "</div>" | "<p>" text "</p>"\ntext ::= [^<>]+', "<div>ab"),
+    "blocks": (BLOCKS, "ab"),
+    "sentences": (SENTENCES, "ab"),
+}
+
+
+@pytest.mark.parametrize(("grammar", "text"), WORDED.values(), ids=list(WORDED))
+def test_a_mask_is_found_in_the_middle_of_a_word(words: Grammars, grammar: str, text: str) -> None:
+    compiled_here = call_with_stack(partial(words.compile, GrammarSource(Kind.GRAMMAR, grammar)), N_BYTES_STACK)
+    state = compiled_here.start(text.encode())
+    assert len(allowed(state.mask())) > 10_000, state.failure
+    assert state.failure is None
 
 
 # --- against the rules themselves -------------------------------------------------------------------------------------
@@ -211,7 +273,7 @@ def can_end(grammar: Grammar, written: bytes) -> bool:
 def n_kept(lark: str) -> int:
     """Pieces of several characters that are matched as far as they go, beside others; 0 where all is matched as it stands."""
     bodies = [line for line in lark.splitlines() if line[:1].islower()]
-    return 0 if "WHOLE_OF_IT" in lark else len(set(re.findall(r'R[\d_]+|"[^"]{2,}"', "\n".join(bodies))))
+    return 0 if "WHOLE_OF_IT" in lark else len(set(re.findall(r'[RW][\d_]+|"[^"]{2,}"', "\n".join(bodies))))
 
 
 @settings(max_examples=200, deadline=None)

@@ -67,12 +67,20 @@ def items_of(answer: Answer, names: Names) -> list[dict[str, Any]]:
     return items
 
 
+_SECRETS = {"authorization", "headers", "domain_secrets"}
+
+
 def _tools(tools: list[ToolFields], sent: list[dict[str, Any]]) -> list[Any]:
     """Strict clients refuse tools that lack what their type must have, which is known here of functions alone. No secret is told."""
-    own, secret = {"function", "namespace"}, {"authorization", "headers"}
+    own = {"function", "namespace"}
     told = [msgspec.to_builtins(tool) for tool in tools]
-    given = [{name: value for name, value in tool.items() if name not in secret} for tool in sent or told]
-    return [tool if tool["type"] in own else as_sent for tool, as_sent in zip(told, given, strict=True)]
+    return [tool if tool["type"] in own else _public(given) for tool, given in zip(told, sent or told, strict=True)]
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _public(member) for name, member in value.items() if name not in _SECRETS}
+    return [_public(member) for member in value] if isinstance(value, list) else value
 
 
 # --- the response ------------------------------------------------------------------------------------------------------
