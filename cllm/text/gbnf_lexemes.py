@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from graphlib import TopologicalSorter
 from typing import Final
 
@@ -31,7 +32,8 @@ def take_apart(rules: dict[str, RuleNode]) -> None:
     What begins with a character of a class that is read by itself is taken apart, too: the compiler reads on in the longer one, and what is
     read by single characters cannot go on beside it.
     """
-    _wrap(rules)
+    for rule in _bodies(rules):
+        rule.alternatives = _changed(rule.alternatives, partial(_repeated_class, rules=rules))
     shapes, n_visits, is_known = _Shapes(rules.values()), 0, True
     apart: dict[int, RuleNode] = {}  # by the terminal: what stands in its place
     while is_known:
@@ -47,16 +49,15 @@ def take_apart(rules: dict[str, RuleNode]) -> None:
         if not terminals:
             break
         for rule in terminals:  # itself it stays what other terminals have in them
-            copy = apart[id(rule)] = rules[rule.name.lower()] = RuleNode(rule.name.lower(), _copied(rule.alternatives), "")
+            copy = apart[id(rule)] = rules[rule.name.lower()] = RuleNode(rule.name.lower(), _changed(rule.alternatives, lambda _: None), "")
             if is_known:
                 _hoist(copy, rules, shapes, met)
         for node in _nodes_of_bodies(rules):
             if isinstance(node, RuleRefNode):
                 node.target = apart.get(id(node.target), node.target)
     met = _met(rules, shapes)
-    for rule in rules.values():
-        if not rule.rule_is_terminal:
-            rule.alternatives = _spelt(rule.alternatives, met)
+    for rule in _bodies(rules):
+        rule.alternatives = _changed(rule.alternatives, partial(_letters, met=met))
 
 
 @attrs.frozen
@@ -263,53 +264,44 @@ def _met(rules: dict[str, RuleNode], shapes: _Shapes) -> int:
     return met
 
 
-def _spelt(node: ASTNode, met: int) -> ASTNode:
-    """The node with literals letter by letter that begin with one of `met`."""
-    if isinstance(node, LiteralNode):
-        pieces = _PIECE.findall(node.value)
-        is_met = len(pieces) > 1 and bool(_letter(_character(pieces[0])) & met)
-        return SequenceNode([LiteralNode(piece) for piece in pieces]) if is_met else node
+def _letters(node: ASTNode, met: int) -> ASTNode | None:
+    """The letters of a literal that begins with one of `met`."""
+    pieces = _PIECE.findall(node.value) if isinstance(node, LiteralNode) else []
+    is_met = len(pieces) > 1 and bool(_letter(_character(pieces[0])) & met)
+    return SequenceNode([LiteralNode(piece) for piece in pieces]) if is_met else None
+
+
+def _repeated_class(node: ASTNode, rules: dict[str, RuleNode]) -> ASTNode | None:
+    """A terminal for a class that is repeated: whether it may be one shows as with any."""
+    if not isinstance(node, RepetitionNode) or node.max_times == 1 or not node.is_terminal():
+        return None
+    if not any(isinstance(part, RegexNode) for part in _nodes(node)):
+        return None
+    name = f"W{len(rules)}"
+    rules[name] = RuleNode(name, node, "", rule_is_terminal=True)
+    return RuleRefNode(name, rules[name])
+
+
+def _changed(node: ASTNode, change: Callable[[ASTNode], ASTNode | None]) -> ASTNode:
+    """A copy of the node, with what `change` gives for its parts in their places, as far as it gives something."""
+    if (other := change(node)) is not None:
+        return other
     if isinstance(node, RepetitionNode):
-        node.node = _spelt(node.node, met)
-    elif isinstance(node, SequenceNode):
-        node.nodes = [_spelt(part, met) for part in node.nodes]
-    elif isinstance(node, AlternativeNode):
-        node.alternatives = [_spelt(part, met) for part in node.alternatives]
-    return node
-
-
-def _wrap(rules: dict[str, RuleNode]) -> None:
-    """Make terminals of classes that are repeated in the other rules: whether they may be shows as with any."""
-    for rule in [rule for rule in rules.values() if not rule.rule_is_terminal]:
-        rule.alternatives = _wrapped(rule.alternatives, rules)
-
-
-def _wrapped(node: ASTNode, rules: dict[str, RuleNode]) -> ASTNode:
-    if isinstance(node, RepetitionNode):
-        if node.max_times != 1 and node.is_terminal() and any(isinstance(part, RegexNode) for part in _nodes(node)):
-            name = f"W{len(rules)}"
-            rules[name] = RuleNode(name, node, "", rule_is_terminal=True)
-            return RuleRefNode(name, rules[name])
-        node.node = _wrapped(node.node, rules)
-    elif isinstance(node, SequenceNode):
-        node.nodes = [_wrapped(part, rules) for part in node.nodes]
-    elif isinstance(node, AlternativeNode):
-        node.alternatives = [_wrapped(part, rules) for part in node.alternatives]
-    return node
-
-
-def _copied(node: ASTNode) -> ASTNode:
-    if isinstance(node, RepetitionNode):
-        return RepetitionNode(_copied(node.node), node.min_times, node.max_times)
+        return RepetitionNode(_changed(node.node, change), node.min_times, node.max_times)
     if isinstance(node, SequenceNode):
-        return SequenceNode([_copied(part) for part in node.nodes])
+        return SequenceNode([_changed(part, change) for part in node.nodes])
     if isinstance(node, AlternativeNode):
-        return AlternativeNode([_copied(part) for part in node.alternatives])
+        return AlternativeNode([_changed(part, change) for part in node.alternatives])
     return RuleRefNode(node.name, node.target) if isinstance(node, RuleRefNode) else node
 
 
+def _bodies(rules: dict[str, RuleNode]) -> list[RuleNode]:
+    """The rules that are no terminals."""
+    return [rule for rule in rules.values() if not rule.rule_is_terminal]
+
+
 def _nodes_of_bodies(rules: dict[str, RuleNode]) -> Iterator[ASTNode]:
-    return (node for rule in rules.values() if not rule.rule_is_terminal for node in _nodes(rule))
+    return (node for rule in _bodies(rules) for node in _nodes(rule))
 
 
 def _nodes(node: ASTNode) -> Iterator[ASTNode]:
