@@ -893,7 +893,7 @@ class Scheduler:
             self._finish(sequence, FinishReason.STOP, match, now, events)
         elif transcript.is_done or (grammar is not None and grammar.is_done):
             self._finish(sequence, FinishReason.STOP, None, now, events)
-        elif n_tokens >= sequence.n_max or (_has_had_its_time(sequence, text, now) and can_end):
+        elif n_tokens >= sequence.n_max or (sequence.lines_s is not None and _has_had_its_time(sequence, text, now) and can_end):
             self._finish(sequence, FinishReason.LENGTH, None, now, events)
         else:
             if self._choice is not None and self._choice.is_apart:  # the last token would have needed no cell
@@ -1030,6 +1030,7 @@ class Scheduler:
             tokens=tokens,
             n_prompt=n_prompt,
             n_max=n_max,
+            lines_s=stopping.lines_s,
             sampler=make_sampler(
                 spec.sampling,
                 stopping,
@@ -1121,11 +1122,9 @@ def _note_cached(sequence: Sequence, now: float, event: str, **facts: int) -> No
 
 def _has_had_its_time(sequence: Sequence, text: str, now: float) -> bool:
     """Whether an answer that is to be some lines, soon, has some and was not soon."""
-    lines_s = sequence.spec.stopping.lines_s
-    if lines_s is None:
-        return False
+    assert sequence.lines_s is not None, "it was looked at"
     sequence.has_line = sequence.has_line or "\n" in text
-    return sequence.has_line and sequence.first_token_at is not None and now - sequence.first_token_at >= lines_s
+    return sequence.has_line and sequence.first_token_at is not None and now - sequence.first_token_at >= sequence.lines_s
 
 
 def _too_late() -> DeadlineExceeded:

@@ -117,6 +117,7 @@ class Sequence:
     cancelled: bool = False
     admitted_at: float | None = None
     first_token_at: float | None = None
+    lines_s: float | None = None  # see `StopParams`
     has_line: bool = False  # its text has the end of a line; known only where that matters
 
     @property
