@@ -60,6 +60,7 @@ def test_what_can_be_known_of_a_model_is_told_before_others_are_loaded(monkeypat
     with pytest.raises(BackendUnavailable, match="no backend llama-cup"):
         check_beforehand(Settings("m", backend="llama-cup"))
     path = tmp_path / "there"
+    monkeypatch.setattr("cllm.serve.loading.choose_backend", lambda _name, **_more: ("files", Remembering(knows_models=False)))
     with pytest.raises(LoadFailed, match="there: no such file"):
         check_beforehand(Settings(str(path)))
     path.touch()
