@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from llguidance.gbnf_to_lark import (
     AlternativeNode,
-    ASTNode,
     GrammarParser,
     RegexNode,
     RepetitionNode,
@@ -18,7 +16,7 @@ from llguidance.gbnf_to_lark import (
 
 from cllm.errors import GrammarInvalid
 from cllm.text.char_classes import plain_classes
-from cllm.text.gbnf_lexemes import take_apart
+from cllm.text.gbnf_lexemes import nodes, take_apart
 
 # Escapes by code point, which the converter would shorten into something that the compiler does not read. A backslash takes the
 # character after it along, so that the second of two begins nothing.
@@ -38,9 +36,7 @@ def is_lark(text: str) -> bool:
 
 
 def to_lark(text: str) -> str:
-    """Return `text` as Lark; what is Lark already, as it is. Raises: GrammarInvalid."""
-    if is_lark(text):
-        return text
+    """Return a GBNF grammar as Lark. Raises: GrammarInvalid."""
     if (n_rules := text.count("::=")) > N_RULES_MAX:
         raise GrammarInvalid(f"the grammar has {n_rules} rules, and {N_RULES_MAX} are the most that is compiled")
     if n_rules * len(text) > N_LOOKED_AT_MAX:
@@ -62,19 +58,19 @@ def _converted(text: str) -> str:
     for rule in rules.values():
         _mend(rule)
     start = rules["start"]
-    # Where nothing recurses, the whole is one terminal, which is matched as what it is.
-    first = ["start: WHOLE_OF_IT", "WHOLE_OF_IT: "] if start.alternatives.is_terminal() else ["start: "]
-    if not start.alternatives.is_terminal():
+    if start.alternatives.is_terminal():  # nothing recurses: the whole is one terminal, which is matched as what it is
+        start.name, head = "WHOLE_OF_IT", ["start: WHOLE_OF_IT"]
+    else:
         take_apart(rules)
-    first[-1] += start.alternatives.top_str()
-    return "\n".join([*first, *(f"{rule.name}: {rule.alternatives.top_str()}" for rule in _reached(start) if rule is not start)])
+        head = []
+    return "\n".join([*head, *(f"{rule.name}: {rule.alternatives.top_str()}" for rule in _reached(start))])
 
 
 def _reached(start: RuleNode) -> list[RuleNode]:
-    """The rules that an answer may have in it."""
+    """The rules that an answer may have in it, the first one first."""
     found, left = {id(start): start}, [start]
     while left:
-        for node in _nodes(left.pop()):
+        for node in nodes(left.pop()):
             if isinstance(node, RuleRefNode) and node.target is not None and id(node.target) not in found:
                 found[id(node.target)] = node.target
                 left.append(node.target)
@@ -86,7 +82,7 @@ def _numbered(rules: dict[str, RuleNode]) -> dict[str, RuleNode]:
     names = {name: f"r{i}" for i, name in enumerate(rules)} | {"root": "root"}
     for rule in rules.values():
         rule.name = names[rule.name]
-        for node in _nodes(rule):
+        for node in nodes(rule):
             if isinstance(node, RuleRefNode):
                 if node.name not in rules:
                     raise GrammarInvalid(f"the grammar is not GBNF: Rule '{node.name}' not found")
@@ -96,17 +92,11 @@ def _numbered(rules: dict[str, RuleNode]) -> dict[str, RuleNode]:
 
 def _mend(rule: RuleNode) -> None:
     """Make of what the converter would write as something else what it means in GBNF."""
-    for node in _nodes(rule):
+    for node in nodes(rule):
         if isinstance(node, RegexNode):
             node.rx = r"(.|\n)" if node.rx == "." else plain_classes(node.rx)  # a line break, too
         elif isinstance(node, RepetitionNode) and isinstance(node.node, RepetitionNode):  # which is written behind the other one's sign
             node.node = AlternativeNode([node.node])
-
-
-def _nodes(node: ASTNode) -> Iterator[ASTNode]:
-    for child in node.children():
-        yield child
-        yield from _nodes(child)
 
 
 def _plain_escape(match: re.Match[str]) -> str:

@@ -41,7 +41,7 @@ N_PLACES_TRIED: Final = 200  # to find out which part of a schema is at fault
 PLACES_S: Final = 0.5  # of the thread's own time for that: a part may take as long as the schema did
 _JSON_RULE: Final = re.compile(r"%json\s*")
 
-# Bounds of what a request may take of everybody's step: 100,000 units of the lexer's fuel are some 7 ms, 300,000 items 25 ms, which is what
+# Bounds of what a request may take of everybody's step: 100,000 units of the lexer's fuel are some 7 ms, 300,000 items 30 ms, which is what
 # the mask of a grammar that is read by characters takes of 152,000 tokens. A state of the lexer takes 1 to 2 kB, for as long as the grammar
 # is kept.
 _LIMITS: Final = LLParserLimits(

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
-from cllm.text import gbnf
 from cllm.text import grammar as grammar_module
 from cllm.text.grammar import ANY_OBJECT, N_CHARS_MAX, N_GRAMMARS_KEPT, Grammar, Grammars, GrammarSource, Kind, json_rule
 from tests.schemas import cases
@@ -376,7 +375,7 @@ def test_a_schema_within_a_grammar_is_no_longer_than_one_that_comes_alone() -> N
 def test_a_sources_language_is_found_in_one_pass_over_it() -> None:
     started_s = time.process_time()
     with pytest.raises(GrammarInvalid):
-        gbnf.to_lark("\n" * 65_000)
+        of_kind(Kind.GRAMMAR, "\n" * 65_000)
     assert time.process_time() - started_s < 5, "empty lines were looked at from each of them: 24 s"
 
 

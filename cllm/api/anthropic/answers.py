@@ -22,7 +22,7 @@ WIRE = Wire(failed=error_event, ping=named("ping", {"type": "ping"}))
 
 
 def message(answer: Answer, model: str, n_ctx: float) -> dict[str, Any]:
-    """A whole message of a model in whose context so many tokens fit."""
+    """A whole message. `n_ctx`: the tokens with which the context ends an answer; infinite where that cannot be."""
     return {**_head(model), "content": _blocks(answer), **_end(answer.finished, n_ctx), "usage": _usage(answer.finished.usage)}
 
 
@@ -49,7 +49,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def _end(finished: Finished, n_ctx: float) -> dict[str, Any]:
-    """Why it ended. With the last token that fits the context has ended it, if that was not all that was asked for."""
+    """Why it ended. `n_ctx`: see `message`."""
     if finished.reason is FinishReason.LENGTH:
         is_full = finished.usage.n_prompt + finished.usage.n_generated >= n_ctx
         return {"stop_reason": "model_context_window_exceeded" if is_full else "max_tokens", "stop_sequence": None}
@@ -73,7 +73,7 @@ class MessageStream(AnswerShape):
     """See `AnswerShape`. A message is a row of blocks, one open at a time."""
 
     def __init__(self, model: str, n_prompt: int, n_ctx: float) -> None:
-        """`n_ctx`: the tokens that fit into the model's context."""
+        """`n_ctx`: see `message`."""
         self._model = model
         self._n_prompt = n_prompt
         self._n_ctx = n_ctx
