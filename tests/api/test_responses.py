@@ -264,6 +264,15 @@ async def test_tools_that_nobody_calls_here_are_told_as_they_were_sent(serve: An
     assert answer.json["tools"][1] == {"strict": None, "description": None, **TOOL}
 
 
+async def test_a_hosted_tool_that_is_nested_too_deeply_to_be_told_costs_nothing(serve: Any) -> None:
+    async with serve() as api:
+        for depth in (400, 600, 800, 950):
+            nested = '{"a":' * depth + "1" + "}" * depth
+            tools = f'[{json.dumps(TOOL)}, {{"type": "custom", "name": "x", "format": {nested}}}]'
+            answer = await api.post("/v1/responses", f'{{"input": "hello", "tools": {tools}}}'.encode())
+            assert answer.status in (200, 400), depth
+
+
 NAMESPACE = {"type": "namespace", "name": "mcp__sums", "description": "sums", "tools": [TOOL]}
 CALL = '<tool_call>\n{"name": "mcp__sums__add", "arguments": {"a": 1}}\n</tool_call>'
 
