@@ -25,9 +25,10 @@ def the_first_everywhere(*cases: tuple[str, ...] | str) -> list[Any]:
     return [cases[0], *rest]
 
 
-def but_for_deaths(layout: str) -> tuple[str, ...]:
-    """What a death and the next life come to does not depend on how cells lie."""
-    return () if layout == "unified" else ("-k", "not test_deaths")
+# What a death and the next life come to does not depend on how cells lie, and the suite tries it in a process that it makes by itself:
+# once for each kind of memory is enough.
+BUT_FOR_DEATHS = ("-k", "not test_deaths")
+DEATHS = ("-k", "test_deaths")
 
 
 def run_contract(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -58,8 +59,12 @@ def check_fails(run: subprocess.CompletedProcess[str], seen_by: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("can_trim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_the_fake_model_keeps_the_contract(tmp_path: Path, layout: str, can_trim: int) -> None:
-    options = ("--kv", layout, "--backend-option", f"can_trim={can_trim}", *but_for_deaths(layout))
+    options = ("--kv", layout, "--backend-option", f"can_trim={can_trim}", *BUT_FOR_DEATHS)
     check(run_contract("--backend", FAKE, *options, folder=tmp_path))
+
+
+def test_the_fake_model_keeps_the_contract_when_its_process_dies(tmp_path: Path) -> None:
+    check(run_contract("--backend", FAKE, *DEATHS, folder=tmp_path))
 
 
 def test_the_fake_model_that_can_be_laid_out_anew_keeps_the_contract(tmp_path: Path) -> None:
@@ -92,7 +97,7 @@ class Backend(FakeBackend):
 
 @pytest.mark.slow
 def test_a_model_that_can_do_the_least_keeps_the_contract(tmp_path: Path) -> None:
-    options = ("--backend-option", "can_trim=0", "--backend-option", "can_save=0", "-k", "not test_deaths")
+    options = ("--backend-option", "can_trim=0", "--backend-option", "can_save=0", *BUT_FOR_DEATHS)
     check(run_contract("--backend", FAKE, *options, folder=tmp_path))
 
 
@@ -163,7 +168,7 @@ def test_the_fake_model_that_schedules_itself_keeps_the_contract(tmp_path: Path,
 
 @pytest.mark.slow
 def test_a_model_that_schedules_itself_keeps_the_contract_in_a_process_of_its_own(tmp_path: Path) -> None:
-    check(run_contract("--backend", "cllm.testing.fake_streams:make_isolated", folder=tmp_path))
+    check(run_contract("--backend", "cllm.testing.fake_streams:make_isolated", *BUT_FOR_DEATHS, folder=tmp_path))
 
 
 def test_a_model_that_tells_of_those_that_were_given_up_fails_the_suite(tmp_path: Path) -> None:
@@ -304,8 +309,14 @@ def test_the_example_for_authors_keeps_the_contract(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("architecture", [pytest.param(name, marks=[] if name == "qwen3" else pytest.mark.slow) for name in ARCHITECTURES])
 def test_llama_cpp_keeps_the_contract(tmp_path: Path, architecture: str, layout: str) -> None:
-    options = ("--model", f"tiny:{architecture}", "--kv", layout, *but_for_deaths(layout))
+    options = ("--model", f"tiny:{architecture}", "--kv", layout, *BUT_FOR_DEATHS)
     check(run_contract("--backend", "llama-cpu", *options, folder=tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen35"])  # of the latter no cell can be trimmed
+def test_llama_cpp_keeps_the_contract_when_its_process_dies(tmp_path: Path, architecture: str) -> None:
+    check(run_contract("--backend", "llama-cpu", "--model", f"tiny:{architecture}", *DEATHS, folder=tmp_path))
 
 
 def test_llama_cpp_keeps_the_contract_when_it_is_laid_out_anew(tmp_path: Path) -> None:
@@ -320,7 +331,7 @@ def test_llama_cpp_keeps_the_contract_when_it_is_laid_out_anew(tmp_path: Path) -
 )
 @pytest.mark.slow
 def test_a_model_in_a_process_of_its_own_keeps_the_contract(tmp_path: Path, make: str, options: tuple[str, ...]) -> None:
-    check(run_contract("--backend", f"cllm.testing.mortal:{make}", *options, folder=tmp_path))
+    check(run_contract("--backend", f"cllm.testing.mortal:{make}", *options, *BUT_FOR_DEATHS, folder=tmp_path))
 
 
 CHANGEABLE = """

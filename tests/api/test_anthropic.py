@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cllm.testing.fake import FakeModel
 from cllm.testing.scripted import ScriptedModel
 from tests.api.conftest import failing
 
@@ -221,10 +222,10 @@ async def test_an_answer_that_the_context_cuts_says_so(serve: Any, stream: bool)
             return str(answer.json["stop_reason"])
         return str(dict(events(answer))["message_delta"]["delta"]["stop_reason"])
 
-    async with serve() as api:
+    async with serve(FakeModel(n_ctx_train=512)) as api:
         n_prompt = (await api.post("/v1/messages", body())).json["usage"]["input_tokens"]
         assert await reason(api, 1_000_000) == "model_context_window_exceeded"
-        assert await reason(api, 4096 - n_prompt) == "max_tokens"
+        assert await reason(api, 512 - n_prompt) == "max_tokens"
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,8 @@ async def test_tools_that_nobody_calls_here_are_told_as_they_were_sent(serve: An
     policy = {"network_policy": {"type": "allowlist", "domain_secrets": [{"name": "key", "value": "secret-3"}]}}
     secrets = {"authorization": "secret-1", "headers": {"Authorization": "Bearer secret-2"}, "container": policy}
     async with serve() as api:
-        answer = await api.post("/v1/responses", {"input": "hello", "tools": [hosted[0], TOOL, hosted[1] | secrets]})
+        tools = [hosted[0], TOOL, hosted[1] | secrets]
+        answer = await api.post("/v1/responses", {"input": "hello", "max_output_tokens": 1, "tools": tools})
         kept = await api.get(f"/v1/responses/{answer.json['id']}")
     hosted[1]["container"] = {"network_policy": {"type": "allowlist"}}
     assert [answer.json["tools"][i] for i in (0, 2)] == [kept.json["tools"][i] for i in (0, 2)] == hosted
@@ -269,7 +270,7 @@ async def test_a_hosted_tool_that_is_nested_too_deeply_to_be_told_costs_nothing(
         for depth in (400, 600, 800, 950):
             nested = '{"a":' * depth + "1" + "}" * depth
             tools = f'[{json.dumps(TOOL)}, {{"type": "custom", "name": "x", "format": {nested}}}]'
-            answer = await api.post("/v1/responses", f'{{"input": "hello", "tools": {tools}}}'.encode())
+            answer = await api.post("/v1/responses", f'{{"input": "hello", "max_output_tokens": 1, "tools": {tools}}}'.encode())
             assert answer.status in (200, 400), depth
 
 

@@ -514,16 +514,17 @@ def test_a_readme_without_markers_is_refused_before_anything_is_written(
 
 def test_what_was_found_is_said_of_the_runs_that_it_was_found_in_and_of_no_others(folder: Path) -> None:
     kept, others = results.read_all(results.FOLDER), results.read_all(folder)
+    of_kept, of_others = report.page(kept), report.page(others)
     for kind, text in FOUND.items():
         looked_through = "benchmarks/reporting/words.py is to be read again beside what was measured, then WRITTEN_OF renewed"
         assert report.is_written_of(of_kind(kept, kind), kind), looked_through
-        assert text in report.page(kept)
-        assert text not in report.page(others)
+        assert text in of_kept
+        assert text not in of_others
         newer, *rest = of_kind(kept, kind)
         assert text not in report.page(rest)
         assert text not in report.page([{**newer, "date": "today"}, *rest])
-    assert MACHINES in report.page(kept)
-    assert MACHINES not in report.page(others)
+    assert MACHINES in of_kept
+    assert MACHINES not in of_others
 
 
 def test_the_command_writes_page_table_and_plots(folder: Path, tmp_path: Path) -> None:
