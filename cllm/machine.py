@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path, PurePosixPath
 
@@ -13,9 +14,14 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 def n_cores() -> int:
     """Return the physical cores that this process may run on: two hyper-threads of a core compute no faster than one."""
-    cpus = _allowed_cpus()
-    cores = {_core_of(cpu) for cpu in cpus}
-    return max(1, min(len(cores), _cpu_quota()))
+    cores = {_core_of(cpu) for cpu in _allowed_cpus()}
+    return max(1, math.ceil(min(len(cores), cpu_quota())))
+
+
+def cpu_quota() -> float:
+    """Return how many CPUs' worth of time the control groups allow, which need not be whole; infinity where they set no limit."""
+    limits = [_read(group / "cpu.max").partition(" ") for group in _cgroups()]  # cgroup v2: "quota period"
+    return min([int(quota) / int(period) for quota, _, period in limits if quota.isdigit() and period.isdigit()], default=math.inf)
 
 
 def free_memory_bytes() -> int:
@@ -48,13 +54,6 @@ def _core_of(cpu: int) -> tuple[str, ...]:
     """Return what the hyper-threads of one core have in common; the CPU itself where the system does not say."""
     siblings = _read(_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list")
     return (siblings,) if siblings else ("cpu", str(cpu))
-
-
-def _cpu_quota() -> int:
-    """Return how many CPUs' worth of time the control groups allow (cgroup v2: ``cpu.max`` is "quota period")."""
-    limits = [_read(group / "cpu.max").partition(" ") for group in _cgroups()]
-    quotas = [-(-int(quota) // int(period)) for quota, _, period in limits if quota.isdigit() and period.isdigit()]
-    return max(1, min(quotas, default=os.cpu_count() or 1))
 
 
 def _mem_available() -> int:

@@ -8,6 +8,8 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from cllm.machine import cpu_quota
+
 PROC: Final = Path("/proc")
 
 
@@ -40,6 +42,11 @@ def own_times() -> ThreadTimes:
 def n_cpus() -> int:
     """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_share() -> float:
+    """The seconds of them in each second that it may have: fewer than there are where a control group sets a quota."""
+    return min(n_cpus(), cpu_quota())
 
 
 def _thread_times(pid: int, thread: int) -> ThreadTimes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import sys
 
@@ -37,6 +38,13 @@ def test_a_control_group_limits_the_cores(monkeypatch, tmp_path, limit, n_cores)
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
 
     assert machine.n_cores() == n_cores
+
+
+def test_a_quota_need_not_be_whole(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    assert machine.cpu_quota() == math.inf
+    (tmp_path / "cpu.max").write_text("150000 100000")
+    assert machine.cpu_quota() == 1.5
 
 
 def test_a_control_group_limits_the_memory(monkeypatch, tmp_path):

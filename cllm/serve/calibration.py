@@ -13,7 +13,7 @@ from cllm.backend import Batch, KvLayout, LaysOut, OnProgress, StepModel
 from cllm.engine.cost import N_TOGETHER, WALKED
 from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
 from cllm.errors import LoadAborted, LoadFailed
-from cllm.threadtimes import ThreadTimes, n_cpus, own_times
+from cllm.threadtimes import ThreadTimes, cpu_share, own_times
 
 # After the first step, after which no measurement begins, but for the two sizes that every curve needs. A slow model gets so many of its
 # steps of 16 rows, up to three times as long: two slow cores, 0.17 s for such a step without outputs, had their time spent before it was
@@ -97,10 +97,10 @@ class _Measurement:
         )
 
     def _lacked_cores(self, before: ThreadTimes) -> bool:
-        """Whether others had the cores that the model would have computed on since `before`."""
+        """Whether others had the cores that the model would have computed on since `before`; threads wait for a new quota, too."""
         seconds, now = self._clock() - self._began_at, self._times()
         cpu_s, waiting_s = now.cpu_s - before.cpu_s, now.waiting_s - before.waiting_s
-        return waiting_s > max(WAITED_MOST * cpu_s, WAITED_LEAST * seconds) and cpu_s <= OWN_LEAST * n_cpus() * seconds
+        return waiting_s > max(WAITED_MOST * cpu_s, WAITED_LEAST * seconds) and cpu_s <= OWN_LEAST * cpu_share() * seconds
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 

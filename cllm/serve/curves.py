@@ -21,7 +21,7 @@ import structlog
 from cllm.backend import KvLayout, ModelSpec, StepModel
 from cllm.engine.curve import Curve
 from cllm.registry import list_backends
-from cllm.threadtimes import n_cpus
+from cllm.threadtimes import cpu_share
 
 log = structlog.get_logger("cllm.load")
 
@@ -48,7 +48,7 @@ def key_of(model: StepModel, spec: ModelSpec, backend: str) -> Key:
         "memory": [model.n_cells.bit_length(), model.n_slots, model.n_rows_max, model.capabilities.kv_layout.value],
         "backend": [backend, *versions, *_library_versions(), info.build],
         "settings": settings,
-        "machine": [platform.machine(), _cpu(), n_cpus()],
+        "machine": [platform.machine(), _cpu(), cpu_share()],
     }
 
 

@@ -9,6 +9,7 @@ import attrs
 import msgspec
 import pytest
 
+from cllm import threadtimes
 from cllm.backend import Batch, KvLayout, Lora, ModelSpec
 from cllm.config import Settings
 from cllm.engine.cost import WALKED
@@ -19,7 +20,7 @@ from cllm.serve import curves, loading
 from cllm.serve.calibration import APART_S_MAX, SECONDS_MAX, measure
 from cllm.serve.loading import cost_of, keep_layout, load
 from cllm.testing.fake import FakeBackend, FakeModel
-from cllm.threadtimes import ThreadTimes, n_cpus
+from cllm.threadtimes import ThreadTimes, cpu_share
 from tests.serve.timed import TimedModel, by_its_own_clock
 
 
@@ -125,14 +126,25 @@ def test_one_that_something_held_up_while_there_is_time_to_spare_is_whole() -> N
 def test_one_for_which_there_were_no_cores_all_the_time_says_that_it_is_cut_short_too() -> None:
     """Then every step takes long, and nothing of it looks held up."""
     model = held_up()
-    half_s = lambda: 0.5 * n_cpus() * model.now  # noqa: E731 - of all that there is
+    half_s = lambda: 0.5 * cpu_share() * model.now  # noqa: E731 - of all that there is
     assert measure(model, lambda _share: True, model.clock, lambda: ThreadTimes(cpu_s=half_s(), waiting_s=half_s())).is_cut_short
 
 
 @pytest.mark.parametrize(("share_of_cores", "waiting"), [(0.5, 0.2), (1.0, 3.0)], ids=["disturbed a little", "more threads than cores"])
 def test_one_that_had_the_cores_is_whole_although_its_threads_waited(share_of_cores: float, waiting: float) -> None:
     model = held_up()
-    times = lambda: ThreadTimes(cpu_s=share_of_cores * n_cpus() * model.now, waiting_s=waiting * model.now)  # noqa: E731
+    times = lambda: ThreadTimes(cpu_s=share_of_cores * cpu_share() * model.now, waiting_s=waiting * model.now)  # noqa: E731
+    assert not measure(model, lambda _share: True, model.clock, times).is_cut_short
+
+
+@pytest.mark.parametrize(("quota", "cpu", "waiting"), [(0.5, 0.5, 0.5), (1.5, 1.5, 0.5)])
+def test_one_that_had_all_of_a_quota_is_whole_although_its_threads_waited_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, quota: float, cpu: float, waiting: float
+) -> None:
+    model = held_up()
+    monkeypatch.setattr(threadtimes, "n_cpus", lambda: 64)
+    monkeypatch.setattr(threadtimes, "cpu_quota", lambda: quota)
+    times = lambda: ThreadTimes(cpu_s=cpu * model.now, waiting_s=waiting * model.now)  # noqa: E731
     assert not measure(model, lambda _share: True, model.clock, times).is_cut_short
 
 
@@ -192,7 +204,7 @@ def test_other_settings_have_another_curve(tmp_path: Path) -> None:
     assert curves.read(tmp_path, key(n_threads=2)) == CURVE
 
 
-@pytest.mark.parametrize(("what", "other"), [("_library_versions", ["llama-cpp-python 9.9"]), ("_cpu", "another one"), ("n_cpus", 999)])
+@pytest.mark.parametrize(("what", "other"), [("_library_versions", ["llama-cpp-python 9.9"]), ("_cpu", "another one"), ("cpu_share", 1.5)])
 def test_another_build_or_machine_has_another_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, other: object) -> None:
     curves.write(tmp_path, key(), CURVE)
     monkeypatch.setattr(curves, what, lambda: other)

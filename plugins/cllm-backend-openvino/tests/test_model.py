@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from cllm.backend import Batch, FlashAttention, ModelSpec, StreamEnd, StreamEven
 from cllm.errors import LoadFailed, NotHeeded, StepFailed
 from cllm.registry import load_backend
 from cllm.testing.tiny import make_tiny_gguf
-from cllm_backend_openvino import OpenVinoBackend
+from cllm_backend_openvino import OpenVinoBackend, loading
 from cllm_backend_openvino.model import OpenVinoModel
 
 TELL_S = 60.0
@@ -194,6 +195,18 @@ def test_what_would_end_the_process_fails_alone(told: Told, fields: dict[str, An
     with pytest.raises(StepFailed):
         told.ask(0, **fields)
     assert len(told.ask(1)) == 12
+
+
+@pytest.mark.parametrize(
+    ("quota", "n_threads", "told"),
+    [(1.5, None, {"INFERENCE_NUM_THREADS": 2}), (math.inf, None, {}), (1.5, 7, {"INFERENCE_NUM_THREADS": 7})],
+)
+def test_where_a_quota_of_time_is_set_it_is_told_how_many_cores_that_is(
+    monkeypatch: pytest.MonkeyPatch, quota: float, n_threads: int | None, told: dict[str, object]
+) -> None:
+    monkeypatch.setattr(loading, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(loading, "n_cores", lambda: 2)
+    assert loading._properties(ModelSpec(path="model.gguf", n_threads=n_threads), loading.Options()) == told
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import attrs
 
 from cllm.backend import FileVocabulary, ModelInfo, ModelSpec
 from cllm.errors import LoadFailed
-from cllm.machine import free_memory_bytes
+from cllm.machine import cpu_quota, free_memory_bytes, n_cores
 from cllm_backend_openvino.forms import KINDS
 from cllm_backend_openvino.header import TYPES, Header, NoGguf, read_header
 from cllm_backend_openvino.model import OpenVinoModel
@@ -92,8 +93,11 @@ def _pipeline(spec: ModelSpec, options: Options, *, n_blocks: int, n_live_max: i
 
 def _properties(spec: ModelSpec, options: Options) -> dict[str, object]:
     properties: dict[str, object] = {}
-    if spec.n_threads is not None:
-        properties["INFERENCE_NUM_THREADS"] = spec.n_threads
+    n_threads = spec.n_threads
+    if n_threads is None and cpu_quota() < math.inf:
+        n_threads = n_cores()  # OpenVINO counts the cores alone, and would be throttled in each of the quota's periods
+    if n_threads is not None:
+        properties["INFERENCE_NUM_THREADS"] = n_threads
     if options.precision is not None:
         properties["INFERENCE_PRECISION_HINT"] = options.precision
     if options.kv_precision is not None:
