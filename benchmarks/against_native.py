@@ -27,6 +27,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.workload import GREEDY, PLAIN, USUAL, Ask, Sampling, seed_workload
 
 SAMPLINGS = (GREEDY, PLAIN, USUAL)
+N_PROMPT, N_GENERATED = 32, 50  # tokens of each request
 
 
 @attrs.define(kw_only=True)
@@ -97,9 +98,8 @@ def measure(arguments: argparse.Namespace) -> list[Measured]:
 def _turn(
     arguments: argparse.Namespace, server: ServerProcess, native: NativeProcess, result: Measured, *, seed: int, counts: bool
 ) -> None:
-    asks = seed_workload(
-        arguments.requests if counts else arguments.concurrency, n_prompt=32, n_generated=50, n_vocab=server.n_vocab, seed=seed
-    )
+    n = arguments.requests if counts else arguments.concurrency
+    asks = seed_workload(n, n_prompt=N_PROMPT, n_generated=N_GENERATED, n_vocab=server.n_vocab, seed=seed)
     native_tokens_per_s = native.tokens_per_s(asks, arguments.concurrency, arguments.row_budget)
     cpu_s = server.cpu_s()
     served = trio.run(_served, server.port, asks, arguments.concurrency, result.sampling, seed)
@@ -147,8 +147,8 @@ def report(arguments: argparse.Namespace, results: list[Measured]) -> dict[str, 
         "concurrency": arguments.concurrency,
         "pairs": arguments.pairs,
         "threads": arguments.threads,
-        "n_prompt": 32,
-        "n_generated": 50,
+        "n_prompt": N_PROMPT,
+        "n_generated": N_GENERATED,
         "rows": rows,
     }
 
@@ -166,6 +166,8 @@ def main(asked: list[str] | None = None) -> None:
     arguments = parser.parse_args(asked)
     if arguments.requests < arguments.concurrency:
         parser.error(f"--requests: {arguments.concurrency} at a time are more than {arguments.requests}")
+    if (most := arguments.concurrency * (N_PROMPT + N_GENERATED)) > arguments.ctx_size:
+        parser.error(f"--ctx-size: {arguments.concurrency} sequences of {N_PROMPT} and {N_GENERATED} tokens take {most} cells")
     print(json.dumps(report(arguments, measure(arguments))))
 
 

@@ -147,7 +147,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             requests: list[Ran] = []
             for turn in range(-1, arguments.turns):
                 _turn(arguments, fake, measured, phases, n_streams, turn)
-                ran = run_checked(one_piece, work_of(fake, n_streams, 1, _seed(n_streams, 7 + turn), arguments.least), fake.layers["http"])
+                seed = _seed(n_streams, arguments.turns + 1 + turn)  # after those of all turns of the stages
+                ran = run_checked(one_piece, work_of(fake, n_streams, 1, seed, arguments.least), fake.layers["http"])
                 requests += [ran] if turn >= 0 else []
             rungs.append({"streams": n_streams, "stages": pages_of(measured), "step": phases.page(), **requests_page(requests)})
             show(fake, rungs[-1])

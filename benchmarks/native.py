@@ -45,7 +45,7 @@ class FixedBatch:
 def fixed_batches(asks: list[Ask], concurrency: int, *, n_cells: int, n_ctx: int, row_budget: int) -> list[FixedBatch]:
     """The batches of a closed loop whose clients and shell take no time at all."""
     limits = Limits(
-        n_cells=n_cells, n_slots=256, n_ctx=n_ctx, n_rows_max=2048, row_budget=row_budget, n_live_max=64, n_waiting_max=len(asks)
+        n_cells=n_cells, n_slots=256, n_ctx=n_ctx, n_rows_max=2048, row_budget=row_budget, n_live_max=concurrency, n_waiting_max=len(asks)
     )
     scheduler = Scheduler(limits, FakeVocabulary(200_000))
     specs = iter([SequenceSpec(prompt=ask.prompt, stopping=StopParams(max_tokens=ask.n_generated, ignore_eos=True)) for ask in asks])

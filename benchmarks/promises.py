@@ -411,6 +411,7 @@ def turn_of(alone: Pass, done: Pass) -> Data:
     `done` they begin or end while it is computed.
     """
     *others, late = done.answers
+    assert late.ttft_s is not None, "every answer of the fake has text"
     first_at = late.sent_at + late.ttft_s
     usual = [b - a for a, b in _gaps(alone.answers)]
     beside = [b - a for a, b in _gaps(others) if b > late.sent_at and a < first_at]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
@@ -38,6 +39,7 @@ class Answer:
     ended_at: float = 0.0
     status: int = 0
     error: str = ""
+    is_stream: bool = True
     chunks_at: list[float] = attrs.field(factory=list)  # of each chunk with text; servers send one a token or fewer
     n_prompt: int = 0
     n_cached: int = 0  # of the prompt's tokens, those that the server did not compute
@@ -70,9 +72,11 @@ class Answer:
         return 0 < self.n_prompt < self.n_prompt_asked
 
     @property
-    def ttft_s(self) -> float:
-        """To the first text; without a stream it comes with the last."""
-        return (self.chunks_at[0] if self.chunks_at else self.ended_at) - self.sent_at
+    def ttft_s(self) -> float | None:
+        """To the first text, which comes with the last one without a stream; None: a stream showed none, as of reasoning that is hidden."""
+        if self.chunks_at:
+            return self.chunks_at[0] - self.sent_at
+        return None if self.is_stream else self.e2e_s
 
     @property
     def e2e_s(self) -> float:
@@ -101,6 +105,7 @@ def answer_of(exchange: Exchange) -> Answer:
         ended_at=exchange.ended_at,
         status=exchange.status,
         error=exchange.error,
+        is_stream=exchange.is_stream,
     )
     if exchange.status != 200:
         answer.error = answer.error or _refusal(exchange)
@@ -203,6 +208,11 @@ def _has_text(choice: dict[str, Any]) -> bool:
     return any(message.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls"))
 
 
+def ttfts_s(answers: Iterable[Answer]) -> list[float]:
+    """The times to the first text of those that have one."""
+    return [answer.ttft_s for answer in answers if answer.ttft_s is not None]
+
+
 @attrs.frozen(kw_only=True)
 class Pass:
     """One run through a workload."""
@@ -224,7 +234,7 @@ class Pass:
     @property
     def ttfts_s(self) -> list[float]:
         """The times to the first text."""
-        return [answer.ttft_s for answer in self.answers if not answer.is_failed]
+        return ttfts_s(answer for answer in self.answers if not answer.is_failed)
 
     def check(self, asks: list[Ask]) -> None:
         """Refuse a pass in which anybody got anything but what was asked for."""

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import cllm
 from cllm.bench import process
-from cllm.bench.answers import Pass
+from cllm.bench.answers import Pass, ttfts_s
 from cllm.bench.dialect import find_dialect
 from cllm.bench.load import Progress, closed_loop, open_loop
 from cllm.bench.machine import machine
@@ -205,7 +205,7 @@ def curves(done: Pass, *, has_late: bool = False) -> dict[str, list[float]]:
     answered = [answer for answer in done.answers if not answer.is_failed]
     late = done.answers[-1] if has_late else None
     return {
-        "ttft_s": curve([answer.ttft_s for answer in answered if answer is not late]),
+        "ttft_s": curve(ttfts_s(answer for answer in answered if answer is not late)),
         "itl_s": curve([gap for answer in answered for gap in answer.gaps_s]),
         "e2e_s": curve([answer.e2e_s for answer in answered if answer is not late]),
     }

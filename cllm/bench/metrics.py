@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from cllm.bench.answers import Answer, Pass
+from cllm.bench.answers import Answer, Pass, ttfts_s
 
 CLIENT_SHARE_MAX: Final = 0.70  # beyond it the generator may be what is measured
 
@@ -23,7 +23,8 @@ class Goal:
 
     def is_met(self, answer: Answer) -> bool:
         """Whether this answer is good."""
-        return not answer.is_failed and not answer.is_cut and answer.ttft_s <= self.ttft_s and answer.itl_s <= self.itl_s
+        is_whole = not answer.is_failed and not answer.is_cut
+        return is_whole and answer.ttft_s is not None and answer.ttft_s <= self.ttft_s and answer.itl_s <= self.itl_s
 
 
 @attrs.frozen
@@ -75,6 +76,7 @@ class Summary:
     n_inexact: int  # answers that have not exactly the asked tokens, or to a part of the prompt only
     n_uncounted: int  # those of which nobody knows that
     n_stopped: int  # those that ended by themselves before they had as many
+    n_textless: int  # those whose stream showed nothing of it
     tokens_per_s: float
     requests_per_s: float  # those that were answered
     ttft_s: Spread  # here and in `e2e_s` not the late request's, which stands by itself
@@ -111,6 +113,8 @@ class Summary:
             lines.append("the server reports no usage: tokens are counted by chunks of text, which may hold several")
         if self.n_stopped:
             lines.append(f"{self.n_stopped} answers ended by themselves: the server leaves ignore_eos out, or has no such thing")
+        if self.n_textless:
+            lines.append(f"{self.n_textless} answers showed no text: they have no first one, and are not good")
         if self.is_late_alone:
             lines.append("the late request came when the others had ended: they came in too few pieces to tell that they had begun")
         return lines
@@ -140,9 +144,10 @@ def summarize(
         n_inexact=sum(answer.is_exact is False for answer in done.answers),
         n_uncounted=sum(answer.is_exact is None for answer in done.answers),
         n_stopped=sum(answer.has_stopped for answer in answered),
+        n_textless=sum(answer.ttft_s is None for answer in answered),
         tokens_per_s=done.tokens_per_s,
         requests_per_s=len(answered) / done.wall_s,
-        ttft_s=spread([answer.ttft_s for answer in others]),
+        ttft_s=spread(ttfts_s(others)),
         itl_s=spread([gap for answer in answered for gap in answer.gaps_s]),
         e2e_s=spread([answer.e2e_s for answer in others]),
         goal=goal,

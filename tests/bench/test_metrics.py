@@ -91,6 +91,14 @@ def test_an_answer_is_good_when_its_first_text_and_its_tokens_come_in_time() -> 
     assert not goal.is_met(answer(0.0, [0.5, 0.6], error="gone"))
 
 
+def test_an_answer_whose_stream_shows_nothing_has_no_first_text_and_is_not_good() -> None:
+    hidden, shown = attrs.evolve(answer(0.0, [], n_asked=50), n_generated=50), answer(0.0, [1.0])
+    assert (hidden.ttft_s, attrs.evolve(hidden, is_stream=False).ttft_s) == (None, 0.5)
+    figures = summarize(Pass(wall_s=2.0, client_cpu_s=0.0, answers=[hidden, shown]))
+    assert (figures.ttft_s.max, figures.goodput_share, figures.n_failed) == (1.0, 0.5, 0)
+    assert [line[:26] for line in figures.warnings()] == ["1 answers showed no text: "]
+
+
 def test_goodput_counts_good_answers_by_time() -> None:
     done = Pass(wall_s=4.0, client_cpu_s=0.0, answers=[answer(0.0, [1.0]), answer(0.0, [3.0]), answer(0.0, [9.0])])
     assert summarize(done, Goal(ttft_s=4.0, itl_s=0.25)).goodput_per_s == 0.5

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import ceiling, ladder, passes, peers, verify
+from benchmarks import against_native, ceiling, ladder, passes, peers, verify
 from benchmarks.arguments import numbers
 
 
@@ -52,6 +52,7 @@ def test_the_results_of_every_fake_cannot_all_have_one_name(capsys: pytest.Captu
         (ladder, ["--name=../elsewhere"], "--name: '../elsewhere' may have letters"),
         (ladder, ["--concurrency=1,64"], "--requests: 64 at a time are more than 40"),
         (ladder, ["--concurrency=1,64", "--requests=64"], "--ctx-size: 64 sequences of 32 and 50 tokens take 5248 cells"),
+        (against_native, ["--concurrency=64", "--requests=64"], "--ctx-size: 64 sequences of 32 and 50 tokens take 5248 cells"),
         (ceiling, ["--streams=1,300"], "--streams: the server is started for 256 at once"),
     ],
 )
