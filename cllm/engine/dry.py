@@ -27,7 +27,8 @@ from cllm.engine.penalties import Int64s, grown
 
 _N_SEARCHES_KEPT = 128  # of a vocabulary; the letters of a text are some fifty
 _one_at_a_time = threading.Lock()  # rows that want the same, sampled in several threads, would all make it
-_MAX_LOG: float = math.log(float(np.finfo(np.float32).max))  # beyond it base ** n is no float32 any more
+_MOST: float = float(np.finfo(np.float32).max)
+_MAX_LOG: float = math.log(_MOST)  # beyond it base ** n is no float32 any more
 
 
 @attrs.frozen(eq=False)
@@ -204,7 +205,8 @@ class Dry:
         exponents = (lengths - allowed_length).astype(np.float64)
         if base > 1.000001:
             exponents = np.minimum(exponents, int(_MAX_LOG / math.log(base)))
-        logits[ids] -= (multiplier * base**exponents).astype(np.float32)
+        penalties = np.minimum(multiplier * base**exponents, _MOST)  # what is all that may come must stay likelier than nothing
+        logits[ids] -= penalties.astype(np.float32)
 
     def _continuations(self, length_min: int) -> tuple[Ids, npt.NDArray[np.int32]]:
         """Return the tokens, breakers apart, that follow a repetition of at least `length_min` tokens, with the longest length for each."""

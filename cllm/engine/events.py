@@ -26,6 +26,7 @@ class TokenLogprob:
     token: int
     logprob: float
     top: list[tuple[int, float]]
+    rank: int | None = None  # 1: no token is likelier; told of a prompt's tokens alone
 
 
 @attrs.define(eq=False)

@@ -23,9 +23,11 @@ class RawLogits:
     log_sum: float
     top: list[tuple[int, float]]
 
-    def of_token(self, token: int) -> TokenLogprob:
-        """Return the logprob of the drawn `token`, with the likeliest ones beside it."""
-        return TokenLogprob(token, float(self.logits[token]) - self.log_sum, self.top)
+    def of_token(self, token: int, *, ranked: bool = False) -> TokenLogprob:
+        """Return the logprob of `token`, with the likeliest ones beside it; its own rank needs a look at the whole row."""
+        logit = self.logits[token]
+        rank = 1 + int(np.count_nonzero(self.logits > logit)) if ranked else None
+        return TokenLogprob(token, float(logit) - self.log_sum, self.top, rank)
 
 
 def score(logits: Logits, targets: Sequence[int], n_top: int) -> list[TokenLogprob] | None:
@@ -35,7 +37,7 @@ def score(logits: Logits, targets: Sequence[int], n_top: int) -> list[TokenLogpr
         raws = read_raw(rows, dict.fromkeys(range(len(targets)), n_top), [False] * len(targets))
     if len(raws) < len(targets):
         return None
-    return [raws[row].of_token(target) for row, target in enumerate(targets)]
+    return [raws[row].of_token(target, ranked=True) for row, target in enumerate(targets)]
 
 
 def read_raw(rows: Rows, wanted: dict[int, int], changing: Sequence[bool]) -> dict[int, RawLogits]:

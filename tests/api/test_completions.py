@@ -223,6 +223,22 @@ async def test_offsets_of_a_prompt_of_ids_count_what_is_echoed(serve: Any) -> No
     assert choice["logprobs"]["text_offset"] == [0, 5, 5, 6, 7]
 
 
+async def test_a_prompt_begins_behind_a_special_token_though_that_ones_name_has_its_text(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("os", echo=True, logprobs=0, max_tokens=0)
+    assert answer.json["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1]
+
+
+async def test_every_token_of_a_prompt_is_told_its_rank(serve: Any) -> None:
+    async with serve() as api:
+        answer = await api.complete("once", prompt_logprobs=0, max_tokens=0)
+    expected = raw_logprobs([256, *b"once"], 1)
+    rank = sum(logprob > expected[ord("o")] for logprob in expected.values()) + 1
+    _, first, *rest = answer.json["choices"][0]["prompt_logprobs"]
+    assert first["111"]["rank"] == rank
+    assert all(told["rank"] >= 1 for one in rest for told in one.values())
+
+
 async def test_prompt_logprobs_come_by_token_id_without_an_echo(serve: Any) -> None:
     async with serve() as api:
         answer = await api.complete("on", prompt_logprobs=1, max_tokens=1, seed=1)

@@ -205,6 +205,14 @@ def test_an_endless_repetition_is_penalised_by_a_finite_number() -> None:
     assert logits[1] < -1e30
 
 
+def test_a_repetition_that_is_all_that_may_come_does_though_its_penalty_is_more_than_a_float_holds() -> None:
+    params = SamplingParams(dry_multiplier=2.0, dry_penalty_last_n=None)
+    sampler = Sampler(params, seed=1, tokens=[1] * 200, n_prompt=200, dry_breakers=frozenset)
+    sampler.mask = packed({1}, 100)
+    sampled = sample(np.zeros((1, 100), np.float32), [sampler])
+    assert (sampled.invalid, list(sampled.tokens)) == ([], [1])
+
+
 class Words:
     """A vocabulary of a few words."""
 

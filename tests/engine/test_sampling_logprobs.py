@@ -95,6 +95,7 @@ def test_given_tokens_are_scored_as_drawn_ones(n_top: int) -> None:
         assert (one.token, len(one.top)) == (target, n_top)
         assert one.logprob == pytest.approx(expected[target], abs=1e-5)
         assert [token for token, _ in one.top] == np.argsort(-row)[:n_top].tolist()
+        assert one.rank == 1 + np.argsort(-row).tolist().index(target)
 
 
 def test_a_token_that_the_model_rules_out_has_no_likelihood_and_what_is_no_number_no_score() -> None:

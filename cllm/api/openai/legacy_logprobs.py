@@ -69,7 +69,7 @@ class LegacyLogprobs:
 
 def n_before(names: TokenNames, text: str, tokens: Sequence[int]) -> int:
     """Characters of a prompt's tokens before its text (bos, a blank that the tokeniser adds), which take no room in it."""
-    return max(_text_of(names, tokens).find(text), 0)
+    return max(_text_of(names, tokens).rfind(text), 0)  # the last: bos, by its name, may have it too
 
 
 def joined(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def prompt_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob], n_top: 
     shape: list[dict[str, Any] | None] = [None]
     for one in logprobs:
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(one.top[:n_top], 1)}
-        candidates = {**ranked, one.token: ranked.get(one.token, (one.logprob, None))}
+        candidates = {**ranked, one.token: ranked.get(one.token, (one.logprob, one.rank))}
         shape.append(
             {
                 str(token): {"logprob": finite(logprob), "rank": rank, "decoded_token": shown(names.raw(token))}
