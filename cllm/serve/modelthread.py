@@ -137,19 +137,24 @@ class Waiting:
         """See `ModelThread.run`."""
         if self._thread.n_sharing <= 1:  # there is nobody whom it could hold up
             return await self._thread.run(work, *arguments)
-        begun, done = threading.Event(), threading.Event()
+        begun, done, entered = threading.Event(), threading.Event(), threading.Event()
         with self._thread.turn(partial(self._hold, begun, done)):
             try:
-                return await trio.to_thread.run_sync(_in_turn, begun, partial(work, *arguments), limiter=self._limiter)
+                return await trio.to_thread.run_sync(_in_turn, entered, begun, partial(work, *arguments), limiter=self._limiter)
+            except RuntimeError:
+                if entered.is_set():
+                    raise
             finally:
                 done.set()
+        return await self._thread.run(work, *arguments)  # the system has no thread left for it, which is no fault of the model's
 
     def _hold(self, begun: threading.Event, done: threading.Event) -> None:
         begun.set()
         done.wait(self._patience_s)
 
 
-def _in_turn(begun: threading.Event, work: Callable[[], T]) -> T:
+def _in_turn(entered: threading.Event, begun: threading.Event, work: Callable[[], T]) -> T:
+    entered.set()
     begun.wait()
     return call_foreign(work)
 

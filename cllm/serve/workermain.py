@@ -68,6 +68,8 @@ class Worker:
         self._model: object = None  # which has the weights of an embedder that it made
         self._number: int | None = None  # of the step under way
         self._aborted = 0  # the last step that was to end
+        self._telling_progress = threading.Lock()
+        self._is_loaded = False
 
     def run(self) -> None:
         """Load, and work until the other side is gone. Raises: Ended."""
@@ -87,7 +89,10 @@ class Worker:
     def _loaded(self, load_it: Callable[[frames.Load], T], load: frames.Load) -> T | None:
         """What `load_it` gives; what it raises is told, and nothing is left to do."""
         try:
-            return load_it(load)
+            loaded = load_it(load)
+            with self._telling_progress:
+                self._is_loaded = True
+            return loaded
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: ASYNC103 - see `call_foreign`
@@ -138,6 +143,11 @@ class Worker:
         raise LoadFailed("this backend's models give no vectors")
 
     def _on_progress(self, share: float) -> bool:
+        with self._telling_progress:
+            # A thread of the backend's may be late, and what comes then is no answer to it.
+            return self._is_loaded or self._may_proceed(share)
+
+    def _may_proceed(self, share: float) -> bool:
         self._channel.send(frames.Progress(share))
         answer = self._channel.receive()
         return isinstance(answer, frames.Proceed) and answer.yes
@@ -163,7 +173,7 @@ class Worker:
                     except ModelDied:
                         raise
                     except RequestError as error:
-                        self._tell(StreamEnd(seq_id, str(error), error))
+                        self._tell(StreamEnd(seq_id, refusal=error))  # the client's, who is told; nothing for the operator
                     except Exception as error:
                         self._tell(StreamEnd(seq_id, f"{type(error).__name__}: {error}"))
                 case frames.GiveUp(seq_id):
@@ -179,7 +189,7 @@ class Worker:
                 given = getattr(model, name)(*numbers, *([state] if name == "restore" else []))
                 return frames.Answer(given or b"")
             case frames.Measure():
-                return frames.Measured(measure(model, self._on_progress, time.perf_counter))
+                return frames.Measured(measure(model, self._may_proceed, time.perf_counter))
             case _:
                 raise AssertionError(message)
 

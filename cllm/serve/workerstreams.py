@@ -8,13 +8,18 @@ import time
 from collections.abc import Callable
 from typing import cast
 
+import structlog
+
 from cllm.backend import FileVocabulary, StreamEnd, StreamEvent, StreamRequest, Vocabulary
+from cllm.errors import in_one_line
 from cllm.serve import frames
 from cllm.serve.crossing import WrongEvent, event_of
 from cllm.serve.frames import Ended
 from cllm.serve.workerlife import WorkerLife
 from cllm.serve.workerprocess import WorkerProcess
 from cllm.serve.workervocabulary import WorkerVocabulary
+
+log = structlog.get_logger("cllm.serve")
 
 
 class WorkerStreams:
@@ -117,6 +122,10 @@ class WorkerStreams:
                 told = process.channel.receive()
                 self._take(event_of(told))
         except Ended:
+            pass
+        except Exception as error:  # what is no event, or no memory for one: nobody would hear of the others, nor of a silence
+            log.error("worker.not_heard", why=in_one_line(error))
+        finally:
             process.slay()
             to_say.put(None)
 

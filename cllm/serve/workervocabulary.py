@@ -76,12 +76,20 @@ class WorkerVocabulary:
     def _answer(self, process: WorkerProcess, wish: frames.ToTokenizer, kind: str) -> list[int]:
         channel = process.short if kind == "short" else process.long
         process.texts_under_way[kind] = True
+        is_sent = False
         try:
             channel.send(wish)
+            is_sent = True
             answer = channel.receive()
         except Ended:  # or silent for too long
             process.slay()
             raise
+        except MemoryError as lack:
+            if not is_sent:  # it is written down before anything is sent
+                process.texts_under_way[kind] = False
+                raise
+            process.slay()  # what is left of the answer would be taken for the next one's
+            raise Ended("there is no memory for what it tells") from lack
         process.texts_under_way[kind] = False
         if isinstance(answer, frames.Failed):
             error: BackendError = error_of(answer)

@@ -30,12 +30,13 @@ from cllm.backend import (
     StreamUsage,
     Vocabulary,
 )
-from cllm.errors import LoadAborted, StepFailed
+from cllm.errors import InvalidRequest, LoadAborted, StepFailed
 from cllm.testing.fake import FakeModel
 
 HEEDS = frozenset({"temperature", "cache_salt", "cache_prompt"})  # no request finds anything of another
 HEEDS_MORE = HEEDS | {"n_tokens_min", "n_logprobs", "seed", "top_k", "top_p", "min_p", "repeat_penalty"}
-UNWANTED, DEADLY = "\x05", "\x06"  # prompts of which `FakeStreamBackend`'s models refuse one, and end their process on the other
+# Prompts that `FakeStreamBackend`'s models cannot begin, that end their process, and that they refuse as a client's mistake.
+UNWANTED, DEADLY, MISTAKEN = "\x05", "\x06", "\x07"
 BEARS = "bears "  # begins a path that ends in a file's
 
 CHILD_S = 600  # of a process that a model may begin: longer than any test, which is to end it
@@ -250,6 +251,8 @@ def _said(request: StreamRequest) -> str:
 def _touchy(request: StreamRequest) -> str:
     if request.prompt == tuple(DEADLY.encode()):
         os.kill(os.getpid(), signal.SIGKILL)
+    if request.prompt == tuple(MISTAKEN.encode()):
+        raise InvalidRequest("prompt: not this one", param="prompt")
     return "not this one" if request.prompt == tuple(UNWANTED.encode()) else ""
 
 

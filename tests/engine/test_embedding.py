@@ -174,6 +174,25 @@ def test_after_a_failed_step_inputs_are_tried_one_by_one_and_the_one_that_fails_
     assert scheduler.plan(10) is None
 
 
+def test_a_slot_that_a_step_was_to_empty_before_it_failed_is_emptied_by_the_next() -> None:
+    embedder = FakeEmbedder(n_slots=2)
+    scheduler = EmbedScheduler(embedder)
+    scheduler.submit([[1, 2], [5]])
+    plan = scheduler.plan(10)
+    assert plan is not None
+    scheduler.apply(plan, compute(embedder, plan))
+    scheduler.submit([[3]])
+    failed = scheduler.plan(10)
+    assert failed is not None
+    assert failed.drops
+    (ended,) = scheduler.apply_failure(failed, StepFailed("before it began"))
+    assert isinstance(ended.error, GenerationFailed)
+    after = scheduler.submit([[4], [6]])
+    run(scheduler, embedder)
+    for vector, token in zip(after.vectors, (4, 6), strict=True):
+        assert vector == pytest.approx(alone([token], Pooling.MEAN))
+
+
 def die_of(token: int, scheduler: EmbedScheduler, n_rows: int = 512) -> list[Job]:
     """Step until nothing is left on models that die of a token, each with empty slots; return the jobs in the order of their ends."""
     over: list[Job] = []

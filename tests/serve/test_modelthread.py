@@ -153,3 +153,26 @@ async def test_what_is_waited_for_elsewhere_gives_or_raises_the_same() -> None:
                 assert (await waiting.run(threading.get_ident) == await thread.run(threading.get_ident)) is (n_more == 0)
                 with pytest.raises(ZeroDivisionError):
                     await waiting.run(divmod, 7, 0)
+
+
+async def test_where_the_system_has_no_thread_left_to_wait_in_the_call_is_made_in_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none_left(*_arguments: object, **_options: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with open_model_thread() as thread:
+        with thread.shared(), thread.shared():
+            waiting = Waiting(thread)
+            n_calls = 0
+
+            def fail() -> None:
+                nonlocal n_calls
+                n_calls += 1
+                raise RuntimeError("the work's own")
+
+            with pytest.raises(RuntimeError, match="the work's own"):
+                await waiting.run(fail)
+            assert n_calls == 1
+            with monkeypatch.context() as patched:
+                patched.setattr(trio.to_thread, "run_sync", none_left)
+                assert await waiting.run(divmod, 7, 2) == (3, 1)
+            assert not thread.is_busy

@@ -32,6 +32,7 @@ from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, LoadAborted
 from cllm.serve import frames, workerlife, workermain
 from cllm.serve.crossing import Bench
 from cllm.serve.disktier import DiskTier
+from cllm.serve.frames import Ended
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.serve.workerprocess import WorkerProcess
 from cllm.serve.workervocabulary import WorkerVocabulary
@@ -649,6 +650,19 @@ def test_a_model_that_cannot_be_told_is_so_in_one_line_and_why() -> None:
 
 def test_what_a_backend_logs_and_cannot_be_written_down_costs_it_nothing() -> None:
     load("talks badly").close()
+
+
+def test_an_answer_of_the_tokeniser_for_which_there_is_no_memory_is_nobody_elses() -> None:
+    def receive() -> NoReturn:
+        raise MemoryError
+
+    slain: list[bool] = []
+    channel = SimpleNamespace(send=lambda _wish: None, receive=receive)
+    process: Any = SimpleNamespace(short=channel, texts_under_way={}, slay=lambda: slain.append(True))
+    facts: Any = SimpleNamespace(**dict.fromkeys(frames.VocabularyFacts.__struct_fields__))
+    with pytest.raises(Ended):
+        WorkerVocabulary(facts, lambda _s: process)._answer(process, frames.Tokenize(b"a", True, True), "short")
+    assert slain == [True], "what is left of it stands in the socket"
 
 
 def test_a_load_can_be_given_up() -> None:

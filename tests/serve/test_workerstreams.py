@@ -36,7 +36,7 @@ from cllm.serve.crossing import WrongEvent, encoded_event, error_of, event_of, f
 from cllm.serve.frames import Ended
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.worker import WorkerBackend
-from cllm.serve.workermain import _Telling
+from cllm.serve.workermain import Worker, _Telling
 from cllm.serve.workerstreams import WorkerStreams
 from cllm.testing import fake_streams
 from tests.serve.conftest import (
@@ -81,6 +81,14 @@ async def test_one_that_cannot_be_begun_gets_an_error_and_the_others_go_on(model
         good, bad = await answers(running, make_spec("the sea", 8), make_spec(fake_streams.UNWANTED, 8))
     assert good.text == text_alone("the sea", 8)
     assert isinstance(bad.error, GenerationFailed)
+
+
+async def test_a_clients_mistake_is_told_to_the_client_and_not_to_the_operator(model: WorkerStreams, logged: list[Any]) -> None:
+    async with serving(StreamsOnly(model)) as running:
+        (bad,) = await answers(running, make_spec(fake_streams.MISTAKEN, 8))
+    assert isinstance(bad.error, InvalidRequest)
+    assert bad.error.param == "prompt"
+    assert "stream.failed" not in [entry["event"] for entry in logged]
 
 
 def test_one_that_cannot_be_opened_is_a_load_that_failed() -> None:
@@ -189,6 +197,36 @@ async def test_what_cannot_be_said_to_it_is_that_requests_misfortune_alone(model
         failed, answer = await answers(running, unsayable, make_spec("the sea", 8))
     assert isinstance(failed.error, GenerationFailed)
     assert answer.text == text_alone("the sea", 8)
+
+
+async def test_one_that_is_heard_no_more_is_replaced_as_one_that_died(model: WorkerStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_heard, hear = 0, workerstreams.event_of
+
+    def forgetful(told: Any) -> StreamEvent | WrongEvent:
+        nonlocal n_heard
+        n_heard += 1
+        if n_heard == 3:
+            raise MemoryError
+        return hear(told)
+
+    monkeypatch.setattr(workerstreams, "event_of", forgetful)
+    async with serving(StreamsOnly(model)) as running:
+        (answer,) = await answers(running, make_spec("the sea", 8))
+    assert answer.text == text_alone("the sea", 8)
+
+
+def test_progress_that_a_thread_of_the_backends_tells_after_the_load_goes_nowhere() -> None:
+    pairs = [socket.socketpair() for _ in range(4)]
+    worker = Worker([theirs for _, theirs in pairs])
+    load = frames.Load(factory="", spec=ModelSpec(path=""), log_level=0)
+    assert worker._loaded(lambda _load: 5, load) == 5
+    assert worker._on_progress(1.0)
+    pairs[0][0].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pairs[0][0].recv(1)
+    for ends in pairs:
+        for end in ends:
+            end.close()
 
 
 async def test_who_asks_much_of_one_that_does_not_listen_holds_nobody_up() -> None:
