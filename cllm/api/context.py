@@ -21,7 +21,7 @@ from cllm.api.sampling_fields import SamplingFields, Wanted, base_params, wanted
 from cllm.config import Profile, Settings
 from cllm.engine.params import SamplingParams
 from cllm.engine.streaming import heeded
-from cllm.errors import Unavailable
+from cllm.errors import RequestError, Unavailable
 from cllm.serve.engine import Engine, ServedModel
 from cllm.serve.house import RETRY_AFTER_S, House, State, Tenant
 
@@ -127,7 +127,11 @@ class Context:
         held: Engine | None = g.get("engine")
         if held is not None and held is tenant.engine:  # who asked for it once more while it is to be unloaded would wait for himself
             return held
-        hold = await self.house.hold(tenant, key=current_key(), timeout_s=self._time_left_s())
+        try:
+            hold = await self.house.hold(tenant, key=current_key(), timeout_s=self._time_left_s())
+        except RequestError as error:
+            tenant.engine.metrics.refused(error)
+            raise
         cleanup().callback(hold.release)
         g.engine = tenant.engine
         return tenant.engine

@@ -249,11 +249,11 @@ class House:
             raise
 
     def _check_worth(self, tenant: Tenant) -> None:
+        if self.is_draining and tenant.state is not State.LOADED:
+            raise Unavailable("the server is draining", retry_after_s=RETRY_AFTER_S, code="draining")
         left_s = tenant.failed_at + tenant.failed_for_s - trio.current_time()
         if tenant.state is State.FAILED and left_s > 0:
             raise Unavailable(f"{tenant.name} could not be loaded; the server's log says why", retry_after_s=left_s, code="load_failed")
-        if self.is_draining and tenant.state is not State.LOADED:
-            raise Unavailable("the server is draining", retry_after_s=RETRY_AFTER_S, code="draining")
 
     def adopt(self, base: Tenant, adapter: str, path: str) -> Tenant:
         """Let requests name `base` with the LoRA adapter in the file `path` as BASE:ADAPTER.
@@ -310,7 +310,7 @@ class House:
 
     def check_ready(self) -> None:
         """Raises: Unavailable unless a request would be taken: by the first model, or, where that is not loaded now, by its load."""
-        if self.is_open and not self.is_draining and self.first.state is not State.LOADED:
+        if self.is_open and self.first.state is not State.LOADED:
             self._check_worth(self.first)
             return
         for tenant in (self.first,) if self.is_open else self.tenants:

@@ -223,6 +223,23 @@ async def test_who_is_about_to_be_answered_does_not_wait_for_himself_when_his_mo
         assert answer.status == 200
 
 
+async def test_who_waits_in_vain_for_a_load_is_counted_as_refused(serve_several: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve_several("a", "b", enable_admin=True, load_wait_s=0.01) as api:
+        while (await api.post("/models/unload", {"model": "b"})).status != 200:  # noqa: ASYNC110 - as a client does
+            await trio.sleep(0.001)
+        go_on, load = threading.Event(), Backend.load
+
+        def load_late(self: Backend, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+            assert go_on.wait(TEST_S)
+            return load(self, spec, on_progress)
+
+        monkeypatch.setattr(Backend, "load", load_late)
+        refused = await api.chat(model="b")
+        go_on.set()
+        assert (refused.status, refused.error["code"]) == (503, "loading")
+        assert 'cllm_refusals_total{model="b",why="loading"} 1.0' in (await api.get("/metrics")).body.decode()
+
+
 async def test_of_requests_with_one_id_to_several_models_the_last_is_told(serve_several: Any) -> None:
     async with serve_several("a", "b") as api:
         for model, n in (("b", 3), ("a", 5), ("b", 2)):

@@ -741,6 +741,15 @@ async def test_a_hold_that_is_given_up_while_it_waits_leaves_nothing(keep: Keep)
         assert kept.tenant("b").n_users == 0
 
 
+async def test_while_it_drains_it_is_not_ready_though_its_first_model_is_unloaded(keep: Keep) -> None:
+    async with keep("a", "b") as kept:
+        await kept.keeper.unload(kept.tenant("a"))
+        kept.house.check_ready()
+        kept.keeper.drain()
+        with pytest.raises(Unavailable, match="draining"):
+            kept.house.check_ready()
+
+
 async def test_draining_lets_every_model_end_what_it_has_and_turns_away_who_waits_for_a_load(keep: Keep) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
