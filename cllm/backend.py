@@ -290,6 +290,7 @@ class StreamChat:
     reasoning_effort: str | None = None
     template_variables: Mapping[str, Any] = attrs.field(factory=dict)
     continue_final_message: bool = False
+    strict: bool = False  # whether calls of some of the tools must fit their schemas, as `strict` within these says
 
 
 FormKind: TypeAlias = Literal["json_schema", "regex", "choice", "grammar"]
@@ -297,7 +298,9 @@ FormKind: TypeAlias = Literal["json_schema", "regex", "choice", "grammar"]
 
 @attrs.frozen
 class StreamForm:
-    """What the text of an answer must be. For a model with a vocabulary the server has tried to compile it, and refused what is no form."""
+    """What the text of an answer must be. For a model with a vocabulary the server has tried to compile it, and refused what is no form.
+    For others it has seen that a JSON Schema is JSON.
+    """
 
     kind: FormKind
     source: str  # the schema, or the list of choices, as JSON; the regular expression, which all of the text matches; GBNF or Lark

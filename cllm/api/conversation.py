@@ -42,7 +42,7 @@ from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningReader
 from cllm.text.template import n_chars, plain_text
 from cllm.text.thinking import Thinking
-from cllm.text.tools import Toolbox, ToolUse
+from cllm.text.tools import Tool, Toolbox, ToolUse
 from cllm.text.unread import UnreadPrompt
 
 CALL_ID_PREFIX = "call_"
@@ -220,6 +220,8 @@ async def _open_unread(
     prompts.check_texts_fit(model, conversation.messages)
     check_toolbox(conversation.toolbox, name=name, parameters=parameters)
     chat = _as_sent(conversation)
+    if chat.strict and "strict" not in (model.heeds or ()):
+        raise NotHeeded("this model's backend cannot do tools that are strict", param="tools")
     prompt = UnreadPrompt.of(chat, n_chars([chat.messages, chat.tools]), model.n_ctx)
     form = told(model, conversation.form)
     specs = asked.specs([prompt], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, form=form)
@@ -245,13 +247,21 @@ def _as_sent(conversation: Conversation) -> StreamChat:
     switch = {} if thinking.wanted is None or thinking.effort is not None else {"enable_thinking": thinking.wanted}
     return StreamChat(
         messages=conversation.messages,
-        tools=[tool.for_template() for tool in toolbox.tools] if toolbox.is_open else (),
+        tools=[_tool_as_sent(tool) for tool in toolbox.tools] if toolbox.is_open else (),
         tool_choice=_tool_choice(toolbox),
         parallel_tool_calls=toolbox.parallel or not toolbox.is_open,
         reasoning_effort=thinking.effort,
         template_variables={**switch, **conversation.variables},
         continue_final_message=conversation.continue_final_message,
+        strict=toolbox.is_open and any(tool.strict for tool in toolbox.callable),
     )
+
+
+def _tool_as_sent(tool: Tool) -> dict[str, Any]:
+    shape = tool.for_template()
+    if tool.strict:
+        shape["function"]["strict"] = True
+    return shape
 
 
 def _tool_choice(toolbox: Toolbox) -> str | dict[str, Any]:

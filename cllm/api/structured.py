@@ -5,6 +5,7 @@ A surface with fields of its own makes a `Form` with `schema_form` or `ANY_OBJEC
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import attrs
@@ -108,7 +109,24 @@ def told(model: ServedModel, form: Form | None, *, after: str = "") -> StreamFor
     kind = _KINDS[form.source.kind]
     if kind not in model.heeds:
         raise NotHeeded(f"this model's backend cannot do {form.field}", param=form.field)
+    if kind == "json_schema" and model.reads_text:
+        _check_schema(form)
     return StreamForm(kind, form.source.text, form.field, after)
+
+
+def _check_schema(form: Form) -> None:
+    """Refuse what is no JSON Schema at all, where nothing is compiled that would say so. Raises: InvalidRequest."""
+    try:
+        schema = json.loads(form.source.text, parse_constant=_no_constant)
+        json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()  # half a surrogate, and 1e999, could not be told on
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{form.param}: it is no JSON: {error}", param=form.param) from error
+    if not isinstance(schema, (dict, bool)):
+        raise InvalidRequest(f"{form.param}: expected a schema, which is an object", param=form.param)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"it has no {name}")
 
 
 async def compiled(context: Context, model: ServedModel, form: Form | None) -> Grammar | None:

@@ -180,6 +180,7 @@ def test_a_form_goes_to_it_where_it_heeds_it(model: Told, url: str) -> None:
         ({"min_p": 0.5}, "min_p"),
         ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{**TOOL, "function": {**TOOL["function"], "strict": True}}]}, "tools"),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"stop_token_ids": [5]}, "stop_token_ids"),
@@ -192,6 +193,28 @@ def test_what_it_does_not_heed_is_refused_by_the_fields_name(model: Told, url: s
     error = json.loads(body)["error"]
     assert (status, error["type"], error["param"]) == (400, "not_supported_error", param)
     assert model.started == []
+
+
+def test_a_strict_tool_goes_to_it_as_such_where_it_heeds_that() -> None:
+    model = Told()
+    model.heeds |= {"strict"}
+    model.events = [StreamText(0, "a"), StreamEnd(0, usage=USAGE)]
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+    with live_server(StreamsOnly(model)) as url:
+        assert post(url + CHAT, hello(tools=[strict, {**TOOL, "function": {"name": "other"}}]))[0] == 200
+    model.close()
+    chat = model.started[0].chat
+    assert chat is not None
+    assert (chat.strict, [tool["function"].get("strict") for tool in chat.tools]) == (True, [True, None])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    ["not json", "[[[[", '{"minimum": NaN}', '{"minimum": 1e999}', '{"title": "\\ud83d"}', 5, "5", "[" * 3000],
+)
+def test_what_is_no_schema_is_refused_before_it_hears_of_it(model: Told, url: str, schema: object) -> None:
+    status, body, _ = post(url + CHAT, hello(json_schema=schema))
+    assert (status, json.loads(body)["error"]["param"], model.started) == (400, "json_schema", []), body
 
 
 @pytest.mark.parametrize(

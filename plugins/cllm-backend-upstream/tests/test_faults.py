@@ -174,6 +174,20 @@ def test_one_that_falls_silent_is_given_up(faulty: Any, make_front: Any, n_told:
     assert faulty.left.wait(WAIT_S)
 
 
+def test_a_call_that_is_told_whole_has_as_long_as_the_first_token(faulty: Any, make_front: Any) -> None:
+    def behave(asked: Any) -> None:
+        asked.begin()
+        asked.token("I look. ")
+        time.sleep(2.0)
+        asked.finish(9)
+
+    faulty.behave = behave
+    front = make_front(faulty.url, first_token_s="60", token_s="0.5")
+    tool = {"type": "function", "function": {"name": "look"}}
+    assert front.chat(tools=[tool]).content == "I look. "
+    assert front.chat().status == 500, "where none may be, it is as ever"
+
+
 def test_one_that_tells_nothing_but_that_it_lives_is_given_up(faulty: Any, make_front: Any) -> None:
     def behave(asked: Any) -> None:
         asked.begin()

@@ -346,6 +346,22 @@ def test_a_conversation_is_passed_on_as_it_came() -> None:
     assert body["max_completion_tokens"] == 3
 
 
+def test_a_tool_that_must_be_called_is_the_only_one_where_its_name_would_be_ignored() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b")]
+    choice = {"type": "function", "function": {"name": "b"}}
+    request = StreamRequest(chat=StreamChat(messages=[{"role": "user", "content": "hello"}], tools=tools, tool_choice=choice))
+    names = ("tools", "tool_choice", "parallel_tool_calls")
+    assert [asked(request, "llamacpp").get(name) for name in names] == [tools[1:], "required", False]
+    assert [asked(request, "vllm").get(name) for name in names] == [tools, choice, None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stop_strings_of_conversations_are_not_sent_to_who_looks_for_them_in_reasoning_and_calls(kind: str) -> None:
+    chat = StreamChat(messages=[{"role": "user", "content": "hello"}])
+    assert asked(StreamRequest(text="once", stop=("x",)), kind)["stop"] == ["x"]
+    assert ("stop" in asked(StreamRequest(chat=chat, stop=("x",)), kind)) is (kind in ("openai", "cllm", "other"))
+
+
 @pytest.mark.parametrize(
     ("kind", "told"), [("openai", "xhigh"), ("cllm", "xhigh"), ("vllm", "high"), ("ollama", "high"), ("other", "high")]
 )
@@ -368,6 +384,14 @@ def test_a_form_goes_where_each_kind_looks_for_it(kind: str, form: StreamForm, e
     assert expected.items() <= asked(StreamRequest(text="a", form=form), kind).items()
 
 
+def test_tgi_has_a_schema_bare_and_holds_nothing_to_any_object() -> None:
+    chat = StreamChat(messages=[{"role": "user", "content": "hello"}])
+    body = asked(StreamRequest(chat=chat, form=StreamForm("json_schema", '{"type":"object","properties":{}}')), "tgi")
+    assert body["response_format"] == {"type": "json", "value": {"type": "object", "properties": {}}}
+    with pytest.raises(NotHeeded, match="response_format"):
+        asked(StreamRequest(chat=chat, form=StreamForm("json_schema", '{"type":"object"}', field="response_format")), "tgi")
+
+
 @pytest.mark.parametrize("kind", ["openai", "ollama", "tgi", "other"])
 def test_a_schema_that_a_kind_ignores_in_completions_is_refused_there_by_its_field(kind: str) -> None:
     form = StreamForm("json_schema", '{"type":"object"}', field="response_format")
@@ -375,7 +399,8 @@ def test_a_schema_that_a_kind_ignores_in_completions_is_refused_there_by_its_fie
         asked(StreamRequest(text="a", form=form), kind)
     assert refused.value.param == "response_format"
     chat = StreamChat(messages=[{"role": "user", "content": "hello"}])
-    assert asked(StreamRequest(chat=chat, form=form), kind)["response_format"] == {"type": "json_object"}
+    if kind != "tgi":
+        assert asked(StreamRequest(chat=chat, form=form), kind)["response_format"] == {"type": "json_object"}
 
 
 def test_salts_go_to_those_who_keep_prompts_apart() -> None:

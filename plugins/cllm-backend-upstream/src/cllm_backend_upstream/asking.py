@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -31,7 +32,7 @@ def body_of(request: StreamRequest, model: str, kind: Kind) -> bytes:
     for name, theirs in kind.sampling.items():
         if kind.sends_defaults or getattr(request, name) != _DEFAULTS[name]:
             body[theirs] = getattr(request, name)
-    if request.stop:
+    if request.stop and (request.chat is None or kind.stops_in_content):  # else the server in front alone, which closes at once
         body["stop"] = list(request.stop[:N_STOPS_MAX])
     for name in _AS_THEY_ARE:
         if name in kind.heeds and getattr(request, name) != _DEFAULTS[name]:
@@ -70,9 +71,14 @@ def rendered(chat: StreamChat) -> dict[str, Any]:
 def _chat(chat: StreamChat, kind: Kind) -> dict[str, Any]:
     body = rendered(chat)
     if chat.tools:
-        if chat.tool_choice != "auto":
-            body["tool_choice"] = chat.tool_choice
-        if not chat.parallel_tool_calls:
+        parallel, choice = chat.parallel_tool_calls, chat.tool_choice
+        if isinstance(choice, Mapping) and not kind.names_tool:  # it would not even say that it takes no notice
+            named = choice["function"]["name"]
+            body["tools"] = [tool for tool in chat.tools if tool["function"]["name"] == named]
+            parallel, choice = False, "required"
+        if choice != "auto":
+            body["tool_choice"] = choice
+        if not parallel:
             body["parallel_tool_calls"] = False
     if chat.reasoning_effort is not None:
         is_known = kind.knows_efforts or chat.reasoning_effort not in ("xhigh", "max")
@@ -89,6 +95,10 @@ def _form(form: StreamForm, kind: Kind, *, is_chat: bool) -> dict[str, Any]:
             )
         if not is_chat and kind.text_schema != "response_format":
             return {kind.text_schema: schema}
+        if kind.chat_schema == "value":
+            if schema == _ANY_OBJECT:
+                raise NotHeeded(f"{form.field}: the server behind this one holds answers to a schema that says more", param=form.field)
+            return {"response_format": {"type": "json", "value": schema}}
         if schema == _ANY_OBJECT:
             return {"response_format": {"type": "json_object"}}
         return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}}

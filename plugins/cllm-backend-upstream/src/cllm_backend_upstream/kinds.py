@@ -10,6 +10,7 @@ import attrs
 
 _OPENAI: Final = {name: name for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")}
 _TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+_STRICT: Final = frozenset({"strict"})
 _LOCAL: Final = _TOOLS | {"json_schema", "n_logprobs", "prompt", "ignore_eos", "template_variables"}
 
 
@@ -35,14 +36,17 @@ class Kind:
     """What one server is like. Sampling is by the names of `StreamRequest`; the values are the server's."""
 
     sampling: Mapping[str, str] = attrs.field(factory=lambda: dict(_OPENAI))
-    others: frozenset[str] = _TOOLS | {"reasoning_effort", "json_schema", "n_logprobs"}
+    others: frozenset[str] = _TOOLS | _STRICT | {"reasoning_effort", "json_schema", "n_logprobs"}
     forms: Forms = Forms.NONE
     limit: str = "max_tokens"  # of a conversation's answer
     to_the_end: ToTheEnd = ToTheEnd.UNKNOWN
     has_health: bool = False  # a /health that costs nothing: LiteLLM's has every model compute, which is paid for
     knows_efforts: bool = False  # above "high", which others refuse
+    chat_schema: str = "json_schema"  # where a conversation's stands in its `response_format`; "value": bare, as what is called "json"
     text_schema: str = ""  # where a completion's JSON Schema goes; "": nowhere, it would be ignored
     sends_defaults: bool = True  # its own may be others; False: they are the same, and it refuses ours
+    names_tool: bool = True  # False: one that must be called is not known by its name, and anything may be
+    stops_in_content: bool = True  # False: stop strings are looked for in reasoning and in calls, too
 
     @property
     def heeds(self) -> frozenset[str]:
@@ -59,11 +63,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         forms=Forms.STRUCTURED,
         text_schema="response_format",
         has_health=True,
+        stops_in_content=False,
         to_the_end=ToTheEnd.COUNTED,  # max_tokens null, which once was the end of the context, breaks its streams (completion/serving.py)
     ),
     "cllm": Kind(
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repeat_penalty"},
-        others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt", "cache_prompt", "repeat_last_n"},
+        others=_LOCAL | _STRICT | {"reasoning_effort", "continue_final_message", "cache_salt", "cache_prompt", "repeat_last_n"},
         forms=Forms.STRUCTURED,
         text_schema="response_format",
         has_health=True,
@@ -76,14 +81,18 @@ KINDS: Final[Mapping[str, Kind]] = {
         forms=Forms.GRAMMAR,
         text_schema="json_schema",  # its completions read no response_format
         has_health=True,
+        names_tool=False,
+        stops_in_content=False,
         to_the_end=ToTheEnd.UNASKED,
     ),
-    "ollama": Kind(others=frozenset({"tools", "reasoning_effort", "json_schema"}), to_the_end=ToTheEnd.UNASKED),
+    "ollama": Kind(others=frozenset({"tools", "reasoning_effort", "json_schema"}), stops_in_content=False, to_the_end=ToTheEnd.UNASKED),
     "tgi": Kind(
         sampling={name: name for name in ("temperature", "top_p", "frequency_penalty")},
         others=frozenset({"tools", "tool_choice", "json_schema"}),
+        chat_schema="value",
         has_health=True,
         sends_defaults=False,
+        stops_in_content=False,
     ),
     "other": Kind(),
 }

@@ -190,7 +190,7 @@ class UpstreamModel:
                 asked = await limited(request, upstream.url, self._found, self._exchange)
                 body = body_of(asked, self._found.model, self._found.kind)
                 async with self._exchange.posted(upstream.url + path_of(asked), body) as answered:
-                    await self._read(answered, answer, patience)
+                    await self._read(answered, answer, patience, self._token_s(request))
             except Failure:
                 if not answer.is_finished:  # what comes after its end is the usage alone
                     raise
@@ -200,14 +200,19 @@ class UpstreamModel:
         upstream.answered()
         return end
 
-    async def _read(self, answered: Answered, answer: Answer, patience: trio.CancelScope) -> None:
+    def _token_s(self, request: StreamRequest) -> float:
+        """How long nothing may be told. Some servers tell no call in pieces: where tools may be called, one may be computed meanwhile."""
+        may_call = request.chat is not None and request.chat.tools
+        return max(self._options.token_s, self._options.first_token_s) if may_call else self._options.token_s
+
+    async def _read(self, answered: Answered, answer: Answer, patience: trio.CancelScope, token_s: float) -> None:
         lines = EventLines()
         while piece := await answered.piece():
             for data in lines.feed(piece):
                 text = answer.take(data)
                 if text is not None:
                     self._say(text)
-                    patience.deadline = trio.current_time() + self._options.token_s
+                    patience.deadline = trio.current_time() + token_s
                 if answer.is_done:
                     return
             if answer.is_finished:
