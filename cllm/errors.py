@@ -109,11 +109,17 @@ class RequestError(CllmError):
     type: ClassVar[str] = "server_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: int | str | None = None, **extra: Any) -> None:
+        message, param = _writable(message), None if param is None else _writable(param)
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code
-        self.extra = extra  # further members of the wire error object
+        self.extra = {name: _writable(value) if isinstance(value, str) else value for name, value in extra.items()}  # of the wire's object
+
+
+def _writable(text: str) -> str:
+    """What it names may be a client's, with half a surrogate in it, which no answer and no log can carry."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class InvalidRequest(RequestError):

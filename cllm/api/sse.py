@@ -24,7 +24,19 @@ log = structlog.get_logger("cllm.api")
 PING = b": keep-alive\n\n"  # with a text: there are readers to whom a bare colon is no line
 DONE = b"data: [DONE]\n\n"
 
-_encode = msgspec.json.Encoder().encode
+# There are clients that cut a stream by all that Unicode calls the end of a line (`str.splitlines`, httpx's `iter_lines`), ollama-python
+# among them. Within JSON these may be written otherwise, and of others none is there.
+LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+
+_json = msgspec.json.Encoder().encode
+
+
+def _encode(value: Any) -> bytes:
+    text = _json(value)
+    if not text.isascii():
+        for raw, escaped in LINE_ENDS:
+            text = text.replace(raw, escaped)
+    return text
 
 
 def data(value: Any) -> bytes:

@@ -163,6 +163,7 @@ async def test_a_schema_keeps_the_order_of_its_members(serve: Any) -> None:
         ({"grammar": "root ::= ("}, "grammar", None),
         ({"grammar": 5}, "grammar", None),
         ({"json_schema": "{"}, "json_schema", None),
+        ({"json_schema": '{"properties": {"\\ud83d": {"not": {}}}}'}, "json_schema", "#/properties/\\ud83d"),  # half a surrogate
         ({"json_schema": SCHEMA, "response_format": FORMAT}, "json_schema", None),
         ({"grammar": 'root ::= "a"', "structured_outputs": {"regex": "a"}}, "grammar", None),
     ],

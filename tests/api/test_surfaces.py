@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
+from cllm.api.ollama.answers import LineStream, chat_body
+from cllm.testing.fake import TURN
+from cllm.testing.scripted import HEADER, TOOL_TEMPLATE, ScriptedModel
 
 ANSWER = (
     "<think>Two cities.</think>I will look.\n"
@@ -81,6 +84,42 @@ async def test_ollamas_lines(serve: Any) -> None:
     streamed = [call for part in parts for call in part.get("tool_calls", [])]
     for calls in (whole["tool_calls"], streamed):
         assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == CALLS
+        assert [call["function"]["index"] for call in calls] == [0, 1], "those with one number are one call to Open WebUI"
+
+
+def test_a_call_is_over_for_ollamas_clients_when_something_else_is_said() -> None:
+    stream = LineStream("m", chat_body)
+    pieces = [
+        stream.call_begun(0, 0, "c0", "look"),
+        stream.arguments(0, 0, '{"a"'),
+        stream.content(0, "amid"),
+        stream.arguments(0, 0, ": 1}"),
+        stream.content(0, "then"),
+        stream.content(0, "this"),
+    ]
+    said = [json.loads(line)["message"] for line in b"".join(pieces).splitlines()]
+    assert [one["content"] for one in said] == ["amid", "", "then", "this"]
+    assert [call["function"]["arguments"] for one in said for call in one.get("tool_calls", [])] == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/completions", {"prompt": [TURN, *HEADER], "max_tokens": 99}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 99}),
+        ("/api/chat", {"messages": MESSAGES}),
+        ("/completion", {"prompt": [TURN, *HEADER], "n_predict": 99}),
+    ],
+)
+async def test_a_stream_has_no_line_ends_but_its_own(serve: Any, path: str, body: dict[str, Any]) -> None:
+    """Clients that cut it by all that Unicode has, as httpx's `iter_lines` does, would cut an answer's JSON in two."""
+    async with serve(ScriptedModel("one\u2028two\u2029three\x85four", template=TOOL_TEMPLATE)) as api:
+        answer = await api.post(path, {**body, "stream": True})
+    text = answer.body.decode()
+    assert text.splitlines() == text.removesuffix("\n").split("\n")
+    assert set(re.findall(r"\\u(2028|2029|0085)", text)) == {"2028", "2029", "0085"}
 
 
 @pytest.mark.parametrize(

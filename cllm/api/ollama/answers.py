@@ -41,7 +41,7 @@ def whole(answer: Answer, model: str, body: Body) -> dict[str, Any]:
     if answer.reasoning:
         said["thinking"] = answer.reasoning
     if answer.calls:
-        said["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in answer.calls]
+        said["tool_calls"] = [_call(i, call.id, call.name, call.arguments) for i, call in enumerate(answer.calls)]
     return {**head(model), **body(said), **_end(answer.finished)}
 
 
@@ -50,12 +50,13 @@ def nothing_asked(model: str, body: Body, *, unload: bool) -> dict[str, Any]:
     return {**head(model), **body({}), "done": True, "done_reason": "unload" if unload else "load"}
 
 
-def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+def _call(index: int, call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call, which has a number of its own: there are clients that take those with one number for pieces of one."""
     try:
         value = msgspec.json.decode(arguments)
     except msgspec.DecodeError:  # cut short
         value = {}
-    return {"id": call_id, "function": {"name": name, "arguments": value if isinstance(value, dict) else {}}}
+    return {"id": call_id, "function": {"index": index, "name": name, "arguments": value if isinstance(value, dict) else {}}}
 
 
 def _end(finished: Finished) -> dict[str, Any]:
@@ -77,36 +78,45 @@ def _ns(seconds: float) -> int:
 
 
 class LineStream(AnswerShape):
-    """See `AnswerShape`. Calls are told whole: their arguments are kept until the next begins, or the end."""
+    """See `AnswerShape`. Calls are told whole: their arguments are kept until something else comes when they are, or the end."""
 
     def __init__(self, model: str, body: Body) -> None:
         self._model = model
         self._body = body
-        self._call: tuple[str, str] | None = None
+        self._call: tuple[int, str, str] | None = None
         self._arguments: list[str] = []
 
     def content(self, index: int, text: str) -> bytes:
         """More text."""
-        return self._line({"content": text}) if text else b""
+        return self._called_if_whole() + self._line({"content": text}) if text else b""
 
     def reasoning(self, index: int, text: str) -> bytes:
         """More reasoning."""
-        return self._line({"thinking": text}) if text else b""
+        return self._called_if_whole() + self._line({"thinking": text}) if text else b""
 
     def call_begun(self, index: int, call: int, call_id: str, name: str) -> bytes:
         """A tool is called: what was called before is known now."""
         before = self._called()
-        self._call = call_id, name
+        self._call = call, call_id, name
         return before
 
     def arguments(self, index: int, call: int, fragment: str) -> bytes:
         """More of a call's arguments."""
-        self._arguments.append(fragment)
+        if self._call is not None:
+            self._arguments.append(fragment)
         return b""
 
     def ended(self, index: int, event: Finished) -> bytes:
         """The last call, and the end."""
         return self._called() + line({**head(self._model), **self._body({}), **_end(event)})
+
+    def _called_if_whole(self) -> bytes:
+        if self._call is not None:
+            try:
+                msgspec.json.decode("".join(self._arguments))
+            except msgspec.DecodeError:
+                return b""
+        return self._called()
 
     def _called(self) -> bytes:
         if self._call is None:
