@@ -120,6 +120,14 @@ def configuration_of(side: Page) -> tuple[str, str]:
     return (peer, LLAMA_SERVER_ALIKE[0]) if peer == "llama-server" and setting in LLAMA_SERVER_ALIKE else (peer, setting)
 
 
+def is_led(sides: Sequence[Page], name: str) -> bool:
+    """Whether one of those that have fewer pairs makes more of the figure of that name, beside us, than the best of those that have all."""
+    complete, fewer = by_pairs(sides)
+    figure = FIGURES_BY_NAME[name]
+    best, other = best_side(complete, figure), best_side(fewer, figure)
+    return other is not None and best_side([*([best] if best is not None else []), other], figure) is other
+
+
 def _is_better(sides: Sequence[Page], figure: Figure) -> bool:
     """Whether one of them makes more of a figure than ours."""
     side = best_side(sides, figure)

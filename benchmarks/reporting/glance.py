@@ -9,7 +9,7 @@ import attrs
 
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME
-from benchmarks.standings import best_rows, by_pairs, title_of
+from benchmarks.standings import best_rows, by_pairs, is_led, title_of
 
 Run: TypeAlias = dict[str, Any]
 
@@ -58,19 +58,25 @@ def _told(one: Standing) -> str:
 
 def _of_run(run: Run) -> Iterator[Standing]:
     rows = {row["figure"]: row for row in best_rows(run["data"]["sides"])}
-    speed = GOOD if run["settings"].get("rate") else TOKENS  # where tokens cannot be compared, good ones say little of speed
-    name = f"{run['name']}{IN_PART}" if is_in_part(run["data"]) else run["name"]
+    speed = _speed_of(run)
+    name = f"{run['name']}{IN_PART}" if is_in_part(run) else run["name"]
     for figure in (speed, *FIGURES):
         if row := rows.get(figure):
             yield standing_of(row, name, SPEED if figure == speed else figure)
 
 
-def is_in_part(data: Run) -> bool:
-    """Whether settings of llama-server were not tried, or would have got more pairs."""
-    tried = {side["setting"] for side in data["sides"] if side["peer"] == "llama-server"}
-    _, fewer = by_pairs(data["sides"])
-    unfinished = {title_of(side) for side in fewer} & set(data.get("unfinished", ()))
-    return bool(tried) and (not tried >= set(LLAMA_SERVER_SETTINGS) or bool(unfinished))
+def _speed_of(run: Run) -> str:
+    return GOOD if run["settings"].get("rate") else TOKENS  # where tokens cannot be compared, good ones say little of speed
+
+
+def is_in_part(run: Run) -> bool:
+    """Whether settings of llama-server were not tried, would have got more pairs, or lead in the fewer that they have at what is told."""
+    sides = run["data"]["sides"]
+    tried = {side["setting"] for side in sides if side["peer"] == "llama-server"}
+    if not tried:
+        return False
+    unfinished = {title_of(side) for side in by_pairs(sides)[1]} & set(run["data"].get("unfinished", ()))
+    return not tried >= set(LLAMA_SERVER_SETTINGS) or bool(unfinished) or any(is_led(sides, name) for name in (_speed_of(run), *FIGURES))
 
 
 def standing_of(row: Run, name: str, figure: str) -> Standing:

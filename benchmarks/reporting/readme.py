@@ -102,7 +102,7 @@ def _peers_row(run: Run) -> tuple[str, ...] | None:
     title = run_title(run) + (f" (its first text: {_cell(found[LATE_FIGURE])})" if LATE_FIGURE in found else "")
     cells = (_cell(one) for one in (speed, *map(found.get, COLUMNS)))
     pairs = f"{row['n_pairs']} ({row['n_starts'] or UNKNOWN})"
-    return title, f"{number(row['ours'])} / {number(row['theirs'])}", *cells, _beside(run["data"]), pairs, when(run)
+    return title, f"{number(row['ours'])} / {number(row['theirs'])}", *cells, _beside(run), pairs, when(run)
 
 
 def _cell(one: Standing | None) -> str:
@@ -112,11 +112,11 @@ def _cell(one: Standing | None) -> str:
     return f"{MARKS.get(one.verdict, '')}{one.times_better:.2f}{MARKS.get(one.verdict, '')}"
 
 
-def _beside(data: Run) -> str:
+def _beside(run: Run) -> str:
     """Whom: the setting by its name, if it is the only one."""
-    sides = data["sides"]
+    sides = run["data"]["sides"]
     if len(sides) == 1:
         return f"{sides[0]['peer']} {sides[0]['setting']}"
     peers = ", ".join(dict.fromkeys(side["peer"] for side in sides))
-    n_fewer = len(by_pairs(sides)[1]) if is_in_part(data) else 0
+    n_fewer = len(by_pairs(sides)[1]) if is_in_part(run) else 0
     return f"{peers}, {len(sides)} settings" + (f", {n_fewer} of them in fewer pairs" if n_fewer else "")

@@ -212,8 +212,8 @@ always is here, llama-server as it comes gives each slot cells of its own, so th
 and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of equals, too. The other runs have fewer, chosen by shorter runs
 that are not kept, and a setting that is not there is not known to be slower; nor is one that was left after two pairs of one start: at 8,
 beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which
-went on; at 16 `-kvu -b 64` was left that had them after 1.95 times its time. A server's memory is its greatest since its start, and caches
-of prompts grow with every pass, so the last pass of each start stands for it, mostly the second.
+went on; at 16 `-kvu -b 64` was left, beside which they came after 1.95 times its time. A server's memory is its greatest since its start,
+and caches of prompts grow with every pass, so the last pass of each start stands for it, mostly the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -309,17 +309,18 @@ lets each sequence have an eighth of them, into which the prompt has to fit.
 change. Eight end a turn together and begin the next together, and their prompts are computed at once, however many steps of answers that
 takes, since all owe about as much. Of 32 in 8 slots ten pairs of ten starts do not tell who has more tokens/s, llama-server as it comes or
 cLLM (0.95 to 1.06), nor anything else but memory, of which cLLM has 1.14 times as much after the one pass of a start. Of eight, with all
-settings, ten pairs of five starts beside `-no-kvu` do not tell who has more tokens/s either (0.98 to 1.05); there cLLM has first texts at
-p90 after 0.83 of its time, and 0.46 of its memory. In two pairs of one start each, cLLM had 1.2 to 1.7 times the tokens/s of the others.
-What they were better at: `-b 64`, `-b 32` and `-kvu -b 64` compute the prompts of those who come together one after the other, so that half
-of the first texts come after 2.4 to 3.3 s, where cLLM's come after 7.2 to 8.9; who has begun waits then, with gaps at p90 2.4 to 5 times as
-long as cLLM's, and half of the answers end after 1.2 to 1.4 times its time. With `no prompt cache` gaps at p99 are of 7.4 s; it takes 0.65
-of cLLM's memory, and is the only one that finds nothing again. Few requests are good with either, at most 8 % of cLLM's and 17 % of theirs,
-since most first texts come after 4 s. Each turn goes on from other tokens than were answered, which had to be known in advance, so that
-only prompts can be found again: of eight, both have 11,680 of 16,752 tokens from their caches; of 32, llama-server has 46,720 in every pass
-and cLLM 512 less in eight of ten. Half of the first texts come after 48 s. The eight places are filled and emptied together, by a log of a
-pass, so that no step has both answers and prompts, and it is strictly in turn here as it is there. Other work, at the lowest priority, went
-on beside some of these pairs.
+settings, there are ten pairs of five starts beside `-no-kvu`, `-b 64` and `-kvu -b 64` each. Those of `-no-kvu` do not tell who has more
+tokens/s either (0.98 to 1.05); there cLLM has first texts at p90 after 0.83 of its time, and 0.46 of its memory. `-b 64` and `-kvu -b 64`
+compute the prompts of those who come together one after the other, so that half of the first texts come after 2.5 and 3.2 s, cLLM's after
+3.42 and 2.52 times as long, and those at p99 after 1.72 and 1.51 times. Who has begun waits then: cLLM's gaps are 0.30 and 0.19 as long at
+p90, 0.36 and 0.15 at p99. It has 1.10 (0.99 to 1.22) and 1.52 times their tokens/s, and the latter 0.94 of its memory. In two pairs of one
+start each it had 1.2 times the tokens/s of `-b 32`, which does the same, and of `-kvu`, and 1.7 times those of `no prompt cache`. With
+`no prompt cache` gaps at p99 are of 7.4 s; it takes 0.65 of cLLM's memory, and is the only one that finds nothing again. Few requests are
+good with either, at most 8 % of cLLM's and 17 % of theirs, since most first texts come after 4 s. Each turn goes on from other tokens than
+were answered, which had to be known in advance, so that only prompts can be found again: of eight, both have 11,680 of 16,752 tokens from
+their caches; of 32, llama-server has 46,720 in every pass and cLLM 512 less in eight of ten. Half of the first texts come after 48 s. The
+eight places are filled and emptied together, by a log of a pass, so that no step has both answers and prompts, and it is strictly in turn
+here as it is there. Other work, at the lowest priority, went on beside some of these pairs.
 """
 
 VERIFY: Final = """\
@@ -335,7 +336,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "ladder-seed-c8": "2026-11-28 8e892bc749",
     "ladder-seed-c8-served": "2026-11-28 c08fe9f147",
     "peers-chat-turns-c32": "2026-11-27 42d3cda5f7",
-    "peers-chat-turns-c8": "2026-11-29 9933c42bdd",
+    "peers-chat-turns-c8": "2026-11-29 80e22e9270",
     "peers-long-among-short": "2026-11-29 8aaae89e0d",
     "peers-mixed-c8": "2026-11-27 0543dee0f6",
     "peers-mixed-small-c16": "2026-11-29 7c1795d3e6",

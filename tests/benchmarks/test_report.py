@@ -272,9 +272,17 @@ def test_what_has_two_names_is_one_setting() -> None:
 def test_a_run_that_was_ended_early_is_marked_where_a_setting_would_have_gone_on() -> None:
     fewer = [side(name, 0.5, n_pairs=1) for name in LLAMA_SERVER_SETTINGS if name != "-no-kvu"]
     data = {**peers.page([side("-no-kvu", 0.5), *fewer]), "unfinished": ["llama-server (as it comes)"]}
-    assert not is_in_part(data), "which is measured under its other name"
-    assert is_in_part({**data, "unfinished": ["llama-server (-b 64)"]})
+    assert not is_in_part(run_of(data)), "which is measured under its other name"
+    assert is_in_part(run_of({**data, "unfinished": ["llama-server (-b 64)"]}))
     assert {one.run for one in standings([run_of({**data, "unfinished": ["llama-server (-b 64)"]})])} == {"x*"}
+
+
+def test_so_is_one_in_which_a_setting_leads_in_the_fewer_pairs_that_it_has() -> None:
+    *others, last = [name for name in LLAMA_SERVER_SETTINGS if name != "-no-kvu"]
+    left = [side(name, 0.4, n_pairs=1) for name in others]
+    for speed, is_ahead in ((0.4, False), (0.6, True)):
+        run = run_of(dict(peers.page([side("-no-kvu", 0.5), *left, side(last, speed, n_pairs=1)])))
+        assert is_in_part(run) is is_ahead
 
 
 def test_what_each_of_several_runs_had_is_told_of_each() -> None:
