@@ -163,7 +163,8 @@ def test_a_model_that_cannot_be_aborted_as_it_says_fails_the_suite(tmp_path: Pat
     "make", ["make_backend", *(pytest.param(name, marks=pytest.mark.slow) for name in ("make_text_backend", "make_heeding_backend"))]
 )
 def test_the_fake_model_that_schedules_itself_keeps_the_contract(tmp_path: Path, make: str) -> None:
-    check(run_contract("--backend", f"cllm.testing.fake_streams:{make}", folder=tmp_path))
+    options = BUT_FOR_DEATHS if make == "make_heeding_backend" else ()  # it differs in how it draws
+    check(run_contract("--backend", f"cllm.testing.fake_streams:{make}", *options, folder=tmp_path))
 
 
 @pytest.mark.slow
