@@ -95,7 +95,7 @@ def _form(form: StreamForm, kind: Kind, *, is_chat: bool) -> dict[str, Any]:
             )
         if not is_chat and kind.text_schema != "response_format":
             return {kind.text_schema: schema}
-        if kind.chat_schema == "value":
+        if kind.has_bare_schemas:
             if schema == _ANY_OBJECT:
                 raise NotHeeded(f"{form.field}: the server behind this one holds answers to a schema that says more", param=form.field)
             return {"response_format": {"type": "json", "value": schema}}

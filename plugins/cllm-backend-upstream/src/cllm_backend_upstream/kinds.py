@@ -42,7 +42,7 @@ class Kind:
     to_the_end: ToTheEnd = ToTheEnd.UNKNOWN
     has_health: bool = False  # a /health that costs nothing: LiteLLM's has every model compute, which is paid for
     knows_efforts: bool = False  # above "high", which others refuse
-    chat_schema: str = "json_schema"  # where a conversation's stands in its `response_format`; "value": bare, as what is called "json"
+    has_bare_schemas: bool = False  # a conversation's `response_format` has the schema by itself, and none stands for any object
     text_schema: str = ""  # where a completion's JSON Schema goes; "": nowhere, it would be ignored
     sends_defaults: bool = True  # its own may be others; False: they are the same, and it refuses ours
     names_tool: bool = True  # False: one that must be called is not known by its name, and anything may be
@@ -89,7 +89,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "tgi": Kind(
         sampling={name: name for name in ("temperature", "top_p", "frequency_penalty")},
         others=frozenset({"tools", "tool_choice", "json_schema"}),
-        chat_schema="value",
+        has_bare_schemas=True,
         has_health=True,
         sends_defaults=False,
         stops_in_content=False,
