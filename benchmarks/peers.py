@@ -126,7 +126,9 @@ class Match:
         dialects = {"ours": dialect, "theirs": generator.dialect(theirs.port, n_vocab=self._n_vocab, sampling=plan.sampling)}
         takes_ids = side.takes_ids = all(dialect.takes_ids for dialect in dialects.values())
         refused = tuple(dict.fromkeys(name for dialect in dialects.values() for name in self._left_out(dialect)))
-        self._dialects = {name: attrs.evolve(dialect, takes_ids=takes_ids, refused=refused) for name, dialect in dialects.items()}
+        # Nobody gets a seed: some draw otherwise with one, and more slowly, and which tokens are drawn changes nothing here.
+        alike = {"takes_ids": takes_ids, "refused": refused, "takes_seed": False}
+        self._dialects = {name: attrs.evolve(dialect, **alike) for name, dialect in dialects.items()}
 
     def _left_out(self, dialect: Dialect) -> list[str]:
         client = Client(target=Target(host="", port=0), dialect=dialect, sampling=SAMPLINGS[self._plan.sampling])

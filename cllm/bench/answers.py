@@ -44,6 +44,8 @@ class Answer:
     n_prompt: int = 0
     n_cached: int = 0  # of the prompt's tokens, those that the server did not compute
     n_generated: int = 0
+    n_reasoned: int = 0  # of these, by the server's count
+    shows_reasoning: bool = False
     counted_by: str = "nothing"  # "usage": the server's count; "chunks": ours
     finish_reason: str = ""
 
@@ -90,10 +92,9 @@ class Answer:
 
     @property
     def itl_s(self) -> float:
-        """The mean time between two tokens."""
-        if len(self.chunks_at) < 2 or self.n_generated < 2:
-            return 0.0
-        return (self.chunks_at[-1] - self.chunks_at[0]) / (self.n_generated - 1)
+        """The mean time between two tokens of the text: those of reasoning that is hidden came before it."""
+        n_shown = max(self.n_generated - (0 if self.shows_reasoning else self.n_reasoned), len(self.chunks_at))
+        return 0.0 if len(self.chunks_at) < 2 else (self.chunks_at[-1] - self.chunks_at[0]) / (n_shown - 1)
 
 
 def answer_of(exchange: Exchange) -> Answer:
@@ -188,7 +189,10 @@ def _take(answer: Answer, page: dict[str, Any]) -> bool:
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
         if answer.finish_reason in GIVEN_UP:
             answer.error = answer.error or f"the server ended the answer with {answer.finish_reason!r}"
-        has_text = has_text or _has_text(choice)
+        message = choice.get("delta") or choice.get("message") or {}
+        shows_reasoning = any(message.get(key) for key in ("reasoning_content", "reasoning"))
+        answer.shows_reasoning |= shows_reasoning
+        has_text = has_text or shows_reasoning or any((choice.get("text"), message.get("content"), message.get("tool_calls")))
     return has_text
 
 
@@ -198,14 +202,8 @@ def _take_usage(answer: Answer, usage: dict[str, Any] | None) -> None:
     answer.n_prompt = usage.get("prompt_tokens") or 0
     answer.n_generated = usage["completion_tokens"]
     answer.n_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    answer.n_reasoned = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     answer.counted_by = "usage"
-
-
-def _has_text(choice: dict[str, Any]) -> bool:
-    if choice.get("text"):
-        return True
-    message = choice.get("delta") or choice.get("message") or {}
-    return any(message.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls"))
 
 
 def ttfts_s(answers: Iterable[Answer]) -> list[float]:

@@ -147,7 +147,7 @@ def _warnings(client: Client) -> list[str]:
         lines.append("ignore_eos is not taken: an answer may end before it has as many tokens as were asked")
     if left_out := client.sampling_left_out:
         lines.append(f"not taken: {', '.join(left_out)}: tokens are drawn by the server's own values of these")
-    if not dialect.takes_seed:
+    if client.draws and not dialect.takes_seed:
         lines.append("seed is not taken: another run draws other tokens")
     return lines
 

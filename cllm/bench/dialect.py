@@ -47,7 +47,8 @@ async def find_dialect(
             client = (await _ask_as_it_likes(attrs.evolve(client, is_stream=True)))[2] if is_stream else client
             return client.dialect
         said = f"{status}: {message_of(page)}"
-        if status != OK and status not in NOT_UNDERSTOOD:
+        is_blamed_on_ids = takes_ids and status == NOT_FOUND  # some answer so to whatever they fail at
+        if status != OK and status not in NOT_UNDERSTOOD and not is_blamed_on_ids:
             break
         dialect = attrs.evolve(dialect, prefix=client.dialect.prefix)
     raise BenchFailed(f"{target.url} answers {endpoint} with {said}")

@@ -17,5 +17,5 @@ def check_output(name: str, path: str | None) -> None:
     if os.path.exists(path):  # a pipe, a device, or a file that is written over: its folder does not matter
         if not os.access(path, os.W_OK):
             raise SettingsError(f"--{name}: cannot write {path}")
-    elif not os.access(Path(path).parent, os.W_OK):
+    elif not os.path.isdir(Path(path).parent) or not os.access(Path(path).parent, os.W_OK):
         raise SettingsError(f"--{name}: cannot write into {Path(path).parent}")

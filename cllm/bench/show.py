@@ -17,6 +17,7 @@ from cllm.bench.load import Progress as Done
 from cllm.bench.metrics import Spread, Summary
 
 REFRESH_S: Final = 0.25  # drawing costs the machine that is measured
+N_REASONS: Final = 5  # that are told: some name what is left of a quota, or the request, so that none is like another
 
 
 @asynccontextmanager
@@ -62,8 +63,11 @@ def print_table(passes: Sequence[tuple[str, Summary]], console: Console) -> None
         table.add_row(name, *(Text(column.get(name, "")) for column in columns))
     console.print(table)
     for title, summary in passes:
-        for reason, n in summary.failures.items():
+        reasons = list(summary.failures.items())  # the most common first
+        for reason, n in reasons[:N_REASONS]:
             console.print(Text(f"{title}: {n} failed: {reason}", style="red"))
+        if rest := reasons[N_REASONS:]:
+            console.print(Text(f"{title}: {sum(n for _, n in rest)} failed for {len(rest)} other reasons (--json has them)", style="red"))
         for line in summary.warnings():
             console.print(Text(f"{title}: {line}", style="yellow"))
 

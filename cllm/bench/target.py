@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from cllm import __version__
 from cllm.bench.workloads import Ask, Sampling, Tokens
 from cllm.errors import OperatorError
 
@@ -43,7 +44,8 @@ class Target:
     def head(self, method: str, path: str, n_body: int = 0) -> bytes:
         """The head of a request."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Accept: */*"]
+        agent = f"User-Agent: cllm-bench/{__version__}"  # what stands before a server may refuse who does not say
+        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Accept: */*", agent]
         if self.api_key:
             lines.append(f"Authorization: Bearer {self.api_key}")
         if method == "POST":
@@ -107,6 +109,11 @@ class Client:
         return own if own.get("temperature") == 0 else {**NEUTRAL, "top_k": self.dialect.all_tokens, **own}
 
     @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn by chance, as far as the server is told."""
+        return "temperature" not in self.sampling_sent or self._wished["temperature"] != 0
+
+    @property
     def sampling_sent(self) -> list[str]:
         """The sampling fields of each request."""
         return [name for name in self._wished if self._takes(name)]
@@ -124,7 +131,7 @@ class Client:
 
     def _body(self, ask: Ask, number: int) -> dict[str, Any]:
         fields: dict[str, Any] = {**self._prompt(ask.prompt), self.dialect.limit: ask.n_generated}
-        if self.dialect.takes_seed:
+        if self.draws and self.dialect.takes_seed:  # some compute a request with a seed by itself, also where it changes nothing
             fields["seed"] = self.seed + number
         fields |= {name: value for name, value in self._wished.items() if self._takes(name)}
         if self.dialect.model:

@@ -121,7 +121,7 @@ def chains(n: int, n_generated: int = 3, n_turns: int = 1) -> Work:
 async def test_a_closed_loop_sends_all_requests_and_never_more_at_a_time_than_it_may() -> None:
     async with served(answer) as (target, seen):
         progress = Progress()
-        done = await closed_loop(Client(target=target, sampling=GREEDY, seed=10), chains(12), 3, progress)
+        done = await closed_loop(Client(target=target, sampling=USUAL, seed=10), chains(12), 3, progress)
     assert sorted(body["prompt"][0] for _, body in seen.requests) == list(range(12))
     assert {body["seed"] for _, body in seen.requests} == set(range(10, 22))
     assert seen.n_now_max <= 3
@@ -412,11 +412,37 @@ async def test_a_server_that_forbids_a_field_is_asked_without_it(refused: str) -
         return await answer(path, body, stream)
 
     async with served(strict) as (target, seen):
-        dialect = await find_dialect(target, endpoint="completions")
-        done = await closed_loop(Client(target=target, dialect=dialect, sampling=GREEDY), chains(1), 1)
+        dialect = await find_dialect(target, endpoint="completions", sampling=USUAL)
+        done = await closed_loop(Client(target=target, dialect=dialect, sampling=USUAL), chains(1), 1)
     assert (dialect.takes_seed, dialect.takes_usage) == (refused != "seed", refused != "stream_options")
     assert refused not in seen.requests[-1][1]
     assert done.answers[0].is_exact
+
+
+async def test_no_seed_is_sent_where_it_would_change_nothing() -> None:
+    async with served(answer) as (target, seen):
+        await closed_loop(Client(target=target, sampling=GREEDY), chains(1), 1)
+    assert "seed" not in seen.requests[0][1]
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "500 Internal Server Error"])
+async def test_whatever_a_server_that_reads_text_alone_says_of_ids_it_is_asked_with_text(status: str) -> None:
+    async def simple(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if isinstance(body.get("prompt"), list):
+            return await send_page(stream, {"error": "'list' object has no attribute 'strip'"}, status)
+        return await answer(path, body, stream)
+
+    async with served(simple) as (target, _):
+        assert not (await find_dialect(target, endpoint="completions")).takes_ids
+
+
+async def test_an_endpoint_that_is_not_there_is_told() -> None:
+    async def without(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        return await send_page(stream, {"error": "no such path"}, "404 Not Found")
+
+    async with served(without) as (target, _):
+        with pytest.raises(BenchFailed, match="answers completions with 404: no such path"):
+            await find_dialect(target, endpoint="completions")
 
 
 async def test_a_server_that_takes_ids_but_openais_fields_alone_is_asked_with_ids() -> None:
@@ -637,6 +663,12 @@ def test_what_is_there_may_be_written_whatever_its_folder_is(tmp_path: Path, mon
         check_output("json", str(there))
 
 
+def test_a_file_in_the_place_of_a_folder_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"--json: cannot write into .*a\.json"):
+        check_output("json", str(tmp_path / "a.json" / "b.json"))
+
+
 def test_a_folder_that_may_not_be_looked_into_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def stat(path: object, **_: Any) -> os.stat_result:
         raise PermissionError(13, "Permission denied", str(path))
@@ -705,4 +737,5 @@ def test_what_would_not_be_sent_is_refused(url: str) -> None:
 def test_a_key_goes_into_the_header_and_never_into_a_repr() -> None:
     target = parse_url("localhost:1", "secret")
     assert b"\r\nAuthorization: Bearer secret\r\n" in target.head("GET", "/v1/models")
+    assert b"\r\nUser-Agent: cllm-bench/" in target.head("GET", "/v1/models")
     assert "secret" not in repr(target)

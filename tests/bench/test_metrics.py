@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import io
+
 import attrs
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import Goal, curve, percentile, spread, summarize
+from cllm.bench.show import N_REASONS, print_table
 
 
 def answer(
@@ -80,6 +84,15 @@ def test_a_failed_request_counts_as_asked_for_and_not_in_the_times() -> None:
     assert figures.failures == {"503: full": 1, "x": 1}
     assert figures.ttft_s.max == 0.5
     assert figures.goodput_share == pytest.approx(1 / 3)
+
+
+def test_of_many_reasons_why_requests_failed_the_most_common_ones_are_told() -> None:
+    answers = [answer(0.0, [], error=error) for error in ("often", "often", *(f"429: {n} tokens left" for n in range(20)))]
+    page = io.StringIO()
+    print_table([("a", summarize(Pass(wall_s=1.0, client_cpu_s=0.0, answers=answers)))], Console(file=page, width=200))
+    told = [line.strip() for line in page.getvalue().splitlines() if line.startswith("a: ")]
+    assert told[0] == "a: 2 failed: often"
+    assert told[N_REASONS:] == ["a: 16 failed for 16 other reasons (--json has them)"]
 
 
 def test_an_answer_is_good_when_its_first_text_and_its_tokens_come_in_time() -> None:

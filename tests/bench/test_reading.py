@@ -136,6 +136,13 @@ def test_a_stream_is_counted_by_the_servers_usage() -> None:
     assert len(got.chunks_at) == 2
 
 
+@pytest.mark.parametrize(("shown", "itl_s"), [({"content": "x"}, 1 / 2), ({"reasoning_content": "x"}, 1 / 49)], ids=["hidden", "shown"])
+def test_tokens_of_reasoning_that_is_hidden_came_before_the_text(shown: dict[str, str], itl_s: float) -> None:
+    usage = {"prompt_tokens": 4, "completion_tokens": 50, "completion_tokens_details": {"reasoning_tokens": 47}}
+    pieces = [events(delta_chunk(**shown), done=False), events(delta_chunk("length", content="y"), {"choices": [], "usage": usage})]
+    assert answer(b"", pieces=pieces).itl_s == pytest.approx(itl_s)
+
+
 def test_a_stream_without_usage_is_counted_by_its_chunks() -> None:
     got = answer(events(delta_chunk(role="assistant"), delta_chunk(content="a"), delta_chunk(reasoning_content="b"), delta_chunk("length")))
     assert (got.n_generated, got.counted_by, got.is_exact) == (2, "chunks", None), "a chunk may hold two tokens"
