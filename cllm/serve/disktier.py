@@ -72,9 +72,10 @@ class DiskTier:
 
     @classmethod
     def open(cls, folder: str, fingerprint: str, n_bytes_max: int) -> DiskTier:
-        """Read the index; blocks. Files of this model that are damaged are removed. Raises: OSError."""
+        """Read the index; blocks. Files of this model that are damaged are removed, and any that are too much. Raises: OSError."""
         files = StateFiles.open(Path(folder), fingerprint)
         files.remove_partial()
+        _remove_oldest(_sizes(files), n_bytes_max, [])  # the bound may have been a larger one
         tier = cls(files, n_bytes_max)
         for path in files.ours():
             try:

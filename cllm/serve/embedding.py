@@ -142,6 +142,11 @@ class EmbedLoop:
             self._work = trio.Event()
             await self._work.wait()
 
+    @property
+    def is_replacing(self) -> bool:
+        """As `StepLoop.is_replacing`."""
+        return self._is_replacing
+
     def stalled_s(self, now: float) -> float:
         """Seconds since a step last began or ended while somebody waits for vectors; 0 when nobody does, or while a worker is replaced."""
         return now - self._progress_at if self._waiters and not self._is_replacing else 0.0

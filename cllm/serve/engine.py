@@ -138,9 +138,15 @@ class Engine:
         return None if self._loop is None else self._loop.scheduler.key_cap(key)
 
     def check_ready(self) -> None:
-        """Raises: Unavailable unless a request of one key at least would be taken; a key at its own cap says nothing of the server."""
+        """Raises: Unavailable unless a request of one key at least would be taken, and would not wait for another worker to be loaded.
+
+        A key at its own cap says nothing of the server.
+        """
         refused: Unavailable | None = None
-        for key in self._ready_loop().scheduler.limits.key_weights or ("",):
+        loop = self._ready_loop()
+        if (loop if self.model.generates else self.embeddings.loop).is_replacing:
+            raise _anew()
+        for key in loop.scheduler.limits.key_weights or ("",):
             try:
                 if self.model.generates:
                     self.check_accepting(key=key)
@@ -222,7 +228,7 @@ class Engine:
             return await self._tokenizing[n_chars > N_CHARS_INLINE].run(partial(call_foreign, tokenize), key)
         except ModelDied:  # and the next one takes long to load, or there will be none
             self._ready_loop()  # says so where the server drains, and the model is closed already
-            raise Unavailable("the model is being started anew", retry_after_s=5.0, code="loading") from None
+            raise _anew() from None
 
     async def grammar(
         self, model: ServedModel, source: GrammarSource | Callable[[], GrammarSource], *, timeout_s: float, key: str = ""
@@ -295,6 +301,10 @@ class Engine:
         _ = self.model  # raises while loading
         assert self._loop is not None
         return self._loop
+
+
+def _anew() -> Unavailable:
+    return Unavailable("the model is being started anew", retry_after_s=5.0, code="loading")
 
 
 def new_engine(settings: Settings) -> Engine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import logging
 import os
 import sys
@@ -14,7 +16,7 @@ from cllm.serve.stdio import lossy_stderr
 
 def configure_logging(settings: Settings) -> None:
     """Set up logging for the whole process."""
-    stderr = lossy_stderr()  # no line is worth a server
+    stderr = lossy_stderr(_lost) if settings.log_format == "json" else lossy_stderr()  # no line is worth a server
     level = getattr(logging, settings.log_level.upper())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -31,6 +33,11 @@ def configure_logging(settings: Settings) -> None:
     handler = logging.StreamHandler(stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[_drop_record, *renderers], foreign_pre_chain=shared))
     logging.basicConfig(level=max(level, logging.WARNING) if level > logging.DEBUG else level, handlers=[handler], force=True)
+
+
+def _lost(n_writes: int) -> str:
+    at = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+    return json.dumps({"n_writes": n_writes, "event": "log.lost", "level": "warning", "timestamp": at})
 
 
 def _renderers(settings: Settings) -> list[structlog.typing.Processor]:

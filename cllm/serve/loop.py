@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import structlog
@@ -80,7 +80,8 @@ class StepLoop:
         self._plan: Plan | None = None  # of the step that runs
         self._progress_at = 0.0  # when a step last began or ended
         self._n_taken = 0  # calls of the thread, up to our last step
-        self._timed_step = trio.Event()  # set while a step runs and somebody's time may be over before it is
+        self._timed_step = trio.Event()  # set while a step runs and somebody's time may be over before it is; or all wait
+        self._all_wait = False  # for something else than a step, which may take many seconds
         self._is_replacing = False  # a worker that died: loading the next one has a limit of its own
 
     # --- from the API's side ------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class StepLoop:
             raise
         stream = EventStream(seq_ids, self.cancel, n_bytes_max=n_bytes_max)
         self._streams.update(dict.fromkeys(seq_ids, stream))
-        if (self._plan is not None or self._is_replacing) and self.scheduler.has_deadlines:
+        if (self._plan is not None or self._all_wait) and self.scheduler.has_deadlines:
             self._timed_step.set()
         if not self._is_idle and now - self._roused_at <= COMPANIONS_S:
             self._n_companions += 1
@@ -114,13 +115,13 @@ class StepLoop:
     def cancel(self, seq_id: int) -> None:
         """Mark a sequence; an idle loop is woken to free it, and a step that nobody waits for any more is ended if that can be."""
         self.scheduler.cancel(seq_id)
-        if self._plan is not None or self._is_replacing:
+        if self._plan is not None or self._all_wait:
             self._sweep_waiting()
         self._wake(trio.current_time())
 
     def _sweep_waiting(self) -> None:
-        """While a step runs or a worker is replaced, which may take many seconds, let those go who only wait: they count in the queue, and
-        for their keys. If nobody is left who waits for the step, it is given up.
+        """While a step runs or all wait, which may take many seconds, let those go who only wait: they count in the queue, and for their
+        keys. If nobody is left who waits for the step, it is given up.
         """
         try:
             events = self.scheduler.sweep_waiting(trio.current_time())
@@ -150,6 +151,11 @@ class StepLoop:
     def is_computing(self) -> bool:
         """Whether a step is under way."""
         return self._plan is not None
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether a worker died and the next one is being loaded."""
+        return self._is_replacing
 
     def stalled_s(self, now: float) -> float:
         """Seconds since a step last began or ended while there is work; 0 when there is none, or while a worker is replaced."""
@@ -300,24 +306,38 @@ class StepLoop:
             await self._step(plan)
         self.scheduler.vacate()
         vacated_at = self._progress_at = trio.current_time()
-        try:
-            await self._turns.run(self._model.lay_out, layout, n_slots)
-        except ModelDied:
-            raise
-        except LoadFailed as error:
-            log.warning("layout.failed", layout=layout.value, why=str(error))
-        except Exception as error:
-            self._metrics.step_failed(error)
-            log.error("layout.failed", layout=layout.value, why=in_one_line(error))
-            await self._turns.run(_empty_all, self._model)  # they may be as they were, and nobody knows any more who has cells in them
-        self._progress_at = trio.current_time()
-        self._owed += self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
-        self.on_layout(self._model)
-        try:
-            await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
-        except Exception as error:  # the system has no thread left: the next start begins as this one did
-            log.warning("layout.unkept", why=in_one_line(error))
+        with self._all_waiting():
+            try:
+                await self._turns.run(self._model.lay_out, layout, n_slots)
+            except ModelDied:
+                raise
+            except LoadFailed as error:
+                log.warning("layout.failed", layout=layout.value, why=str(error))
+            except Exception as error:
+                self._metrics.step_failed(error)
+                log.error("layout.failed", layout=layout.value, why=in_one_line(error))
+                await self._turns.run(_empty_all, self._model)  # they may be as they were, and nobody knows who has cells in them
+            self._progress_at = trio.current_time()
+            self._owed += self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
+            self.on_layout(self._model)
+            try:
+                await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
+            except Exception as error:  # the system has no thread left: the next start begins as this one did
+                log.warning("layout.unkept", why=in_one_line(error))
         log.info("layout", layout=layout.value, n_running=n_running, seconds=round(self._progress_at - began_at, 2))
+
+    @contextmanager
+    def _all_waiting(self) -> Iterator[None]:
+        """No step can be planned within: who leaves is let go all the same, and who waits hears when his time is over."""
+        self._all_wait = True
+        if self.scheduler.has_deadlines:
+            self._timed_step.set()
+        try:
+            yield
+        finally:
+            self._all_wait = False
+            if self._plan is None and self._timed_step.is_set():
+                self._timed_step = trio.Event()
 
     async def _replace(self, life: WorkerLife, plan: Plan | None, error: ModelDied) -> None:
         """The worker died, in the step of `plan` or between two: another one goes on where it was. Raises: ModelDied when none can."""
@@ -331,14 +351,11 @@ class StepLoop:
         self._owed += events
         self._deliver_owed()
         self._is_replacing = True
-        if self.scheduler.has_deadlines:
-            self._timed_step.set()
         try:
-            await run_apart(life.revive)  # other models compute meanwhile
+            with self._all_waiting():
+                await run_apart(life.revive)  # other models compute meanwhile
         finally:
             self._is_replacing = False
-            if self._plan is None and self._timed_step.is_set():
-                self._timed_step = trio.Event()
         self._progress_at = trio.current_time()
         log.warning("worker.replaced", pid=life.pid, seconds=round(self._progress_at - died_at, 2))
 

@@ -7,6 +7,7 @@ import io
 import os
 import select
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO, cast
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by their numbers
@@ -37,8 +38,9 @@ class _Lossy:
     A reader that stands still (a stopped log collector, Ctrl-S) would have the whole server wait for it otherwise.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, notice: Callable[[int], str]) -> None:
         self._stream = stream
+        self._notice = notice  # the line that tells how many were lost
         self._n_lost = 0  # writes, since the last one that was taken
         self._is_cut = False  # the last one that was taken, which has no line end
 
@@ -47,7 +49,7 @@ class _Lossy:
             if self._n_lost and _takes(self._stream):
                 n_lost, self._n_lost = self._n_lost, 0
                 ending, self._is_cut = "\n" * self._is_cut, False
-                self._stream.write(f"{ending}[{n_lost} writes were lost: nobody read them]\n")
+                self._stream.write(f"{ending}{self._notice(n_lost)}\n")
             for start in range(0, len(text), _N_CHARS):
                 if not _takes(self._stream):
                     self._n_lost += 1
@@ -79,9 +81,13 @@ def _takes(stream: TextIO) -> bool:
     return bool(poll.poll(0))
 
 
-def lossy_stderr() -> TextIO:
-    """Standard error as it is now; writing to it raises nothing."""
-    return cast(TextIO, _Lossy(sys.stderr))
+def _told_plainly(n_lost: int) -> str:
+    return f"[{n_lost} writes were lost: nobody read them]"
+
+
+def lossy_stderr(notice: Callable[[int], str] = _told_plainly) -> TextIO:
+    """Standard error as it is now; writing to it raises nothing. After writes that nobody took comes what `notice` says of so many."""
+    return cast(TextIO, _Lossy(sys.stderr, notice))
 
 
 def complain(error: BaseException) -> None:

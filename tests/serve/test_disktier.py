@@ -364,6 +364,16 @@ async def test_the_longest_unused_files_make_room_for_new_ones(tmp_path: Path) -
     assert sum(path.stat().st_size for path in files(tmp_path)) <= tier.n_bytes_max
 
 
+async def test_a_bound_that_was_made_lower_holds_from_the_start_on(tmp_path: Path) -> None:
+    tier, *pieces = open_tier(tmp_path), *(piece([i] * 200) for i in range(5))
+    for one in pieces:
+        await tier.write(one)
+    lower = open_tier(tmp_path, n_bytes_max=tier.n_bytes * 2 // 5)
+    assert len(lower) == len(files(tmp_path)) == 2
+    for i, one in enumerate(pieces):
+        assert (await fetched(lower, one.tokens) != []) is (i >= 3), "the newest stay"
+
+
 async def test_the_bound_holds_over_all_models_files(tmp_path: Path) -> None:
     for i in range(8):
         await open_tier(tmp_path, f"model {i}", n_bytes_max=10_000).write(piece(TEXT[:200]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from cllm.engine.events import Failed, Finished
 from cllm.engine.params import StopParams
 from cllm.engine.prices import PREFILL_ROW_S
 from cllm.engine.sequence import SequenceSpec
-from cllm.errors import ContextExceeded, LoadFailed, ModelDied, Unavailable
+from cllm.errors import ContextExceeded, DeadlineExceeded, LoadFailed, ModelDied, Unavailable
 from cllm.serve.disktier import DiskTier
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
@@ -216,6 +217,31 @@ async def test_who_comes_while_they_are_laid_out_and_needs_more_than_a_part_is_a
         await ask_and_compare(running, words(4, seed=38))
     assert [answer.text for answer in answers] == [text_alone(prompt, 20)]
     assert model.capabilities.kv_layout is KvLayout.UNIFIED
+
+
+async def test_who_leaves_or_whose_time_is_over_while_they_are_laid_out_is_let_go_at_once() -> None:
+    model = FakeModel(lays_out=True)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def stand_still(_layout: KvLayout, _n_slots: int) -> None:
+        begun.set()
+        assert go_on.wait(TEST_S)
+
+    model.before_lay_out = stand_still
+    async with running_engine(model, SETTINGS, cost=cost(model)) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, running, [make_spec(prompt, 50) for prompt in words(60, seed=39)])
+        await until(begun.is_set)
+        try:
+            n_waiting = running.scheduler.n_waiting
+            leaving = running.engine.open([make_spec("leaves")])
+            assert running.scheduler.n_waiting == n_waiting + 1
+            leaving.cancel()
+            assert running.scheduler.n_waiting == n_waiting
+            with trio.fail_after(TEST_S):
+                (late,) = await read_all(running.engine.open([make_spec("late", timeout_s=0.05)], is_expected=True))
+            assert isinstance(late.error, DeadlineExceeded)
+        finally:
+            go_on.set()
 
 
 async def test_a_server_that_ends_all_in_the_middle_of_a_step_ends_well() -> None:

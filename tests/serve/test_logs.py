@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import logging
 import os
 import signal
@@ -87,7 +88,7 @@ def test_nobody_waits_for_a_reader_that_stands_still() -> None:
             pass
     os.set_blocking(writing, True)
     with open(writing, "w", buffering=1) as stream:
-        lossy: Any = _Lossy(stream)
+        lossy: Any = _Lossy(stream, str)
         texts = ("lost\n", "long and lost " * 10_000, "lost, too\n")
         writer = threading.Thread(target=lambda: [lossy.write(text) for text in texts], daemon=True)
         writer.start()
@@ -98,13 +99,13 @@ def test_nobody_waits_for_a_reader_that_stands_still() -> None:
             while os.read(reading, 1 << 20):
                 pass
         lossy.write("taken\n")
-        assert os.read(reading, 1 << 20) == b"[3 writes were lost: nobody read them]\ntaken\n"
+        assert os.read(reading, 1 << 20) == b"3\ntaken\n"
     os.close(reading)
 
 
 def test_what_comes_after_half_a_line_begins_a_new_one() -> None:
     stream, is_full = io.StringIO(), False
-    lossy: Any = _Lossy(stream)
+    lossy: Any = _Lossy(stream, str)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stdio, "_takes", lambda _stream: not (is_full and stream.getvalue()))
         is_full = True
@@ -113,7 +114,27 @@ def test_what_comes_after_half_a_line_begins_a_new_one() -> None:
         lossy.write("taken\n")
     half, notice, taken = stream.getvalue().splitlines()
     assert set(half) == {"a"}
-    assert (notice, taken) == ("[1 writes were lost: nobody read them]", "taken")
+    assert (notice, taken) == ("1", "taken")
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_that_lines_were_lost_is_told_as_lines_are(monkeypatch: pytest.MonkeyPatch, log_format: str) -> None:
+    is_read = False
+    monkeypatch.setattr(stdio, "_takes", lambda _stream: is_read)
+    with standard_error(monkeypatch, log_format=log_format) as stream:
+        logger = structlog.get_logger("ours")
+        logger.error("lost")
+        is_read = True
+        logger.error("taken")
+    notice, taken = stream.getvalue().splitlines()
+    assert "taken" in taken
+    if log_format == "json":
+        page = json.loads(notice)
+        assert (page["event"], page["level"]) == ("log.lost", "warning")
+        assert page["n_writes"] >= 1
+        assert set(page) - {"n_writes"} == set(json.loads(taken))
+    else:
+        assert "writes were lost" in notice
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])

@@ -28,7 +28,7 @@ from cllm.config import Settings
 from cllm.engine.dry import TokenSet
 from cllm.engine.params import SamplingParams
 from cllm.engine.prices import Prices
-from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed
+from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed, Unavailable
 from cllm.serve import frames, workerlife, workermain
 from cllm.serve.crossing import Bench
 from cllm.serve.disktier import DiskTier
@@ -393,8 +393,12 @@ async def test_nothing_stalls_while_a_worker_is_replaced_however_long_its_load_t
         await until(lambda: begun.is_set() and bool(running.engine.sequences()))
         try:
             assert running.engine._stalled_s(trio.current_time() + 3600) == 0
+            with pytest.raises(Unavailable, match="being started anew"):
+                running.engine.check_ready()
         finally:
             go_on.set()
+        await until(lambda: not running.engine.sequences())
+        running.engine.check_ready()
 
 
 async def test_a_worker_that_dies_as_soon_as_it_is_there_is_replaced_though_nobody_asks(model: WorkerModel) -> None:
