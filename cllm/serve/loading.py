@@ -33,6 +33,7 @@ from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.text.builtin_templates import CHATML
 from cllm.text.dialect import UNKNOWN, dialect_of
 from cllm.text.grammar import Grammars
+from cllm.text.reasoning import is_spoken_of
 from cllm.text.template import ChatTemplate
 
 log = structlog.get_logger("cllm.load")
@@ -389,6 +390,9 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
     aliases = settings.alias or (name,)
     reads_text = isinstance(model, StreamsOnly) and model.reads_text
     template = ChatTemplate("", bos_token="", eos_token="") if reads_text else _template(model)
+    dialect = UNKNOWN if reads_text else dialect_of(template, model.vocabulary, settings.tool_format)
+    if not reads_text and dialect.tags is None and is_spoken_of(template.source):
+        log.warning("reasoning.unread", why="the chat template speaks of thinking in no form that is known: it would be content")
     return ServedModel(
         name=aliases[0],
         aliases=aliases,
@@ -396,7 +400,7 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         info=model.info,
         vocabulary=model.vocabulary,
         template=template,
-        dialect=UNKNOWN if reads_text else dialect_of(template, model.vocabulary, settings.tool_format),
+        dialect=dialect,
         # Now, while nobody waits for a token: it keeps everything else from running.
         grammars=None if reads_text else Grammars(model.vocabulary),
         capabilities=model.capabilities,

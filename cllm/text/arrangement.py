@@ -41,6 +41,10 @@ class Takes(Protocol):
         """Text in a turn that calls: it is shown before the results."""
 
     @property
+    def speaker(self) -> str:
+        """Whose a turn is that has the text apart from the calls."""
+
+    @property
     def wants_results_with_calls(self) -> bool:
         """Results are told with the turn that called, in `tool_responses`."""
 
@@ -67,7 +71,7 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     if not takes.takes_several_calls:
         messages = _one_call_each(messages, takes.empty_content)
     if not takes.takes_text_beside_calls:
-        messages = [turn for message in messages for turn in _text_first(message, takes.empty_content)]
+        messages = [turn for message in messages for turn in _text_first(message, takes)]
     return _results_with_calls(messages) if takes.wants_results_with_calls else messages
 
 
@@ -75,11 +79,11 @@ def _is_empty(message: Message) -> bool:
     return message.get("role") == "assistant" and not (message.get("content") or message.get("tool_calls"))
 
 
-def _text_first(message: Message, empty_content: str | None) -> list[Message]:
+def _text_first(message: Message, takes: Takes) -> list[Message]:
     """A turn that calls, and before it one of what it says besides."""
     if not (message.get("tool_calls") and message.get("content")):
         return [message]
-    return [{"role": "assistant", "content": message["content"]}, message | {"content": empty_content}]
+    return [{"role": takes.speaker, "content": message["content"]}, message | {"content": takes.empty_content}]
 
 
 def _results_with_calls(messages: list[Message]) -> list[Message]:

@@ -49,7 +49,7 @@ def dialect_of(template: ChatTemplate, vocabulary: Vocabulary, tool_format: str 
     is_known = form is not None or named is not None
     knows_tools = template.features.supports_tools and is_known and (in_channels or tool_format != GENERIC)
     calls = named or (form if form is not None and (knows_tools or in_channels) else HERMES)
-    markers = (*calls.markers, *(() if tags is None else (tags.opening, tags.closing)))
+    markers = (*calls.markers, *(() if tags is None else (tags.opening, tags.closing, *tags.tokens)))
     return Dialect(
         tags=tags,
         closing=() if tags is None else _tokens(vocabulary, tags.cut),

@@ -18,6 +18,7 @@ class ReasoningTags:
     opening: str
     closing: str
     follows: str | None = None  # on the closing tag, before anything else comes; None: blanks
+    tokens: tuple[str, ...] = ()  # within them, of those that are not one token each
     may_come_again: bool = False  # right behind the closing tag; elsewhere a tag there is content that speaks of it
 
     @property
@@ -31,18 +32,28 @@ TAGS: Final = (
     ReasoningTags("[THINK]", "[/THINK]"),  # Mistral
     ReasoningTags("<seed:think>", "</seed:think>"),  # ByteDance
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
-    ReasoningTags("<|channel>thought", "<channel|>", may_come_again=True),  # Google, from Gemma 4 on
+    ReasoningTags("<|channel>thought", "<channel|>", tokens=("<|channel>",), may_come_again=True),  # Google, from Gemma 4 on
     ReasoningTags("<mm:think>", "</mm:think>"),  # MiniMax, from M3 on
     ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ReasoningTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel, whose template also speaks of the next ones
     ReasoningTags("<thinking>", "</thinking>"),
     ReasoningTags("<reasoning>", "</reasoning>"),
 )
+
+
+_WORDS: Final = ("<|think|>", "reasoning_content", "thinking")
 
 
 def tags_in(template: str) -> ReasoningTags | None:
     """The tags that a chat template's source speaks of; one of a pair is enough, as some cut reasoning off at its end only."""
     source = _without_comments(template)
     return next((tags for tags in TAGS if tags.opening in source or tags.closing in source), None)
+
+
+def is_spoken_of(template: str) -> bool:
+    """Whether a chat template's source treats reasoning apart, whatever the tags."""
+    source = _without_comments(template)
+    return any(word in source for word in _WORDS)
 
 
 def _without_comments(template: str) -> str:

@@ -14,7 +14,7 @@ from jinja2.exceptions import SecurityError, TemplateRuntimeError, TemplateSynta
 
 from cllm.errors import InvalidRequest, RequestError, TemplateFailed, TemplateInvalid, TemplateLimitExceeded, TemplateSlow
 from cllm.text import call_ids
-from cllm.text.arrangement import Message, arranged
+from cllm.text.arrangement import Message, arranged, together
 from cllm.text.meter import N_COPIES, Meter, RenderLimits
 from cllm.text.sandbox import ChatEnvironment, MeteredContext, TemplateRefused
 from cllm.text.thinking import EFFORT, EFFORTS, USUAL_EFFORTS
@@ -44,9 +44,9 @@ class TemplateFeatures:
     takes_text_after_results: bool  # a user's turn after a tool's result
     takes_empty_turns: bool  # one of the model's that says and calls nothing
     takes_text_beside_calls: bool  # in the turn that calls, shown before the results
+    speaker: str  # whose that text is in a turn of its own: "assistant", or "model" where else the calls would follow without a turn's head
     wants_results_with_calls: bool  # in the turn that called, as `tool_responses`
     supports_tools: bool  # the tools' names reach the prompt
-    mentions_thinking: bool  # thinking can be switched, or is treated apart
     writes_bos: bool  # the prompt begins with the bos token, so tokenising must not add another
     wants_parts: bool  # content must be a list of parts, not a string
     wants_object_arguments: bool  # a tool call's arguments must be an object, not the JSON text that the OpenAI API has
@@ -57,6 +57,7 @@ class TemplateFeatures:
     shows_calls: bool  # earlier calls reach the prompt
     written_call: str  # a conversation that ends with a call of `look_up`; "" where it renders none
     reasoning_name: str  # what it calls the reasoning of an earlier message that calls: "reasoning_content", or "thinking"
+    wants_reasoning_in_parts: bool  # as a part of the content, of the type "thinking"
     efforts: tuple[str, ...]  # what it takes for `reasoning_effort`, if it knows that variable
     joins_reasoning: bool  # it takes the content of a message that calls for reasoning, and refuses both
 
@@ -200,7 +201,7 @@ def _check_variables(kwargs: Mapping[str, Any]) -> None:
 
 def plain_text(content: Any) -> str:
     """Return the text of a message's content, of its text parts one after the other."""
-    return content if isinstance(content, str) else "".join([part["text"] for part in content or ()])
+    return content if isinstance(content, str) else "".join([part.get("text", "") for part in content or ()])
 
 
 def n_chars(value: Any) -> int:
@@ -232,7 +233,8 @@ def _marked(messages: list[Message], reasoning_name: str) -> Iterator[list[Messa
     if final.get(reasoning_name) and not plain_text(content):
         yield [*messages[:-1], final | {reasoning_name: final[reasoning_name] + _END_MARK}]
     if isinstance(content, list) and content:
-        content = [*content[:-1], content[-1] | {"text": content[-1]["text"] + _END_MARK}]
+        name = content[-1]["type"]
+        content = [*content[:-1], content[-1] | {name: content[-1][name] + _END_MARK}]
     else:
         content = (content or "") + _END_MARK
     yield [*messages[:-1], final | {"content": content}]
@@ -258,17 +260,22 @@ class _Shapes:
     def message(self, message: Mapping[str, Any]) -> Message:
         normal = dict(message)
         calls = normal.get("tool_calls")
-        if normal.get(_REASONING):
+        thought: list[Message] = []
+        if normal.get(_REASONING) and self.features.wants_reasoning_in_parts:
+            thought = [_thought(normal.pop(_REASONING))]
+        elif normal.get(_REASONING):
             normal = self._with_reasoning(normal)
         if calls:
             normal["tool_calls"] = [self._call(self._with_short_id(call, "id")) for call in calls]
         if normal.get("tool_call_id"):
             normal = self._with_short_id(normal, "tool_call_id")
         content = normal.get("content")
-        if content or not calls:
+        if content or not (calls or thought):
             normal["content"] = self._content(content)
         else:
             normal["content"] = self.features.empty_content
+        if thought:
+            normal["content"] = together([thought, *([normal["content"]] if content else [])])
         return normal
 
     def _with_reasoning(self, message: Message) -> Message:
@@ -280,13 +287,8 @@ class _Shapes:
         return message | {self.features.reasoning_name: reasoning}
 
     def _content(self, content: Any) -> Any:
-        if isinstance(content, str) or content is None:
-            text = content or ""
-            return [{"type": "text", "text": text}] if self.features.wants_parts else text
-        if not isinstance(content, (list, tuple)):
-            raise InvalidRequest("content must be a string or a list of parts", param="messages")
-        texts = [_text_of(part) for part in content]
-        return [{"type": "text", "text": text} for text in texts] if self.features.wants_parts else "\n".join(texts)
+        texts = _texts_of(content)
+        return [_text_part(text) for text in texts] if self.features.wants_parts else "\n".join(texts)
 
     def _with_short_id(self, mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
         given = mapping.get(name)
@@ -297,6 +299,23 @@ class _Shapes:
         if not (self.features.wants_object_arguments and isinstance(function, Mapping) and isinstance(function.get("arguments"), str)):
             return dict(call)
         return {**call, "function": {**function, "arguments": _parsed(function["arguments"])}}
+
+
+def _texts_of(content: Any) -> list[str]:
+    if isinstance(content, str) or content is None:
+        return [content or ""]
+    if not isinstance(content, (list, tuple)):
+        raise InvalidRequest("content must be a string or a list of parts", param="messages")
+    return [_text_of(part) for part in content]
+
+
+def _text_part(text: str) -> Message:
+    return {"type": "text", "text": text}
+
+
+def _thought(reasoning: str) -> Message:
+    """Mistral's form of it, which its later templates know alone."""
+    return {"type": "thinking", "thinking": reasoning}
 
 
 def _text_of(part: Any) -> str:
@@ -321,8 +340,8 @@ _FUNCTION: Final = "look_up"
 _NEEDLE: Final = "needle"  # no template says this by itself
 _OTHER_NEEDLE: Final = "noodle"
 _REASONING: Final = "reasoning_content"
+_MODEL: Final = "model"  # Google's name for the assistant
 _RESPONSES: Final = "tool_responses"  # Google's name for results in the turn that called
-_THINKING_WORDS: Final = ("<think>", "reasoning_content", "enable_thinking", "thinking")
 
 
 @attrs.frozen
@@ -340,7 +359,7 @@ class _Prober:
             return ""
 
     def said(self, role: str, text: str) -> Message:
-        return {"role": role, "content": [{"type": "text", "text": text}] if self.wants_parts else text}
+        return {"role": role, "content": [_text_part(text)] if self.wants_parts else text}
 
     def shows_both(self, messages: list[Message]) -> bool:
         text = self.shows(messages)
@@ -354,7 +373,7 @@ class _Prober:
     def takes_neighbours(self) -> bool:
         return self.shows_both([self.said("user", _NEEDLE), self.said("user", _OTHER_NEEDLE)])
 
-    def called(self, content: str | None, *, as_object: bool, call_id: str = _CALL_ID, **more: Any) -> list[Message]:
+    def called(self, content: Any, *, as_object: bool, call_id: str = _CALL_ID, **more: Any) -> list[Message]:
         """A call and its result; `more` is said with the call."""
         call = _call({"a": 1} if as_object else '{"a": 1}', call_id)
         calling = {"role": "assistant", "content": content, **more, "tool_calls": [call]}
@@ -370,16 +389,21 @@ class _Prober:
         )
         return _NEEDLE in self.shows(empty) or _NEEDLE not in self.shows(other)
 
-    def result_shapes(self, source: str, content: str | None, *, as_object: bool) -> tuple[bool, bool]:
-        """Return `wants_results_with_calls` and `takes_text_beside_calls` of the features."""
+    def result_shapes(self, source: str, content: str | None, *, as_object: bool) -> tuple[bool, bool, str]:
+        """Return `wants_results_with_calls`, `takes_text_beside_calls` and `speaker` of the features."""
         turns = self.called(content, as_object=as_object)
         own = self._told_with_call(turns)
         with_calls = _RESPONSES in source and _OTHER_NEEDLE in self.shows(own) and self.shows(own) != self.shows(self._told_apart(turns))
         tell = self._told_with_call if with_calls else self._told_apart
         text = self.said("assistant", _NEEDLE)
-        both = (self.called(text["content"], as_object=as_object), [turns[0], text, *turns[1:]])
-        together, apart = (self.shows(tell(each)) for each in both)
-        return with_calls, not _is_behind(together) or _is_behind(apart)
+        ways = (
+            self.called(text["content"], as_object=as_object),
+            [turns[0], text, *turns[1:]],
+            [turns[0], text | {"role": _MODEL}, *turns[1:]],
+        )
+        beside, apart, as_model = (self.shows(tell(each)) for each in ways)
+        has_head = not _is_behind(as_model) and _n_between(as_model) > _n_between(apart)
+        return with_calls, not _is_behind(beside) or _is_behind(apart), _MODEL if has_head else "assistant"
 
     def _told_apart(self, turns: list[Message]) -> list[Message]:
         return [*turns[:-1], turns[-1] | {"content": self.said("tool", _OTHER_NEEDLE)["content"]}]
@@ -405,14 +429,17 @@ class _Prober:
         results = [self.said("tool", "ok") | {"name": _FUNCTION, "tool_call_id": call["id"]} for call in calls]
         return self.shows([*messages, *results] if answered else messages)
 
-    def reasoning_shape(self, content: str | None, *, as_object: bool) -> tuple[str, bool]:
-        """Return `reasoning_name` and `joins_reasoning` of the features."""
+    def reasoning_shape(self, content: str | None, *, as_object: bool) -> tuple[str, bool, bool]:
+        """Return `reasoning_name`, `joins_reasoning` and `wants_reasoning_in_parts` of the features."""
         names = (_REASONING, "thinking")
         name = next((name for name in names if _NEEDLE in self.shows(self.called(content, as_object=as_object, **{name: _NEEDLE}))), None)
         if name is None:
-            return _REASONING, False
+            parts = [_thought(_NEEDLE), _text_part(_OTHER_NEEDLE)]
+            text = self.shows(self.called(parts, as_object=as_object))
+            is_read = "'thinking'" not in text and '"thinking"' not in text  # else a part came out as Python or JSON writes it
+            return _REASONING, False, is_read and _NEEDLE in text and _OTHER_NEEDLE in text
         both = self.said("assistant", "so")["content"]
-        return name, _NEEDLE not in self.shows(self.called(both, as_object=as_object, **{name: _NEEDLE}))
+        return name, _NEEDLE not in self.shows(self.called(both, as_object=as_object, **{name: _NEEDLE})), False
 
     def takes_several_calls(self, content: str | None, *, as_object: bool) -> bool:
         arguments = {_NEEDLE: "x"} if as_object else f'{{"{_NEEDLE}": "x"}}'
@@ -460,6 +487,12 @@ def _is_behind(text: str) -> bool:
     return 0 <= text.rfind(_OTHER_NEEDLE) < text.rfind(_NEEDLE)
 
 
+def _n_between(text: str) -> int:
+    """Characters from what is said to the call after it; 0 where either is not there."""
+    pos = text.rfind(_NEEDLE)
+    return max(text.find(_FUNCTION, pos) - pos, 0) if pos >= 0 else 0
+
+
 def _call(arguments: Any, call_id: str = _CALL_ID) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": _FUNCTION, "arguments": arguments}}
 
@@ -478,8 +511,8 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         prober = attrs.evolve(prober, tools=[_tool(_FUNCTION)])
     empty_content, wants_object_arguments = prober.call_shapes()
     written_call, wants_names_in_ids = prober.written_call(empty_content, as_object=wants_object_arguments)
-    reasoning_name, joins_reasoning = prober.reasoning_shape(empty_content, as_object=wants_object_arguments)
-    wants_results_with_calls, takes_text_beside_calls = prober.result_shapes(
+    reasoning_name, joins_reasoning, wants_reasoning_in_parts = prober.reasoning_shape(empty_content, as_object=wants_object_arguments)
+    wants_results_with_calls, takes_text_beside_calls, speaker = prober.result_shapes(
         template.source, empty_content, as_object=wants_object_arguments
     )
     return TemplateFeatures(
@@ -490,9 +523,9 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         takes_text_after_results=prober.takes_text_after_results(empty_content, as_object=wants_object_arguments),
         takes_empty_turns=prober.takes_empty_turns(),
         takes_text_beside_calls=takes_text_beside_calls,
+        speaker=speaker,
         wants_results_with_calls=wants_results_with_calls,
         supports_tools=_NEEDLE in prober.shows([hello], tools=[_tool(_NEEDLE)]),
-        mentions_thinking=any(word in template.source for word in _THINKING_WORDS),
         writes_bos=bool(bos_token) and prober.shows([hello]).startswith(bos_token),
         wants_parts=wants_parts,
         wants_object_arguments=wants_object_arguments,
@@ -505,4 +538,5 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         reasoning_name=reasoning_name,
         efforts=prober.efforts(template.source) if EFFORT in variables else (),
         joins_reasoning=joins_reasoning,
+        wants_reasoning_in_parts=wants_reasoning_in_parts,
     )

@@ -274,7 +274,16 @@ async def test_props_show_the_template_in_use_where_the_model_brings_none_and_a_
 async def test_a_models_own_template_is_no_news(serve: Any, logged: list[Any]) -> None:
     async with serve():
         pass
-    assert not [entry for entry in logged if entry["event"] == "chat_template.fallback"]
+    assert not [entry for entry in logged if entry["event"] in ("chat_template.fallback", "reasoning.unread")]
+
+
+@pytest.mark.parametrize(("word", "n"), [("<open>think", 1), ("<think>", 0)])
+async def test_reasoning_in_a_form_that_is_not_known_is_told_of_at_the_start(serve: Any, logged: list[Any], word: str, n: int) -> None:
+    model = FakeModel()
+    model.vocabulary.chat_template = f"{CHATML}{{{{ '{word}' if messages[0].reasoning_content }}}}"
+    async with serve(model):
+        pass
+    assert [entry["log_level"] for entry in logged if entry["event"] == "reasoning.unread"] == ["warning"] * n
 
 
 async def test_the_version_is_the_packages(serve: Any) -> None:

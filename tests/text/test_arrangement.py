@@ -27,6 +27,7 @@ class Takes:
     takes_several_calls: bool = True
     takes_empty_turns: bool = True
     takes_text_beside_calls: bool = True
+    speaker: str = "assistant"
     wants_results_with_calls: bool = False
     empty_content: str | None = None
 

@@ -77,6 +77,14 @@ def test_markers_that_are_control_tokens_are_shown_and_those_that_end_a_turn_are
     assert dialect.shown == {TURN}
 
 
+@pytest.mark.parametrize("tool_format", ["auto", "generic", "hermes"])
+def test_a_control_token_within_a_tag_is_shown_whatever_form_calls_have(monkeypatch: pytest.MonkeyPatch, tool_format: str) -> None:
+    monkeypatch.setitem(SPECIAL, TURN, b"<|channel>")
+    dialect = found("{{ '<|channel>thought' }}{% for m in messages %}{{ m.content }}{% endfor %}", tool_format)
+    assert dialect.tags is not None
+    assert dialect.control == {"<|channel>": TURN}
+
+
 def test_what_is_said_behind_results_is_one_message_with_them() -> None:
     result, said = {"role": "tool", "content": "5"}, {"role": "user", "content": "go on"}
     turns = told([{"role": "user", "content": "add"}, {"role": "assistant", "content": "so"}, result, result, said, said], ())

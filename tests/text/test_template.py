@@ -195,7 +195,7 @@ def test_features_are_found_by_rendering(name: str, features: set[str]) -> None:
         "bos": found.writes_bos,
         "objects": found.wants_object_arguments,
         "parts": found.wants_parts,
-        "thinking": "enable_thinking" in found.variables and found.mentions_thinking,
+        "thinking": "enable_thinking" in found.variables,
     }
     assert {name for name, is_there in flags.items() if is_there} == features
     assert "messages" in found.variables
@@ -313,7 +313,7 @@ def test_a_template_that_takes_system_messages_anywhere_gets_them_where_they_are
     assert made(ANY_ORDER).render(TURNS) == "[system:a][user:b][system:c][assistant:d][system:e][user:f]"
 
 
-def calling(content: str | None, *results: str) -> list[dict[str, Any]]:
+def calling(content: Any, *results: str) -> list[dict[str, Any]]:
     calls = [call('{"word": "x"}') | {"id": f"call_{i}"} for i, _ in enumerate(results)]
     told = [said("tool", one, tool_call_id=f"call_{i}") for i, one in enumerate(results)]
     return [said("user", "Look"), said("assistant", content, tool_calls=calls), *told]
@@ -335,6 +335,47 @@ def test_what_is_said_beside_a_call_stands_before_its_result() -> None:
     assert made(BEHIND).render(calling("so", "ok")) == "<user>Look<assistant>so<assistant>[look_up](ok)"
     assert made(BEHIND).render(calling(None, "ok")) == "<user>Look<assistant>[look_up](ok)"
     assert made(STYLE["qwen"]).normalize(calling("so", "ok"))[1]["content"] == "so"
+
+
+def test_and_the_call_has_a_head_where_a_template_takes_it_for_more_of_the_turn_before() -> None:
+    head = "{% if not (m.role == 'assistant' and loop.previtem and loop.previtem.role == 'assistant') %}<{{ m.role }}>{% endif %}"
+    template = made(BEHIND.replace("<{{ m.role }}>", head))
+    assert template.features.speaker == "model"
+    assert template.render(calling("so", "ok")) == "<user>Look<model>so<assistant>[look_up](ok)"
+    assert template.render(calling(None, "ok")) == "<user>Look<assistant>[look_up](ok)"
+    refusing = "{% if m.role == 'model' %}{{ raise_exception('who?') }}{% endif %}"
+    for source in (BEHIND, IN_CALLS, BEHIND.replace("<{{ m.role }}>", refusing + head)):
+        assert made(source).features.speaker == "assistant"
+
+
+IN_PARTS = (  # as Mistral's later ones do
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content or [] %}"
+    "{% if p.type == 'text' %}{{ p.text }}{% elif p.type == 'thinking' %}[THINK]{{ p.thinking }}[/THINK]{% endif %}{% endfor %}{% endif %}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"), [("so", "so"), ([{"type": "text", "text": "s"}, {"type": "text", "text": "o"}], "s\no"), (None, ""), ("", "")]
+)
+def test_reasoning_is_a_part_of_the_content_where_a_template_looks_for_it_there(content: Any, text: str) -> None:
+    template = made(IN_PARTS)
+    turns = calling(content, "ok")
+    turns[1]["reasoning_content"] = "hm"
+    assert template.render(turns) == f"<user>Look<assistant>[THINK]hm[/THINK]{text}[look_up]<tool>ok"
+    assert template.render(calling(content, "ok")) == f"<user>Look<assistant>{text}[look_up]<tool>ok"
+
+
+def test_reasoning_in_a_part_can_be_gone_on_from() -> None:
+    turns = [said("user", "Look"), said("assistant", "", reasoning_content="hm")]
+    assert made(IN_PARTS).render(turns, continue_final_message=True) == "<user>Look<assistant>[THINK]hm"
+    turns[1]["content"] = "so"
+    assert made(IN_PARTS).render(turns, continue_final_message=True) == "<user>Look<assistant>[THINK]hm[/THINK]so"
+
+
+@pytest.mark.parametrize("shown", ["m.content", "m.content | tojson", "m.content | string"])
+def test_parts_that_a_template_does_not_look_into_are_none_for_it(shown: str) -> None:
+    assert not made("{% for m in messages %}{{ %s }}{% endfor %}".replace("%s", shown)).features.wants_reasoning_in_parts
 
 
 def test_results_are_told_with_the_calls_where_a_template_looks_for_them_there() -> None:
