@@ -7,6 +7,7 @@ import hmac
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from quart import Response, g, request
@@ -38,7 +39,7 @@ def install(app: QuartTrio, context: Context) -> None:
         g.request_id = _request_id(request.headers.get("X-Request-Id"))
         if _is_preflight():
             return _preflight()
-        key = OPEN if route_path() in public else keys.check(_given_key())
+        key = OPEN if route_path() in public else keys.check(_given_keys())
         g.key, g.priority_least = key.name, key.priority
         if keys.is_open:
             _check_page(context.settings)
@@ -70,26 +71,25 @@ class Keys:
         """Whether there are none."""
         return not self._keys
 
-    def check(self, given: str) -> ApiKey:
-        """Return whose request it is. Raises: NotAuthenticated."""
+    def check(self, given: Sequence[str]) -> ApiKey:
+        """Return whose request it is, by the first one `given` that is a key. Raises: NotAuthenticated."""
         if self.is_open:
             return OPEN
-        candidate = _digest(given)
-        matches = [hmac.compare_digest(key, candidate) for key in self._digests]  # all of them, of equal length: the time tells nothing
-        if not any(matches):
-            raise NotAuthenticated("this server wants a key: Authorization: Bearer KEY, or X-Api-Key: KEY", code="invalid_api_key")
-        return self._keys[matches.index(True)]
+        for candidate in map(_digest, given):
+            matches = [hmac.compare_digest(key, candidate) for key in self._digests]  # all of them, of equal length: the time tells nothing
+            if any(matches):
+                return self._keys[matches.index(True)]
+        raise NotAuthenticated("this server wants a key: Authorization: Bearer KEY, or X-Api-Key: KEY", code="invalid_api_key")
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
-def _given_key() -> str:
+def _given_keys() -> list[str]:
+    """Some clients send both headers, one of which is meant for another server."""
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return key.strip()
-    return request.headers.get("X-Api-Key", "").strip()
+    return [*([key.strip()] if scheme.lower() == "bearer" else []), request.headers.get("X-Api-Key", "").strip()]
 
 
 def _request_id(given: str | None) -> str:

@@ -29,6 +29,7 @@ N_CHARS_COMPLAINT = 200  # a complaint may have the client's own value in it
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _WANTS_WHOLE = re.compile(r"^Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$((?:\.\w+|\[\d+\])*)\.\w+`$")
 _STEP = re.compile(r"\w+|\[\d+\]")
+_COMPRESSED = frozenset({"gzip", "x-gzip", "compress", "x-compress", "deflate", "br", "zstd"})
 N_EXACT_MAX = 1 << 53  # beyond it a float stands for several integers
 N_OBJECTS_MENDED = 4  # objects of one body whose whole numbers are taken for integers
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
@@ -50,6 +51,8 @@ async def read_both(decoder: msgspec.json.Decoder[T], other: msgspec.json.Decode
 
 async def _decoded(work: Callable[[bytes], T]) -> T:
     context: Context = current_app.extensions["cllm"]
+    if _COMPRESSED & {*re.split(r"[\s,]+", request.headers.get("Content-Encoding", "").lower())}:  # others' words mean nothing, as UTF-8
+        raise InvalidRequest("Content-Encoding: a body is taken as it is, and not compressed")
     with context.bodies.shared() as take:
         body = await _body(take)
         context.metrics.bytes_in.inc(len(body))  # now: who leaves before the answer is told nothing, and counted nowhere else

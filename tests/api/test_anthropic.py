@@ -176,6 +176,13 @@ async def test_a_last_turn_of_the_assistant_is_gone_on_from(serve: Any) -> None:
         assert await prompt_of(api, messages=said) == "<turn>user\nx<end><turn>assistant\nMy answer is"
 
 
+async def test_one_behind_which_something_is_told_of_tools_is_over(serve: Any) -> None:
+    added = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "look_up"}}
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "done"}, {"role": "user", "content": [added]}]
+    async with serve() as api:
+        assert (await prompt_of(api, messages=said)).endswith("done<end><turn>assistant\n")
+
+
 async def test_one_that_called_something_is_over(serve: Any) -> None:
     call = {"type": "tool_use", "id": "t1", "name": "look_up", "input": {}}
     said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "text", "text": "Let me look."}, call]}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -136,6 +138,15 @@ async def test_400_of_what_is_no_json_of_ours(serve: Any, surface: Surface, body
     async with serve(embedder=FakeEmbedder()) as api:
         check(surface, await api.post(surface.path, body), 400)
         assert api.scheduler.totals.n_submitted == 0
+
+
+@of_every_surface
+async def test_400_of_a_body_that_is_compressed_says_so(serve: Any, surface: Surface) -> None:
+    async with serve(embedder=FakeEmbedder()) as api:
+        packed = gzip.compress(json.dumps(surface.body("x")).encode())
+        check(surface, await api.post(surface.path, packed, Content_Encoding="gzip"), 400, "Content-Encoding")
+        for plain in ("identity", "UTF-8", ""):
+            assert (await api.post(surface.path, surface.body("x"), Content_Encoding=plain)).status == 200
 
 
 @of_every_surface

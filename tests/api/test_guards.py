@@ -30,6 +30,16 @@ async def test_any_of_the_keys_opens_it_as_bearer_or_as_x_api_key(serve: Any, ke
             assert (await api.get("/v1/models", Authorization=f"Bearer {key}")).status == 200
             assert (await api.get("/v1/models", Authorization=f"bearer {key}")).status == 200
             assert (await api.get("/v1/models", X_Api_Key=key)).status == 200
+            for both in ({"Authorization": f"Bearer {key}", "X_Api_Key": "wrong"}, {"Authorization": "Bearer wrong", "X_Api_Key": key}):
+                assert (await api.get("/v1/models", **both)).status == 200
+
+
+async def test_of_two_keys_the_bearers_says_whose_request_it_is(serve: Any) -> None:
+    async with serve(api_key=("one", "two")) as api:
+        made = await api.post("/v1/responses", {"input": "x", "max_output_tokens": 1}, Authorization="Bearer one", X_Api_Key="two")
+        path = f"/v1/responses/{made.json['id']}"
+        assert (await api.get(path, X_Api_Key="one")).status == 200
+        assert (await api.get(path, X_Api_Key="two")).status == 404
 
 
 @pytest.mark.parametrize(
@@ -43,7 +53,7 @@ async def test_any_of_the_keys_opens_it_as_bearer_or_as_x_api_key(serve: Any, ke
         {"Authorization": "Basic one"},
         {"Authorization": "Bearer \xff\xfe"},
         {"X_Api_Key": "ONE"},
-        {"Authorization": "Bearer wrong", "X_Api_Key": "one"},
+        {"Authorization": "Bearer wrong", "X_Api_Key": "wrong, too"},
     ],
 )
 async def test_no_key_or_another_is_401_in_each_surfaces_shape(serve: Any, headers: dict[str, str]) -> None:

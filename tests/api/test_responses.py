@@ -451,6 +451,38 @@ async def test_items_are_what_the_template_sees(serve: Any) -> None:
     ]
 
 
+async def test_a_conversation_that_began_at_openai_goes_on_without_what_its_servers_did(serve: Any) -> None:
+    tool = {"type": "function", "name": "apply_patch", "parameters": {"type": "object"}}
+    begun = [
+        {"role": "user", "content": "Mend it."},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "tool_search_call", "call_id": "t", "execution": "client", "arguments": {"query": "x"}},
+        {"type": "tool_search_output", "call_id": "t", "tools": [{"type": "function", "name": "f"}]},
+        {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": [{"name": "f", "input_schema": {}}]},
+    ]
+    call = {"call_id": "c", "name": "apply_patch"}
+    patch = 'begin\n"end"'
+    as_custom = [
+        {"type": "custom_tool_call", "status": "completed", **call, "input": patch},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+    ]
+    as_function = [
+        {"type": "function_call", **call, "arguments": json.dumps({"input": patch})},
+        {"type": "function_call_output", "call_id": "c", "output": "done"},
+    ]
+    listener = Listener()
+    async with serve(listener.model) as api:
+        for items in ([*begun, *as_custom], [begun[0], *as_function]):
+            made = await api.post("/v1/responses", {"input": items, "tools": [tool], "max_output_tokens": 4})
+            assert made.status == 200, made.json
+            listed = (await api.get(f"/v1/responses/{made.json['id']}/input_items?order=asc")).json["data"]
+            assert [item["type"] for item in listed] == ["message", "function_call", "function_call_output"]
+        (prompt,) = listener.prompts  # of both
+        assert '"input": "begin' in prompt
+        assert "done" in prompt
+        assert (await api.post("/v1/responses", {"input": "on", "previous_response_id": made.json["id"]})).status == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
@@ -459,7 +491,10 @@ async def test_items_are_what_the_template_sees(serve: Any) -> None:
         ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
-        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+        ({"input": [{"type": "web_search_call"}]}, "input"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

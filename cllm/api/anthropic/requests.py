@@ -185,7 +185,8 @@ def conversation_of(body: CountRequest | MessagesRequest) -> Conversation:
     messages = [*_system(body.system), *turns]
     if not turns:
         raise InvalidRequest("messages: there is nothing in them", param="messages")
-    goes_on = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    last = messages[-1]  # of the turns that say something; one of the user's may tell of tools alone
+    goes_on = body.messages[-1].role == last["role"] == "assistant" and not last.get("tool_calls")
     return Conversation(
         messages=messages,
         toolbox=_toolbox([*(body.tools or ()), *_added(body)], body.tool_choice),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
@@ -32,7 +33,7 @@ class Part(msgspec.Struct, omit_defaults=True):
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A message, also one between agents, a function call, its output, or reasoning; `type` says which, and a message may leave it out."""
+    """A message, also one between agents, a call, its output, or reasoning; `type` says which, and a message may leave it out."""
 
     type: str | None = None
     id: str | None = None
@@ -42,7 +43,8 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None  # of the function that is called
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None  # an object only where a tool of OpenAI's is called
+    input: str | None = None  # of a custom tool, which takes any text
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
 
@@ -129,9 +131,10 @@ def input_items(body: CreateRequest, item_of: Callable[[str], Item | None]) -> t
     if isinstance(body.input, str):
         return (Item(type="message", role="user", content=body.input),)
     referred: set[str] = set()
-    items = tuple(_meant(item, f"input[{i}]", item_of, referred) for i, item in enumerate(body.input or ()))
-    for i, item in enumerate(items):
+    given = [_meant(item, f"input[{i}]", item_of, referred) for i, item in enumerate(body.input or ())]
+    for i, item in enumerate(given):
         _check(item, f"input[{i}]")
+    items = tuple(_as_function(item) for item in given if item.type not in _OTHERS_DOINGS)
     if not items and body.previous_response_id is None:
         raise InvalidRequest("input: there is nothing in it", param="input")
     return items
@@ -150,12 +153,27 @@ def _meant(item: Item, place: str, item_of: Callable[[str], Item | None], referr
     return kept
 
 
+def _as_function(item: Item) -> Item:
+    """A custom tool's call as a function's, of whose arguments the text is one; its output likewise."""
+    if item.type == "custom_tool_call":
+        arguments = json.dumps({"input": item.input}, ensure_ascii=False)
+        return msgspec.structs.replace(item, type="function_call", arguments=arguments, input=None)
+    return msgspec.structs.replace(item, type="function_call_output") if item.type == "custom_tool_call_output" else item
+
+
 _NEEDED = {
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
     "agent_message": ("content",),
 }
+# What OpenAI's servers did with their own tools, which a conversation that began there brings along: no turn, as the tools are not offered.
+_OTHERS_DOINGS = frozenset({
+    "code_interpreter_call", "file_search_call", "image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call",
+    "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call",
+})  # fmt: skip
 
 
 def _check(item: Item, place: str) -> None:
@@ -165,13 +183,16 @@ def _check(item: Item, place: str) -> None:
             raise InvalidRequest(f"{place}.role: expected one of {', '.join(ROLES)}", param=f"{place}.role")
         if item.content is None:
             raise InvalidRequest(f"{place}.content: it is missing", param=f"{place}.content")
+    elif kind in _OTHERS_DOINGS:
+        return
     elif kind not in _NEEDED:
         known = ", ".join(["message", *_NEEDED, "item_reference"])
         raise InvalidRequest(f"{place}.type: expected one of {known}, not {kind[:40]!r}", param=f"{place}.type")
     for name in _NEEDED.get(kind, ()):
         if getattr(item, name) is None:
             raise InvalidRequest(f"{place}.{name}: it is missing", param=f"{place}.{name}")
-    if kind == "function_call" and item.status not in MAY_BE_CUT and not is_object(item.arguments or "{}"):
+    text = item.arguments
+    if kind == "function_call" and not (isinstance(text, str) and (item.status in MAY_BE_CUT or is_object(text or "{}"))):
         raise InvalidRequest(f"{place}.arguments: expected a JSON object as text", param=f"{place}.arguments")
     for name in ("content", "output"):
         parts = getattr(item, name)
@@ -205,7 +226,7 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
 
 def _arguments(item: Item) -> str:
     """As text of an object; of a call that was cut in them there are none."""
-    text = item.arguments or "{}"
+    text = item.arguments if isinstance(item.arguments, str) and item.arguments else "{}"
     return text if item.status not in MAY_BE_CUT or is_object(text) else "{}"
 
 
