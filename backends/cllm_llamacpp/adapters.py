@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from cllm.backend import Lora
+from cllm.errors import LoadFailed
 from cllm_llamacpp.failure import load_failed
 
 
@@ -36,5 +37,7 @@ def load_adapters(lib: Any, model: Any, loras: tuple[Lora, ...], parts: ExitStac
         if not handle:
             raise load_failed(lora.path, "not a LoRA adapter for this model")
         parts.callback(lib.llama_adapter_lora_free, handle)
+        if lib.llama_adapter_get_alora_n_invocation_tokens(handle):
+            raise LoadFailed(f"{lora.path}: an activated LoRA, which is to be active behind its invocation alone, is not supported")
         handles.append(handle)
     return Adapters(lib, tuple(handles), tuple(lora.scale for lora in loras))

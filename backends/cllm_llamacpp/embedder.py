@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from cllm import machine
-from cllm.backend import Batch, ModelSpec, Pooling, Vectors, Vocabulary
+from cllm.backend import Batch, ModelInfo, ModelSpec, Pooling, Vectors, Vocabulary
 from cllm.errors import LoadFailed, ModelDied, StepFailed
 from cllm_llamacpp import settings
 from cllm_llamacpp.adapters import Adapters
@@ -31,7 +31,7 @@ N_TOKENS_OWN: Final = 8192  # of one input, if memory allows, for a model that d
 N_TOKENS_BESIDE: Final = 2048  # for one that has cells to generate with
 _N_TOKENS_LEAST: Final = 512
 _SHARE_OF_MEMORY: Final = 8  # the cells take one part in so many of what is free
-_N_BYTES_OF_LOGITS: Final = 128 << 20  # llama.cpp keeps logits of every row, though nobody asks for them
+_N_BYTES_OF_LOGITS: Final = 128 << 20  # llama.cpp keeps logits of every row, though nobody asks for them; where an input may be cut
 _N_ROWS: Final = (32, 512)  # of one step, where an input may be cut
 
 
@@ -52,7 +52,8 @@ def sizes_of(spec: ModelSpec, facts: Facts, n_vocab: int, *, n_usual: int, free_
     """
     n_slots = _N_SLOTS_WITH_STATE if facts.has_recurrent_state or facts.has_window else _N_SLOTS
     if facts.sees_ahead:
-        n = max(1, min(facts.info.n_ctx_train, spec.n_rows_max, spec.n_cells or facts.info.n_ctx_train))
+        fitting = int(free_bytes / _SHARE_OF_MEMORY) // (4 * n_vocab)  # llama.cpp has logits of every row here, too
+        n = max(1, min(facts.info.n_ctx_train, spec.n_rows_max, spec.n_cells or max(_N_TOKENS_LEAST, fitting)))
         return Sizes(n_tokens_max=n, n_rows_max=n, n_slots=_N_SLOTS, can_split=False)
     fitting = settings.n_cells_in(free_bytes / _SHARE_OF_MEMORY, spec, facts)
     n_tokens = min(facts.info.n_ctx_train, spec.n_cells or max(_N_TOKENS_LEAST, min(n_usual, fitting)))
@@ -85,7 +86,9 @@ def make_embedder(
         raise LoadFailed(f"{spec.path}: no context for vectors: {errors[0] if errors else 'no memory'}")
     parts.callback(lib.llama_free, context)
     adapters.activate(context)
-    embedder = LlamaEmbedder(lib, model, context, facts, sizes, pooling, vocabulary)
+    cells_bytes = int(settings.bytes_per_cell(spec, facts) * sizes.n_tokens_max) if lib.llama_get_memory(context) else 0
+    info = attrs.evolve(facts.info, cells_bytes=cells_bytes)
+    embedder = LlamaEmbedder(lib, model, context, info, sizes, pooling, vocabulary)
     try:
         embedder.warm_up()
     except StepFailed as error:
@@ -116,7 +119,7 @@ class LlamaEmbedder:
     """See `cllm.backend.Embedder`."""
 
     def __init__(
-        self, lib: Any, model: Any, context: Any, facts: Facts, sizes: Sizes, pooling: Pooling, vocabulary: LlamaVocabulary
+        self, lib: Any, model: Any, context: Any, info: ModelInfo, sizes: Sizes, pooling: Pooling, vocabulary: LlamaVocabulary
     ) -> None:
         self._lib = lib
         self._context = context
@@ -125,9 +128,9 @@ class LlamaEmbedder:
         self._kept: tuple[object, ...] = ()
         self._vocabulary = vocabulary
         self._pairs = Pairs(lib, model, vocabulary)
-        self._gives_shares = facts.info.architecture in ("qwen3", "qwen3vl")  # whose ranking heads end with a softmax, others with a logit
+        self._gives_shares = info.architecture in ("qwen3", "qwen3vl")  # whose ranking heads end with a softmax, others with a logit
         self.vocabulary: Vocabulary = vocabulary
-        self.info = facts.info
+        self.info = info
         self.pooling = pooling
         self.n_embd: int = 1 if pooling is Pooling.RANK else lib.llama_model_n_embd_out(model)
         self.n_tokens_max = sizes.n_tokens_max

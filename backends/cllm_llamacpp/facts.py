@@ -16,12 +16,17 @@ _N_VALUE_BYTES_MAX: Final = 1 << 16  # longer values (a chat template) are the v
 
 _POOLINGS: Final = {"1": Pooling.MEAN, "2": Pooling.CLS, "3": Pooling.LAST, "4": Pooling.RANK}  # llama_pooling_type
 EMBEDDERS: Final = frozenset(
-    {"bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "eurobert", "gemma-embedding"}
-)
+    {
+        "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "eurobert", "gemma-embedding",
+        "llama-embed",
+    }
+)  # fmt: skip
 """Architectures of encoders without a decoder; their files need not say so."""
 
 
 _APART_ALONE: Final = frozenset({"minimax-m3"})  # dense attention in a pool, where it is sparse (models/minimax-m3.cpp)
+_ALWAYS_APART: Final = frozenset({"deepseek4"})
+"""Architectures whose sequences have cells of their own in a pool, too, and whose copies are made as late as in the next step."""
 _WITH_INDEXERS: Final = frozenset({"deepseek32", "glm-dsa", "minimax-m3", "hy_v4"})
 """Architectures whose attention is sparse by keys of an indexer, which lie in a cache of their own."""
 
@@ -38,6 +43,7 @@ class Facts:
     has_two_caches: bool  # an indexer's beside that of attention
     needs_parts: bool  # in one pool its attention is another, worse one
     has_window: bool  # some layers forget what slides out of their window
+    lies_apart: bool  # a sequence's cells are its own, however they are laid out
     has_encoder: bool  # before its decoder, or instead of one
     generates: bool  # a token after the other; some embedding models could, but were trained for their vectors
     sees_ahead: bool  # a row attends to those after it too
@@ -87,6 +93,7 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
         has_two_caches=architecture in _WITH_INDEXERS,
         needs_parts=architecture in _APART_ALONE,
         has_window=lib.llama_model_n_swa(model) > 0,
+        lies_apart=architecture in _ALWAYS_APART,
         has_encoder=has_encoder,
         generates=bool(lib.llama_model_has_decoder(model)) and not has_encoder and not sees_ahead and pooling is None,
         sees_ahead=sees_ahead,

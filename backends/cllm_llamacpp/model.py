@@ -73,7 +73,7 @@ class LlamaModel:
         threads = f"{self._lib.llama_n_threads(context.handle)} and {self._lib.llama_n_threads_batch(context.handle)} threads"
         self.info = attrs.evolve(facts.info, fingerprint=mark, cells_bytes=cells_bytes, build=f"{facts.info.build} {threads}")
         # Cells of a window are shared until one of the sharers frees them, and meanwhile cannot be overwritten: copies do not run full.
-        self._shares_cells = layout is KvLayout.UNIFIED and not facts.has_window
+        self._shares_cells = layout is KvLayout.UNIFIED and not (facts.has_window or facts.lies_apart)
         self._n_rows_fitting = context.n_rows_max  # fewer than at load where there are fewer cells than a step may have rows
         self._lengths: Int32s = np.zeros(self.n_slots, np.int32)  # cells of each slot
         self._views = LogitsViews(self._lib, context.handle, self.vocabulary.n_tokens)
@@ -95,7 +95,10 @@ class LlamaModel:
         if code != 0:
             self._raise(code, batch)
         self._lengths = lengths
-        return self._views.of(batch.n_outputs)
+        logits = self._views.of(batch.n_outputs)
+        if suppressed := self._vocabulary.suppressed:
+            logits[:, suppressed] = -np.inf
+        return logits
 
     def warm_up(self) -> None:
         """Compute two rows, which brings the weights into memory, and see that the memory can be trimmed where it says so.

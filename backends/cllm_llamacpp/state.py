@@ -69,6 +69,8 @@ class States:
 
     def _save(self, slot: int, start: int, n_cells: int) -> bytes:
         n_bytes = self._lib.llama_state_seq_get_size(self._context, slot)
+        if not n_bytes:  # whatever went wrong; and so many would be written, which would look like success
+            raise StepFailed(f"llama.cpp did not say how large the state of slot {slot} is")
         # Made at its full size and filled in place: a state has tens of megabytes, and a copy would cost as much as the save.
         state: bytes = _new_bytes(None, _HEADER.size + n_bytes)
         address = _address(state)
@@ -129,7 +131,7 @@ class States:
         if len(state) < _HEADER.size:
             raise StepFailed("this is not a saved state")
         magic, start, n_cells, mark, n_streams, place, n_bytes = _HEADER.unpack_from(state)
-        if magic != _MAGIC or n_bytes != len(state) - _HEADER.size:
+        if magic != _MAGIC or n_bytes != len(state) - _HEADER.size or not n_bytes:
             raise StepFailed("this is not a saved state, or not a whole one")
         if mark != self._mark:
             raise StepFailed("the state was saved by another model, or with other settings")

@@ -59,6 +59,7 @@ class LlamaVocabulary:
         self._lacking = _lacking(lib, self._vocab, self.n_tokens)
         self.end_tokens = frozenset(t for t in range(self.n_tokens) if lib.llama_vocab_is_eog(self._vocab, t))
         self.infill = _infill(lib, self._vocab)
+        self.suppressed = _suppressed(lib, self._vocab)  # that the model may never say, by its file
         self.chat_template = _text(lib.llama_model_chat_template(model, None))
         self._bytes: dict[bool, list[bytes | None]] = {special: [None] * self.n_tokens for special in (False, True)}
 
@@ -190,6 +191,13 @@ def _infill(lib: Any, vocab: Any) -> InfillTokens | None:
     if prefix is None or suffix is None or middle is None:
         return None
     return InfillTokens(prefix, suffix, middle)
+
+
+def _suppressed(lib: Any, vocab: Any) -> list[int]:
+    """Return the tokens that llama.cpp's own programs never draw: some model's images and sounds, which have no text."""
+    n = ctypes.c_int32(0)
+    tokens = lib.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(n))
+    return [int(token) for token in tokens[: n.value]] if tokens else []
 
 
 def _utf8(text: str) -> bytes:

@@ -6,7 +6,7 @@ attention, recurrent beside attention, sliding windows, and experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,11 +57,13 @@ def make_tiny_gguf(
     pooling: str | None = None,
     infills: bool = False,
     half: bool = False,
+    suppressed: Sequence[int] = (),
 ) -> None:
     """Write a model of `architecture` (one of ARCHITECTURES) with random F32 weights; the same seed gives the same file.
 
     `pre` names the pre-tokeniser (llama.cpp's ``tokenizer.ggml.pre``); `pooling`, as ``LAST``, makes it an embedding model;
-    with `infills` the vocabulary has fill-in-the-middle tokens; with `half` its matrices are F16.
+    with `infills` the vocabulary has fill-in-the-middle tokens; with `half` its matrices are F16; the tokens `suppressed` are never to be
+    drawn.
 
     Logits are spread widely, so that greedy choices stand well above rounding.
     """
@@ -74,6 +76,8 @@ def make_tiny_gguf(
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType[pooling])
     n_vocab = _write_vocabulary(writer, pre, _INFILL if infills else ())
+    if suppressed:
+        writer.add_array("tokenizer.ggml.suppress_tokens", list(suppressed))
 
     def put(name: str, array: _Array) -> None:
         writer.add_tensor(name, array.astype(np.float16) if half and array.ndim > 1 else array)
@@ -266,8 +270,11 @@ def _norm(rng: np.random.Generator, n: int) -> _Array:
     return rng.uniform(0.8, 1.2, n).astype(np.float32)
 
 
-def make_tiny_lora(path: str | Path, architecture: str = "qwen3", *, seed: int = 0) -> None:
-    """Write a LoRA adapter for `make_tiny_gguf`'s models with plain attention, strong enough to change what they say."""
+def make_tiny_lora(path: str | Path, architecture: str = "qwen3", *, seed: int = 0, invocation: Sequence[int] = ()) -> None:
+    """Write a LoRA adapter for `make_tiny_gguf`'s models with plain attention, strong enough to change what they say.
+
+    With tokens of an `invocation` it is an activated one, which is to be active behind these alone.
+    """
     import gguf
 
     rng, rank = np.random.default_rng(seed), 4
@@ -275,6 +282,9 @@ def make_tiny_lora(path: str | Path, architecture: str = "qwen3", *, seed: int =
     writer.add_string("general.type", "adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", float(rank))
+    if invocation:
+        kinds = gguf.GGUFValueType
+        writer.add_key_value("adapter.alora.invocation_tokens", list(invocation), kinds.ARRAY, sub_type=kinds.UINT32)
     for layer in range(_N_LAYER):
         name = f"blk.{layer}.ffn_up.weight"
         writer.add_tensor(f"{name}.lora_a", rng.normal(0.0, 1.0, (rank, _N_EMBD)).astype(np.float32))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -305,6 +306,28 @@ def test_what_is_no_model_is_refused_with_a_reason(embedder: Embedders, tmp_path
         embedder(tmp_path / "x.gguf")
     with pytest.raises(LoadFailed, match="no such file"):
         embedder(tmp_path / "y.gguf")
+
+
+def test_an_activated_adapter_is_refused(load: Any, tmp_path: Path) -> None:
+    make_tiny_lora(tmp_path / "lora.gguf", invocation=(5, 6))
+    with pytest.raises(LoadFailed, match=r"lora\.gguf: an activated LoRA"):
+        load("qwen3", loras=(Lora(str(tmp_path / "lora.gguf")),))
+
+
+def test_what_must_be_computed_whole_is_no_longer_than_memory_has_room_for(load: Any) -> None:
+    facts = attrs.evolve(load("qwen3")._facts, sees_ahead=True)
+    facts = attrs.evolve(facts, info=attrs.evolve(facts.info, n_ctx_train=8192))
+
+    def n_tokens(free_bytes: int, **fields: int) -> int:
+        spec = ModelSpec(path="x", n_rows_max=2048, **fields)  # type: ignore[arg-type]
+        sizes = sizes_of(spec, facts, 262_144, n_usual=8192, free_bytes=free_bytes)
+        assert (sizes.n_rows_max, sizes.can_split) == (sizes.n_tokens_max, False)
+        return sizes.n_tokens_max
+
+    assert n_tokens(32 << 30) == 2048
+    assert n_tokens(8 << 30) == 1024
+    assert n_tokens(0) == 512
+    assert n_tokens(0, n_cells=1000) == 1000
 
 
 def test_a_large_vocabulary_makes_steps_small_and_little_memory_contexts(load: Any) -> None:

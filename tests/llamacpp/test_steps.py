@@ -11,6 +11,7 @@ import pytest
 
 from cllm.backend import Batch, KvLayout
 from cllm.errors import Aborted, NoRoom, StepFailed
+from cllm.testing.tiny import make_tiny_gguf
 
 N_TRIES = 50  # to meet a step that may be a short one
 
@@ -26,6 +27,18 @@ def test_logits_are_float32_of_the_outputs_by_the_vocabulary(load, drive, some_t
     assert logits.dtype == np.float32
     assert np.isfinite(logits).all()
     logits[:] = 0  # a caller may write to them
+
+
+def test_what_a_model_may_never_say_by_its_file_is_not_drawn(load, drive, some_tokens, tmp_path):
+    prompt = {0: some_tokens(1, 5)}
+    (plain,) = drive(load()).feed(prompt)
+    suppressed = np.argsort(plain)[[-1, -3]].tolist()
+    make_tiny_gguf(tmp_path / "x.gguf", "qwen3", suppressed=suppressed)
+    (found,) = drive(load(path=str(tmp_path / "x.gguf"))).feed(prompt)
+    assert np.isneginf(found[suppressed]).all()
+    others = np.delete(np.arange(len(plain)), suppressed)
+    assert np.array_equal(found[others], plain[others])
+    assert found.argmax() == np.argsort(plain)[-2]
 
 
 def test_a_step_without_outputs_gives_no_rows(load, drive, some_tokens):
