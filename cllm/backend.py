@@ -276,7 +276,11 @@ class StepModel(Protocol):
         """Ask the running step to end with `Aborted`; without effect when none runs or `can_abort` is False."""
 
     def close(self) -> None:
-        """Give back all memory. Nothing may be called after it; a second call is harmless."""
+        """Give back all memory; a second call is harmless. After it nothing is called but what may be called from any thread.
+
+        A client that leaves does not wait for the thread that tokenises its text: calls of the vocabulary may be under way, which `close`
+        waits for, and may come later, which raise ModelDied where the vocabulary is gone.
+        """
 
 
 @attrs.frozen(kw_only=True)
@@ -495,7 +499,7 @@ class Measures(Protocol):
     """What a model has besides that keeps numbers of its own."""
 
     def measures(self) -> Sequence[Measure]:
-        """Return them all as they are now; returns at once. From any thread."""
+        """Return them all as they are now; returns at once. From any thread, also while the model is closed and after that."""
 
 
 class Embedder(Protocol):
@@ -530,7 +534,7 @@ class Embedder(Protocol):
     def pair(self, query: str, document: str) -> list[int]:
         """Return the tokens of a query and a document as the model judges them together; for RANK only. From any thread.
 
-        Raises: TokenizeFailed.
+        As the vocabulary's methods, also while it is closed and after that. Raises: TokenizeFailed · ModelDied.
         """
 
     def close(self) -> None:

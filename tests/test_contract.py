@@ -120,6 +120,8 @@ MISTAKES = {
     "import os; draw_one = fake_drawing.draw_one; fake_drawing.draw_one = lambda row, draw, key: draw_one(row, draw, os.getrandom(1)[0])": (
         "a_key_draws_the_same_token_again"
     ),
+    "import attrs; draw_one = fake_drawing.draw_one; "
+    "fake_drawing.draw_one = lambda row, draw, key: draw_one(row, attrs.evolve(draw, temperature=1.0), key)": "temperature_says_how_often",
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cllm.backend import StepModel
 from cllm.errors import Aborted
-from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens, n_tokens_max, needs_slots
+from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens, Row, n_tokens_max, needs_slots
 
 N_ABORTS: Final = 10
 N_TRIES: Final = 100  # to meet a step that may be a short one
@@ -60,6 +60,25 @@ def test_an_aborted_step_leaves_its_slot_the_cells_that_it_had(hand: Hand, plain
         hand.drop(0)
 
 
+def test_and_so_does_one_of_several_slots(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    can = hand.model.capabilities
+    if not (can.can_abort and can.can_trim):
+        pytest.skip("this model's steps run to their end, or its slots cannot be trimmed to what they had")
+    needs_slots(hand.model, 3)
+    n = min(_n_rows(hand.model) // 3, hand.model.n_cells // 4)
+    prompts = [plain.draw(n, seed=slot) for slot in range(3)]
+    expected = [hand.alone(tokens, Outputs.LAST) for tokens in prompts]
+    for _ in range(N_ABORTS):
+        for slot, tokens in enumerate(prompts):
+            hand.put(slot, tokens[: n // 4])
+        rows = [row for slot, tokens in enumerate(prompts) for row in hand.rows(slot, tokens[n // 4 :])]
+        if aborted(hand, rows):
+            for slot, tokens in enumerate(prompts):
+                near.check(hand.put(slot, tokens[n // 4 :], Outputs.LAST), expected[slot])
+        for slot in range(3):
+            hand.drop(slot)
+
+
 def test_a_model_that_says_that_it_can_be_aborted_can(hand: Hand, plain: PlainTokens) -> None:
     if not hand.model.capabilities.can_abort:
         pytest.skip("this model's steps run to their end")
@@ -98,7 +117,15 @@ def test_aborts_are_nothing_to_the_moves_of_memory(hand: Hand, plain: PlainToken
 
 def step_and_abort(hand: Hand, slot: int, tokens: list[int], *, drops: bool = True) -> bool:
     """Abort a step while it runs, as far as that can be arranged; return whether it was aborted. With `drops`, its slot is empty then."""
-    batch = hand.write(hand.rows(slot, tokens))
+    is_aborted = aborted(hand, hand.rows(slot, tokens))
+    if drops:
+        hand.drop(slot)
+    return is_aborted
+
+
+def aborted(hand: Hand, rows: list[Row]) -> bool:
+    """The same of any rows, whose slots have what they have then."""
+    batch = hand.write(rows)
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(hand.model.step, batch)
         while not running.done():
@@ -106,8 +133,6 @@ def step_and_abort(hand: Hand, slot: int, tokens: list[int], *, drops: bool = Tr
         error = running.exception()
     assert error is None or isinstance(error, Aborted)
     assert error is None or hand.model.capabilities.can_abort, "it says that it cannot be aborted"
-    if drops:
-        hand.drop(slot)
     return error is not None
 
 

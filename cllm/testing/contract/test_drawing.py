@@ -71,6 +71,23 @@ def test_a_key_draws_the_same_token_again_and_other_keys_draw_others(hand: Hand,
     assert len(set(drawn)) > N_KEYS // 4
 
 
+def test_the_temperature_says_how_often_the_likeliest_token_is_drawn(hand: Hand, plain: PlainTokens) -> None:
+    ranked = []
+    for seed in range(8):
+        tokens = plain.draw(12, seed=seed)
+        logits = np.sort(hand.alone(tokens)[-1].astype(np.float64))[::-1]
+        ranked.append((float(logits[0] - logits[1]), tokens, logits - logits[0]))
+    gap, tokens, below = max(ranked, key=lambda one: one[0])
+    likeliest = int(hand.alone(tokens)[-1].argmax())
+    assert set(drawn_behind(hand, tokens, attrs.evolve(WIDE, temperature=gap / 30), some_keys(6))) == {likeliest}
+    low, high = gap / 30, HOT * max(gap, 1.0)
+    for _ in range(100):  # half of all draws
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.exp(below / middle).sum() < 2 else (low, middle)
+    n = drawn_behind(hand, tokens, attrs.evolve(WIDE, temperature=low), some_keys(7)).count(likeliest)
+    assert 0.2 * N_KEYS < n < 0.8 * N_KEYS, "five standard deviations"
+
+
 def test_a_token_does_not_depend_on_what_else_is_in_the_batch(hand: Hand, plain: PlainTokens) -> None:
     needs_slots(hand.model, 3)
     tokens, keys = plain.draw(12), some_keys(4, 3)

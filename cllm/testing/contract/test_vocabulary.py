@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cllm.backend import StepModel, Vocabulary
-from cllm.errors import TokenizeFailed
+from cllm.errors import ModelDied, TokenizeFailed
 from cllm.testing.contract.hand import Hand, Near, PlainTokens
 
 TEXTS: Final = {
@@ -173,6 +173,38 @@ def test_tokens_bytes_may_be_asked_for_in_many_threads_at_once(load: Callable[[]
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: [vocabulary.token_bytes(token) for token in tokens], range(8)))
     assert all(answer == answers[0] for answer in answers)
+
+
+def test_texts_may_be_tokenised_while_the_model_is_closed_and_after_that(load: Callable[[], StepModel]) -> None:
+    """A client that leaves does not wait for the thread that tokenises its text."""
+    model = load()
+    vocabulary, text, done = model.vocabulary, TEXTS["words"] * 200, False
+    expected = plain_ids(vocabulary, text)
+
+    def is_tokenised() -> bool:
+        try:
+            assert plain_ids(vocabulary, text) == expected
+        except ModelDied:  # which says so
+            return False
+        return True
+
+    def tokenize_on(has_begun: threading.Event) -> None:
+        while is_tokenised() and not done:
+            has_begun.set()
+
+    begun = [threading.Event(), threading.Event()]
+    with ThreadPoolExecutor(2) as threads:
+        busy = [threads.submit(tokenize_on, has_begun) for has_begun in begun]
+        try:
+            for one, has_begun in zip(busy, begun, strict=True):
+                while not (has_begun.wait(0.1) or one.done()):
+                    pass
+            model.close()
+        finally:
+            done = True
+    for one in busy:
+        one.result()
+    is_tokenised()
 
 
 def test_tokenising_does_not_disturb_a_running_step(hand: Hand, plain: PlainTokens, near: Near) -> None:
