@@ -10,6 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -18,6 +19,8 @@ from cllm.errors import LoadFailed, NotHeeded, StepFailed
 from cllm.registry import load_backend
 from cllm.testing.tiny import make_tiny_gguf
 from cllm_backend_openvino import OpenVinoBackend, loading
+from cllm_backend_openvino.header import Header, Tensor, read_model
+from cllm_backend_openvino.loading import Options, _check_readable, facts_of
 from cllm_backend_openvino.model import OpenVinoModel
 
 TELL_S = 60.0
@@ -236,6 +239,47 @@ def test_weights_of_another_type_are_refused_with_what_to_do(tmp_path: Path) -> 
     make_tiny_gguf(path, "qwen3")
     with pytest.raises(LoadFailed, match=r"some are F32; quantise it anew, or serve it with --backend llama-cpu$"):
         load(path)
+
+
+def test_of_a_split_model_all_parts_are_looked_at(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=1)
+    for name in ("a.weight", "b.weight"):
+        writer.add_tensor(name, np.zeros((32, 32), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    first, second = sorted(tmp_path.iterdir())
+    header = read_model(first)
+    assert [tensor.name for tensor in header.tensors] == ["a.weight", "b.weight"]
+    assert header.n_bytes == first.stat().st_size + second.stat().st_size
+    with pytest.raises(LoadFailed, match="it is one of 2 parts of a model, and by its name not the first"):
+        facts_of(str(second), Options())
+    second.unlink()
+    with pytest.raises(LoadFailed, match="No such file"):
+        facts_of(str(first), Options())
+
+
+@pytest.mark.parametrize(
+    ("values", "tensors", "told"),
+    [
+        ({}, [Tensor("rope_freqs.weight", (32,), 0, 0)], "rope_freqs.weight"),
+        ({}, [Tensor("rope_factors_long.weight", (32,), 0, 0)], "rope_factors_long.weight"),
+        ({"llama.rope.scaling.type": "yarn"}, [], "rope.scaling.type"),
+        ({"llama.rope.scaling.factor": 8.0}, [], "rope.scaling.factor"),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1.0}, [], None),
+        ({"llama.rope.freq_base": 500_000.0}, [Tensor("output_norm.weight", (32,), 0, 0)], None),
+    ],
+)
+def test_positions_that_are_scaled_are_refused_since_openvino_would_leave_that_out(
+    values: dict[str, object], tensors: list[Tensor], told: str | None
+) -> None:
+    header = Header({"general.architecture": "llama", **values}, tensors, 0)
+    if told is None:
+        _check_readable("x.gguf", header)
+        return
+    with pytest.raises(LoadFailed, match=rf"how its positions are scaled \({told}\); serve it with --backend llama-cpu$"):
+        _check_readable("x.gguf", header)
 
 
 # --- openvino's own format -----------------------------------------------------------------------------------------------

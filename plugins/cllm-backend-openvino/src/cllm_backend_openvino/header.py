@@ -7,6 +7,7 @@ Source: the format's specification (docs/gguf.md in ggml).
 from __future__ import annotations
 
 import os
+import re
 import struct
 from math import prod
 from pathlib import Path
@@ -20,6 +21,7 @@ _N_MAX: Final = 1 << 20  # of anything that is counted; more was no header
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT: Final = 32
+_FIRST_PART: Final = re.compile(r"(?P<stem>.*)-00001-of-(?P<total>\d{5})\.gguf", re.DOTALL)
 
 TYPES: Final = {  # number: (name, elements of a block, bytes of a block)
     0: ("F32", 1, 4),
@@ -44,7 +46,7 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     type: int
-    offset: int  # of its data, from where all data begins
+    offset: int  # of its data, from where all data of its file begin
 
     @property
     def n_elements(self) -> int:
@@ -58,7 +60,7 @@ class Header:
 
     values: dict[str, object]  # scalars and strings; no arrays
     tensors: list[Tensor]
-    n_bytes: int  # of the file
+    n_bytes: int  # of the file, or of all parts
 
     @property
     def architecture(self) -> str:
@@ -69,6 +71,19 @@ class Header:
         """A hyperparameter of the architecture."""
         value = self.values.get(f"{self.architecture}.{name}", default)
         return value if isinstance(value, int) else default
+
+
+def read_model(path: str | os.PathLike[str]) -> Header:
+    """Read the header of a model, of a split one those of all its parts. Raises: NoGguf · OSError."""
+    header = read_header(path)
+    n_parts = header.values.get("split.count", 1)
+    if not isinstance(n_parts, int) or n_parts < 2:
+        return header
+    split = _FIRST_PART.fullmatch(os.fspath(path))
+    if split is None or int(split["total"]) != n_parts:
+        raise NoGguf(f"it is one of {n_parts} parts of a model, and by its name not the first")
+    parts = [header, *(read_header(f"{split['stem']}-{i:05}-of-{split['total']}.gguf") for i in range(2, n_parts + 1))]
+    return Header(header.values, [tensor for part in parts for tensor in part.tensors], sum(part.n_bytes for part in parts))
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:

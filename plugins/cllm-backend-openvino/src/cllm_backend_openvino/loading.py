@@ -13,7 +13,7 @@ from cllm.backend import FileVocabulary, ModelInfo, ModelSpec
 from cllm.errors import LoadFailed
 from cllm.machine import cpu_quota, free_memory_bytes, n_cores
 from cllm_backend_openvino.forms import KINDS
-from cllm_backend_openvino.header import TYPES, Header, NoGguf, read_header
+from cllm_backend_openvino.header import TYPES, Header, NoGguf, read_model
 from cllm_backend_openvino.model import OpenVinoModel
 from cllm_backend_openvino.sampling import HEEDS, UNSHARED
 from cllm_backend_openvino.scoring import Scorer
@@ -132,7 +132,7 @@ def facts_of(path: str, options: Options) -> Facts:
     if Path(path).is_dir():
         return _facts_of_folder(Path(path), options)
     try:
-        header = read_header(path)
+        header = read_model(path)
     except (NoGguf, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise LoadFailed(f"{path}: {reason}") from error
@@ -144,11 +144,20 @@ def _check_readable(path: str, header: Header) -> None:
     if header.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise LoadFailed(f"{path}: OpenVINO reads GGUF files of {known}, and this is {header.architecture or 'of none'}; {OTHERWISE}")
+    scaling = [name for name in ("rope.scaling.factor", "rope.scale_linear") if _scales(header, name)]
+    scaling += ["rope.scaling.type"] if header.values.get(f"{header.architecture}.rope.scaling.type") in ("yarn", "longrope") else []
+    scaling += [tensor.name for tensor in header.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
+    if scaling:  # it would answer as if it were not there, and the worse the longer a prompt is
+        raise LoadFailed(f"{path}: OpenVINO does not read how its positions are scaled ({scaling[0]}); {OTHERWISE}")
     matrices = {tensor.type for tensor in header.tensors if len(tensor.shape) > 1}
     if unread := matrices - set(TYPES) | matrices & {0}:
         known = ", ".join(name for number, (name, _, _) in TYPES.items() if number)
         which = "F32" if 0 in unread else f"of type {min(unread)} (ggml_type)"
         raise LoadFailed(f"{path}: OpenVINO reads weights in {known}, and some are {which}; quantise it anew, or {OTHERWISE}")
+
+
+def _scales(header: Header, name: str) -> bool:
+    return header.values.get(f"{header.architecture}.{name}", 1) not in (0, 1)
 
 
 def _facts_of_gguf(path: str, header: Header) -> Facts:
