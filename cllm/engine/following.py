@@ -27,6 +27,15 @@ class _Lead:
         return self.leader.phase is not Phase.PREFILL or self.leader.n_computed >= self.n_common
 
 
+@attrs.frozen
+class Released:
+    """One who followed `leader`, by whom so many tokens of its prompt were computed; 0: it ended before."""
+
+    sequence: Sequence
+    leader: Sequence
+    n_computed: int
+
+
 class Followers:
     """Waiting sequences beside the queue, each with a leader that computes the beginning of its tokens. They hold up nobody."""
 
@@ -89,12 +98,12 @@ class Followers:
                 ends[lead.leader] = min(ends.get(lead.leader, lead.n_common), lead.n_common)
         return ends
 
-    def take_released(self) -> dict[Sequence, Sequence]:
-        """Hand back those who need not wait for their leaders any longer, and whom each of them followed."""
-        released = {sequence: lead.leader for sequence, lead in self._leads.items() if lead.is_over}
-        for sequence in released:
+    def take_released(self) -> list[Released]:
+        """Hand back those who need not wait for their leaders any longer."""
+        over = [(sequence, lead) for sequence, lead in self._leads.items() if lead.is_over]
+        for sequence, _ in over:
             del self._leads[sequence]
-        return released
+        return [Released(sequence, lead.leader, lead.n_common if lead.leader.n_computed >= lead.n_common else 0) for sequence, lead in over]
 
     def remove(self, sequence: Sequence) -> Sequence:
         """Take out a follower that ends; return whom it followed."""

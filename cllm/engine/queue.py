@@ -128,6 +128,11 @@ class Queue:
         self._put_in(sequence)
         self._n_aside -= 1
 
+    def reweigh(self, sequence: Sequence, work: float) -> None:
+        """A sequence that waits will probably cost something else than it was thought to."""
+        sequence.share.owed += work - sequence.work
+        sequence.work = work
+
     def remove_aside(self, sequence: Sequence) -> None:
         """A sequence that was set aside waits no more."""
         self._shares.wait_no_more(sequence.share, sequence.work, sequence.spec.priority)

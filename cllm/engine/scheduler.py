@@ -702,9 +702,10 @@ class Scheduler:
 
     def _release_followers(self) -> None:
         released = self._followers.take_released()
-        for sequence in released:
-            self._queue.bring_back(sequence)
-        for leader in dict.fromkeys(released.values()):
+        for one in released:
+            self._queue.bring_back(one.sequence)
+            self._weigh(one.sequence, one.n_computed or self.memory.n_known(one.sequence))
+        for leader in dict.fromkeys(one.leader for one in released):
             self._rank_anew(leader)
 
     def _follows(self, sequence: Sequence) -> bool:
@@ -715,12 +716,18 @@ class Scheduler:
         if leader is None:
             return False
         self._queue.set_aside(sequence)
+        self._weigh(sequence, self._followers.n_common(sequence))
         sequence.timeline.note(self._now, "following")
         if self._choice is not None and sequence.admitted_at is None and sequence.n_followed == 1:
             self._choice.came(sequence.n_prompt, self._followers.n_common(sequence), self._n_crowd(0))
         if sequence.order < leader.order:
             self._rank(leader, sequence.order)
         return True
+
+    def _weigh(self, sequence: Sequence, n_known: int) -> None:
+        """Count what it will probably cost if so many tokens of its prompt are there by then: who comes behind waits for no more."""
+        if sequence.admitted_at is None:
+            self._queue.reweigh(sequence, self._service.work(max(sequence.n_prompt - n_known, 1), sequence.n_max - sequence.n_prompt))
 
     def _meetings(self, *, beside_answers: bool) -> Mapping[Sequence, int]:
         """Where prompts are to stop, since others go on from there; in slots that cannot be cut also where others will."""

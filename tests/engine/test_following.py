@@ -45,6 +45,31 @@ def test_of_many_answers_to_one_prompt_none_is_compared_with_those_that_were_let
     assert n_compared < 4 * 32
 
 
+def test_who_follows_owes_only_what_is_its_own_and_all_of_it_again_when_nobody_computes_the_rest() -> None:
+    model = FakeModel()
+    scheduler = Scheduler(limits_of(model, Settings(parallel=8)), model.vocabulary)
+    document = [40 + i % 80 for i in range(600)]
+    first = scheduler.submit(spec(document), 0.0)
+    for i in range(4):
+        scheduler.submit(spec([*document, 130 + i, 140, 150]), 0.0)
+    (share,) = scheduler._shares
+    assert share.owed == 600 + 4 * 603 + 5 * 2 * 20
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert share.owed == 4 * (3 + 2 * 20)
+    scheduler.cancel(first)
+    scheduler.apply(plan, compute(model, plan, tick), 0.0)
+    scheduler.check()
+    n_there = scheduler.totals.n_prefill_rows
+    assert 0 < n_there < 600
+    scheduler.plan(0.0)
+    assert share.owed == 3 * (3 + 2 * 20), "they follow the next one, which begins where the first one ended"
+    while (plan := scheduler.plan(0.0)) is not None:
+        scheduler.apply(plan, compute(model, plan, tick), 0.0)
+    assert share.owed == 0
+    assert scheduler.totals.n_prefill_rows == 603 + 3 * 3
+
+
 def test_who_shares_nothing_gains_nothing_by_what_others_compute() -> None:
     """Its key is that of those who are not told apart."""
     model = FakeModel()
