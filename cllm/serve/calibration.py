@@ -24,6 +24,8 @@ SHARE_ROWS, SHARE_OUTPUTS = 0.5, 0.75  # of that time, when each part is over
 ROWS: Final = (1, 16, 8, 64, 4, 2, 32, 12, 24, 128, 6, 3, 48, 256, 15, 512, 20, 40, 96)  # the most telling first
 OUTPUTS: Final = (1, 16, 8, 4, 64, 32, 2, 12, 24, 48, 128)
 N_ROWS_NEEDED: Final = 2  # sizes that are measured however long it takes
+ROWS_BEYOND: Final = (64, 256)  # that a slow model gets, too, one after the other, where
+FLAT: Final = 0.5  # of what its rows cost in the mean is all that one more takes
 N_REPEATS, REPEATS_S = 7, 0.05  # a size is measured so often, or as often as goes into this time, but twice at least
 N_CELLS_SAVED: Final = 128  # of the slot whose copies fill the cells
 FIXED_MOST: Final = 0.999  # of a state: where every state is as large as another, a cell's price is not to be nothing
@@ -41,6 +43,7 @@ HELD_UP: Final = 2.0  # times as long as it needs by its own numbers: whoever is
 WAITED_MOST, WAITED_LEAST, OWN_LEAST = 0.3, 0.2, 0.8
 N_ROWS_MANY: Final = 16  # of the step that tells, beside one of a single row, what a cell costs for each row
 ATTENDING: Final = (N_ROWS_MANY, 1, N_TOGETHER)  # rows of one sequence whose attention is measured, as long as there is time
+STEADY, STEADY_S = 2.0, 1e-3  # times as long or as short as before, and by so many seconds, is a step of another machine
 N_DEEP: Final = 3  # pairs of steps of so many rows, in a slot that has cells and in an empty one
 ATTENDING_GUESS: Final = 1.5  # times as long as the longest of those that were measured takes a tile, where time was short
 DEEP_LEAST: Final = 0.01  # of such a step is what the slot's cells cost at least; less is noise
@@ -82,7 +85,7 @@ class _Measurement:
             outputs = self._measure_outputs()
             cell_s, row_cell_s, attended, moves = self._measure_cells()
             apart_gain_cell_s = self._measure_apart(WALKED * min(seconds / n for n, seconds in attended))
-            self._is_cut_short |= self._lacked_cores(before)
+            self._is_cut_short |= self._lacked_cores(before) or self._has_changed()
         finally:
             self._empty()
         return Curve(
@@ -102,6 +105,11 @@ class _Measurement:
         cpu_s, waiting_s = now.cpu_s - before.cpu_s, now.waiting_s - before.waiting_s
         return waiting_s > max(WAITED_MOST * cpu_s, WAITED_LEAST * seconds) and cpu_s <= OWN_LEAST * cpu_share() * seconds
 
+    def _has_changed(self) -> bool:
+        """Whether the machine is another than it was at the beginning: what was measured late was compared with what was early."""
+        then_s, now_s = self._rows_s[1], self._least_s(1, 0)
+        return abs(now_s - then_s) > STEADY_S and not then_s / STEADY <= now_s <= STEADY * then_s
+
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _measure_rows(self) -> None:
@@ -111,9 +119,34 @@ class _Measurement:
                 self._rows_s[n] = self._least_s(n, 0)
             if n == N_ROWS_MANY:
                 self._slow = min(max(N_STEPS_SLOW * self._rows_s[n] / SECONDS_MAX, 1.0), SLOW_MAX)
+        for n in ROWS_BEYOND:
+            if n > n_max or (n > max(self._rows_s) and not self._goes_on_flat(n)):
+                break
+
+    def _goes_on_flat(self, n: int) -> bool:
+        """Where more rows hardly take longer than the most for which there was time, measure `n`, too; return whether that still holds.
+
+        All that is larger would be taken to cost as much for each row as the largest that is known, and never be tried: of a model whose
+        weights come from a disk or go to a GPU for each step, prompts went 16 rows at a time, at a tenth of the speed in simulated time.
+        """
+        n_last = max(self._rows_s)
+        n_before = max(other for other in self._rows_s if 2 * other <= n_last)  # not the next: a tile of rows may take as long as one
+        last_s = self._rows_s[n_last]
+        row_s = max(last_s - self._rows_s[n_before], 0.0) / (n_last - n_before)
+        expected_s = last_s + (n - n_last) * row_s
+        if row_s > FLAT * last_s / n_last or 2 * expected_s > SLOW_MAX * SECONDS_MAX:
+            return False
+        seconds = [self._step(n, 0)]
+        is_flat = seconds[0] <= STEADY * expected_s
+        if is_flat:  # else one is enough: it takes much longer
+            seconds.append(self._step(n, 0))
+        self._tell()
+        self._rows_s[n] = min(seconds)
+        self._needed_s += len(seconds) * min(seconds)
+        return is_flat
 
     def _measure_outputs(self) -> Points:
-        """What outputs add: the same step with and without them, one after the other."""
+        """What outputs add: the same step with and without them, some time apart: see `_has_changed`."""
         added: dict[int, float] = {}
         for n in OUTPUTS:
             if n > min(self._model.n_slots, self._model.n_rows_max, self._model.n_cells):
@@ -328,7 +361,8 @@ class _Measurement:
         if not self._rows_s:
             return 0.0
         nearest = min(self._rows_s, key=lambda n: abs(n - n_rows))
-        return 2 * self._rows_s[nearest] * max(n_rows / nearest, 1.0)
+        most_s = min((seconds for n, seconds in self._rows_s.items() if n >= n_rows), default=math.inf)  # of more rows
+        return 2 * min(self._rows_s[nearest] * max(n_rows / nearest, 1.0), most_s)
 
     def _has_time(self, share: float, seconds: float) -> bool:
         limit_s = share * self._slow * SECONDS_MAX

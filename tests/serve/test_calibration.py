@@ -93,6 +93,59 @@ def test_of_a_slow_model_the_two_most_telling_sizes_are_known() -> None:
     assert not curve.is_cut_short
 
 
+class Streamed(TimedModel):
+    """One whose weights go to where many rows are computed: from 32 rows on a step takes hardly longer the more it has."""
+
+    def _take(self, batch: Batch) -> None:
+        began_at = self.now
+        super()._take(batch)
+        if batch.n_rows >= 32:
+            self.now = began_at + 0.8 + 0.001 * batch.n_rows
+
+
+def test_of_a_slow_model_that_is_flat_in_rows_a_size_of_many_is_known_too() -> None:
+    curve = measured(Streamed(first_s=0.5, row_s=0.0125, n_cells=16384))
+    rows = dict(curve.rows)
+    assert max(n for n in rows if n < 64) <= 16
+    assert (rows[64], rows[256]) == pytest.approx((0.864, 1.056))
+    assert curve.restore_cell_s is not None, "what so many rows take is known then"
+    assert 256 not in dict(measured(TimedModel(first_s=0.05, row_s=0.1)).rows), "a row more takes what they take anyway"
+
+
+class Tiled(TimedModel):
+    """One that takes as long for one row as for sixteen."""
+
+    def _take(self, batch: Batch) -> None:
+        self.sizes.append(batch.n_rows)
+        self.now += 0.05 + 0.75 * -(-batch.n_rows // 16)
+
+
+def test_a_slow_model_that_only_seems_to_be_flat_takes_one_step_to_show_it() -> None:
+    model = Tiled(n_cells=16384)
+    assert max(dict(measured(model).rows)) == 64
+    assert model.sizes.count(64) == 1
+    assert model.now < 1.6 * 3.0 * SECONDS_MAX
+
+
+class Slowing(TimedModel):
+    """One whose machine is slower or faster from some time on."""
+
+    factor = 5.0
+
+    def _take(self, batch: Batch) -> None:
+        began_at = self.now
+        super()._take(batch)
+        if began_at > 2.0:
+            self.now = began_at + self.factor * (self.now - began_at)
+
+
+@pytest.mark.parametrize(("factor", "is_cut_short"), [(5.0, True), (0.2, True), (1.2, False)])
+def test_a_measurement_over_which_the_machine_changed_says_that_it_is_cut_short(factor: float, is_cut_short: bool) -> None:
+    model = Slowing(first_s=0.005, row_s=0.006, output_s=0.001, n_slots=64)
+    model.factor = factor
+    assert measured(model).is_cut_short is is_cut_short
+
+
 def held_up(**steps_s: float) -> TimedModel:
     """A model some of whose steps take longer, by their number: `step_5` is the fifth."""
     model = TimedModel(row_s=0.001, output_s=0.0005, cell_s=1e-6, n_cells=16384)
