@@ -330,7 +330,7 @@ class Settings:
     embedding_ctx_size: Annotated[int | None, MEMORY] = _setting(
         None,
         "tokens of an input to embed at most, for which cells are kept (default: 2048, or 8192 for a model or a process of its own, as "
-        "memory allows; where tokens see those after them, as BERT's do, at most --batch-size)",
+        "memory allows; where tokens see those after them, as BERT's do, at most --batch-size, as memory allows)",
         _at_least(1),
     )
     embedding_slice_ms: Annotated[int, SPEED] = _setting(
@@ -569,13 +569,17 @@ def with_keys_read(settings: Settings) -> Settings:
 
 
 def _key_texts(settings: Settings) -> tuple[str, ...]:
-    if settings.api_key_file is None:
-        return settings.api_key
-    keys = tuple(line for line in _read_lines(settings.api_key_file) if line and not line.startswith("#"))
-    if not keys:  # an empty file would open the server to everybody
-        raise SettingsError(f"no key in {settings.api_key_file}", "api_key_file")
-    _key(settings, attrs.fields(Settings).api_key_file, keys)
-    return settings.api_key + keys
+    keys = settings.api_key
+    if settings.api_key_file is not None:
+        lines = tuple(line for line in _read_lines(settings.api_key_file) if line and not line.startswith("#"))
+        if not lines:  # an empty file would open the server to everybody
+            raise SettingsError(f"no key in {settings.api_key_file}", "api_key_file")
+        _key(settings, attrs.fields(Settings).api_key_file, lines)
+        keys += lines
+    keys = tuple(dict.fromkeys(keys))
+    if len({text.split(" ")[0] for text in keys}) < len(keys):
+        raise SettingsError("a key is given twice, with other options", "api_key_file" if settings.api_key_file else "api_key")
+    return keys
 
 
 @functools.cache  # what is checked is what is served, and a pipe can be read but once

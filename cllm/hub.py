@@ -123,19 +123,22 @@ def size_of(model: str) -> int:
 
 
 def models_among(names: Iterable[str]) -> dict[str, list[str]]:
-    """The models among a repository's files: for each its files in order. A split model is known by its name without the numbers."""
-    models: dict[str, list[str]] = {}
+    """The models among a repository's files: for each its files in order. A split model is known by its name without the numbers.
+
+    Of one that is there in one file and split, or split in two ways, the fewest files count.
+    """
+    found: dict[tuple[str, bool, int], list[str]] = {}  # by name, whether it is split, and into how many
     for name in sorted(names):
         if not name.lower().endswith(".gguf") or _NO_MODELS.fullmatch(name.lower()):
             continue
         split = _SPLIT.fullmatch(name)
-        models.setdefault(f"{split['stem']}.gguf" if split else name, []).append(name)
-    return {name: files for name, files in models.items() if _is_complete(files)}
-
-
-def _is_complete(files: Sequence[str]) -> bool:
-    split = _SPLIT.fullmatch(files[0])
-    return split is None or len(files) == int(split["total"])
+        kind = (f"{split['stem']}.gguf", True, int(split["total"])) if split else (name, False, 1)
+        found.setdefault(kind, []).append(name)
+    models: dict[str, list[str]] = {}
+    for (name, _, n), files in sorted(found.items(), key=lambda one: len(one[1])):
+        if len(files) == n:
+            models.setdefault(name, files)
+    return models
 
 
 def choose(models: dict[str, list[str]], reference: Reference) -> list[str]:

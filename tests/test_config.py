@@ -280,6 +280,16 @@ def test_a_key_file_without_a_key_is_a_mistake_and_does_not_open_the_server(tmp_
     assert complaint("--api-key-file", str(path)) == f"--api-key-file: no key in {path}"
 
 
+def test_a_key_that_is_given_twice_is_one_and_with_other_options_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("s3cret\ns3cret\n")
+    assert len(api_keys(load("--api-key", "s3cret", "--api-key-file", str(path)))) == 1
+    (tmp_path / "others").write_text("s3cret cap=1\n")
+    told = complaint("--api-key", "s3cret", "--api-key-file", str(tmp_path / "others"))
+    assert told.endswith("a key is given twice, with other options")
+    assert "s3cret" not in told
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_listening_on_loopback_warns_of_nothing(host: str) -> None:
     assert warnings(Settings(host=host), {}) == []

@@ -102,6 +102,16 @@ def test_what_drafts_for_a_model_is_none_itself(beside: str) -> None:
         hub.choose(models, Reference("user/repo", "Q8_0"))
 
 
+def test_a_model_that_is_there_whole_and_split_or_split_in_two_ways_is_one() -> None:
+    def split(n: int) -> list[str]:
+        return [f"a-Q8_0-{i:05}-of-{n:05}.gguf" for i in range(1, n + 1)]
+
+    for names in (["a-Q8_0.gguf", *split(2)], ["a-Q8_0.gguf", *split(1)], [*split(2), *split(3)], [*split(2), *split(3)[1:]]):
+        models = hub.models_among([*names, "a-Q4_K_M.gguf"])
+        assert hub.choose(models, Reference("user/repo", "Q8_0")) == (names[:1] if "a-Q8_0.gguf" in names else split(2))
+    assert hub.models_among(split(3)[1:]) == {}
+
+
 def test_models_whose_names_tell_of_drafts_are_models() -> None:
     assert list(hub.models_among(["a-9b-mtp-kl-Q8_0.gguf", "b-MTP-IQ2_M.gguf"])) == ["a-9b-mtp-kl-Q8_0.gguf", "b-MTP-IQ2_M.gguf"]
 

@@ -85,8 +85,8 @@ class Tenant:
     @property
     def may_give_vectors(self) -> bool:
         """Whether it does, or would if it were loaded, as far as that is known."""
-        settings = self.settings
-        return self.engine.embedder is not None or bool(self._learnt_of_vectors or settings.embeddings or settings.embedding_model)
+        told = self._learnt_of_vectors if self._learnt else self.settings.embeddings or self.settings.embedding_model
+        return self.engine.embedder is not None or bool(told)
 
     @property
     def failed_for_s(self) -> float:
@@ -199,10 +199,10 @@ class House:
 
     def find_embedder(self, name: str | None) -> Tenant:
         """The model that gives vectors under that name; for no name the first that gives some. Raises: NotFound."""
-        giving = [tenant for tenant in self.tenants if tenant.engine.embedder is not None]
-        giving += [tenant for tenant in self.tenants if tenant not in giving and tenant.may_give_vectors]
+        able = [tenant for tenant in self.tenants if tenant.may_give_vectors]
         if not name:
-            return next(iter((*giving, self.first)))
+            return next(iter(able), self.first)  # whichever is loaded: vectors of another one could not be compared
+        giving = sorted(able, key=lambda tenant: tenant.engine.embedder is None)
         for each in with_and_without_tag(name):
             for tenant in (*giving, *self.tenants):
                 if each in tenant.embedding_aliases:

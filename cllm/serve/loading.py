@@ -56,7 +56,7 @@ class Loaded:
     curve_key: curves.Key
     cost: CostModel
     embedder: LoadedEmbedder | str = OFF  # or why there is none
-    n_bytes_embedder: int = 0  # of its weights, where they are not the model's
+    n_bytes_embedder: int = 0  # of its cells, and of its weights where they are not the model's; of one that is the model itself none
 
     @property
     def n_bytes(self) -> int:
@@ -132,7 +132,7 @@ def load_unmeasured(settings: Settings, on_progress: OnProgress) -> Loaded:
                 curve_key=curves.key_of(model, spec, name),
                 cost=_guess(model),
                 embedder=embedder,
-                n_bytes_embedder=0 if other is None or isinstance(embedder, str) else embedder.embedder.info.size_bytes,
+                n_bytes_embedder=_n_bytes_beside(model, embedder, is_other=other is not None),
             )
         except BaseException:
             _close(model)
@@ -270,6 +270,13 @@ def _name_of(model: StepModel, path: str | None, backend_name: str, backend: Bac
     if not _knows_models(backend):
         return name_of_model(path)
     return model.info.name if path and "://" in path else path or backend_name
+
+
+def _n_bytes_beside(model: StepModel, embedder: LoadedEmbedder | str, *, is_other: bool) -> int:
+    if isinstance(embedder, str) or isinstance(model, EmbeddingsOnly):
+        return 0
+    info = embedder.embedder.info
+    return info.cells_bytes + (info.size_bytes if is_other else 0)
 
 
 def limits_of(model: StepModel, settings: Settings) -> Limits:

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cllm.api.app import create_app
 from cllm.backend import ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
+from cllm.errors import LoadFailed
 from cllm.serve.house import Hold, House, State, Tenant
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.progress import LogProgress
@@ -257,6 +258,34 @@ async def test_an_unknown_name_for_vectors_is_404_also_while_nothing_that_gives_
         (listed,) = (await api.get("/v1/models")).json["data"]
         assert listed["status"]["value"] == "unloaded", "nothing is loaded to say so"
         assert (await api.post("/v1/embeddings", {"model": "a", "input": "x"})).status == 200
+
+
+async def test_who_names_no_model_gets_the_firsts_vectors_whether_it_is_loaded_or_not(serve_several: Any) -> None:
+    async with serve_several("a", "b", enable_admin=True) as api:
+        for _ in range(2):
+            answer = await api.post("/v1/embeddings", {"input": "x"})
+            assert (answer.status, answer.json["model"]) == (200, "a")
+            while (await api.post("/models/unload", {"model": "a"})).status != 200:  # noqa: ASYNC110 - as a client does
+                await trio.sleep(0.001)
+
+
+async def test_or_those_of_the_next_one_where_the_first_turned_out_to_give_none(
+    serve_several: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedders: list[FakeEmbedder] = []
+
+    def make_embedder(_model: Model, _spec: ModelSpec) -> FakeEmbedder:
+        embedders.append(FakeEmbedder())
+        if len(embedders) == 1:
+            raise LoadFailed("no memory for it")
+        return embedders[-1]
+
+    monkeypatch.setattr(Model, "make_embedder", make_embedder)
+    async with serve_several("a", "b", enable_admin=True) as api:
+        for _ in range(2):
+            answer = await api.post("/v1/embeddings", {"input": "x"})
+            assert (answer.status, answer.json["model"]) == (200, "b")
+            await api.post("/models/unload", {"model": "a"})
 
 
 async def test_the_only_model_is_listed_while_it_is_unloaded(serve_several: Any) -> None:

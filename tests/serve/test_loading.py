@@ -258,11 +258,11 @@ def test_slots_are_copied_where_a_copy_has_room(can: dict[str, bool], layout: Kv
     assert limits_of(model, Settings()).copies_slots is copies
 
 
-def test_the_weights_of_a_file_for_vectors_count_and_those_that_are_the_models_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_for_vectors_count_and_weights_where_they_are_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     class Vectors(FakeEmbedder):
         def __init__(self) -> None:
             super().__init__()
-            self.info = attrs.evolve(self.info, size_bytes=1 << 20)
+            self.info = attrs.evolve(self.info, size_bytes=1 << 20, cells_bytes=1 << 10)
 
     class Apart(FakeBackend):
         def load_embedder(self, spec: ModelSpec, on_progress: OnProgress) -> Vectors:
@@ -275,7 +275,7 @@ def test_the_weights_of_a_file_for_vectors_count_and_those_that_are_the_models_d
         load(settings, lambda share: True).n_bytes
         for settings in (plain, attrs.evolve(plain, embeddings=True), attrs.evolve(plain, embedding_model=__file__))
     ]
-    assert [n - n_bytes[0] for n in n_bytes] == [0, 0, 1 << 20]
+    assert [n - n_bytes[0] for n in n_bytes] == [0, 1 << 10, (1 << 20) + (1 << 10)]
 
 
 @pytest.mark.parametrize(("free_mib", "pool_mib"), [(100 << 10, 2048), (4 << 10, 1024), (8, 2), (0, 0)])
