@@ -337,7 +337,10 @@ async def test_the_time_that_a_load_takes_is_a_requests_own(serve_several: Any, 
     async with serve_several("a", "b", models_memory_mb=1) as api:
         late = await api.post("/v1/completions", {"model": "b", "prompt": "x", "timeout_s": 0.01})
         assert (late.status, late.error["param"]) == (504, "timeout_s")
+        asked = {"model": "b", "messages": [{"role": "user", "content": "x"}], "stream": False}
+        assert (await api.post("/api/chat", {**asked, "options": {"timeout_s": 0.01}})).status == 504
         go_on.set()
+        assert (await api.post("/api/chat", {**asked, "options": {"timeout_s": TEST_S}})).status == 200
         assert (await api.post("/v1/completions", {"model": "b", "prompt": "x", "timeout_s": TEST_S})).status == 200
 
 
