@@ -46,6 +46,7 @@ from cllm.text.tools import Tool, Toolbox, ToolUse
 from cllm.text.unread import UnreadPrompt
 
 CALL_ID_PREFIX = "call_"
+N_CHARS_READ = 1024  # of the message that is gone on from, at a time
 
 
 @attrs.frozen(kw_only=True)
@@ -352,11 +353,15 @@ def _goes_on_reasoning(dialect: Dialect, conversation: Conversation, text: str) 
         return False
     if dialect.calls.channels:
         return is_in_reasoning(text)
+    if text.rfind(tags.opening) <= text.rfind(tags.closing):
+        return False
     final, reader = conversation.messages[-1], ReasoningReader(tags, opened=False)
     content, reasoning = plain_text(final.get("content")), (final.get("reasoning_content") or "").strip()
-    reader.push(content)
-    is_inside = reader.is_inside or (not content and bool(reasoning) and text.rstrip().endswith(reasoning))
-    return is_inside and text.rfind(tags.opening) > text.rfind(tags.closing)
+    for start in range(0, len(content), N_CHARS_READ):  # the reader keeps what it is given, and copies that at each tag
+        reader.push(content[start : start + N_CHARS_READ])
+        if reader.is_past:
+            break
+    return reader.is_inside or (not content and bool(reasoning) and text.rstrip().endswith(reasoning))
 
 
 async def _grammar(context: Context, model: ServedModel, conversation: Conversation, form: AnswerFormat | None) -> Grammar | None:

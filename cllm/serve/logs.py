@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 
 import structlog
 
@@ -30,6 +31,8 @@ def configure_logging(settings: Settings) -> None:
         logger_factory=structlog.PrintLoggerFactory(stderr),
         cache_logger_on_first_use=False,  # loggers are module globals, made before this runs
     )
+    # Python's parser warns of what models write (`"\d"`), once for each, in lines of its own that would wait for a reader.
+    warnings.filterwarnings("ignore", category=SyntaxWarning)
     handler = logging.StreamHandler(stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[_drop_record, *renderers], foreign_pre_chain=shared))
     logging.basicConfig(level=max(level, logging.WARNING) if level > logging.DEBUG else level, handlers=[handler], force=True)

@@ -88,15 +88,18 @@ def _text_first(message: Message, takes: Takes) -> list[Message]:
 
 def _results_with_calls(messages: list[Message]) -> list[Message]:
     told: list[Message] = []
+    results: list[Message] | None = None  # of the last turn, if it called
     for message in messages:
-        calling = told[-1] if told else {}
-        if message.get("role") != "tool" or not calling.get("tool_calls"):
+        calls = told[-1].get("tool_calls") if told else None
+        if message.get("role") != "tool" or not calls:
             told.append(message)
+            results = None
             continue
-        results = calling.get("tool_responses", [])
-        calls = calling["tool_calls"]
+        if results is None:
+            results = [*told[-1].get("tool_responses", ())]
+            told[-1] = told[-1] | {"tool_responses": results}
         name = message.get("name") or calls[min(len(results), len(calls) - 1)]["function"]["name"]
-        told[-1] = calling | {"tool_responses": [*results, {"name": name, "response": message.get("content")}]}
+        results.append({"name": name, "response": message.get("content")})
     return told
 
 

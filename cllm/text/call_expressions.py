@@ -130,8 +130,11 @@ class _AsPython(ast.NodeTransformer):
 # --- objects whose strings have marks of their own ---------------------------------------------------------------------
 
 QUOTE: Final = '<|"|>'  # around strings in Gemma's calls
-_IN_BARE = re.compile(  # a string in plain quotes, as some are written all the same; a key, which may have blanks; Python's words
-    r"""(?P<string>"(?:\\.|[^"\\])*+")|(?P<before>[{,]\s*+)(?P<key>[^\s{}\[\],:"](?:[^{}\[\],:"]*[^\s{}\[\],:"])?)(?P<behind>\s*:)"""
+# An escape between strings, which opens none, as above; a string in plain quotes, as some are written all the same; a key, which may have
+# blanks; Python's words.
+_IN_BARE = re.compile(
+    r"""(?P<escape>\\["\\])|(?P<string>"(?:\\.|[^"\\])*+")"""
+    r"""|(?P<before>[{,]\s*+)(?P<key>[^\s{}\[\],:"](?:[^{}\[\],:"]*[^\s{}\[\],:"])?)(?P<behind>\s*:)"""
     r"""|\b(?P<word>None|True|False)\b""",
     re.DOTALL,
 )
@@ -211,4 +214,4 @@ def _as_json(text: str) -> str:
 def _bare_as_json(found: re.Match[str]) -> str:
     if found["key"]:
         return f'{found["before"]}"{found["key"]}"{found["behind"]}'
-    return found["string"] or _WORDS[found["word"]]
+    return found["escape"] or found["string"] or _WORDS[found["word"]]

@@ -320,6 +320,6 @@ def _read_python(text: str, types: frozenset[str]) -> Any:
     """
     try:
         value = read_json(written(ast.literal_eval(text.strip())))
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):  # the last of a set of objects: `{{...}}`
         return text
     return value if _type_names(value) & types else text

@@ -14,6 +14,8 @@ Schema: TypeAlias = dict[str, Any]
 MAPS: Final = ("properties", "patternProperties")  # of names to schemas
 LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLES: Final = ("items", "additionalProperties", "additionalItems")
+N_PLACES_MAX: Final = 16_384  # that are still to be looked at: each is kept with its pointer, and `true` and what comes twice are no parts
+N_POINTER_MAX: Final = 2048  # characters of a pointer: a long name would be in that of all that is within
 N_LEVELS_MAX: Final = 60  # of schemas in one another; the compiler's own reader gives up at 128 levels of JSON, two to a schema
 
 
@@ -34,8 +36,13 @@ def reachable(root: Schema) -> Iterator[tuple[Schema, str]]:
             raise GrammarInvalid(f"expected a schema, not {shown(node)}", pointer)
         if level > N_LEVELS_MAX:
             raise GrammarInvalid(f"the schema has more than {N_LEVELS_MAX} levels", pointer)
+        if len(pointer) > N_POINTER_MAX:
+            raise GrammarInvalid(f"the names that lead there have more than {N_POINTER_MAX} characters", pointer[:N_POINTER_MAX])
         seen.add(id(node))
         yield node, pointer  # whoever reads it may change it, before its parts are looked at
+        held = [node.get(name) for name in (*MAPS, *LISTS, *SINGLES)]
+        if len(owed) + sum(len(each) for each in held if isinstance(each, (dict, list))) > N_PLACES_MAX:
+            raise GrammarInvalid(f"the schema has more than {N_PLACES_MAX} parts", pointer)
         parts = [(part, place, level + 1) for part, place in _parts(node, pointer)]
         if "$ref" in node:
             parts.append((*target(root, node["$ref"], pointer), 0))

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -135,6 +136,12 @@ def test_that_lines_were_lost_is_told_as_lines_are(monkeypatch: pytest.MonkeyPat
         assert set(page) - {"n_writes"} == set(json.loads(taken))
     else:
         assert "writes were lost" in notice
+
+
+def test_what_a_model_writes_makes_no_lines_of_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings(), standard_error(monkeypatch) as stream:
+        warnings.warn_explicit("invalid escape sequence", SyntaxWarning, "<unknown>", 1)
+    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])

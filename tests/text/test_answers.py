@@ -632,6 +632,21 @@ def test_escaped_quotes_between_the_values_of_a_call_open_no_string() -> None:
     assert time.thread_time() - begin < 5
 
 
+def test_nor_do_they_between_marked_strings() -> None:
+    written = "<|tool_call>call:add{a:" + '\\"' * 30_000 + "}<tool_call|>"
+    begin = time.thread_time()
+    assert read(of(GEMMA), written) == [Content(written)]
+    assert time.thread_time() - begin < 5
+
+
+@pytest.mark.parametrize("text", ["{{}}", '{{"city": "Ulm"}}', "{[1]: 2}"])
+def test_what_python_could_not_even_hold_is_the_text_that_it_is(text: str) -> None:
+    form = AnswerFormat(calls=QWEN_CODER, tools=(Tool("set", "", {"type": "object", "properties": {"x": {"type": "object"}}}),))
+    (_, arguments) = read(form, f"<tool_call><function=set><parameter=x>{text}</parameter></function>")
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.fragment) == {"x": text}
+
+
 @pytest.mark.parametrize(
     ("form", "before"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import attrs
@@ -55,6 +56,18 @@ def test_late_system_messages_are_the_users_before_the_model_says_more() -> None
 def test_nothing_comes_between_a_call_and_its_results() -> None:
     assert told("uasttas", takes_system_anywhere=False) == "u:u0 a:a1 t:t3 t:t4 u:s2 a:a5 u:s6"
     assert told("uatst", takes_system_anywhere=False) == "u:u0 a:a1 t:t2 t:t4 u:s3"
+
+
+def test_all_results_of_a_turn_are_told_with_it_and_the_clients_messages_stay_as_they_are() -> None:
+    call = {"function": {"name": "f"}}
+    given = [{"role": "assistant", "content": None, "tool_calls": [call, call]}, *turns("ttu"), {"role": "assistant", "tool_calls": [call]}]
+    given += turns("t")
+    before = json.dumps(given)
+    first, user, second = arranged(given, Takes(wants_results_with_calls=True))
+    assert [one["response"] for one in first["tool_responses"]] == ["t0", "t1"]
+    assert user["content"] == "u2"
+    assert [one["response"] for one in second["tool_responses"]] == ["t0"]
+    assert json.dumps(given) == before
 
 
 def test_results_have_a_text_behind_them_in_them_only_where_it_must_be() -> None:

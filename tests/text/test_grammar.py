@@ -302,6 +302,12 @@ def _chain(n: int, rule: str) -> str:
 HOSTILE = {
     "60,000 levels of schemas": (Kind.JSON_SCHEMA, '{"items":' * 60_000 + "{}" + "}" * 60_000),
     "100 levels of schemas": (Kind.JSON_SCHEMA, '{"items":' * 100 + "{}" + "}" * 100),
+    "30,000 parts under a long name": (
+        Kind.JSON_SCHEMA,
+        json.dumps({"properties": {"\U0001f600" * 65_500: {"anyOf": [0] * 32_000}}}, ensure_ascii=False, separators=(",", ":")),
+    ),
+    "4,000 parts under a long name": (Kind.JSON_SCHEMA, json.dumps({"properties": {"x" * 60_000: {"anyOf": [{}] * 4000}}})),
+    "40,000 parts that are none": (Kind.JSON_SCHEMA, '{"anyOf":[' + "1," * 40_000 + "1]}"),
     "10,000 levels of constants": (Kind.JSON_SCHEMA, '{"const":' + "[" * 10_000 + "]" * 10_000 + "}"),
     "60,000 parentheses": (Kind.GRAMMAR, "root ::= " + "(" * 60_000 + '"x"'),
     "15,000 parentheses": (Kind.GRAMMAR, "root ::= " + "(" * 15_000 + '"x"' + ")" * 15_000),

@@ -49,6 +49,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     def timeout_s(self) -> float | None:
         """How long its client waits, also for the model to be loaded; None: as long as the server's settings say."""
         return None if self.options is None else self.options.timeout_s
+
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 

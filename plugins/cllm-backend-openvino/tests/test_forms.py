@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +16,23 @@ from cllm.errors import NotHeeded
 from cllm.registry import vocabulary_of
 from cllm_backend_openvino import forms
 from cllm_backend_openvino.forms import Grammar
+from cllm_backend_openvino.patterns import without
 from cllm_backend_openvino.trials import Failed, Trials
 
 from .test_model import PROMPT, Told, load
 
 FIELD: Final = "response_format"
 N_TRIES: Final = 6  # with ever less of what the model likes, so that every corner of a form is drawn sometimes
+
+
+def test_ranges_without_others_are_those_that_are_left() -> None:
+    dice = random.Random(7)
+    for _ in range(300):
+        ranges, removed = ([(a, a + dice.randrange(6)) for a in dice.choices(range(40), k=dice.randrange(7))] for _ in range(2))
+        left = without(ranges, removed)
+        held = [{c for low, high in some for c in range(low, high + 1)} for some in (ranges, removed, left)]
+        assert held[2] == held[0] - held[1]
+        assert list(left) == sorted(left)
 
 
 class Asker:

@@ -6,7 +6,9 @@ asked for. What is read here means the same in every dialect, or less than in an
 
 from __future__ import annotations
 
+import itertools
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final, NoReturn, TypeAlias
 
@@ -77,9 +79,21 @@ IN_JSON: Final = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 
 def without(ranges: Iterable[tuple[int, int]], removed: Iterable[tuple[int, int]]) -> Ranges:
     """The characters of `ranges` that are none of `removed`."""
-    left = list(ranges)
-    for low, high in removed:
-        left = [piece for a, b in left for piece in ((a, min(b, low - 1)), (max(a, high + 1), b)) if piece[0] <= piece[1]]
+    gone: list[tuple[int, int]] = []  # in order, none of them within another
+    for low, high in sorted(removed):
+        if not gone or high > gone[-1][1]:
+            gone.append((low if not gone else max(low, gone[-1][1] + 1), high))
+    ends, left = [high for _, high in gone], []
+    for start, last in sorted(ranges):
+        a = start
+        for low, high in itertools.islice(gone, bisect_left(ends, start), None):
+            if low > last:
+                break
+            if a < low:
+                left.append((a, low - 1))
+            a = high + 1
+        if a <= last:
+            left.append((a, last))
     return tuple(sorted(left))
 
 
