@@ -10,6 +10,9 @@ from typing import Any, Final
 from cllm.text.call_bodies import N_HEAD_MAX, N_NESTED_MAX, read_json, written
 from cllm.text.markers import N_BLANKS_MAX
 
+# What Python's parser and `literal_eval` raise of a text: of a set of objects (`{{...}}`) a TypeError, of 1j beside a number that no float
+# holds an OverflowError.
+NOT_PYTHON: Final = (ValueError, SyntaxError, RecursionError, MemoryError, TypeError, OverflowError)
 _JSON_WORDS: Final = {"true": True, "false": False, "null": None}
 
 # --- a function's call -------------------------------------------------------------------------------------------------
@@ -66,7 +69,7 @@ class PythonBody:
         try:
             arguments = _keywords(self._text[self._text.index("(") : self._pos])
             self.fragments.append(written(arguments))
-        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        except NOT_PYTHON:
             self.is_bad, self.is_complete = True, False
 
 

@@ -13,6 +13,7 @@ import attrs
 
 from cllm.errors import GrammarInvalid
 from cllm.text.call_bodies import N_HEAD_MAX, read_json, written
+from cllm.text.call_expressions import NOT_PYTHON
 from cllm.text.markers import N_BLANKS_MAX
 from cllm.text.schema_parts import target
 from cllm.text.tools import Tool
@@ -320,6 +321,6 @@ def _read_python(text: str, types: frozenset[str]) -> Any:
     """
     try:
         value = read_json(written(ast.literal_eval(text.strip())))
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):  # the last of a set of objects: `{{...}}`
+    except NOT_PYTHON:
         return text
     return value if _type_names(value) & types else text

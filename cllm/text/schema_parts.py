@@ -14,7 +14,7 @@ Schema: TypeAlias = dict[str, Any]
 MAPS: Final = ("properties", "patternProperties")  # of names to schemas
 LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLES: Final = ("items", "additionalProperties", "additionalItems")
-N_PLACES_MAX: Final = 16_384  # that are still to be looked at: each is kept with its pointer, and `true` and what comes twice are no parts
+N_PLACES_MAX: Final = 8192  # that are still to be looked at: each is kept with its pointer, and `true` and what comes twice are no parts
 N_POINTER_MAX: Final = 2048  # characters of a pointer: a long name would be in that of all that is within
 N_LEVELS_MAX: Final = 60  # of schemas in one another; the compiler's own reader gives up at 128 levels of JSON, two to a schema
 
@@ -32,12 +32,12 @@ def reachable(root: Schema) -> Iterator[tuple[Schema, str]]:
         node, pointer, level = owed.pop()
         if isinstance(node, bool) or id(node) in seen:
             continue
+        if len(pointer) > N_POINTER_MAX:
+            raise GrammarInvalid(f"the names that lead there have more than {N_POINTER_MAX} characters", pointer[:N_POINTER_MAX])
         if not isinstance(node, dict):
             raise GrammarInvalid(f"expected a schema, not {shown(node)}", pointer)
         if level > N_LEVELS_MAX:
             raise GrammarInvalid(f"the schema has more than {N_LEVELS_MAX} levels", pointer)
-        if len(pointer) > N_POINTER_MAX:
-            raise GrammarInvalid(f"the names that lead there have more than {N_POINTER_MAX} characters", pointer[:N_POINTER_MAX])
         seen.add(id(node))
         yield node, pointer  # whoever reads it may change it, before its parts are looked at
         held = [node.get(name) for name in (*MAPS, *LISTS, *SINGLES)]

@@ -639,12 +639,17 @@ def test_nor_do_they_between_marked_strings() -> None:
     assert time.thread_time() - begin < 5
 
 
-@pytest.mark.parametrize("text", ["{{}}", '{{"city": "Ulm"}}', "{[1]: 2}"])
+TOO_LARGE = f"1{'0' * 400}+1j"
+
+
+@pytest.mark.parametrize("text", ["{{}}", '{{"city": "Ulm"}}', "{[1]: 2}", TOO_LARGE])
 def test_what_python_could_not_even_hold_is_the_text_that_it_is(text: str) -> None:
     form = AnswerFormat(calls=QWEN_CODER, tools=(Tool("set", "", {"type": "object", "properties": {"x": {"type": "object"}}}),))
     (_, arguments) = read(form, f"<tool_call><function=set><parameter=x>{text}</parameter></function>")
     assert isinstance(arguments, Arguments)
     assert json.loads(arguments.fragment) == {"x": text}
+    written = f"<|tool_call_start|>[add(a={text})]<|tool_call_end|>"
+    assert read(of(LFM), written) == [Content(written)]
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ HOSTILE = {
         json.dumps({"properties": {"\U0001f600" * 65_500: {"anyOf": [0] * 32_000}}}, ensure_ascii=False, separators=(",", ":")),
     ),
     "4,000 parts under a long name": (Kind.JSON_SCHEMA, json.dumps({"properties": {"x" * 60_000: {"anyOf": [{}] * 4000}}})),
-    "40,000 parts that are none": (Kind.JSON_SCHEMA, '{"anyOf":[' + "1," * 40_000 + "1]}"),
+    "20,000 parts that hold everything": (Kind.JSON_SCHEMA, '{"anyOf":[' + "true," * 20_000 + "true]}"),
     "10,000 levels of constants": (Kind.JSON_SCHEMA, '{"const":' + "[" * 10_000 + "]" * 10_000 + "}"),
     "60,000 parentheses": (Kind.GRAMMAR, "root ::= " + "(" * 60_000 + '"x"'),
     "15,000 parentheses": (Kind.GRAMMAR, "root ::= " + "(" * 15_000 + '"x"' + ")" * 15_000),

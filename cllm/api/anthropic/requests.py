@@ -333,7 +333,6 @@ _NAMES: Final = {
     "reasoning_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort",
     "chat_template_kwargs": "thinking",
-    "continue_final_message": "messages",
 }
 
 
