@@ -29,11 +29,11 @@ name since that is kept; one was up to three times as slow as another.
 """
 
 GLANCE: Final = """\
-Beside other servers, `cllm serve` as it comes. Each number is how many times better cLLM is: its tokens/s over theirs, or their time over
-its own. Each figure is beside the setting of theirs that is best at it, of those that have all pairs; * marks runs in which llama-server
-was not started with all of seven settings, or in which some that were better at something have fewer pairs. Not told apart is what has 1
-within its 95 % interval, had too few starts, or would be won but for a setting that was better in the fewer pairs it had. A server whose
-answers were not as long as was asked is not here.
+Beside other servers, `cllm serve` as it comes. Each number is how many times better cLLM is: its tokens/s over theirs, or their time or
+memory over its own. Each figure is beside the setting of theirs that is best at it, of those that have all pairs; * marks runs in which
+llama-server was not started with all of seven settings, or in which some that were better at something have fewer pairs. Not told apart is
+what has 1 within its 95 % interval, had too few starts, or would be won but for a setting that was better in the fewer pairs it had. A
+server whose answers were not as long as was asked is not here.
 """
 
 LADDER: Final = """\
@@ -251,22 +251,25 @@ than one in ten has such a piece. First texts come later at p50 there; of `mixed
 of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls
 above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool
 in pieces of 25. (`mixed` has fourteen.) `mixed-small` at 16 and at 8 has all settings, on a machine with AVX2 alone. At 16 these are ten
-pairs of `-no-kvu` and of `no prompt cache`, two of each other one. Who has more tokens/s is not told apart: cLLM has 1.03 of `-no-kvu`'s
-(0.94 to 1.12) and 0.96 of those of `no prompt cache` (0.85 to 1.09), beside which it does worst at nearly everything. Gaps are 1.34 and
-1.32 times as long at p50 and 0.40 and 0.38 at p99, first texts come at p99 after 1.29 and 1.37 times the time. At p50 they come after 1.00
-times `-no-kvu`'s and 1.40 times the other's (0.97 to 2.02), which saves nothing on the host and takes 0.87 of cLLM's memory; `-no-kvu`
-takes 1.6 times as much. In two pairs each, gaps at p99 were two thirds of cLLM's with `-b 32` and `-b 64`, whose first texts at p50 came
-after 2.1 to 2.9 times its time, and `-kvu` had first texts at p99 after 0.63 of its time. A run on the machine with AMX, which is not kept,
-had first texts after 1.39 times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on
-a machine with AVX-512 0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and
-gaps 1.4 times as long at p99. At 8 these are ten pairs of `-no-kvu` and of `no prompt cache`, two of each other one. Who has more tokens/s
-is not told apart: cLLM has 0.975 of `-no-kvu`'s (0.85 to 1.12) and 0.97 of the other's (0.90 to 1.06). First texts come at p50 after 1.39
-and 1.62 times the time, gaps at p99 are 0.37 and 0.36 times as long; `no prompt cache`, which saves nothing on the host, takes 0.73 of
-cLLM's memory. Beside the others, in two pairs each, cLLM had 1.03 (`-b 64`) to 1.29 times (`-kvu -b 64`) the tokens/s; `-b 32`, whose gaps
-at p99 are as short, has first texts at p99 after twice the time. The interval of `mixed` at 8 is wide, since starts differ: of five, one
-had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a simulation the scheduler needs as
-long for all of them as the faster starts did, within four percent. Eight starts of the bare model, each in turns with one that stayed, had
-0.91 to 1.10 of its time for the same step; these are not kept.
+pairs of `-no-kvu`, `-b 64` and `no prompt cache` each, two of each other one. Who has more tokens/s is not told apart: cLLM has 1.03 of
+`-no-kvu`'s (0.94 to 1.12) and 0.96 of those of `no prompt cache` (0.85 to 1.09), beside which it does worst at nearly everything. Gaps are
+1.34 and 1.32 times as long at p50 and 0.40 and 0.38 at p99, first texts come at p99 after 1.29 and 1.37 times the time. At p50 they come
+after 1.00 times `-no-kvu`'s and 1.40 times the other's (0.97 to 2.02), which saves nothing on the host and takes 0.87 of cLLM's memory;
+`-no-kvu` takes 1.6 times as much. Beside `-b 64`, which computes them in pieces too, it has 1.10 times the tokens/s (1.06 to 1.15), first
+texts at p50, p90 and p99 after 0.67, 0.75 and 0.84 of its time, whole answers at p50 after 0.89, and gaps at p99 that are 1.05 times as
+long (0.80 to 1.37). In two pairs each, `-b 32` had gaps at p99 that were two thirds of cLLM's, and first texts at p50 after 2.9 times its
+time, and `-kvu` had first texts at p99 after 0.63 of its time. A run on the machine with AMX, which is not kept, had first texts after 1.39
+times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on a machine with AVX-512
+0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at
+p99. At 8 these are ten pairs of `-no-kvu`, `-b 64` and `no prompt cache` each, two of each other one. Who has more tokens/s is not told
+apart: cLLM has 0.975 of `-no-kvu`'s (0.85 to 1.12), 0.97 of those of `no prompt cache` (0.90 to 1.06) and 1.02 of `-b 64`'s (0.98 to 1.07).
+Beside the first and the second first texts come at p50 after 1.39 and 1.62 times the time, and gaps at p99 are 0.37 and 0.36 times as long;
+beside `-b 64` first texts come at p50 after 1.19 times the time (0.98 to 1.45), and gaps are 1.20 times as long at p50, 0.69 at p90 and
+0.78 at p99. `no prompt cache`, which saves nothing on the host, takes 0.73 of cLLM's memory. In two pairs each cLLM had 1.10 (`-b 32`) to
+1.29 times (`-kvu -b 64`) the tokens/s; `-b 32`, whose gaps at p99 are as short, has first texts at p99 after twice the time. The interval
+of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow
+in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight
+starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for
@@ -275,9 +278,9 @@ sure (0.98 to 1.00). Prompts go in pieces beside answers, so that from the whole
 twice as much, where the newest of those who wait go first once some have waited in vain; at p50 who has them sooner is unclear; those at
 p99 after 1.6 times the time at both and 1.27 at the half, and gaps at p50 are 1.11 times as long at the whole. What is good is counted by
 the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some 10 s, and the last one was
-answered after 28 to 42. So fewer good ones a second there are the burst's end, and under a load that lasts it is otherwise (overload,
-above). What could be served was measured once, cold, with a beginning and an end: the bursts of four times that were answered at 0.57 to
-0.86 a second.
+answered by cLLM after 28 to 42. So fewer good ones a second there are the burst's end, and under a load that lasts it is otherwise
+(overload, above). What could be served was measured once, cold, with a beginning and an end: cLLM answered the bursts of four times that at
+0.57 to 0.86 a second.
 
 **llama-cpp-python's own server** answers one request after the other, so that those who come together wait for those before them: first
 texts come after an eighth of its time here, and gaps are twice as long, since eight are computed at a time. cLLM takes 1.16 times its
@@ -313,14 +316,16 @@ settings, there are ten pairs of five starts beside `-no-kvu`, `-b 64` and `-kvu
 tokens/s either (0.98 to 1.05); there cLLM has first texts at p90 after 0.83 of its time, and 0.46 of its memory. `-b 64` and `-kvu -b 64`
 compute the prompts of those who come together one after the other, so that half of the first texts come after 2.5 and 3.2 s, cLLM's after
 3.42 and 2.52 times as long, and those at p99 after 1.72 and 1.51 times. Who has begun waits then: cLLM's gaps are 0.30 and 0.19 as long at
-p90, 0.36 and 0.15 at p99. It has 1.10 (0.99 to 1.22) and 1.52 times their tokens/s, and the latter 0.94 of its memory. In two pairs of one
-start each it had 1.2 times the tokens/s of `-b 32`, which does the same, and of `-kvu`, and 1.7 times those of `no prompt cache`. With
-`no prompt cache` gaps at p99 are of 7.4 s; it takes 0.65 of cLLM's memory, and is the only one that finds nothing again. Few requests are
-good with either, at most 8 % of cLLM's and 17 % of theirs, since most first texts come after 4 s. Each turn goes on from other tokens than
-were answered, which had to be known in advance, so that only prompts can be found again: of eight, both have 11,680 of 16,752 tokens from
-their caches; of 32, llama-server has 46,720 in every pass and cLLM 512 less in eight of ten. Half of the first texts come after 48 s. The
-eight places are filled and emptied together, by a log of a pass, so that no step has both answers and prompts, and it is strictly in turn
-here as it is there. Other work, at the lowest priority, went on beside some of these pairs.
+p90, 0.36 and 0.15 at p99. It has 1.10 (0.99 to 1.22) and 1.52 times their tokens/s, and the latter 0.94 of its memory. Who would rather
+have that says it: with `--row-budget 64`, in ten pairs beside `-b 64`, it has 1.02 of its tokens/s (0.97 to 1.07) and first texts at p50
+after 1.07 times its time, 2.3 s, and nothing else tells the two apart. In two pairs of one start each it had 1.2 times the tokens/s of
+`-b 32`, which does the same, and of `-kvu`, and 1.7 times those of `no prompt cache`. With `no prompt cache` gaps at p99 are of 7.4 s; it
+takes 0.65 of cLLM's memory, and is the only one that finds nothing again. Few requests are good with either, 5 to 8 % of cLLM's and 7 to 9
+% of theirs in the mean beside the three settings with ten pairs, since most first texts come after 4 s. Each turn goes on from other tokens
+than were answered, which had to be known in advance, so that only prompts can be found again: of eight, both have 11,680 of 16,752 tokens
+from their caches; of 32, llama-server has 46,720 in every pass and cLLM 512 less in eight of ten. Half of the first texts come after 48 s.
+The eight places are filled and emptied together, by a log of a pass, so that no step has both answers and prompts, and it is strictly in
+turn here as it is there. Other work, at the lowest priority, went on beside some of these pairs.
 """
 
 VERIFY: Final = """\
@@ -336,11 +341,12 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "ladder-seed-c8": "2026-11-28 8e892bc749",
     "ladder-seed-c8-served": "2026-11-28 c08fe9f147",
     "peers-chat-turns-c32": "2026-11-27 42d3cda5f7",
+    "peers-chat-turns-c8-row-budget": "2026-11-29 b3eb8e40c7",
     "peers-chat-turns-c8": "2026-11-29 80e22e9270",
     "peers-long-among-short": "2026-11-29 8aaae89e0d",
     "peers-mixed-c8": "2026-11-27 0543dee0f6",
-    "peers-mixed-small-c16": "2026-11-29 7c1795d3e6",
-    "peers-mixed-small-c8": "2026-11-29 42b0efc4f6",
+    "peers-mixed-small-c16": "2026-11-29 b3eb8e40c7",
+    "peers-mixed-small-c8": "2026-11-29 b3eb8e40c7",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-2x-c8": "2026-11-27 3751b6e58f",
