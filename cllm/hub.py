@@ -125,7 +125,7 @@ def size_of(model: str) -> int:
 def models_among(names: Iterable[str]) -> dict[str, list[str]]:
     """The models among a repository's files: for each its files in order. A split model is known by its name without the numbers.
 
-    Of one that is there in one file and split, or split in two ways, the fewest files count.
+    Of one that is there in one file and split, or split in two ways, the fewest files count, and that one file.
     """
     found: dict[tuple[str, bool, int], list[str]] = {}  # by name, whether it is split, and into how many
     for name in sorted(names):
@@ -135,7 +135,7 @@ def models_among(names: Iterable[str]) -> dict[str, list[str]]:
         kind = (f"{split['stem']}.gguf", True, int(split["total"])) if split else (name, False, 1)
         found.setdefault(kind, []).append(name)
     models: dict[str, list[str]] = {}
-    for (name, _, n), files in sorted(found.items(), key=lambda one: len(one[1])):
+    for (name, _, n), files in sorted(found.items(), key=lambda one: (len(one[1]), one[0][1])):
         if len(files) == n:
             models.setdefault(name, files)
     return models
