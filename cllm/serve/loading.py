@@ -33,7 +33,7 @@ from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.text.builtin_templates import CHATML
 from cllm.text.dialect import UNKNOWN, dialect_of
 from cllm.text.grammar import Grammars
-from cllm.text.reasoning import is_spoken_of
+from cllm.text.reasoning import mentions_reasoning
 from cllm.text.template import ChatTemplate
 
 log = structlog.get_logger("cllm.load")
@@ -398,7 +398,7 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
     reads_text = isinstance(model, StreamsOnly) and model.reads_text
     template = ChatTemplate("", bos_token="", eos_token="") if reads_text else _template(model)
     dialect = UNKNOWN if reads_text else dialect_of(template, model.vocabulary, settings.tool_format)
-    if not reads_text and dialect.tags is None and is_spoken_of(template.source):
+    if not reads_text and dialect.tags is None and mentions_reasoning(template.source):
         log.warning("reasoning.unread", why="the chat template speaks of thinking in no form that is known: it would be content")
     return ServedModel(
         name=aliases[0],

@@ -50,7 +50,7 @@ def tags_in(template: str) -> ReasoningTags | None:
     return next((tags for tags in TAGS if tags.opening in source or tags.closing in source), None)
 
 
-def is_spoken_of(template: str) -> bool:
+def mentions_reasoning(template: str) -> bool:
     """Whether a chat template's source treats reasoning apart, whatever the tags."""
     source = _without_comments(template)
     return any(word in source for word in _WORDS)

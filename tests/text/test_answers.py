@@ -44,7 +44,7 @@ from cllm.text.call_formats import (
 from cllm.text.call_signs import format_of
 from cllm.text.markers import N_BLANKS_MAX
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
-from cllm.text.reasoning import TAGS, is_spoken_of, tags_in
+from cllm.text.reasoning import TAGS, mentions_reasoning, tags_in
 from cllm.text.stops import StopStrings
 from cllm.text.tools import Tool
 from tests.lines import n_lines
@@ -154,8 +154,8 @@ def test_templates_tell_their_tags() -> None:
     assert tags_in("{# not closed <think>") == THINK
     apriel = tags_in("{{ 'between <thinking> and </thinking>, then [BEGIN FINAL RESPONSE]' }}")
     assert (apriel and apriel.opening) == "Here are my reasoning steps:"
-    assert is_spoken_of("{{ message.reasoning_content }}{# #}{{ '<|think|>' }}")
-    assert not is_spoken_of("{# thinking is told by others #}{{ content }}")
+    assert mentions_reasoning("{{ message.reasoning_content }}{# #}{{ '<|think|>' }}")
+    assert not mentions_reasoning("{# thinking is told by others #}{{ content }}")
 
 
 # --- tool calls, family by family -------------------------------------------------------------------------------------

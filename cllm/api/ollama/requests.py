@@ -44,14 +44,13 @@ class CommonFields(msgspec.Struct, kw_only=True):
     options: Options | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     keep_alive: str | float | None = None  # taken: a model stays as long as the operator lets it
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
     @property
     def timeout_s(self) -> float | None:
         """How long its client waits, also for the model to be loaded; None: as long as the server's settings say."""
         return None if self.options is None else self.options.timeout_s
-
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
 class GenerateRequest(CommonFields, kw_only=True):
