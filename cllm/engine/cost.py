@@ -267,6 +267,14 @@ class CostModel:
         """Seconds of a row in the step that is cheapest for each of its rows."""
         return self._scale * self._least_row_s
 
+    def generated_rows(self, n_running: int, n_cells: int, n_attended: int) -> float:
+        """Rows of prompts that take as long, in the step that is cheapest for them, as a token that one of `n_running` generates.
+
+        `n_cells` cells are in use, of which they see `n_attended`. A step reads the whole model for few rows as for many, so that with few
+        who generate, on a GPU most of all, this is far more than what a row with an output takes longer than one without.
+        """
+        return self.usual_s(n_running, n_running, n_cells, n_attended) / n_running / self.least_row_s
+
     def deeper(self, n_rows: int, depth: int, other: int) -> int:
         """The rows that take as long at the depth `other` as `n_rows` do at `depth`, one at least."""
 

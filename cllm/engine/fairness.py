@@ -7,7 +7,7 @@ those that have, so that idling earns no credit.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -16,6 +16,36 @@ PROMPT_TOKEN: Final = 1.0  # what a computed token of a prompt costs its key; ca
 AHEAD_MAX: Final = 512.0  # tokens over weight that a key with few places may have been served more than one that it passes
 N_LATE: Final = 256  # sequences, the last that came: whose keys they have is who asks of late
 GENERATED_TOKEN: Final = 2.0  # a row with an output costs about twice one without, on CPUs as on GPUs
+
+
+@attrs.frozen
+class Work:
+    """Tokens that are to be computed, or were. What one of each sort takes is for who asks to say."""
+
+    n_prompt: float = 0.0
+    n_generated: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.n_prompt + other.n_prompt, self.n_generated + other.n_generated)
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.n_prompt - other.n_prompt, self.n_generated - other.n_generated)
+
+    @classmethod
+    def of(cls, works: Iterable[Work]) -> Work:
+        """Return the sum; thousands may wait, whenever somebody comes."""
+        n_prompt = n_generated = 0.0
+        for work in works:
+            n_prompt += work.n_prompt
+            n_generated += work.n_generated
+        return cls(n_prompt, n_generated)
+
+    def tokens(self, generated: float = GENERATED_TOKEN) -> float:
+        """Return it in tokens of a prompt, of which a generated one is as much as `generated`."""
+        return PROMPT_TOKEN * self.n_prompt + generated * self.n_generated
+
+
+NO_WORK: Final = Work()
 
 
 @attrs.define(eq=False)
@@ -29,7 +59,7 @@ class Share:
     n_waiting: int = 0
     n_waiting_at: Counter[int] = attrs.field(factory=Counter)  # by priority
     n_running: int = 0
-    owed: float = 0.0  # what those that wait will probably cost, in tokens of a prompt
+    owed: Work = NO_WORK  # what those that wait will probably cost
 
     @property
     def n_under_way(self) -> int:
@@ -49,9 +79,9 @@ class Share:
         """Count what was computed for this key, in tokens of a prompt."""
         self.served += tokens / self.weight
 
-    def may_pass(self, other: Share, work: float = 0.0) -> bool:
+    def may_pass(self, other: Share, work: Work = NO_WORK) -> bool:
         """Say whether this key may have what costs `work` before its turn, where another with more places would only wait for it."""
-        return self.load < other.load and self.served + work / self.weight <= other.served + AHEAD_MAX
+        return self.load < other.load and self.served + work.tokens() / self.weight <= other.served + AHEAD_MAX
 
     def may_take_from(self, other: Share, n_taken: int) -> bool:
         """Say whether one place more here and one less there would still leave this key no better off, `n_taken` being gone already.
@@ -88,7 +118,7 @@ class Shares:
             share = self._shares[key] = Share(key, self._weights.get(key, 1.0))
         return share
 
-    def wait(self, share: Share, work: float, priority: int = 0) -> None:
+    def wait(self, share: Share, work: Work, priority: int = 0) -> None:
         """One more of this key waits, to cost `work`. The first joins the others at the level of the least served of them.
 
         Those who wait less urgently do not count: they may have been passed for days, which is no reason to pass others at this priority.
@@ -116,13 +146,13 @@ class Shares:
             if not self._n_late[oldest]:
                 del self._n_late[oldest]
 
-    def wait_no_more(self, share: Share, work: float, priority: int = 0) -> None:
+    def wait_no_more(self, share: Share, work: Work, priority: int = 0) -> None:
         """One of this key left the queue."""
         share.n_waiting -= 1
         share.n_waiting_at[priority] -= 1
         if not share.n_waiting_at[priority]:
             del share.n_waiting_at[priority]
-        share.owed = share.owed - work if share.n_waiting else 0.0  # no rounding errors are kept
+        share.owed = share.owed - work if share.n_waiting else NO_WORK  # no rounding errors are kept
         self._level = max(self._level, share.served)
 
 

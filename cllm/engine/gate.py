@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Share, Shares
+from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK, Share, Shares, Work
 from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 
 RETRY_AFTER_S: Final = (1.0, 120.0)  # what a refused client is told at least and at most
@@ -25,22 +25,24 @@ CERTAINTY: Final = 2.0  # a deadline counts as missed when it would be at so man
 class _Rate:
     """Work in a second, of which what is long ago fades."""
 
-    done: float = 0.0
+    n_prompt: float = 0.0
+    n_generated: float = 0.0
     seconds: float = 0.0
     worked_s: float = 0.0
 
-    def add(self, work: float, seconds: float, kept: float) -> None:
-        self.done = self.done * kept + work
+    def add(self, n_prompt: int, n_generated: int, seconds: float, kept: float) -> None:
+        self.n_prompt = self.n_prompt * kept + n_prompt
+        self.n_generated = self.n_generated * kept + n_generated
         self.seconds = self.seconds * kept + seconds
         self.worked_s += seconds
 
-    @property
-    def per_s(self) -> float | None:
-        return self.done / self.seconds if self.done and self.worked_s >= RATE_AFTER_S else None
+    def per_s(self, generated: float) -> float | None:
+        done = Work(self.n_prompt, self.n_generated).tokens(generated)
+        return done / self.seconds if done and self.worked_s >= RATE_AFTER_S else None
 
 
 class Service:
-    """How fast work is done and how long answers are, both measured. Work is in tokens of a prompt, as `Share.served`."""
+    """How fast work is done and how long answers are, both measured."""
 
     def __init__(self) -> None:
         self.n_generated_mean = float(N_GENERATED_GUESS)
@@ -53,9 +55,8 @@ class Service:
     def step(self, n_prefill_rows: int, n_decode_rows: int, seconds: float, *, is_full: bool = True) -> None:
         """Count a step; in one that is not full nobody else waited, so that it does not say how fast work could be done."""
         kept = math.exp(-seconds / MEMORY_S)  # prompts that go at once may take longer than that, and are not all there is to know
-        work = PROMPT_TOKEN * n_prefill_rows + GENERATED_TOKEN * n_decode_rows
         for rate in (self._recent, self._full) if is_full else (self._recent,):
-            rate.add(work, seconds, kept)
+            rate.add(n_prefill_rows, n_decode_rows, seconds, kept)
         self._n_prefill_rows = self._n_prefill_rows * kept + n_prefill_rows
         self._n_decode_rows = self._n_decode_rows * kept + n_decode_rows
 
@@ -64,15 +65,16 @@ class Service:
         self._n_answers = min(self._n_answers + 1, N_ANSWERS_AVERAGED)
         self.n_generated_mean += (n_generated - self.n_generated_mean) / self._n_answers
 
-    @property
-    def rate(self) -> float | None:
-        """Work done in a second while others wait; None as long as too little was measured, or none of it came to anything."""
-        return self._full.per_s
+    def rate(self, generated: float = GENERATED_TOKEN) -> float | None:
+        """Work done in a second while others wait, in tokens of a prompt, of which a generated one is as much as `generated`.
 
-    @property
-    def recent_rate(self) -> float | None:
-        """Work done in a second of late, whether there was more to do or not."""
-        return self._recent.per_s
+        None as long as too little was measured, or none of it came to anything.
+        """
+        return self._full.per_s(generated)
+
+    def recent_rate(self, generated: float = GENERATED_TOKEN) -> float | None:
+        """The same of late, whether there was more to do or not."""
+        return self._recent.per_s(generated)
 
     @property
     def prompt_rows(self) -> float:
@@ -82,9 +84,9 @@ class Service:
         # What was long ago fades to next to nothing, and any number over that is infinite.
         return min(self._n_prefill_rows / self._n_decode_rows, PROMPT_ROWS_MAX)
 
-    def work(self, n_prompt: int, n_generated_max: int) -> float:
+    def work(self, n_prompt: int, n_generated_max: int) -> Work:
         """What a sequence will probably cost."""
-        return PROMPT_TOKEN * n_prompt + GENERATED_TOKEN * min(n_generated_max, self.n_generated_mean)
+        return Work(n_prompt, min(n_generated_max, self.n_generated_mean))
 
 
 @attrs.frozen
@@ -92,8 +94,8 @@ class Behind:
     """Those who wait and are less urgent than a newcomer, and what they will probably cost."""
 
     n_waiting: int = 0
-    work: float = 0.0
-    own_work: float = 0.0  # of the newcomer's key
+    work: Work = NO_WORK
+    own_work: Work = NO_WORK  # of the newcomer's key
 
 
 NOBODY: Final = Behind()
@@ -116,8 +118,9 @@ class Demand:
     key: str = ""
     timeout_s: float | None = None
     is_urgent: bool = False  # more so than any that waits, and somebody makes room
-    work_running: float = 0.0  # what is probably done until one of those who run has ended; 0: one more could run now
+    work_running: Work = NO_WORK  # what is probably done until one of those who run has ended; none: one more could run now
     behind: Behind = NOBODY
+    generated_token: float = GENERATED_TOKEN  # what one takes now, in tokens of a prompt
 
 
 class Gate:
@@ -133,33 +136,34 @@ class Gate:
         self._caps = dict(caps)
         self._cap = cap  # of keys that have none of their own
 
-    def check(self, demand: Demand, fresh_work: float) -> None:
+    def check(self, demand: Demand, fresh_work: Work = NO_WORK) -> None:
         """Let a demand pass, or say why not. `fresh_work` is what will certainly be done before it.
 
         Raises: QuotaExceeded · Unavailable · DeadlineExceeded.
         """
         share = self._shares.of(demand.key)
-        self._check_quota(share, demand.n_sequences)
+        self._check_quota(share, demand)
         self._check_queue(share, demand)
-        rate = self._service.rate
+        generated = demand.generated_token
+        rate = self._service.rate(generated)
         if rate is None or demand.is_urgent:
             return
-        wait_s = (self._work_before(share, demand.behind) + demand.work_running) / rate
+        wait_s = (self._tokens_before(share, generated, demand.behind) + demand.work_running.tokens(generated)) / rate
         if self._wait_max_s is not None and wait_s > self._wait_max_s:
             retry_after_s = bearable(wait_s - self._wait_max_s)
             raise Unavailable(f"the wait would be about {wait_s:.0f} s", retry_after_s=retry_after_s, code="wait_too_long")
-        if demand.timeout_s is not None and min(wait_s, fresh_work / rate) > CERTAINTY * demand.timeout_s:
+        if demand.timeout_s is not None and min(wait_s, fresh_work.tokens(generated) / rate) > CERTAINTY * demand.timeout_s:
             raise DeadlineExceeded(f"timeout_s: the wait would be about {wait_s:.0f} s", param="timeout_s", code="wait_too_long")
 
     def cap(self, key: str) -> int | None:
         """Sequences that a key may have under way; None: as many as it likes."""
         return self._caps.get(key, self._cap)
 
-    def _check_quota(self, share: Share, n_sequences: int) -> None:
+    def _check_quota(self, share: Share, demand: Demand) -> None:
         cap = self.cap(share.key)
-        if cap is not None and share.n_under_way + n_sequences > cap:
+        if cap is not None and share.n_under_way + demand.n_sequences > cap:
             message = f"this key may have {cap} completions under way, and has {share.n_under_way}"
-            raise QuotaExceeded(message, retry_after_s=self._next_end_s(share))
+            raise QuotaExceeded(message, retry_after_s=self._next_end_s(share, demand.generated_token))
 
     def _check_queue(self, share: Share, demand: Demand) -> None:
         """A full queue still takes who finds less than its size of others as urgent, and from a key with less than its part of it, so that
@@ -172,18 +176,19 @@ class Gate:
         ):
             return
         ahead = demand.behind if n_waiting <= 2 * self._n_waiting_max else NOBODY  # of those behind, some must have gone then, too
-        raise Unavailable("the queue is full", retry_after_s=self._retry_after_s(share, ahead), code="queue_full")
+        raise Unavailable("the queue is full", retry_after_s=self._retry_after_s(share, demand.generated_token, ahead), code="queue_full")
 
-    def _retry_after_s(self, share: Share, behind: Behind) -> float:
+    def _retry_after_s(self, share: Share, generated: float, behind: Behind) -> float:
         """Seconds until what waits now before a newcomer is probably served, and half of what runs, which is what of it is left."""
-        rate = self._service.rate
+        rate = self._service.rate(generated)
         if rate is None:
             return RETRY_AFTER_S[0]
-        return bearable(self._work_before(share, behind) / rate + self._answer_s(self._n_running, rate) / 2)
+        return bearable((self._tokens_before(share, generated, behind) + self._answer_tokens(self._n_running, generated) / 2) / rate)
 
-    def _work_before(self, share: Share, behind: Behind = NOBODY) -> float:
+    def _tokens_before(self, share: Share, generated: float, behind: Behind = NOBODY) -> float:
         """What is done before a newcomer of this key: all that waits at most, and of its own what its part of the service can do."""
-        return min(sum(other.owed for other in self._shares) - behind.work, (share.owed - behind.own_work) / self._part(share))
+        owed = Work.of(other.owed for other in self._shares) - behind.work
+        return min(owed.tokens(generated), (share.owed - behind.own_work).tokens(generated) / self._part(share))
 
     def _part(self, share: Share) -> float:
         """The part of the whole that this key is due when it waits too. Alone, everything."""
@@ -191,21 +196,21 @@ class Gate:
             return 1.0
         return share.weight / (share.weight + sum(other.weight for other in self._shares if other.n_waiting and other is not share))
 
-    def _next_end_s(self, share: Share) -> float:
+    def _next_end_s(self, share: Share, generated: float) -> float:
         """Seconds until one of this key's sequences has probably ended: all that run go on together."""
-        rate = self._service.recent_rate
+        rate = self._service.recent_rate(generated)
         if rate is None:
             return RETRY_AFTER_S[0]
-        one_s = self._answer_s(max(self._n_running, 1), rate)
-        return bearable(self._work_before(share) / rate + one_s if not share.n_running else one_s / (share.n_running + 1))
+        one_s = self._answer_tokens(max(self._n_running, 1), generated) / rate
+        return bearable(self._tokens_before(share, generated) / rate + one_s if not share.n_running else one_s / (share.n_running + 1))
 
     @property
     def _n_running(self) -> int:
         return sum(share.n_running for share in self._shares)
 
-    def _answer_s(self, n_running: int, rate: float) -> float:
-        """Seconds that an answer takes from its beginning to its end, beside as many that go on together."""
-        return GENERATED_TOKEN * self._service.n_generated_mean * n_running / rate
+    def _answer_tokens(self, n_running: int, generated: float) -> float:
+        """What is done from an answer's beginning to its end, beside as many that go on together."""
+        return Work(n_generated=self._service.n_generated_mean * n_running).tokens(generated)
 
 
 def bearable(seconds: float) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 import attrs
 
-from cllm.engine.fairness import Share, Shares
+from cllm.engine.fairness import NO_WORK, Share, Shares, Work
 from cllm.engine.gate import NOBODY, Behind
 from cllm.engine.sequence import Sequence
 
@@ -33,9 +33,9 @@ class Line:
         return len(self.begun) + len(self.new)
 
     @property
-    def work(self) -> float:
+    def work(self) -> Work:
         """What all of them will probably cost."""
-        return sum(sequence.work for sequence in (*self.begun, *self.new))
+        return Work.of(sequence.work for sequence in (*self.begun, *self.new))
 
     def place_of(self, sequence: Sequence) -> list[Sequence]:
         """Return the part of the line where `sequence` belongs."""
@@ -51,10 +51,10 @@ class Line:
         is_overrun = self.new[0].arrived_at < late_before <= self.new[-1].arrived_at
         return self.new[-1] if is_overrun and self.n_passed < N_FRESH_IN_A_ROW_MAX else self.new[0]
 
-    def work_before(self, late_before: float) -> float:
+    def work_before(self, late_before: float) -> Work:
         """Return what those will probably cost that go before a newcomer in any case."""
         is_overrun = bool(self.new) and self.new[0].arrived_at < late_before
-        return sum(sequence.work for sequence in (self.begun if is_overrun else (*self.begun, *self.new)))
+        return Work.of(sequence.work for sequence in (self.begun if is_overrun else (*self.begun, *self.new)))
 
 
 class Queue:
@@ -100,18 +100,18 @@ class Queue:
 
     def behind(self, key: str, priority: int) -> Behind:
         """Return what waits that is less urgent than a newcomer."""
-        n_waiting, work, own_work = 0, 0.0, 0.0
+        n_waiting, work, own_work = 0, NO_WORK, NO_WORK
         for line in (line for rank, lines in self._lines.items() if rank > priority for line in lines.values()):
             line_work = line.work
             n_waiting += len(line)
             work += line_work
-            own_work += line_work if line.share.key == key else 0.0
+            own_work += line_work if line.share.key == key else NO_WORK
         return Behind(n_waiting, work, own_work) if n_waiting else NOBODY
 
-    def work_before(self, key: str, priority: int, now: float) -> float:
+    def work_before(self, key: str, priority: int, now: float) -> Work:
         """Return what those of the same key will probably cost that go before a newcomer, whoever comes later."""
         line = self._lines.get(priority, {}).get(key)
-        return 0.0 if line is None else line.work_before(self._late_before(now))
+        return NO_WORK if line is None else line.work_before(self._late_before(now))
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait at its rank."""
@@ -128,7 +128,7 @@ class Queue:
         self._put_in(sequence)
         self._n_aside -= 1
 
-    def reweigh(self, sequence: Sequence, work: float) -> None:
+    def reweigh(self, sequence: Sequence, work: Work) -> None:
         """A sequence that waits will probably cost something else than it was thought to."""
         sequence.share.owed += work - sequence.work
         sequence.work = work

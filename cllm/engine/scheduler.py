@@ -20,7 +20,7 @@ from cllm.engine.budget import ALONE_FULL_S, RowBudget
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
-from cllm.engine.fairness import GENERATED_TOKEN, PROMPT_TOKEN, Shares
+from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK, PROMPT_TOKEN, Shares, Work
 from cllm.engine.fillers import N_TILE, Fillers
 from cllm.engine.following import Followers, is_of_use, n_computing
 from cllm.engine.gate import CERTAINTY, Behind, Coming, Demand, Gate, Service
@@ -204,11 +204,12 @@ class Scheduler:
             n_sequences=n_sequences,
             key=key,
             timeout_s=timeout_s,
-            is_urgent=not work_running and self._queue.is_first(priority),
+            is_urgent=work_running == NO_WORK and self._queue.is_first(priority),
             work_running=work_running,
             behind=self._behind(key, priority),
+            generated_token=self._generated_token(),
         )
-        self._gate.check(demand, 0.0 if timeout_s is None else self._queue.work_before(key, priority, now))
+        self._gate.check(demand, NO_WORK if timeout_s is None else self._queue.work_before(key, priority, now))
 
     def expect(self, n_sequences: int, *, key: str = "", priority: int = 0) -> Coming:
         """Keep room in the queue for sequences that `check_room` let pass, while their prompts are read; until `expect_no_more`."""
@@ -223,20 +224,28 @@ class Scheduler:
             del self._coming[coming]
             coming.share.n_coming -= coming.n_sequences
 
-    def _work_until_one_ends(self, priority: int) -> float:
-        """What is probably done until one of those who run has ended, all going on together; 0 if there is room before."""
+    def _generated_token(self) -> float:
+        """What a generated token takes beside those who run, in tokens of a prompt; where nothing was measured, what it is charged."""
+        n_running = min(len(self._running), self.cost.n_rows_max)
+        if not n_running or not self.cost.is_grounded:
+            return GENERATED_TOKEN
+        cells = self.cells
+        return self.cost.generated_rows(n_running, cells.n_total - cells.n_free, cells.n_held)
+
+    def _work_until_one_ends(self, priority: int) -> Work:
+        """What is probably done until one of those who run has ended, all going on together; none if there is room before."""
         n_running = len(self._running)
         if not n_running or not self._is_full or any(sequence.spec.priority > priority for sequence in self._running):
-            return 0.0
+            return NO_WORK
         n_left = min(sequence.n_max - len(sequence.tokens) for sequence in self._running)
-        return GENERATED_TOKEN * n_running * min(n_left, self._service.n_generated_mean / (n_running + 1))
+        return Work(n_generated=n_running * min(n_left, self._service.n_generated_mean / (n_running + 1)))
 
     def _behind(self, key: str, priority: int) -> Behind:
         """Those who wait, who follow another's prompt, and who are expected, and are less urgent."""
         behind = self._queue.behind(key, priority)
         for sequence in self._followers:
             if sequence.spec.priority > priority:
-                own_work = sequence.work if sequence.share.key == key else 0.0
+                own_work = sequence.work if sequence.share.key == key else NO_WORK
                 behind = Behind(behind.n_waiting + 1, behind.work + sequence.work, behind.own_work + own_work)
         n_coming = sum(coming.n_sequences for coming in self._coming if coming.priority > priority)
         return attrs.evolve(behind, n_waiting=behind.n_waiting + n_coming)

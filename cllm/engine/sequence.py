@@ -9,7 +9,7 @@ import attrs
 
 from cllm.backend import StreamForm
 from cllm.engine.dry import TokenSet
-from cllm.engine.fairness import Share
+from cllm.engine.fairness import NO_WORK, Share, Work
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sampling import Sampler
 from cllm.engine.timeline import Timeline
@@ -85,7 +85,7 @@ class Sequence:
     seq_id: int
     spec: SequenceSpec
     share: Share  # the account of its key
-    work: float = 0.0  # what it will probably cost, in tokens of a prompt
+    work: Work = NO_WORK  # what it will probably cost
     tokens: list[int]
     n_prompt: int
     n_max: int  # the sequence ends when it has so many tokens

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from cllm.engine.fairness import Share, Shares
+from cllm.engine.fairness import NO_WORK, Share, Shares
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Turns(Generic[T]):
         if line is None:
             line = self._lines[key] = _Line(self._shares.of(key))
         line.lists.append(deque(items))
-        self._shares.wait(line.share, 0.0)
+        self._shares.wait(line.share, NO_WORK)
 
     def put_back(self, item: T) -> None:
         """Let an item that had its turn wait before all others; it is not charged again."""
@@ -87,7 +87,7 @@ class Turns(Generic[T]):
 
     def _is_over(self, line: _Line[T]) -> None:
         """A list of the line's is at its end."""
-        self._shares.wait_no_more(line.share, 0.0)
+        self._shares.wait_no_more(line.share, NO_WORK)
         if not line.lists:
             del self._lines[line.share.key]
 

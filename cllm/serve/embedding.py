@@ -87,7 +87,7 @@ class EmbedLoop:
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
         if not finds_room(key, self._n_of_key, self._n_jobs_max, self._weights):
-            rate = self._service.rate
+            rate = self._service.rate()
             retry_after_s = bearable(0.0 if rate is None else self._n_tokens_owed() / rate)
             raise Unavailable("the queue is full", retry_after_s=retry_after_s, code="queue_full")
 

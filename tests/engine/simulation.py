@@ -69,7 +69,7 @@ def step_s(plan: Plan) -> float:
 
 class Simulation:
     """A scheduler's time. `refuse` is asked before each submission; `again` gives a closed loop's next request when one has ended; `slower`
-    says how many times as long a step takes that begins at a time.
+    says how many times as long a step takes that begins at a time, and `step_s` how long it takes otherwise.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Simulation:
         refuse: Callable[[SequenceSpec, float], object] = lambda spec, now: None,
         again: Callable[[Asked, float], Asked | None] = lambda asked, now: None,
         slower: Callable[[float], float] = lambda now: 1.0,
+        step_s: Callable[[Plan], float] = step_s,
     ) -> None:
         self.scheduler = scheduler
         self.now = 0.0
@@ -87,6 +88,7 @@ class Simulation:
         self._refuse = refuse
         self._again = again
         self._slower = slower
+        self._step_s = step_s
         self._due: list[tuple[float, int, Asked]] = []
         self._asked: dict[int, Asked] = {}
         self._n_asked = 0
@@ -113,7 +115,7 @@ class Simulation:
                 continue
             self._take(plan.events)
             if plan.is_step:
-                seconds = self._slower(self.now) * step_s(plan)
+                seconds = self._slower(self.now) * self._step_s(plan)
                 self.now += seconds
                 self.steps_s.append(seconds)
                 self._take(self.scheduler.apply(plan, StepOutput([97] * len(plan.outputs), [], None, model_s=seconds), self.now))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from cllm.engine.fairness import Share, Shares
+from cllm.engine.fairness import Share, Shares, Work
 
 WORK = 100.0
 URGENT, LATER = 0, 1
@@ -21,12 +21,12 @@ class Service:
 
     def come(self, key: str, priority: int = URGENT) -> Share:
         share = self.shares.of(key)
-        self.shares.wait(share, WORK, priority)
+        self.shares.wait(share, Work(WORK), priority)
         return share
 
     def serve(self, key: str, priority: int = URGENT) -> None:
         share = self.shares.of(key)
-        self.shares.wait_no_more(share, WORK, priority)
+        self.shares.wait_no_more(share, Work(WORK), priority)
         share.charge(WORK)
         self.charged[key] += int(WORK)
 

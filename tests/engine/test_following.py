@@ -8,6 +8,7 @@ import pytest
 from cllm.config import Settings
 from cllm.engine import following
 from cllm.engine.compute import compute
+from cllm.engine.fairness import NO_WORK, Work
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, SequenceSpec
@@ -53,20 +54,20 @@ def test_who_follows_owes_only_what_is_its_own_and_all_of_it_again_when_nobody_c
     for i in range(4):
         scheduler.submit(spec([*document, 130 + i, 140, 150]), 0.0)
     (share,) = scheduler._shares
-    assert share.owed == 600 + 4 * 603 + 5 * 2 * 20
+    assert share.owed == Work(600 + 4 * 603, 5 * 20)
     plan = scheduler.plan(0.0)
     assert plan is not None
-    assert share.owed == 4 * (3 + 2 * 20)
+    assert share.owed == Work(4 * 3, 4 * 20)
     scheduler.cancel(first)
     scheduler.apply(plan, compute(model, plan, tick), 0.0)
     scheduler.check()
     n_there = scheduler.totals.n_prefill_rows
     assert 0 < n_there < 600
     scheduler.plan(0.0)
-    assert share.owed == 3 * (3 + 2 * 20), "they follow the next one, which begins where the first one ended"
+    assert share.owed == Work(3 * 3, 3 * 20), "they follow the next one, which begins where the first one ended"
     while (plan := scheduler.plan(0.0)) is not None:
         scheduler.apply(plan, compute(model, plan, tick), 0.0)
-    assert share.owed == 0
+    assert share.owed == NO_WORK
     assert scheduler.totals.n_prefill_rows == 603 + 3 * 3
 
 

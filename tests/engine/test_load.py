@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable
@@ -91,6 +92,35 @@ def test_many_answers_to_one_long_prompt_are_its_work_once() -> None:
         scheduler.submit(SequenceSpec(prompt=prompt.copy(), stopping=stopping), 60.0)  # of others, who may be gone any time
     with pytest.raises(Unavailable, match="the wait would be"):
         scheduler.check_room(60.0)
+
+
+def test_where_few_generate_the_wait_behind_long_prompts_is_told_about_as_long_as_it_is() -> None:
+    """A step of a GPU takes nearly as long for four rows as for a hundred, and of late there were answers alone: by rows it would be told
+    twenty times as long.
+    """
+
+    def rows_s(n_rows: int) -> float:
+        return 0.01 + 0.00005 * n_rows
+
+    curve = Curve(rows=tuple((n, rows_s(n)) for n in (1, 4, 64, 512)), outputs=((1, 1e-6), (512, 512e-6)))
+    limits = Limits(
+        n_cells=100_000, n_slots=8, n_ctx=8_000, n_rows_max=512, row_budget=None, n_live_max=4, n_waiting_max=64, wait_max_s=1.0
+    )
+    scheduler = Scheduler(limits, FakeVocabulary(), CostModel(curve, n_rows_max=512))
+    simulation = Simulation(scheduler, step_s=lambda plan: rows_s(plan.n_rows))
+    simulation.ask(ask(0.0, 16, 4_000) for _ in range(4))
+    simulation.run(until_s=30.0)
+    running = scheduler.views()
+    waiting = [ask(30.0, 6_000 + i, 2) for i in range(8)]
+    simulation.ask(waiting)
+    simulation.run(until_s=30.1)
+    with pytest.raises(Unavailable, match="the wait would be") as caught:
+        scheduler.check_room(simulation.now)
+    for view in running:
+        scheduler.cancel(view.seq_id)
+    simulation.run()
+    wait_s = max(request.first_at or math.inf for request in waiting) - 30.1
+    assert wait_s / 2 < 1.0 + (caught.value.retry_after_s or 0.0) < 2 * wait_s
 
 
 def test_in_order_of_arrival_everybody_would_wait_too_long(best: float) -> None:
