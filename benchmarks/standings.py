@@ -98,12 +98,12 @@ def promising(sides: Sequence[Page]) -> set[tuple[str, str]]:
 def best_rows(sides: Sequence[Page]) -> list[dict[str, Any]]:
     """Every figure of ours beside the setting that is best at it, of those that have all pairs.
 
-    Nothing is won at what one was better at in the fewer pairs that it had: who went on was chosen by these, and the luck of the first is
-    not that of the next.
+    Who is worse than any of them for sure is worse than the best: where the best one varies so much that nothing is told beside it, the row
+    is beside the best of those that ours is worse than. And nothing is won where one that ended with fewer pairs leads the best, unless it
+    is won beside that one, too: who went on was chosen by these pairs, and the luck of the first is not that of the next.
     """
-    complete, ended = by_pairs(sides)
-    rows = [(figure, row) for figure in FIGURES if (row := _best_row(complete, figure)) is not None]
-    return [{**row, "verdict": "unclear"} if row["verdict"] == "win" and _is_better(ended, figure) else row for figure, row in rows]
+    complete, _ = by_pairs(sides)
+    return [_row(complete, sides, figure) for figure in FIGURES if best_side(complete, figure) is not None]
 
 
 def by_pairs(sides: Sequence[Page]) -> tuple[list[Page], list[Page]]:
@@ -122,23 +122,29 @@ def configuration_of(side: Page) -> tuple[str, str]:
 
 def is_led(sides: Sequence[Page], name: str) -> bool:
     """Whether one of those that have fewer pairs makes more of the figure of that name, beside us, than the best of those that have all."""
+    return _leader(sides, FIGURES_BY_NAME[name]) is not None
+
+
+def _leader(sides: Sequence[Page], figure: Figure) -> Page | None:
+    """The one of those that have fewer pairs that makes the most of a figure, if it is more than the best of those that have all."""
     complete, fewer = by_pairs(sides)
-    figure = FIGURES_BY_NAME[name]
     best, other = best_side(complete, figure), best_side(fewer, figure)
-    return other is not None and best_side([*([best] if best is not None else []), other], figure) is other
+    return other if other is not None and best_side([*([best] if best is not None else []), other], figure) is other else None
 
 
-def _is_better(sides: Sequence[Page], figure: Figure) -> bool:
-    """Whether one of them makes more of a figure than ours."""
-    side = best_side(sides, figure)
-    found = compared_by(side, figure.name) if side is not None else None
-    return found is not None and (found.ratio < 1 if figure.is_higher_better else found.ratio > 1)
+def _row(complete: Sequence[Page], sides: Sequence[Page], figure: Figure) -> dict[str, Any]:
+    best = best_side(complete, figure)
+    assert best is not None, "it was compared"
+    row = _row_beside(best, figure)
+    if row["verdict"] == "unclear":
+        compared = [side for side in sides if compared_by(side, figure.name) is not None]
+        worse = best_side([side for side in compared if _row_beside(side, figure)["verdict"] == "loss"], figure)
+        return row if worse is None else _row_beside(worse, figure)
+    leader = _leader(sides, figure) if row["verdict"] == "win" else None
+    return row if leader is None or _row_beside(leader, figure)["verdict"] == "win" else {**row, "verdict": "unclear"}
 
 
-def _best_row(sides: Sequence[Page], figure: Figure) -> dict[str, Any] | None:
-    side = best_side(sides, figure)
-    if side is None:
-        return None
+def _row_beside(side: Page, figure: Figure) -> dict[str, Any]:
     found = compared_by(side, figure.name)
     assert found is not None, "it was compared"
     return {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.reporting.forms import SERVED, UNKNOWN, Run, number, of_kind, run_title, table, when, with_requests
-from benchmarks.reporting.glance import FIGURES, GOOD, SPEED, Standing, is_in_part, standing_of, standings
+from benchmarks.reporting.glance import FIGURES, GOOD, SPEED, Standing, standing_of, standings
 from benchmarks.reporting.ladder import FLOOR, by_start, mean_of_first, share_told
 from benchmarks.reporting.peers import LATE_FIGURE, beside_others, best_figures, main_figures
 from benchmarks.standings import by_pairs
@@ -106,7 +106,7 @@ def _peers_row(run: Run) -> tuple[str, ...] | None:
 
 
 def _cell(one: Standing | None) -> str:
-    """How many times better ours is: bold where it is for sure, slanted where it is worse for sure."""
+    """How many times better ours is: bold where it is told to be, slanted where it is told to be worse."""
     if one is None:
         return UNKNOWN
     return f"{MARKS.get(one.verdict, '')}{one.times_better:.2f}{MARKS.get(one.verdict, '')}"
@@ -118,5 +118,5 @@ def _beside(run: Run) -> str:
     if len(sides) == 1:
         return f"{sides[0]['peer']} {sides[0]['setting']}"
     peers = ", ".join(dict.fromkeys(side["peer"] for side in sides))
-    n_fewer = len(by_pairs(sides)[1]) if is_in_part(run) else 0
+    n_fewer = len(by_pairs(sides)[1])
     return f"{peers}, {len(sides)} settings" + (f", {n_fewer} of them in fewer pairs" if n_fewer else "")

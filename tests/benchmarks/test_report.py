@@ -269,6 +269,15 @@ def test_what_has_two_names_is_one_setting() -> None:
     assert n_settings({"sides": sides}) == "1 setting, 1 more having had 1 of 3 pairs"
 
 
+def test_who_is_worse_than_one_of_them_for_sure_is_worse_than_the_best_of_them_though_that_one_varies() -> None:
+    unsteady = side("-b 32", 1.0)
+    unsteady.theirs = [summary(speed * (10.0 + pair)) for pair, speed in enumerate((0.8, 1.2, 3.0))]
+    (row,) = [row for row in best_rows(peers.page([unsteady, side("-no-kvu", 1.1)])["sides"]) if row["figure"] == "tokens/s"]
+    assert (row["setting"], row["verdict"]) == ("-no-kvu", "loss")
+    (row,) = [row for row in best_rows(peers.page([unsteady, side("-no-kvu", 0.9)])["sides"]) if row["figure"] == "tokens/s"]
+    assert (row["setting"], row["verdict"]) == ("-b 32", "unclear")
+
+
 def test_a_run_that_was_ended_early_is_marked_where_a_setting_would_have_gone_on() -> None:
     fewer = [side(name, 0.5, n_pairs=1) for name in LLAMA_SERVER_SETTINGS if name != "-no-kvu"]
     data = {**peers.page([side("-no-kvu", 0.5), *fewer]), "unfinished": ["llama-server (as it comes)"]}
@@ -349,10 +358,16 @@ def test_of_a_long_prompt_among_short_ones_its_own_first_text_is_a_main_figure(t
     assert report.page(runs).count(told) == 2, "among the main figures, and in the run's own table"
 
 
-def test_nothing_is_won_at_what_a_setting_with_fewer_pairs_was_better_at() -> None:
-    for theirs, verdict in ((2.0, "unclear"), (0.6, "win")):
+def test_nothing_is_won_at_what_a_setting_with_fewer_pairs_leads_at() -> None:
+    for theirs, verdict in ((2.0, "unclear"), (0.6, "unclear"), (0.4, "win")):
         page = report.page([run_of(peers.page([side("a", 0.5), side("b", theirs, n_pairs=1)]))])
         assert f"| tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | {verdict} | llama-server a" in page
+
+
+def test_unless_it_is_won_beside_that_one_too() -> None:
+    for n_pairs, verdict in ((2, "unclear"), (3, "win")):
+        sides = peers.page([side("-no-kvu", 0.5, n_pairs=4), side("-b 64", 0.8, n_pairs=n_pairs)])["sides"]
+        assert {(row["setting"], row["verdict"]) for row in best_rows(sides) if row["figure"] == "tokens/s"} == {("-no-kvu", verdict)}
 
 
 def test_the_page_begins_with_who_is_faster_at_what(folder: Path) -> None:
