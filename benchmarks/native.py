@@ -23,6 +23,7 @@ from cllm.engine.plan import Drop, Move, Save, Share, StepOutput, Trim
 from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
 from cllm.testing.fake import FakeVocabulary
+from cllm_llamacpp import amx
 
 Ints = npt.NDArray[np.int32]
 
@@ -67,9 +68,10 @@ def _steps(scheduler: Scheduler, specs: Iterator[SequenceSpec]) -> Iterator[Fixe
 
 
 def load(path: str) -> Any:
-    """A llama.cpp model on the CPU. Raises: RuntimeError, when it cannot be read."""
+    """A llama.cpp model on the CPU, with its weights as the backend has them. Raises: RuntimeError, when it cannot be read."""
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
+    params.use_extra_bufts = amx.is_sound(llama_cpp)
     model = llama_cpp.llama_model_load_from_file(path.encode(), params)
     if not model:
         raise RuntimeError(f"llama.cpp did not read {path}")

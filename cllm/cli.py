@@ -225,7 +225,7 @@ def _bench(
 
 def _first_key(keys: str | None) -> str | None:
     """A key of those that a server reads from its variable, with what each may take behind it."""
-    return keys and keys.partition(",")[0].partition(" ")[0]
+    return keys and keys.partition(",")[0].strip().partition(" ")[0]
 
 
 _SERVER_ONLY: Final = frozenset({"Requests", "Network"})

@@ -38,7 +38,7 @@ def read_toml(path: str) -> dict[str, list[str]]:
         table = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not TOML
         raise SettingsError(f"cannot read {path}: {reason(error)}", "config") from error
-    names = [field.name for field in attrs.fields(Settings)]
+    names = [field.name for field in attrs.fields(Settings) if field.name != "config"]  # a file names no other one
     words = {}
     for key, value in table.items():
         if key not in names:

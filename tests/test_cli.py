@@ -175,7 +175,7 @@ def test_a_key_that_is_typed_is_sent_whole_and_of_those_in_the_variable_the_firs
     monkeypatch.setattr("cllm.bench.command.make_order", lambda _url, *, api_key, **_: sent.append(api_key))
     monkeypatch.setattr("cllm.bench.command.run", lambda _order: 0)
     cli.run(["bench", "--api-key", "a,b"])
-    monkeypatch.setenv("CLLM_API_KEY", "one 2,other")
+    monkeypatch.setenv("CLLM_API_KEY", " one 2,other")
     cli.run(["bench"])
     cli.run(["bench", "--api-key", "c d"])
     assert sent == ["a,b", "one", "c d"]

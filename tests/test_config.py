@@ -217,6 +217,7 @@ def test_a_mistaken_variable_is_named() -> None:
         ("port = 3.5", 'Invalid value for port in {}: "3.5" is not a whole number.'),
         ("port = [1, 2]", "port in {}: takes one value, not 2"),
         ("portt = 1", "portt in {} is not a setting; did you mean port?"),
+        ('config = "other.toml"', "config in {} is not a setting"),
         ("[serve]\nport = 1", "serve in {} is not a setting"),
         ("port = 1979-05-27", "port in {} must be a string, a number, a boolean or a list of them"),
         ("port = -", "--config: cannot read {}: Invalid value (at line 1, column 8)"),

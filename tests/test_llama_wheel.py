@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,8 +24,9 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("CLLM_WHEEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(module, "processor", lambda: "flags : avx2 fma")
-    for name in module.BUILD_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    for name in os.environ:
+        if name in module.BUILD_VARIABLES or name.startswith(module.BUILD_PREFIXES):
+            monkeypatch.delenv(name)
     return module
 
 
@@ -58,6 +60,28 @@ def test_other_build_options_give_another_wheel_and_distrust_what_pip_kept(wheel
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_CUDA=on")
     assert wheel.wheel_folder() != plain
     assert ["--no-cache-dir" in command for command in commands] == [True, True]
+
+
+def test_whatever_cmake_is_told_makes_another_wheel(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = wheel.key()
+    monkeypatch.setenv("SKBUILD_CMAKE_ARGS", "-DGGML_CUDA=on")
+    cuda = wheel.key()
+    monkeypatch.setenv("CMAKE_BUILD_TYPE", "Debug")
+    assert len({plain, cuda, wheel.key()}) == 3
+
+
+def test_a_date_for_builds_that_are_the_same_everywhere_makes_none_without_avx(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = wheel.key()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    assert "SOURCE_DATE_EPOCH" not in wheel.environment()
+    assert wheel.key() == plain
+
+
+def test_a_cache_that_cannot_be_written_is_told_in_one_line(wheel: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CLLM_WHEEL_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(SystemExit, match=r"cannot be kept in .*: Not a directory; CLLM_WHEEL_CACHE names another folder"):
+        wheel.wheel_folder()
 
 
 def test_another_system_gets_another_wheel_though_homes_may_be_shared(wheel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

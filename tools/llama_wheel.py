@@ -22,7 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "llama-cpp-python"
-BUILD_VARIABLES = ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDACXX")
+BUILD_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDACXX")
+BUILD_PREFIXES = ("CMAKE_", "SKBUILD_")  # of more of them, with their names
 # GCC's bug 114098 (seen with 12.2) drops what is stored for AMX's tile configuration, and the first product of several rows dies of an
 # illegal instruction. These keep it.
 AMX_FLAGS = "-fno-tree-dse -fno-dse"
@@ -54,10 +55,14 @@ def is_clang() -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment to build in: the process's, and for a processor with AMX what its code needs to be right."""
-    if "amx_tile" not in processor().split() or is_clang():
-        return dict(os.environ)
-    return os.environ | {"CXXFLAGS": f"{os.environ.get('CXXFLAGS', '')} {AMX_FLAGS}".strip()}
+    """Return the environment to build in: the process's, and for a processor with AMX what its code needs to be right.
+
+    Without SOURCE_DATE_EPOCH, whose wheels are to be the same wherever they are built: ggml then leaves out AVX and all that came after it.
+    """
+    variables = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
+    if "amx_tile" in processor().split() and not is_clang():
+        variables["CXXFLAGS"] = f"{variables.get('CXXFLAGS', '')} {AMX_FLAGS}".strip()
+    return variables
 
 
 def libraries() -> str:
@@ -72,14 +77,19 @@ def libraries() -> str:
 def key() -> str:
     """Return a name for the wheel that no other processor, system, build option or version shares."""
     variables = environment()
-    build = "\n".join([processor(), libraries(), *(variables.get(name, "") for name in BUILD_VARIABLES)])
+    more = [f"{name}={value}" for name, value in sorted(variables.items()) if name.startswith(BUILD_PREFIXES)]
+    build = "\n".join([processor(), libraries(), *(variables.get(name, "") for name in BUILD_VARIABLES), *more])
     version = requirement().partition("==")[2]
     return f"{version}-{platform.system().lower()}-{platform.machine()}-{hashlib.sha256(build.encode()).hexdigest()[:12]}"
 
 
 def cache() -> Path:
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cllm" / "wheels"
-    return Path(os.environ.get("CLLM_WHEEL_CACHE") or default)
+    if named := os.environ.get("CLLM_WHEEL_CACHE"):
+        return Path(named)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cllm" / "wheels"
+    except RuntimeError:  # a user without a home
+        sys.exit("llama_wheel: there is no home to keep the wheel in; CLLM_WHEEL_CACHE names a folder for it")
 
 
 @contextlib.contextmanager
@@ -126,11 +136,14 @@ def build(folder: Path) -> None:
 def wheel_folder() -> Path:
     """Return the folder that holds the wheel, building it when it is not there."""
     folder = cache() / key()
-    if not folder.is_dir():
-        cache().mkdir(parents=True, exist_ok=True)
-        with locked(cache() / f"{key()}.lock"):
-            if not folder.is_dir():  # unless another built it meanwhile
-                build(folder)
+    try:
+        if not folder.is_dir():
+            cache().mkdir(parents=True, exist_ok=True)
+            with locked(cache() / f"{key()}.lock"):
+                if not folder.is_dir():  # unless another built it meanwhile
+                    build(folder)
+    except OSError as error:
+        sys.exit(f"llama_wheel: the wheel cannot be kept in {cache()}: {error.strerror or error}; CLLM_WHEEL_CACHE names another folder")
     return folder
 
 

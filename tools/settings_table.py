@@ -69,10 +69,11 @@ def shown_default(value: object) -> str:
 def row(field: attrs.Attribute[Any], hint: Any) -> tuple[str, str]:
     """Return the section and the table row of a field."""
     kind, parameter = describe(hint)
+    key = "" if field.name == "config" else f"`{field.name}`"
     flags = " ".join(f"`{name}`" for name in (*(parameter.alias or ()), "--" + field.name.replace("_", "-")))
     (group,) = parameter.group if isinstance(parameter.group, tuple) else (parameter.group,)
     assert isinstance(group, Group)
-    cells = (flags, f"`{variable(field.name)}`", f"`{field.name}`", kind, shown_default(field.default), field.metadata["help"])
+    cells = (flags, f"`{variable(field.name)}`", key, kind, shown_default(field.default), field.metadata["help"])
     return group.name, "| " + " | ".join(cells) + " |"
 
 

@@ -206,6 +206,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="of one thread each")
     parser.add_argument("--no-compile", action="store_true", help="torch.compile takes about two minutes and saves a quarter of the rest")
     options = parser.parse_args()
+    if not 1 <= options.processes <= BATCHES:
+        parser.error(f"--processes: 1 to {BATCHES}, the batches of a step")
     options.out.mkdir(parents=True, exist_ok=True)
     fresh_tokenizer(options.out / "tokenizer.json")
     (options.out / "meeting").unlink(missing_ok=True)
