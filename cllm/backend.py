@@ -496,7 +496,7 @@ class Measure:
 
 @runtime_checkable
 class Measures(Protocol):
-    """What a model has besides that keeps numbers of its own."""
+    """What a `StreamModel` has besides that keeps numbers of its own."""
 
     def measures(self) -> Sequence[Measure]:
         """Return them all as they are now; returns at once. From any thread, also while the model is closed and after that."""
@@ -647,9 +647,9 @@ class Probe:
 class Backend(Protocol):
     """What an entry point's callable gives.
 
-    A model is a file for most backends, and a reference to the hub (`user/repo:Q4_K_M`) is fetched before `load` is called. One whose
-    models have names of their own has an attribute `knows_models` that is True, and gets `ModelSpec.path` as the operator wrote it,
-    empty where none was named.
+    A model is a file for most backends, and a reference to GGUF files of the hub (`user/repo:Q4_K_M`) is fetched before `load` is called.
+    One whose models have names of their own, or are fetched by itself, has an attribute `knows_models` that is True, and gets
+    `ModelSpec.path` as the operator wrote it, empty where none was named.
 
     One whose models may end the process, or keep Python to themselves while they compute, has an attribute `wants_worker` that is True:
     its models are loaded in a process of their own, in which the entry point is called again, and which is replaced when it dies.
@@ -658,7 +658,10 @@ class Backend(Protocol):
     contract_version: int  # the CONTRACT_VERSION it was written to, as a number: the name would be the server's
 
     def probe(self) -> Probe:
-        """Say whether this backend can work here. Cheap: well under a second, loads no model, never raises."""
+        """Say whether this backend can work here. Cheap: well under a second, loads no model, never raises.
+
+        Not asked of one that was named and whose models are loaded in a process of their own: there `load` says it (BackendUnavailable).
+        """
 
     def load(self, spec: ModelSpec, on_progress: OnProgress) -> StepModel | StreamModel:
         """Load a model; blocks. Another one that is served may compute meanwhile, in another thread; so it is when this one is closed.

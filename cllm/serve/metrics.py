@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -12,11 +12,22 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cllm.backend import Measure, Measures
-from cllm.engine.events import Failed, Finished
+from cllm.engine.events import Failed, Finished, FinishReason
 from cllm.engine.hostpool import HostPool
 from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.scheduler import Scheduler
-from cllm.errors import RequestError, call_foreign
+from cllm.errors import (
+    Aborted,
+    DeadlineExceeded,
+    GenerationFailed,
+    ModelDied,
+    NoRoom,
+    RateLimited,
+    RequestError,
+    StepFailed,
+    Unavailable,
+    call_foreign,
+)
 from cllm.serve.disktier import DiskTier
 
 log = structlog.get_logger("cllm.metrics")
@@ -26,6 +37,13 @@ N_STEPS_PENDING_MAX = 512  # an observation costs 2 us, an append 0.05: steps ar
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 WAITS = (*SECONDS, 120.0, 300.0, 600.0)  # as long as a place is waited for, and as long prompts take
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
+# What there is from the start, at 0: a series that begins with its first event did not grow, for whoever watches what grows.
+ENDS: Final = (
+    *(reason.value for reason in FinishReason),
+    *(kind.type for kind in (GenerationFailed, Unavailable, DeadlineExceeded, RateLimited)),
+)
+FAILURES: Final = tuple(kind.__name__ for kind in (StepFailed, NoRoom, Aborted, ModelDied))
+REFUSALS: Final = ("queue_full", "wait_too_long", "quota_exceeded", "loading", "load_failed", "draining")
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -36,11 +54,11 @@ class Metrics:
         registry = self.registry = CollectorRegistry()
         self._steps = _Steps()
         registry.register(self._steps)
-        self._ended = Counter("cllm_sequences_ended", "Sequences that ended", ["how"], registry=registry)
-        self._failures = Counter("cllm_steps_failed", "Steps that raised", ["error"], registry=registry)
+        self._ended = _counter("cllm_sequences_ended", "Sequences that ended", "how", ENDS, registry)
+        self._failures = _counter("cllm_steps_failed", "Steps that raised", "error", FAILURES, registry)
         self._aborted = Counter("cllm_steps_aborted", "Steps ended early, since nobody waited for them any more", registry=registry)
         self._invalid = Counter("cllm_invalid_logits", "Outputs whose logits were not numbers", registry=registry)
-        self._refusals = Counter("cllm_refusals", "Requests that were not let in, by why", ["why"], registry=registry)
+        self._refusals = _counter("cllm_refusals", "Requests that were not let in, by why", "why", REFUSALS, registry)
         self.grammars = Counter("cllm_grammars", "Schemas and grammars asked for", ["outcome"], registry=registry)
         self.grammar_s = Histogram("cllm_grammar_compile_seconds", "Time to compile one", buckets=SECONDS, registry=registry)
         self._queue_s = Histogram("cllm_queue_seconds", "Arrival to admission", buckets=WAITS, registry=registry)
@@ -97,6 +115,14 @@ class Metrics:
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _counter(name: str, help_: str, label: str, known: Iterable[str], registry: CollectorRegistry) -> Counter:
+    """A counter of what may have other labels too, in which the `known` ones are from the start."""
+    counter = Counter(name, help_, [label], registry=registry)
+    for value in known:
+        counter.labels(value)
+    return counter
 
 
 class _Steps(Collector):

@@ -52,6 +52,19 @@ def test_labels_and_a_help_that_are_no_text_are_told_as_such() -> None:
     assert told(Counting(Measure(name="doors", help=floor, value=1, labels={"floor": floor}))) == ['cllm_doors_total{floor="3"} 1.0']
 
 
+def test_what_somebody_is_to_be_woken_for_is_there_before_it_happens() -> None:
+    """Or its first event, and all that come before the first look, would be no growth."""
+    told = Metrics().text().decode()
+    for series in (
+        'sequences_ended_total{how="server_error"}',
+        'sequences_ended_total{how="timeout_error"}',
+        'steps_failed_total{error="ModelDied"}',
+        'refusals_total{why="queue_full"}',
+        'refusals_total{why="wait_too_long"}',
+    ):
+        assert f"cllm_{series} 0.0\n" in told
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no"), Panic("no")])
 def test_a_model_that_cannot_count_is_left_out_and_the_rest_is_told(error: BaseException) -> None:
     class Lost:
