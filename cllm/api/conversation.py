@@ -218,12 +218,16 @@ async def _open_unread(
 ) -> Chat:
     """Submit a conversation to a model that writes and reads conversations by itself."""
     name, parameters = conversation.tool_fields
-    prompts.check_texts_fit(model, conversation.messages)
-    check_toolbox(conversation.toolbox, name=name, parameters=parameters)
-    chat = _as_sent(conversation)
-    if chat.strict and "strict" not in (model.heeds or ()):
-        raise NotHeeded("this model's backend cannot do tools that are strict", param="tools")
-    prompt = UnreadPrompt.of(chat, n_chars([chat.messages, chat.tools]), model.n_ctx)
+
+    def sent() -> UnreadPrompt:
+        prompts.check_texts_fit(model, conversation.messages)
+        check_toolbox(conversation.toolbox, name=name, parameters=parameters)
+        chat = _as_sent(conversation)
+        if chat.strict and "strict" not in (model.heeds or ()):
+            raise NotHeeded("this model's backend cannot do tools that are strict", param="tools")
+        return UnreadPrompt.of(chat, n_chars([chat.messages, chat.tools]), model.n_ctx)
+
+    prompt = await prompts.of_many(len(conversation.messages), sent)
     form = told(model, conversation.form)
     specs = asked.specs([prompt], n_logprobs=n_logprobs, key=g.key, request_id=g.request_id, form=form)
     try:
@@ -278,18 +282,8 @@ async def prompt_of(context: Context, model: ServedModel, conversation: Conversa
 
 async def render(model: ServedModel, conversation: Conversation) -> str:
     """The conversation as the model's own template writes it. Raises: InvalidRequest · ContextExceeded by far · TemplateFailed."""
-    name, parameters = conversation.tool_fields
-    prompts.check_texts_fit(model, conversation.messages)
-    check_toolbox(conversation.toolbox, name=name, parameters=parameters)
     known, thinking = model.template.features.variables, conversation.thinking
-    toolbox, dialect = conversation.toolbox, model.dialect
-    offered = toolbox.tools if toolbox.is_open else ()
-    _check_can_go_on(conversation)
-    messages = with_names(conversation.messages)
-    if not dialect.knows_tools:
-        messages, offered = generic_tools.told(in_order_of_calls(messages), offered), ()
-    elif not model.template.features.shows_calls and not dialect.calls.channels:
-        messages = earlier_calls.told(in_order_of_calls(messages), dialect.calls)
+    messages, offered = await prompts.of_many(len(conversation.messages), lambda: _for_template(model, conversation))
     text = await prompts.render(
         model,
         messages,
@@ -299,6 +293,22 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
         variables=thinking.variables(known, conversation.variables, model.template.features.efforts),
     )
     return _begun(model, text, conversation, thinking.budget(known))
+
+
+def _for_template(model: ServedModel, conversation: Conversation) -> tuple[list[dict[str, Any]], Sequence[Tool]]:
+    """Messages and tools as the model's template is told of them. Raises: InvalidRequest · ContextExceeded by far."""
+    name, parameters = conversation.tool_fields
+    prompts.check_texts_fit(model, conversation.messages)
+    check_toolbox(conversation.toolbox, name=name, parameters=parameters)
+    toolbox, dialect = conversation.toolbox, model.dialect
+    offered = toolbox.tools if toolbox.is_open else ()
+    _check_can_go_on(conversation)
+    messages = with_names(conversation.messages)
+    if not dialect.knows_tools:
+        return generic_tools.told(in_order_of_calls(messages), offered), ()
+    if not model.template.features.shows_calls and not dialect.calls.channels:
+        messages = earlier_calls.told(in_order_of_calls(messages), dialect.calls)
+    return messages, offered
 
 
 def _check_can_go_on(conversation: Conversation) -> None:

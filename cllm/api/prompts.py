@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import trio
+from quart import g, has_app_context
 
 from cllm.api.context import Context, current_key
 from cllm.api.errors import ContextExceededByFar
@@ -34,6 +35,8 @@ RENDER_S = 1.0  # of a thread's own time; what takes a template longer is done a
 N_SLOW_MAX = 1  # threads for that: one key's could keep all others' waiting for many seconds
 _working: trio.lowlevel.RunVar[KeyThreads] = trio.lowlevel.RunVar("cllm.api.prompts")
 _slow: trio.lowlevel.RunVar[KeyThreads] = trio.lowlevel.RunVar("cllm.api.prompts.slow")
+N_TURNS_INLINE = 500  # a conversation of more, or that came in a longer body, is made of them in a thread: a thousand items of OpenAI's
+N_BYTES_INLINE = 16_384  # take 11 ms, and a body may have a million parts of contents
 N_TOKENS_INLINE = 16_384  # longer lists are looked through in a thread: a million takes 20 ms
 # A bound on what a token stands for. The longest tokens in use are runs of some 128 spaces; to find a vocabulary's own longest takes a
 # call for each of its 150,000 tokens, which would hardly refuse more.
@@ -207,6 +210,23 @@ async def detokenize(model: ServedModel, tokens: Sequence[int]) -> str:
 async def by_length(n_tokens: int, work: Callable[[], T]) -> T:
     """What `work` gives, in a thread if there is much of it."""
     if n_tokens <= N_TOKENS_INLINE:
+        return work()
+    return await _in_thread(work)
+
+
+async def of_turns(model: ServedModel, turns: Sequence[object], make: Callable[[], T]) -> T:
+    """What `make` makes of a conversation's turns, if there can be room for so many. Raises: ContextExceeded · what `make` raises."""
+
+    def made() -> T:
+        check_turns(model, turns)
+        return make()
+
+    return made() if len(turns) > model.n_ctx else await of_many(len(turns), made)
+
+
+async def of_many(n: int, work: Callable[[], T]) -> T:
+    """What `work` gives, in a thread where it looks at many things: `n`, or those of a long body."""
+    if n <= N_TURNS_INLINE and (not has_app_context() or g.get("n_bytes", 0) <= N_BYTES_INLINE):
         return work()
     return await _in_thread(work)
 

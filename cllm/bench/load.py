@@ -41,7 +41,11 @@ async def connect(target: Target, trust: ssl.SSLContext | None) -> Stream:
         if trust is None:
             return await trio.open_tcp_stream(target.host, target.port)
         stream = await trio.open_ssl_over_tcp_stream(target.host, target.port, https_compatible=True, ssl_context=trust)
-        await stream.do_handshake()
+        try:
+            await stream.do_handshake()
+        except BaseException:
+            await trio.aclose_forcefully(stream)  # it refers to itself, and would be open until garbage is collected
+            raise
         return stream
 
 

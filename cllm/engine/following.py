@@ -62,7 +62,7 @@ class Followers:
         for leader in running:
             is_ahead = leader.n_computed < sequence.n_shareable  # or it has all that can be had of it, as many answers to one prompt have
             if leader.phase is Phase.PREFILL and is_ahead and _could_share(leader, sequence):
-                n = n_common(leader.tokens, sequence.tokens, 0, sequence.n_shareable)
+                n = _n_common(leader, sequence)
                 least = n_known + (N_COMMON_LEAST if n_least or n < sequence.n_shareable else N_SAME_LEAST)
                 if n >= max(least, n_least, leader.n_computed + 1) and (best is None or n > best.n_common):
                     best = _Lead(leader, n)
@@ -119,7 +119,7 @@ def n_computing(sequence: Sequence, running: list[Sequence]) -> int:
     if not sequence.may_share:
         return 0
     prompts = (one for one in running if one.phase is Phase.PREFILL and _could_share(one, sequence))
-    n = max((n_common(one.tokens, sequence.tokens, 0, sequence.n_shareable) for one in prompts), default=0)
+    n = max((_n_common(one, sequence) for one in prompts), default=0)
     return n if n >= N_COMMON_LEAST else 0
 
 
@@ -130,12 +130,22 @@ def is_of_use(prompts: Seq[tuple[Sequence, int]], sequence: Sequence, *, can_tri
     """
     if not sequence.may_share:
         return False
-    n_shareable = sequence.n_shareable
     return any(
-        n_common(one.tokens, sequence.tokens, 0, n_shareable) >= max(one.n_computed + (1 if can_trim else n_rows), N_COMMON_LEAST)
+        _n_common(one, sequence) >= max(one.n_computed + (1 if can_trim else n_rows), N_COMMON_LEAST)
         for one, n_rows in prompts
         if _could_share(one, sequence)
     )
+
+
+def _n_common(leader: Sequence, sequence: Sequence) -> int:
+    """Tokens of those that `sequence` need not compute itself with which `leader` begins, too.
+
+    Answers to one prompt have the same list of it, and are not compared: a hundred, of a hundred thousand tokens, take a tenth of a second.
+    """
+    n_most = sequence.n_shareable
+    if leader.spec.prompt is sequence.spec.prompt and n_most <= sequence.n_prompt:
+        return n_most
+    return n_common(leader.tokens, sequence.tokens, 0, n_most)
 
 
 def _could_share(one: Sequence, other: Sequence) -> bool:

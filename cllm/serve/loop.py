@@ -237,7 +237,8 @@ class StepLoop:
         if self.disk is None:
             return
         shared = [spec for spec in specs if spec.cache_prompt and spec.n_prompt_logprobs is None]
-        for spec in {(spec.cache_salt, spec.adapter, tuple(spec.prompt)): spec for spec in shared}.values():
+        # Answers to one prompt have the same list of it, and to hash that for each would take long.
+        for spec in {(spec.cache_salt, spec.adapter, id(spec.prompt)): spec for spec in shared}.values():
             await self.disk.recall(self.scheduler.memory, (spec.cache_salt, spec.adapter), list(spec.prompt))
 
     def stop(self) -> None:

@@ -43,6 +43,49 @@ async def test_what_takes_a_template_long_is_rendered_in_a_thread(messages: Any,
     assert [thread is threading.main_thread() for thread in threads] == [inline]
 
 
+def of_chat(n: int, text: str) -> dict[str, Any]:
+    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i in range(n)]
+    return {"messages": turns, "max_tokens": 1}
+
+
+def of_parts(n: int, text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": text}] * n}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", of_chat),
+        ("/v1/chat/completions", of_parts),
+        ("/v1/messages", of_chat),
+        ("/v1/messages/count_tokens", of_chat),
+        ("/v1/responses", lambda n, text: {"input": of_chat(n, text)["messages"]}),
+        ("/api/chat", of_chat),
+        ("/apply-template", of_chat),
+    ],
+)
+async def test_many_turns_and_parts_are_made_a_conversation_where_that_holds_nobody_up(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(check: Any) -> Any:
+        def checked(*args: Any) -> None:
+            threads.append(threading.current_thread())
+            check(*args)
+
+        return checked
+
+    for name in ("check_turns", "check_texts_fit"):
+        monkeypatch.setattr(prompts, name, noted(getattr(prompts, name)))
+    async with serve() as api:
+        for n, is_inline in ((3, True), (prompts.N_TURNS_INLINE + 101, False)):
+            threads.clear()
+            await api.post(path, body(n, "x"))
+            assert len(threads) >= 2
+            assert {thread is threading.main_thread() for thread in threads} == {is_inline}
+
+
 @pytest.mark.parametrize("n_messages", [1, 100])
 async def test_what_takes_a_template_too_long_is_done_anew_one_at_a_time_and_holds_up_no_other(n_messages: int) -> None:
     may_end = threading.Event()

@@ -170,6 +170,20 @@ async def test_a_body_that_no_handler_reads_is_not_kept(serve: Any, monkeypatch:
         assert sum(kept) > 1000
 
 
+async def test_a_body_of_many_objects_is_decoded_where_that_holds_nobody_up(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(body: bytes, decoder: Any) -> Any:
+        threads.append(threading.current_thread())
+        return decode(body, decoder)
+
+    monkeypatch.setattr(wire, "decode", noted)
+    async with serve() as api:
+        for n in (wire.N_OBJECTS_INLINE - 1, wire.N_OBJECTS_INLINE):
+            assert (await api.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "other": [{}] * n})).status == 200
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
 async def test_few_long_bodies_are_decoded_at_a_time_and_the_others_wait(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     may_go = threading.Event()

@@ -46,6 +46,21 @@ def test_of_many_answers_to_one_prompt_none_is_compared_with_those_that_were_let
     assert n_compared < 4 * 32
 
 
+def test_answers_to_one_prompt_are_never_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the same list of it, and a hundred of a long one would hold everybody up when they come, and when they leave."""
+    model, prompt = FakeModel(), list(range(40, 140))
+    scheduler = Scheduler(limits_of(model, Settings(parallel=32)), model.vocabulary)
+    seq_ids = [scheduler.submit(spec(prompt), 0.0) for _ in range(32)]
+    monkeypatch.setattr(following, "n_common", lambda *_: pytest.fail("two were compared"))
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert (plan.n_rows, scheduler.n_waiting) == (100, 31), "one computes it, and the others follow"
+    for seq_id in seq_ids:
+        scheduler.cancel(seq_id)
+        scheduler.is_futile(plan)
+    assert scheduler.is_futile(plan)
+
+
 def test_who_follows_owes_only_what_is_its_own_and_all_of_it_again_when_nobody_computes_the_rest() -> None:
     model = FakeModel()
     scheduler = Scheduler(limits_of(model, Settings(parallel=8)), model.vocabulary)

@@ -51,8 +51,7 @@ def blueprint(context: Context) -> Blueprint:
     async def count_tokens() -> Response:
         body = await wire.read(count_decoder)
         model = await context.served(body.model)
-        prompts.check_turns(model, body.messages)
-        tokens = await prompt_of(context, model, conversation_of(body))
+        tokens = await prompt_of(context, model, await prompts.of_turns(model, body.messages, lambda: conversation_of(body)))
         return json_response({"input_tokens": len(tokens)})
 
     return routes
@@ -65,8 +64,8 @@ async def answer(context: Context, body: MessagesRequest) -> Response:
         raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
     body.stop = body.stop_sequences or body.stop
     asked = context.wanted(body, model, max_tokens=None)
-    prompts.check_turns(model, body.messages)
-    chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT)
+    conversation = await prompts.of_turns(model, body.messages, lambda: conversation_of(body))
+    chat = await open_chat(context, model, conversation, asked, endpoint=ENDPOINT)
     # Of what reads text nobody knows the tokens; and where all that is asked for fits, the context ends nothing.
     n_ctx = model.n_ctx if chat.n_prompt + body.max_tokens > model.n_ctx and not model.reads_text else math.inf
     if body.stream:

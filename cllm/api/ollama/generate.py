@@ -58,9 +58,9 @@ async def answer_chat(context: Context, body: ChatRequest) -> Response:
     if not body.messages:
         return await _nothing_asked(context, body, chat_body)
     model, asked = await _checked(context, body)
-    prompts.check_turns(model, body.messages)
     # A server behind this one that cannot be told to may go on by itself.
-    conversation = requests.chat_conversation(body, can_go_on=not model.reads_text or "continue_final_message" in (model.heeds or ()))
+    can_go_on = not model.reads_text or "continue_final_message" in (model.heeds or ())
+    conversation = await prompts.of_turns(model, body.messages, lambda: requests.chat_conversation(body, can_go_on=can_go_on))
     chat = await open_chat(context, model, conversation, asked, endpoint=CHAT)
     return await _told(chat, model, body, chat_body)
 

@@ -75,8 +75,8 @@ async def answer(context: Context, body: ChatRequest) -> Response:
     n_logprobs = _n_logprobs(body)
     _check_limit(body)
     asked = context.wanted(body, model, max_tokens=None)
-    prompts.check_turns(model, body.messages)
-    chat = await open_chat(context, model, conversation_of(body), asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
+    asks = await prompts.of_turns(model, body.messages, lambda: conversation_of(body))
+    chat = await open_chat(context, model, asks, asked, endpoint=ENDPOINT, n_logprobs=n_logprobs)
     names = TokenNames(model.vocabulary, asked.stopping.stop_token_ids)
     if body.stream:
         head = envelope("chatcmpl", "chat.completion.chunk", model.name)
@@ -123,8 +123,7 @@ def conversation_of(body: Conversation | ChatRequest) -> conversation.Conversati
 
 async def render(model: ServedModel, body: Conversation) -> str:
     """The conversation as the model's own template writes it. Raises: InvalidRequest · ContextExceeded by far · TemplateFailed."""
-    prompts.check_turns(model, body.messages)
-    return await conversation.render(model, conversation_of(body))
+    return await conversation.render(model, await prompts.of_turns(model, body.messages, lambda: conversation_of(body)))
 
 
 # --- answers -----------------------------------------------------------------------------------------------------------

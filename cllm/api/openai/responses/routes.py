@@ -79,13 +79,13 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest, se
     requests.refuse_unserved(body)
     body.max_tokens = body.max_output_tokens or body.max_tokens
     asked = context.wanted(body, model, max_tokens=None)
-    now, key = time.monotonic(), g.key
-    if isinstance(body.input, list):
-        prompts.check_turns(model, body.input)  # before anything is made of them
-    inputs = _with_ids(requests.input_items(body, lambda item_id: store.item(item_id, key=key, now=now)))
+    key, now = g.key, time.monotonic()
+    given = body.input if isinstance(body.input, list) else []
+    kept = {item.id: store.item(item.id, key=key, now=now) for item in given if item.type == "item_reference" and item.id is not None}
+    inputs = await prompts.of_turns(model, given, lambda: _with_ids(requests.input_items(body, kept.get)))
     items = (*_said_before(store, body), *inputs)
-    prompts.check_turns(model, items)
-    chat = await open_chat(context, model, requests.conversation_of(body, items), asked, endpoint=ENDPOINT)
+    conversation = await prompts.of_turns(model, items, lambda: requests.conversation_of(body, items))
+    chat = await open_chat(context, model, conversation, asked, endpoint=ENDPOINT)
     stores = body.store is not False and store.is_open
     head = ResponseHead.of(body, sent, asked, model.name, stored=stores)
 
