@@ -119,6 +119,7 @@ class ModelInfo:
     quantization: str = ""
     build: str = ""  # what computes was compiled for, as its library tells, and with how many threads; with another steps take other times
     cells_bytes: int = 0  # memory of all cells; 0: not known
+    n_gpu_layers: int | None = None  # layers on the GPU, below zero for all; in a process of its own the next one is told so many
     mapped_bytes: int = 0  # of `size_bytes`, what is in the host's memory as pages of a file: the system counts them as free
     fingerprint: str = ""
     """Differs where saved states do not fit, and wherever equal tokens would not have equal cells: with other weights, other adapters or

@@ -32,8 +32,8 @@ _PREFERENCE_CPU: Final = 10
 _PREFERENCE_GPU: Final = 20
 
 _NO_GPU: Final = (
-    "llama-cpp-python was built without GPU support: reinstall it with CMAKE_ARGS=-DGGML_CUDA=on (NVIDIA), -DGGML_METAL=on (Apple) "
-    "or -DGGML_VULKAN=on (others), or install a prebuilt wheel for your GPU"
+    "llama-cpp-python was built without GPU support, or its driver is not there: reinstall it with CMAKE_ARGS=-DGGML_CUDA=on (NVIDIA), "
+    "-DGGML_METAL=on (Apple) or -DGGML_VULKAN=on (others), or install a prebuilt wheel for your GPU"
 )
 
 logger = logging.getLogger("cllm.llamacpp")
@@ -81,11 +81,11 @@ class LlamaBackend:
         return lib
 
     def _probe_gpu(self, lib: Any) -> Probe:
-        if not lib.llama_supports_gpu_offload():
-            return Probe(available=False, reason=_NO_GPU)
-        found = devices.gpus(lib)
+        found = devices.gpus(lib) if lib.llama_supports_gpu_offload() else []  # which says whether there is a GPU, not what was built
         if not found:
-            return Probe(available=False, reason="llama.cpp has GPU support, but found no GPU: is the driver installed?")
+            kinds = ", ".join(devices.supported(lib))
+            found_none = f"llama.cpp has GPU support ({kinds}), but found no GPU: is the driver installed, and new enough?"
+            return Probe(available=False, reason=found_none if kinds else _NO_GPU)
         names = ", ".join(f"{gpu.name} ({gpu.free_bytes / 2**30:.0f} GiB free)" for gpu in found)
         return Probe(available=True, reason=f"llama.cpp on {names}", preference=_PREFERENCE_GPU)
 
@@ -111,6 +111,8 @@ def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> L
         is_on_gpu = gpu and model_params.n_gpu_layers != 0  # without layers there, cells lie in the machine's own memory too
         if not is_on_gpu:
             settings.check_memory(spec, facts, machine.memory_bytes())
+        elif 0 <= model_params.n_gpu_layers < (n_layers := lib.llama_model_n_layer(model)):
+            settings.check_memory(spec, facts, machine.memory_bytes(), share=1 - model_params.n_gpu_layers / n_layers)
         free_bytes = _gpu_bytes(lib, spec) if is_on_gpu else free_before - facts.info.size_bytes
         adapters, abort = load_adapters(lib, model, spec.loras, parts), AbortFlag(lib)
         contexts = Contexts(lib, model, facts, adapters, abort, gpu)
@@ -175,17 +177,25 @@ def _n_gpu_layers(lib: Any, spec: ModelSpec) -> int:
     if not model:
         raise load_failed(spec.path)
     try:
-        n_layers, size_bytes = lib.llama_model_n_layer(model), lib.llama_model_size(model)
+        n_layers, facts = lib.llama_model_n_layer(model), facts_of(lib, model, spec.path)
     finally:
         lib.llama_model_free(model)
-    n_fitting = settings.n_layers_that_fit(n_layers, size_bytes, free_bytes := _gpu_bytes(lib, spec))
+    cells_bytes = int(spec.n_cells * settings.bytes_per_cell(spec, facts)) if spec.n_cells and facts.keeps_all else 0
+    n_fitting = settings.n_layers_that_fit(n_layers, facts.info.size_bytes, free_bytes := _gpu_bytes(lib, spec), cells_bytes)
     if n_fitting == 0:
         logger.warning("no layer of %s fits into the %d MiB that are free on the GPU: the CPU computes all", spec.path, free_bytes >> 20)
+    elif n_fitting > 0:
+        logger.info("%d of %d layers of %s go to the GPU, of which %d MiB are free", n_fitting, n_layers, spec.path, free_bytes >> 20)
     return n_fitting
 
 
 def _gpu_bytes(lib: Any, spec: ModelSpec) -> int:
-    return sum(gpu.free_bytes for gpu in _own_gpus(lib, spec))
+    """Return how much the GPUs have room for together, dealt to them as `tensor_split` says, or as llama.cpp does by what is free."""
+    gpus = _own_gpus(lib, spec)
+    parts = spec.tensor_split[: len(gpus)] if len(gpus) > 1 else ()
+    if not (whole := sum(parts)):
+        return sum(gpu.free_bytes for gpu in gpus)
+    return min(int(gpu.free_bytes * whole / part) for gpu, part in zip(gpus, parts, strict=False) if part)
 
 
 def _own_gpus(lib: Any, spec: ModelSpec) -> list[devices.Gpu]:
@@ -202,7 +212,7 @@ def _own_gpus(lib: Any, spec: ModelSpec) -> list[devices.Gpu]:
 def _on_gpus(facts: Facts, n_layers: int, gpus: Sequence[devices.Gpu]) -> Facts:
     """Say in the model's facts what computes it: what steps take with few layers on a GPU, or on another, is no measure of these."""
     where = f"{'all' if n_layers < 0 else n_layers} layers on {', '.join(gpu.name for gpu in gpus)} |"
-    return attrs.evolve(facts, info=attrs.evolve(facts.info, build=f"{facts.info.build} {where}"))
+    return attrs.evolve(facts, info=attrs.evolve(facts.info, build=f"{facts.info.build} {where}", n_gpu_layers=n_layers))
 
 
 def _load_model(lib: Any, spec: ModelSpec, on_progress: OnProgress, params: Any) -> Any:

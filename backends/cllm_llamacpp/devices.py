@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 _GPU, _IGPU = 1, 2  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
+_WITHOUT_GPU = frozenset({"CPU", "BLAS", "RPC"})  # what any build may have
 
 
 @attrs.frozen
@@ -45,6 +46,16 @@ def gpus(lib: Any) -> list[Gpu]:
     kind = _function(native, "ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
     devices = (get(i) for i in range(count()))
     return taken([_gpu(native, device) for device in devices if kind(device) in (_GPU, _IGPU)])
+
+
+def supported(lib: Any) -> list[str]:
+    """Return the names of what this build of llama.cpp has for devices beside the processor, whether or not there is one now."""
+    native = lib.llama_cpp._lib
+    count = _function(native, "ggml_backend_reg_count", ctypes.c_size_t)
+    get = _function(native, "ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = _function(native, "ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
+    names = [(name(get(i)) or b"").decode("utf-8", "replace") for i in range(count())]
+    return [one for one in names if one not in _WITHOUT_GPU]
 
 
 def taken(found: Sequence[Gpu]) -> list[Gpu]:

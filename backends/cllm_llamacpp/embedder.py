@@ -14,7 +14,7 @@ import numpy as np
 
 from cllm import machine
 from cllm.backend import Batch, ModelInfo, ModelSpec, Pooling, Vectors, Vocabulary
-from cllm.errors import LoadFailed, ModelDied, StepFailed
+from cllm.errors import BackendError, LoadFailed, ModelDied, StepFailed
 from cllm_llamacpp import settings
 from cllm_llamacpp.adapters import Adapters
 from cllm_llamacpp.batch import BatchPointers
@@ -23,6 +23,7 @@ from cllm_llamacpp.library import LOG
 from cllm_llamacpp.vocabulary import LlamaVocabulary
 
 _POOLING_NONE: Final = 0
+_FAILED: Final = -3  # see `LlamaModel`
 _POOLING_RANK: Final = 4
 
 _N_SLOTS: Final = 64  # inputs of one step at most
@@ -88,10 +89,10 @@ def make_embedder(
     adapters.activate(context)
     cells_bytes = int(settings.bytes_per_cell(spec, facts) * sizes.n_tokens_max) if lib.llama_get_memory(context) else 0
     info = attrs.evolve(facts.info, cells_bytes=cells_bytes)
-    embedder = LlamaEmbedder(lib, model, context, info, sizes, pooling, vocabulary)
+    embedder = LlamaEmbedder(lib, model, context, info, sizes, pooling, vocabulary, gpu=gpu)
     try:
         embedder.warm_up()
-    except StepFailed as error:
+    except BackendError as error:
         raise LoadFailed(f"{spec.path}: {error}") from error
     return embedder
 
@@ -119,9 +120,19 @@ class LlamaEmbedder:
     """See `cllm.backend.Embedder`."""
 
     def __init__(
-        self, lib: Any, model: Any, context: Any, info: ModelInfo, sizes: Sizes, pooling: Pooling, vocabulary: LlamaVocabulary
+        self,
+        lib: Any,
+        model: Any,
+        context: Any,
+        info: ModelInfo,
+        sizes: Sizes,
+        pooling: Pooling,
+        vocabulary: LlamaVocabulary,
+        *,
+        gpu: bool,
     ) -> None:
         self._lib = lib
+        self._gpu = gpu
         self._context = context
         self._memory = lib.llama_get_memory(context)  # none where rows see all others: nothing is kept between steps
         self._parts: ExitStack | None = ExitStack()
@@ -147,6 +158,8 @@ class LlamaEmbedder:
     def step(self, batch: Batch) -> Vectors:
         self._check(batch)
         code = self._lib.llama_decode(self._context, self._pointers.of(batch).first(batch.n_rows))
+        if code == _FAILED and self._gpu:
+            raise ModelDied("the GPU failed, and computes nothing more for this process")
         if code != 0:
             raise StepFailed(f"llama.cpp failed with code {code}")
         return self._scores(batch) if self.pooling is Pooling.RANK else self._rows(batch.n_rows)
@@ -165,7 +178,7 @@ class LlamaEmbedder:
             parts.close()
 
     def warm_up(self) -> None:
-        """Compute two rows. Raises: StepFailed."""
+        """Compute two rows. Raises: StepFailed · ModelDied."""
         batch = Batch(min(2, self.n_rows_max))
         batch.n_rows = batch.n_outputs = len(batch.tokens)
         batch.positions[:] = range(batch.n_rows)

@@ -24,6 +24,7 @@ from cllm_llamacpp.vocabulary import LlamaVocabulary
 _NO_ROOM: Final = 1
 _ABORTED: Final = 2
 _INVALID: Final = -1
+_FAILED: Final = -3
 
 
 class LlamaModel:
@@ -32,7 +33,7 @@ class LlamaModel:
     Memory after errors. After NoRoom, and after a StepFailed for a batch that llama.cpp refused, all slots are as they were. After
     Aborted or a failed computation, the batch's slots have the cells they had before the step, or none where the memory cannot be
     trimmed. A failed computation with recurrent memory is ModelDied: their states lie among each other and move within the graph,
-    so that no slot can be vouched for.
+    so that no slot can be vouched for. So it is on a GPU: where a command failed there (Metal), every further one does.
 
     An abort counts for the step that runs when it comes. One that comes earlier is lost, also if the step's call is already on its
     way: better to finish a step than to stop one that nobody meant.
@@ -171,6 +172,8 @@ class LlamaModel:
             raise StepFailed("llama.cpp refused the batch")
         if code != _ABORTED and self._facts.has_recurrent_state:
             raise ModelDied(f"llama.cpp failed with code {code}, and recurrent states cannot be vouched for after that")
+        if code == _FAILED and self._gpu:
+            raise ModelDied("the GPU failed, and computes nothing more for this process")
         for slot in np.unique(batch.slots[: batch.n_rows]).tolist():
             self._cut(slot, int(self._lengths[slot]))
         if code == _ABORTED:

@@ -73,13 +73,16 @@ def _tensor_split(lib: Any, spec: ModelSpec) -> Any:
     return (ctypes.c_float * n_devices)(*spec.tensor_split)
 
 
-def n_layers_that_fit(n_layers: int, size_bytes: int, free_bytes: int) -> int:
+def n_layers_that_fit(n_layers: int, size_bytes: int, free_bytes: int, cells_bytes: int = 0) -> int:
     """Return how many of a model's layers to put into `free_bytes` of GPU memory; below zero for all, the output head too.
 
-    A fifth of the memory and a gibibyte stay free for the cache and for llama.cpp's buffers.
+    A fifth of the memory and a gibibyte stay free for the cache and for llama.cpp's buffers. Cells that were named, of all layers together,
+    may take more.
     """
-    room = free_bytes * 4 // 5 - _GIB
-    return -1 if size_bytes <= room else max(0, room * n_layers // max(1, size_bytes))
+    rooms = ((free_bytes * 4 // 5 - _GIB, size_bytes), (free_bytes - _GIB, size_bytes + cells_bytes))
+    if all(wanted <= room for room, wanted in rooms):
+        return -1
+    return max(0, min(room * n_layers // max(1, wanted) for room, wanted in rooms))
 
 
 def layout_of(spec: ModelSpec) -> KvLayout:
@@ -131,12 +134,12 @@ def n_cells_in(n_bytes: float, spec: ModelSpec, facts: Facts) -> int:
     return int(n_bytes / per_cell) if (per_cell := bytes_per_cell(spec, facts)) else sys.maxsize
 
 
-def check_memory(spec: ModelSpec, facts: Facts, memory_bytes: int) -> None:
+def check_memory(spec: ModelSpec, facts: Facts, memory_bytes: int, share: float = 1.0) -> None:
     """Refuse cells for which the machine has no memory at all: the kernel would grant them, and end the process when they are filled.
 
-    Only where every layer keeps every cell, so that their size is known. Raises: LoadFailed.
+    Only where every layer keeps every cell, so that their size is known; `share` of them lies there. Raises: LoadFailed.
     """
-    wanted = 0 if spec.n_cells is None else spec.n_cells * bytes_per_cell(spec, facts)
+    wanted = 0 if spec.n_cells is None else share * spec.n_cells * bytes_per_cell(spec, facts)
     if facts.keeps_all and wanted > memory_bytes > 0:
         raise LoadFailed(
             f"{spec.n_cells} cells of {facts.info.name} take {wanted / 2**30:.0f} GiB, and this machine has {memory_bytes / 2**30:.0f}: "

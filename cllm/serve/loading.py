@@ -30,6 +30,7 @@ from cllm.serve.spec import embedder_spec, model_spec
 from cllm.serve.statefiles import StateFiles
 from cllm.serve.stepless import Stepless, StreamsOnly
 from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.serve.workerembedder import WorkerEmbedder
 from cllm.text.builtin_templates import CHATML
 from cllm.text.dialect import UNKNOWN, dialect_of
 from cllm.text.grammar import Grammars
@@ -276,7 +277,11 @@ def _n_bytes_beside(model: StepModel, embedder: LoadedEmbedder | str, *, is_othe
     if isinstance(embedder, str) or isinstance(model, EmbeddingsOnly):
         return 0
     info = embedder.embedder.info
-    return info.cells_bytes + (info.size_bytes if is_other else 0)
+    if is_other:
+        return info.cells_bytes + info.size_bytes
+    # In a process of its own it has the weights once more, but for the file's pages, which both have.
+    is_apart = isinstance(embedder.embedder, WorkerEmbedder)
+    return info.cells_bytes + (max(info.size_bytes - model.info.mapped_bytes, 0) if is_apart else 0)
 
 
 def limits_of(model: StepModel, settings: Settings) -> Limits:

@@ -87,6 +87,8 @@ class WorkerLife:
             self._spec = attrs.evolve(self._spec, n_cells=loaded.n_cells)
         if not isinstance(loaded, frames.LoadedStreams):
             self._spec = attrs.evolve(self._spec, n_rows_max=loaded.n_rows_max)
+        if loaded.info.n_gpu_layers is not None:  # or it would have fewer where others, or what died, still hold the GPU's memory
+            self._spec = attrs.evolve(self._spec, n_gpu_layers=loaded.info.n_gpu_layers)
         return loaded
 
     def revive(self) -> None:

@@ -490,6 +490,13 @@ def test_layers_go_to_the_gpu_as_far_as_they_fit(size_gib, free_gib, n_layers):
     assert settings.n_layers_that_fit(40, size_gib << 30, free_gib << 30) == n_layers
 
 
+def test_cells_that_were_named_take_their_part_of_what_layers_fit():
+    gib = 1 << 30
+    assert settings.n_layers_that_fit(40, 15 * gib, 24 * gib, 4 * gib) == -1
+    assert settings.n_layers_that_fit(40, 15 * gib, 24 * gib, 10 * gib) == 40 * 23 // 25
+    assert settings.n_layers_that_fit(40, 15 * gib, 24 * gib, 1000 * gib) == 0
+
+
 def test_a_path_may_hold_any_characters(load, tiny_files, tmp_path: Path):
     path = tmp_path / "modèle\udcff 模型.gguf"
     path.write_bytes(tiny_files["qwen3"].read_bytes())

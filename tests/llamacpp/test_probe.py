@@ -59,10 +59,20 @@ def test_a_build_without_gpu_support_says_what_to_install(lib, monkeypatch, tiny
 
 
 def test_a_build_with_gpu_support_but_no_gpu_says_so(lib, monkeypatch):
-    monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: True)
-    monkeypatch.setattr(devices, "gpus", lambda _lib: [])
+    """llama.cpp says of it, as of one without, that it offloads nothing."""
+    monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: False)
+    monkeypatch.setattr(devices, "supported", lambda _lib: ["CUDA"])
 
-    assert "no GPU" in make_gpu_backend().probe().reason
+    reason = make_gpu_backend().probe().reason
+
+    assert "GPU support (CUDA), but found no GPU" in reason
+    assert "reinstall" not in reason
+
+
+def test_what_a_build_supports_is_told_without_what_all_of_them_have(lib):
+    if lib.llama_supports_gpu_offload():
+        pytest.skip("this build of llama.cpp found a GPU; the test runs where there is none")
+    assert not {"CPU", "BLAS", "RPC"} & set(devices.supported(lib))
 
 
 def test_gpus_are_named_with_their_memory(lib, monkeypatch):
@@ -109,6 +119,12 @@ def test_of_a_model_on_one_device_that_ones_memory_counts(monkeypatch):
         _gpu_bytes(None, attrs.evolve(spec, split_mode=SplitMode.NONE, main_gpu=1))
 
 
+@pytest.mark.parametrize(("parts", "n_gib"), [((), 14), ((0, 0), 14), ((1, 0), 7), ((3, 1), 28 / 3), ((1, 1, 5), 14)])
+def test_where_layers_are_dealt_by_parts_the_card_that_is_full_first_bounds_them(monkeypatch, parts, n_gib):
+    monkeypatch.setattr(devices, "gpus", lambda _lib: [CARD, CARD])
+    assert _gpu_bytes(None, ModelSpec(path="", tensor_split=parts)) == pytest.approx(n_gib * 2**30)
+
+
 def test_a_model_says_how_many_layers_are_on_which_gpus(load):
     def build(n_layers, *gpus):
         return _on_gpus(load()._facts, n_layers, gpus).info.build
@@ -140,11 +156,12 @@ def test_layers_that_nobody_counted_are_as_many_as_fit_on_the_gpu(tiny_files):
     assert "all layers on card |" in done.stdout
 
 
-def test_without_layers_on_the_gpu_cells_are_bounded_by_the_machines_memory(lib, monkeypatch, tiny_files):
+@pytest.mark.parametrize("n_gpu_layers", [0, 1])
+def test_cells_of_layers_that_are_not_on_the_gpu_are_bounded_by_the_machines_memory(lib, monkeypatch, tiny_files, n_gpu_layers):
     monkeypatch.setattr(lib, "llama_supports_gpu_offload", lambda: True)
     monkeypatch.setattr(devices, "gpus", lambda _lib: [CARD])
     monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 16)
-    spec = ModelSpec(path=str(tiny_files["qwen3"]), n_cells=4096, n_gpu_layers=0)
+    spec = ModelSpec(path=str(tiny_files["qwen3"]), n_cells=4096, n_gpu_layers=n_gpu_layers)
     with pytest.raises(LoadFailed, match="this machine has 0: ask for fewer"):
         make_gpu_backend().load(spec, lambda _share: True)
 

@@ -314,6 +314,21 @@ def test_a_failed_computation_takes_the_batch_back_or_ends_a_recurrent_model(loa
             assert driver.feed({0: [1], 1: [2]}).shape[0] == 2
 
 
+def test_after_a_failed_computation_a_gpu_is_not_asked_again(load, drive, some_tokens, monkeypatch):
+    """On some, every further one fails: requests would fail for ever, and nothing would be started anew."""
+    from cllm.errors import ModelDied
+
+    model = load("qwen3", n_live=2)
+    driver = drive(model)
+    driver.feed({0: some_tokens(0, 20)})
+    monkeypatch.setattr(model, "_gpu", True)
+    for code, error in ((-3, ModelDied), (-2, StepFailed)):
+        with monkeypatch.context() as patch:
+            patch.setattr(model._lib, "llama_decode", lambda *_, code=code: code)
+            with pytest.raises(error):
+                driver.feed({0: [1], 1: [2]})
+
+
 def test_the_layout_in_force_is_never_auto(load, layout):
     assert load(kv_layout=layout, n_live=2).capabilities.kv_layout is layout
     assert load(kv_layout=KvLayout.AUTO).capabilities.kv_layout is KvLayout.UNIFIED

@@ -15,8 +15,9 @@ from cllm.backend import Batch, KvLayout, ModelSpec, OnProgress, StepModel, Stre
 from cllm.config import DEMO_NAME, Settings
 from cllm.errors import BackendUnavailable, LoadFailed, StepFailed
 from cllm.registry import STEP_MODEL
-from cllm.serve.loading import check_beforehand, check_folder, limits_of, load, what_is_kept
+from cllm.serve.loading import _n_bytes_beside, check_beforehand, check_folder, limits_of, load, what_is_kept
 from cllm.serve.stepless import StreamsOnly
+from cllm.serve.workerembedder import WorkerEmbedder
 from cllm.testing.fake import FakeBackend, FakeModel
 from cllm.testing.fake_embedder import FakeEmbedder
 from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
@@ -276,6 +277,17 @@ def test_cells_for_vectors_count_and_weights_where_they_are_not_the_models(monke
         for settings in (plain, attrs.evolve(plain, embeddings=True), attrs.evolve(plain, embedding_model=__file__))
     ]
     assert [n - n_bytes[0] for n in n_bytes] == [0, 1 << 10, (1 << 20) + (1 << 10)]
+
+
+def test_what_gives_vectors_in_a_process_of_its_own_has_the_weights_once_more_but_for_the_files_pages() -> None:
+    model = FakeModel()
+    model.info = attrs.evolve(model.info, size_bytes=1000, mapped_bytes=300)
+    here = FakeEmbedder()
+    here.info = attrs.evolve(here.info, size_bytes=1000, cells_bytes=10)
+    apart = WorkerEmbedder.__new__(WorkerEmbedder)
+    apart.info = here.info
+    beside: list[Any] = [SimpleNamespace(embedder=one) for one in (here, apart)]
+    assert [_n_bytes_beside(model, one, is_other=False) for one in beside] == [10, 10 + 700]
 
 
 @pytest.mark.parametrize(("free_mib", "pool_mib"), [(100 << 10, 2048), (4 << 10, 1024), (8, 2), (0, 0)])

@@ -34,6 +34,7 @@ from cllm.serve.crossing import Bench
 from cllm.serve.disktier import DiskTier
 from cllm.serve.frames import Ended
 from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.serve.workerlife import WorkerLife
 from cllm.serve.workerprocess import WorkerProcess
 from cllm.serve.workervocabulary import WorkerVocabulary
 from cllm.testing import mortal
@@ -80,6 +81,29 @@ def model() -> Iterator[WorkerModel]:
 
 
 # --- nobody sees that it is elsewhere ---------------------------------------------------------------------------------
+
+
+def test_the_next_one_is_told_as_many_layers_on_the_gpu_as_the_first_one_found_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int | None] = []
+    model = FakeModel()
+
+    def start(self: WorkerLife, *_: object, **__: object) -> frames.Loaded:
+        told.append(self._spec.n_gpu_layers)
+        return frames.Loaded(
+            info=attrs.evolve(model.info, n_gpu_layers=18),
+            capabilities=model.capabilities,
+            n_cells=model.n_cells,
+            n_cells_slot=model.n_cells_slot,
+            n_slots=model.n_slots,
+            n_rows_max=model.n_rows_max,
+            vocabulary=None,
+        )
+
+    monkeypatch.setattr(WorkerLife, "_start", start)
+    life = WorkerLife("cllm.testing.fake:make_backend", ModelSpec(path=""), TEST_S)
+    life.start(lambda _share: True)
+    life.revive()
+    assert told == [None, 18]
 
 
 async def test_requests_get_what_they_get_of_a_model_in_this_process(model: WorkerModel) -> None:
