@@ -66,6 +66,9 @@ class Wire:
 PLAIN = Wire()
 
 
+N_EVENTS_AT_ONCE = 1000  # encoded in one go: a reader that comes back after a long silence finds ten times as many, which take 30 ms
+
+
 class TextFrame:
     """Events that differ in one text only: `template` with `mark` in its place, encoded once."""
 
@@ -105,7 +108,8 @@ class SseBody(ResponseBody):
     ) -> None:
         self.wire = wire
         self._generation = generation
-        self._waiting = first
+        self._first = first
+        self._waiting: Sequence[tuple[int, Event]] = ()  # told, and too much to be encoded at once with what came before
         self._shape = shape
         self._error_shape = error_shape
         self._ended = False
@@ -138,8 +142,7 @@ class SseBody(ResponseBody):
     async def __anext__(self) -> bytes:
         while not self._ended:
             try:
-                events = self._waiting or await self._generation.next_events()
-                chunk = self._chunk(events)
+                chunk = await self._chunk()
             except Exception as error:  # the status has been sent: the stream itself must say it
                 log.error("stream.failed", exc_info=error)
                 chunk = self._error(InternalError("internal error"))
@@ -148,10 +151,12 @@ class SseBody(ResponseBody):
         self._generation.close()
         raise StopAsyncIteration
 
-    def _chunk(self, events: Sequence[tuple[int, Event]]) -> bytes:
-        if self._waiting:
-            self._waiting = ()
+    async def _chunk(self) -> bytes:
+        if self._first:
+            events, self._first = self._first, ()
             return self._shape.first() + self._encode(events)
+        events = self._waiting or await self._generation.next_events()
+        events, self._waiting = events[:N_EVENTS_AT_ONCE], events[N_EVENTS_AT_ONCE:]
         if events:
             return self._encode(events)
         self._ended = True

@@ -12,7 +12,7 @@ import trio.testing
 
 from cllm.api.connection import N_LOOKS
 from cllm.api.errors import openai_shape
-from cllm.api.sse import SseBody
+from cllm.api.sse import N_EVENTS_AT_ONCE, SseBody
 from cllm.engine.events import Delta, Failed
 from cllm.engine.sequence import Phase
 from cllm.errors import GenerationFailed
@@ -268,6 +268,23 @@ async def test_a_stream_that_falls_behind_with_what_could_not_be_sent_at_once_en
     some, rest, *nothing = [chunk async for chunk in body]
     assert (some, rest[:4], nothing) == (b"some", b"more", [])
     assert json.loads(rest[4:].removeprefix(b"data: "))["error"]["code"] == "stream_overflow"
+
+
+class ReadLate(FallenBehind):
+    """A completion whose client comes back after all has been told."""
+
+    async def next_events(self) -> list[Any]:
+        if self.has_failed:
+            return []
+        self.has_failed = True
+        return [(0, Delta(7, f"{i} ", [1])) for i in range(2 * N_EVENTS_AT_ONCE + 1)]
+
+
+async def test_what_waited_long_is_written_in_pieces_between_which_others_have_theirs() -> None:
+    body = SseBody(ReadLate(), [(0, Delta(7, "first ", [1]))], Texts(), openai_shape)  # type: ignore[arg-type]
+    _, *pieces = [chunk.decode().split() for chunk in [chunk async for chunk in body]]
+    assert [len(piece) for piece in pieces] == [N_EVENTS_AT_ONCE, N_EVENTS_AT_ONCE, 1]
+    assert [int(text) for piece in pieces for text in piece] == list(range(2 * N_EVENTS_AT_ONCE + 1))
 
 
 async def test_pings_can_be_switched_off(serve: Any) -> None:
