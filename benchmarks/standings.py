@@ -136,10 +136,11 @@ def _row(complete: Sequence[Page], sides: Sequence[Page], figure: Figure) -> dic
     best = best_side(complete, figure)
     assert best is not None, "it was compared"
     row = _row_beside(best, figure)
-    if row["verdict"] == "unclear":
+    if row["verdict"] != "loss":
         compared = [side for side in sides if compared_by(side, figure.name) is not None]
         worse = best_side([side for side in compared if _row_beside(side, figure)["verdict"] == "loss"], figure)
-        return row if worse is None else _row_beside(worse, figure)
+        if worse is not None:
+            return _row_beside(worse, figure)
     leader = _leader(sides, figure) if row["verdict"] == "win" else None
     return row if leader is None or _row_beside(leader, figure)["verdict"] == "win" else {**row, "verdict": "unclear"}
 

@@ -14,7 +14,7 @@ from cllm.backend import Batch
 from cllm.engine.budget import RowBudget
 from cllm.engine.cost import N_TOGETHER
 from cllm.engine.events import Event
-from cllm.engine.fairness import Share
+from cllm.engine.fairness import Account
 from cllm.engine.fillers import N_STEPS_KEPT, Fillers
 from cllm.engine.passes import consecutive, passes
 from cllm.engine.plan import Move, Plan
@@ -74,7 +74,7 @@ class BatchFormer:
             ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
             if decoding:
                 n_deep = N_DEEPER + max([sequence.n_computed for sequence in decoding])
-                if self._is_apart(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].share, running):
+                if self._is_apart(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].account, running):
                     n_waiting, decoding, prompts = (len(decoding), [], prompts) if not self._n_turns else (0, decoding, [])
                 elif self._rows_by_slot:
                     ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_apart(sequence, len(decoding), n_deep)]
@@ -113,7 +113,7 @@ class BatchFormer:
                     are_alike=places_taken and _are_alike(prompts),
                 )
             n_room = self.n_room = max(n_rows - len(decoding), 1)
-            if decoding and _is_light(first.share, running):
+            if decoding and _is_light(first.account, running):
                 n_light = self._budget.n_rows_light(
                     n_owed(first),
                     len(decoding),
@@ -319,10 +319,10 @@ class BatchFormer:
         batch.outputs[end - 1] = wants_output
 
 
-def _is_light(share: Share, running: Seq[Sequence]) -> bool:
+def _is_light(account: Account, running: Seq[Sequence]) -> bool:
     """Whether a key has at most half of the places for its weight that another has, and was not served much more."""
-    others = {sequence.share for sequence in running} - {share}
-    return any(2.0 * share.load <= other.load and share.may_pass(other) for other in others)
+    others = {sequence.account for sequence in running} - {account}
+    return any(2.0 * account.load <= other.load and account.may_pass(other) for other in others)
 
 
 def _slot(sequence: Sequence) -> int:
@@ -338,15 +338,15 @@ def _prefill_rank(n_prefilled: int, sequence: Sequence) -> tuple[int, bool, floa
     """
     n_left = len(sequence.tokens) - sequence.n_computed
     is_in_time = n_prefilled - sequence.waits_from <= LATE * max(n_left, N_LATE_LEAST)
-    return sequence.order[0], is_in_time, sequence.share.load, sequence.prefill_from + n_left
+    return sequence.order[0], is_in_time, sequence.account.load, sequence.prefill_from + n_left
 
 
 def goes_before(n_prefilled: int, prompt: Sequence, newcomer: Sequence, n_newcomer: int) -> bool:
     """Whether a prompt that is computed would get its rows before those that a `newcomer` owes, were that let in now."""
-    rank = newcomer.order[0], newcomer.share.load
-    if (prompt.order[0], prompt.share.load) > rank:
+    rank = newcomer.order[0], newcomer.account.load
+    if (prompt.order[0], prompt.account.load) > rank:
         return False
-    if prompt.share is not newcomer.share:  # whose key would have one more
+    if prompt.account is not newcomer.account:  # whose key would have one more
         return True
     begun = n_prefilled if newcomer.admitted_at is None else newcomer.prefill_from
     return _prefill_rank(n_prefilled, prompt) <= (rank[0], True, rank[1], begun + n_newcomer)

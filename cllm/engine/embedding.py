@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cllm.backend import Batch, Embedder, Pooling, Vectors
 from cllm.engine.compute import empty
-from cllm.engine.fairness import Shares
+from cllm.engine.fairness import Accounts
 from cllm.engine.turns import Turns
 from cllm.errors import ContextExceeded, GenerationFailed, InvalidRequest, RequestError, StepFailed
 
@@ -84,7 +84,7 @@ class EmbedPlan:
 class EmbedScheduler:
     """The inputs under way and waiting. One caller; every method returns at once."""
 
-    def __init__(self, embedder: Embedder, shares: Shares | None = None) -> None:
+    def __init__(self, embedder: Embedder, accounts: Accounts | None = None) -> None:
         self.n_tokens = 0  # computed, since the start
         self.n_inputs = 0  # that got their vectors
         self._n_embd = embedder.n_embd
@@ -94,7 +94,7 @@ class EmbedScheduler:
         self.n_tokens_max = n_tokens_max if embedder.can_split else min(n_tokens_max, embedder.n_rows_max)
         self._n_rows_max = embedder.n_rows_max
         self._batch = Batch(embedder.n_rows_max)
-        self._waiting: Turns[Input] = Turns(Shares() if shares is None else shares)
+        self._waiting: Turns[Input] = Turns(Accounts() if accounts is None else accounts)
         self._begun: list[Input] = []  # hold a slot
         self._free_slots = list(range(embedder.n_slots))[::-1]
         self._n_cells_free = embedder.n_cells

@@ -49,7 +49,7 @@ NO_WORK: Final = Work()
 
 
 @attrs.define(eq=False)
-class Share:
+class Account:
     """One key's account. `served` is in tokens over weight, so that equal counters are fair."""
 
     key: str = ""
@@ -79,11 +79,11 @@ class Share:
         """Count what was computed for this key, in tokens of a prompt."""
         self.served += tokens / self.weight
 
-    def may_pass(self, other: Share, work: Work = NO_WORK) -> bool:
+    def may_pass(self, other: Account, work: Work = NO_WORK) -> bool:
         """Say whether this key may have what costs `work` before its turn, where another with more places would only wait for it."""
         return self.load < other.load and self.served + work.tokens() / self.weight <= other.served + AHEAD_MAX
 
-    def may_take_from(self, other: Share, n_taken: int) -> bool:
+    def may_take_from(self, other: Account, n_taken: int) -> bool:
         """Say whether one place more here and one less there would still leave this key no better off, `n_taken` being gone already.
 
         Strictly fewer places are then unevenly held after the exchange, and the other cannot claim the place back: no thrashing.
@@ -93,49 +93,49 @@ class Share:
         return (self.n_running + 1) / self.weight <= (other.n_running - n_taken - 1) / other.weight
 
 
-class Shares:
+class Accounts:
     """The accounts of all keys that have asked for something; the caller bounds how many there are."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
-        self._shares: dict[str, Share] = {}
+        self._accounts: dict[str, Account] = {}
         self._level = 0.0  # the counter of who was last in the queue
         self._late: deque[str] = deque()  # keys of the last sequences that came: who only asks whether there is room is not among them
         self._n_late: Counter[str] = Counter()
 
-    def __iter__(self) -> Iterator[Share]:
-        return iter(self._shares.values())
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._accounts.values())
 
     @property
     def n_late(self) -> int:
         """Keys that asked for something of late."""
         return len(self._n_late)
 
-    def of(self, key: str) -> Share:
+    def of(self, key: str) -> Account:
         """Return the account of `key`."""
-        share = self._shares.get(key)
-        if share is None:
-            share = self._shares[key] = Share(key, self._weights.get(key, 1.0))
-        return share
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = Account(key, self._weights.get(key, 1.0))
+        return account
 
-    def wait(self, share: Share, work: Work, priority: int = 0) -> None:
+    def wait(self, account: Account, work: Work, priority: int = 0) -> None:
         """One more of this key waits, to cost `work`. The first joins the others at the level of the least served of them.
 
         Those who wait less urgently do not count: they may have been passed for days, which is no reason to pass others at this priority.
         They are lifted as much, too, so that what is less urgent of this key does not go behind what is of theirs; but nobody beyond the
         level at which this key joins: lifts that add up would part what is counted from what was served, further with each newcomer.
         """
-        if not share.waits_at(priority):
-            others = [other for other in self._shares.values() if other is not share]
+        if not account.waits_at(priority):
+            others = [other for other in self._accounts.values() if other is not account]
             served = [other.served for other in others if other.waits_at(priority)]
             level = min(served) if served else self._level
-            lift = max(level - share.served, 0.0)
-            for lifted in (share, *(other for other in others if other.n_waiting and not other.waits_at(priority))):
+            lift = max(level - account.served, 0.0)
+            for lifted in (account, *(other for other in others if other.n_waiting and not other.waits_at(priority))):
                 lifted.served = max(lifted.served, min(lifted.served + lift, level))
-        self._note_late(share.key)
-        share.n_waiting += 1
-        share.n_waiting_at[priority] += 1
-        share.owed += work
+        self._note_late(account.key)
+        account.n_waiting += 1
+        account.n_waiting_at[priority] += 1
+        account.owed += work
 
     def _note_late(self, key: str) -> None:
         self._late.append(key)
@@ -146,14 +146,14 @@ class Shares:
             if not self._n_late[oldest]:
                 del self._n_late[oldest]
 
-    def wait_no_more(self, share: Share, work: Work, priority: int = 0) -> None:
+    def wait_no_more(self, account: Account, work: Work, priority: int = 0) -> None:
         """One of this key left the queue."""
-        share.n_waiting -= 1
-        share.n_waiting_at[priority] -= 1
-        if not share.n_waiting_at[priority]:
-            del share.n_waiting_at[priority]
-        share.owed = share.owed - work if share.n_waiting else NO_WORK  # no rounding errors are kept
-        self._level = max(self._level, share.served)
+        account.n_waiting -= 1
+        account.n_waiting_at[priority] -= 1
+        if not account.n_waiting_at[priority]:
+            del account.n_waiting_at[priority]
+        account.owed = account.owed - work if account.n_waiting else NO_WORK  # no rounding errors are kept
+        self._level = max(self._level, account.served)
 
 
 def finds_room(key: str, n_waiting_of: Mapping[str, int], n_max: int, weights: Mapping[str, float]) -> bool:

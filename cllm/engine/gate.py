@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK, Share, Shares, Work
+from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK, Account, Accounts, Work
 from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 
 RETRY_AFTER_S: Final = (1.0, 120.0)  # what a refused client is told at least and at most
@@ -23,22 +23,20 @@ CERTAINTY: Final = 2.0  # a deadline counts as missed when it would be at so man
 
 @attrs.define
 class _Rate:
-    """Work in a second, of which what is long ago fades."""
+    """Work in a second, in tokens of a prompt, of which what is long ago fades."""
 
-    n_prompt: float = 0.0
-    n_generated: float = 0.0
+    done: float = 0.0
     seconds: float = 0.0
     worked_s: float = 0.0
 
-    def add(self, n_prompt: int, n_generated: int, seconds: float, kept: float) -> None:
-        self.n_prompt = self.n_prompt * kept + n_prompt
-        self.n_generated = self.n_generated * kept + n_generated
+    def add(self, work: float, seconds: float, kept: float) -> None:
+        self.done = self.done * kept + work
         self.seconds = self.seconds * kept + seconds
         self.worked_s += seconds
 
-    def per_s(self, generated: float) -> float | None:
-        done = Work(self.n_prompt, self.n_generated).tokens(generated)
-        return done / self.seconds if done and self.worked_s >= RATE_AFTER_S else None
+    @property
+    def per_s(self) -> float | None:
+        return self.done / self.seconds if self.done and self.worked_s >= RATE_AFTER_S else None
 
 
 class Service:
@@ -52,11 +50,17 @@ class Service:
         self._full = _Rate()
         self._n_answers = 0
 
-    def step(self, n_prefill_rows: int, n_decode_rows: int, seconds: float, *, is_full: bool = True) -> None:
-        """Count a step; in one that is not full nobody else waited, so that it does not say how fast work could be done."""
+    def step(
+        self, n_prefill_rows: int, n_decode_rows: int, seconds: float, *, is_full: bool = True, generated: float = GENERATED_TOKEN
+    ) -> None:
+        """Count a step, in which a generated token was as much as `generated` of a prompt.
+
+        In one that is not full nobody else waited, so that it does not say how fast work could be done.
+        """
         kept = math.exp(-seconds / MEMORY_S)  # prompts that go at once may take longer than that, and are not all there is to know
+        work = Work(n_prefill_rows, n_decode_rows).tokens(generated)
         for rate in (self._recent, self._full) if is_full else (self._recent,):
-            rate.add(n_prefill_rows, n_decode_rows, seconds, kept)
+            rate.add(work, seconds, kept)
         self._n_prefill_rows = self._n_prefill_rows * kept + n_prefill_rows
         self._n_decode_rows = self._n_decode_rows * kept + n_decode_rows
 
@@ -65,16 +69,15 @@ class Service:
         self._n_answers = min(self._n_answers + 1, N_ANSWERS_AVERAGED)
         self.n_generated_mean += (n_generated - self.n_generated_mean) / self._n_answers
 
-    def rate(self, generated: float = GENERATED_TOKEN) -> float | None:
-        """Work done in a second while others wait, in tokens of a prompt, of which a generated one is as much as `generated`.
+    @property
+    def rate(self) -> float | None:
+        """Work done in a second while others wait, in tokens of a prompt; None as long as too little was measured, or nothing was done."""
+        return self._full.per_s
 
-        None as long as too little was measured, or none of it came to anything.
-        """
-        return self._full.per_s(generated)
-
-    def recent_rate(self, generated: float = GENERATED_TOKEN) -> float | None:
+    @property
+    def recent_rate(self) -> float | None:
         """The same of late, whether there was more to do or not."""
-        return self._recent.per_s(generated)
+        return self._recent.per_s
 
     @property
     def prompt_rows(self) -> float:
@@ -105,7 +108,7 @@ NOBODY: Final = Behind()
 class Coming:
     """Sequences that were let in, while their prompts are read."""
 
-    share: Share
+    account: Account
     n_sequences: int
     priority: int
 
@@ -120,16 +123,23 @@ class Demand:
     is_urgent: bool = False  # more so than any that waits, and somebody makes room
     work_running: Work = NO_WORK  # what is probably done until one of those who run has ended; none: one more could run now
     behind: Behind = NOBODY
-    generated_token: float = GENERATED_TOKEN  # what one takes now, in tokens of a prompt
+    generated_token: float = GENERATED_TOKEN  # what one took of late, in tokens of a prompt
 
 
 class Gate:
     """Weighs a demand against the queue."""
 
     def __init__(
-        self, shares: Shares, service: Service, *, n_waiting_max: int, wait_max_s: float | None, caps: Mapping[str, int], cap: int | None
+        self,
+        accounts: Accounts,
+        service: Service,
+        *,
+        n_waiting_max: int,
+        wait_max_s: float | None,
+        caps: Mapping[str, int],
+        cap: int | None,
     ) -> None:
-        self._shares = shares
+        self._accounts = accounts
         self._service = service
         self._n_waiting_max = n_waiting_max
         self._wait_max_s = wait_max_s
@@ -141,14 +151,14 @@ class Gate:
 
         Raises: QuotaExceeded · Unavailable · DeadlineExceeded.
         """
-        share = self._shares.of(demand.key)
-        self._check_quota(share, demand)
-        self._check_queue(share, demand)
+        account = self._accounts.of(demand.key)
+        self._check_quota(account, demand)
+        self._check_queue(account, demand)
         generated = demand.generated_token
-        rate = self._service.rate(generated)
+        rate = self._service.rate
         if rate is None or demand.is_urgent:
             return
-        wait_s = (self._tokens_before(share, generated, demand.behind) + demand.work_running.tokens(generated)) / rate
+        wait_s = (self._tokens_before(account, generated, demand.behind) + demand.work_running.tokens(generated)) / rate
         if self._wait_max_s is not None and wait_s > self._wait_max_s:
             retry_after_s = bearable(wait_s - self._wait_max_s)
             raise Unavailable(f"the wait would be about {wait_s:.0f} s", retry_after_s=retry_after_s, code="wait_too_long")
@@ -159,54 +169,56 @@ class Gate:
         """Sequences that a key may have under way; None: as many as it likes."""
         return self._caps.get(key, self._cap)
 
-    def _check_quota(self, share: Share, demand: Demand) -> None:
-        cap = self.cap(share.key)
-        if cap is not None and share.n_under_way + demand.n_sequences > cap:
-            message = f"this key may have {cap} completions under way, and has {share.n_under_way}"
-            raise QuotaExceeded(message, retry_after_s=self._next_end_s(share, demand.generated_token))
+    def _check_quota(self, account: Account, demand: Demand) -> None:
+        cap = self.cap(account.key)
+        if cap is not None and account.n_under_way + demand.n_sequences > cap:
+            message = f"this key may have {cap} completions under way, and has {account.n_under_way}"
+            raise QuotaExceeded(message, retry_after_s=self._next_end_s(account, demand.generated_token))
 
-    def _check_queue(self, share: Share, demand: Demand) -> None:
+    def _check_queue(self, account: Account, demand: Demand) -> None:
         """A full queue still takes who finds less than its size of others as urgent, and from a key with less than its part of it, so that
         neither the less urgent nor a key shuts the others out: twice its size at most.
         """
-        n_waiting = sum(other.n_coming + other.n_waiting for other in self._shares) + demand.n_sequences
+        n_waiting = sum(other.n_coming + other.n_waiting for other in self._accounts) + demand.n_sequences
         finds_room = n_waiting - demand.behind.n_waiting <= self._n_waiting_max
         if n_waiting <= 2 * self._n_waiting_max and (
-            finds_room or share.n_coming + share.n_waiting + demand.n_sequences <= self._n_waiting_max * self._part(share)
+            finds_room or account.n_coming + account.n_waiting + demand.n_sequences <= self._n_waiting_max * self._part(account)
         ):
             return
         ahead = demand.behind if n_waiting <= 2 * self._n_waiting_max else NOBODY  # of those behind, some must have gone then, too
-        raise Unavailable("the queue is full", retry_after_s=self._retry_after_s(share, demand.generated_token, ahead), code="queue_full")
+        raise Unavailable("the queue is full", retry_after_s=self._retry_after_s(account, demand.generated_token, ahead), code="queue_full")
 
-    def _retry_after_s(self, share: Share, generated: float, behind: Behind) -> float:
+    def _retry_after_s(self, account: Account, generated: float, behind: Behind) -> float:
         """Seconds until what waits now before a newcomer is probably served, and half of what runs, which is what of it is left."""
-        rate = self._service.rate(generated)
+        rate = self._service.rate
         if rate is None:
             return RETRY_AFTER_S[0]
-        return bearable((self._tokens_before(share, generated, behind) + self._answer_tokens(self._n_running, generated) / 2) / rate)
+        return bearable((self._tokens_before(account, generated, behind) + self._answer_tokens(self._n_running, generated) / 2) / rate)
 
-    def _tokens_before(self, share: Share, generated: float, behind: Behind = NOBODY) -> float:
+    def _tokens_before(self, account: Account, generated: float, behind: Behind = NOBODY) -> float:
         """What is done before a newcomer of this key: all that waits at most, and of its own what its part of the service can do."""
-        owed = Work.of(other.owed for other in self._shares) - behind.work
-        return min(owed.tokens(generated), (share.owed - behind.own_work).tokens(generated) / self._part(share))
+        owed = Work.of(other.owed for other in self._accounts) - behind.work
+        return min(owed.tokens(generated), (account.owed - behind.own_work).tokens(generated) / self._part(account))
 
-    def _part(self, share: Share) -> float:
+    def _part(self, account: Account) -> float:
         """The part of the whole that this key is due when it waits too. Alone, everything."""
-        if sum(other.n_waiting > 0 for other in self._shares if other is not share) == 0:
+        if sum(other.n_waiting > 0 for other in self._accounts if other is not account) == 0:
             return 1.0
-        return share.weight / (share.weight + sum(other.weight for other in self._shares if other.n_waiting and other is not share))
+        return account.weight / (account.weight + sum(other.weight for other in self._accounts if other.n_waiting and other is not account))
 
-    def _next_end_s(self, share: Share, generated: float) -> float:
+    def _next_end_s(self, account: Account, generated: float) -> float:
         """Seconds until one of this key's sequences has probably ended: all that run go on together."""
-        rate = self._service.recent_rate(generated)
+        rate = self._service.recent_rate
         if rate is None:
             return RETRY_AFTER_S[0]
         one_s = self._answer_tokens(max(self._n_running, 1), generated) / rate
-        return bearable(self._tokens_before(share, generated) / rate + one_s if not share.n_running else one_s / (share.n_running + 1))
+        return bearable(
+            self._tokens_before(account, generated) / rate + one_s if not account.n_running else one_s / (account.n_running + 1)
+        )
 
     @property
     def _n_running(self) -> int:
-        return sum(share.n_running for share in self._shares)
+        return sum(account.n_running for account in self._accounts)
 
     def _answer_tokens(self, n_running: int, generated: float) -> float:
         """What is done from an answer's beginning to its end, beside as many that go on together."""

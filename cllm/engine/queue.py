@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 import attrs
 
-from cllm.engine.fairness import NO_WORK, Share, Shares, Work
+from cllm.engine.fairness import NO_WORK, Account, Accounts, Work
 from cllm.engine.gate import NOBODY, Behind
 from cllm.engine.sequence import Sequence
 
@@ -24,7 +24,7 @@ def order(sequence: Sequence) -> tuple[int, int]:
 class Line:
     """The waiting sequences of one key and priority, in order of arrival. Only a line's own order is settled here."""
 
-    share: Share
+    account: Account
     begun: list[Sequence] = attrs.field(factory=list)  # preempted ones: what was promised them comes first
     new: list[Sequence] = attrs.field(factory=list)
     n_passed: int = 0  # fresh ones in a row that went before a late one
@@ -64,8 +64,8 @@ class Queue:
     served, a queue in order of arrival makes everybody wait too long. Every twentieth time the oldest goes nevertheless.
     """
 
-    def __init__(self, shares: Shares, patience_s: float | None = None) -> None:
-        self._shares = shares
+    def __init__(self, accounts: Accounts, patience_s: float | None = None) -> None:
+        self._accounts = accounts
         self._patience_s = patience_s
         self._lines: dict[int, dict[str, Line]] = {}  # by priority, then by key; none is empty
         self._n_waiting = 0
@@ -92,7 +92,7 @@ class Queue:
         """Who would be next of each key that may pass that of `than`, who is next of all, in the order of their turns."""
         late_before = self._late_before(now)
         firsts = [line.first(late_before) for line in sorted(self._lines[than.spec.priority].values(), key=_turn)]
-        return [first for first in firsts if first.share.may_pass(than.share, first.work)]
+        return [first for first in firsts if first.account.may_pass(than.account, first.work)]
 
     def is_first(self, priority: int) -> bool:
         """Say whether everybody who waits is less urgent."""
@@ -105,7 +105,7 @@ class Queue:
             line_work = line.work
             n_waiting += len(line)
             work += line_work
-            own_work += line_work if line.share.key == key else NO_WORK
+            own_work += line_work if line.account.key == key else NO_WORK
         return Behind(n_waiting, work, own_work) if n_waiting else NOBODY
 
     def work_before(self, key: str, priority: int, now: float) -> Work:
@@ -115,7 +115,7 @@ class Queue:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait at its rank."""
-        self._shares.wait(sequence.share, sequence.work, sequence.spec.priority)
+        self._accounts.wait(sequence.account, sequence.work, sequence.spec.priority)
         self._put_in(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
@@ -130,17 +130,17 @@ class Queue:
 
     def reweigh(self, sequence: Sequence, work: Work) -> None:
         """A sequence that waits will probably cost something else than it was thought to."""
-        sequence.share.owed += work - sequence.work
+        sequence.account.owed += work - sequence.work
         sequence.work = work
 
     def remove_aside(self, sequence: Sequence) -> None:
         """A sequence that was set aside waits no more."""
-        self._shares.wait_no_more(sequence.share, sequence.work, sequence.spec.priority)
+        self._accounts.wait_no_more(sequence.account, sequence.work, sequence.spec.priority)
         self._n_aside -= 1
 
     def admit(self, sequence: Sequence, now: float) -> None:
         """Take out a sequence whose turn it is."""
-        line = self._lines[sequence.spec.priority][sequence.share.key]
+        line = self._lines[sequence.spec.priority][sequence.account.key]
         has_passed = bool(line.new) and line.new[0] is not sequence and line.new[0].arrived_at < self._late_before(now)
         line.n_passed = line.n_passed + 1 if has_passed else 0
         self.remove(sequence)
@@ -148,21 +148,21 @@ class Queue:
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that waits."""
         self._take_out(sequence)
-        self._shares.wait_no_more(sequence.share, sequence.work, sequence.spec.priority)
+        self._accounts.wait_no_more(sequence.account, sequence.work, sequence.spec.priority)
 
     def _put_in(self, sequence: Sequence) -> None:
-        share = sequence.share
-        line = self._lines.setdefault(sequence.spec.priority, {}).setdefault(share.key, Line(share))
+        account = sequence.account
+        line = self._lines.setdefault(sequence.spec.priority, {}).setdefault(account.key, Line(account))
         bisect.insort(line.place_of(sequence), sequence, key=order)
         self._n_waiting += 1
 
     def _take_out(self, sequence: Sequence) -> None:
         lines = self._lines[sequence.spec.priority]
-        line = lines[sequence.share.key]
+        line = lines[sequence.account.key]
         line.place_of(sequence).remove(sequence)
         self._n_waiting -= 1
         if not line:
-            del lines[sequence.share.key]
+            del lines[sequence.account.key]
         if not lines:
             del self._lines[sequence.spec.priority]
 
@@ -170,12 +170,12 @@ class Queue:
         """Assert that everybody stands where he belongs, and that the counts are right."""
         lines = [line for lines in self._lines.values() for line in lines.values()]
         assert all(len(line) for line in lines)
-        assert sum(len(line) for line in lines) == self._n_waiting == sum(share.n_waiting for share in self._shares) - self._n_aside
-        assert all(share.n_waiting_at.total() == share.n_waiting for share in self._shares)
+        assert sum(len(line) for line in lines) == self._n_waiting == sum(account.n_waiting for account in self._accounts) - self._n_aside
+        assert all(account.n_waiting_at.total() == account.n_waiting for account in self._accounts)
         for line in lines:
             assert line.begun == sorted(line.begun, key=order)
             assert line.new == sorted(line.new, key=order)
-            assert all(sequence.share is line.share for sequence in (*line.begun, *line.new))
+            assert all(sequence.account is line.account for sequence in (*line.begun, *line.new))
 
     def _late_before(self, now: float) -> float:
         return float("-inf") if self._patience_s is None else now - self._patience_s
@@ -206,9 +206,9 @@ def who_yields(
     for sequence in sorted(running, key=_rank, reverse=True):
         if n_places <= 0 and n_cells <= 0:
             break
-        share = sequence.share
-        if _must_yield(sequence, newcomer, n_taken.get(share.key, 0)):
-            n_taken[share.key] = n_taken.get(share.key, 0) + 1
+        account = sequence.account
+        if _must_yield(sequence, newcomer, n_taken.get(account.key, 0)):
+            n_taken[account.key] = n_taken.get(account.key, 0) + 1
             yielding.append(sequence)
             n_places -= 1
             n_cells -= n_freed(sequence)
@@ -221,19 +221,19 @@ def may_yield(running: Seq[Sequence], newcomer: Sequence) -> bool:
         return False
     if running[-1].order[0] > newcomer.order[0]:
         return True
-    return any(newcomer.share.may_take_from(share, 0) for share in {sequence.share for sequence in running})
+    return any(newcomer.account.may_take_from(account, 0) for account in {sequence.account for sequence in running})
 
 
 def _must_yield(sequence: Sequence, newcomer: Sequence, n_taken: int) -> bool:
     if sequence.order[0] != newcomer.order[0]:
         return sequence.order[0] > newcomer.order[0]
-    return newcomer.share.may_take_from(sequence.share, n_taken)
+    return newcomer.account.may_take_from(sequence.account, n_taken)
 
 
 def _rank(sequence: Sequence) -> tuple[int, float, float, int]:
-    share = sequence.share
-    return (sequence.order[0], share.load, share.served, sequence.seq_id)
+    account = sequence.account
+    return (sequence.order[0], account.load, account.served, sequence.seq_id)
 
 
 def _turn(line: Line) -> tuple[float, float, tuple[int, int]]:
-    return (line.share.served, line.share.load, (line.begun or line.new)[0].order)
+    return (line.account.served, line.account.load, (line.begun or line.new)[0].order)

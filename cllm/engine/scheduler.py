@@ -20,7 +20,7 @@ from cllm.engine.budget import ALONE_FULL_S, RowBudget
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
-from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK, PROMPT_TOKEN, Shares, Work
+from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK, PROMPT_TOKEN, Accounts, Work
 from cllm.engine.fillers import N_TILE, Fillers
 from cllm.engine.following import Followers, is_of_use, n_computing
 from cllm.engine.gate import CERTAINTY, Behind, Coming, Demand, Gate, Service
@@ -146,13 +146,14 @@ class Scheduler:
         self._choice = _layout_choice(limits, self.cost)
         self._cost_other: CostModel | None = None  # of the layout that is not in force
         self._sequences: dict[int, Sequence] = {}  # all that have not ended
-        self._shares = Shares(limits.key_weights)
-        self._queue = Queue(self._shares, limits.patience_s)
+        self._accounts = Accounts(limits.key_weights)
+        self._generated_token = GENERATED_TOKEN  # what one takes, in tokens of a prompt; where nothing was measured, what it is charged
+        self._queue = Queue(self._accounts, limits.patience_s)
         self._followers = Followers()  # they wait too, but not in the queue
         self._coming: dict[Coming, None] = {}
         self._service = Service()
         self._gate = Gate(
-            self._shares,
+            self._accounts,
             self._service,
             n_waiting_max=limits.n_waiting_max,
             wait_max_s=limits.wait_max_s,
@@ -207,30 +208,22 @@ class Scheduler:
             is_urgent=work_running == NO_WORK and self._queue.is_first(priority),
             work_running=work_running,
             behind=self._behind(key, priority),
-            generated_token=self._generated_token(),
+            generated_token=self._generated_token,
         )
         self._gate.check(demand, NO_WORK if timeout_s is None else self._queue.work_before(key, priority, now))
 
     def expect(self, n_sequences: int, *, key: str = "", priority: int = 0) -> Coming:
         """Keep room in the queue for sequences that `check_room` let pass, while their prompts are read; until `expect_no_more`."""
-        coming = Coming(self._shares.of(key), n_sequences, priority)
+        coming = Coming(self._accounts.of(key), n_sequences, priority)
         self._coming[coming] = None
-        coming.share.n_coming += n_sequences
+        coming.account.n_coming += n_sequences
         return coming
 
     def expect_no_more(self, coming: Coming) -> None:
         """They are submitted next, or will not come. May be called again."""
         if coming in self._coming:
             del self._coming[coming]
-            coming.share.n_coming -= coming.n_sequences
-
-    def _generated_token(self) -> float:
-        """What a generated token takes beside those who run, in tokens of a prompt; where nothing was measured, what it is charged."""
-        n_running = min(len(self._running), self.cost.n_rows_max)
-        if not n_running or not self.cost.is_grounded:
-            return GENERATED_TOKEN
-        cells = self.cells
-        return self.cost.generated_rows(n_running, cells.n_total - cells.n_free, cells.n_held)
+            coming.account.n_coming -= coming.n_sequences
 
     def _work_until_one_ends(self, priority: int) -> Work:
         """What is probably done until one of those who run has ended, all going on together; none if there is room before."""
@@ -245,7 +238,7 @@ class Scheduler:
         behind = self._queue.behind(key, priority)
         for sequence in self._followers:
             if sequence.spec.priority > priority:
-                own_work = sequence.work if sequence.share.key == key else NO_WORK
+                own_work = sequence.work if sequence.account.key == key else NO_WORK
                 behind = Behind(behind.n_waiting + 1, behind.work + sequence.work, behind.own_work + own_work)
         n_coming = sum(coming.n_sequences for coming in self._coming if coming.priority > priority)
         return attrs.evolve(behind, n_waiting=behind.n_waiting + n_coming)
@@ -340,7 +333,7 @@ class Scheduler:
             events,
             n_cells,
             self.totals.n_prefill_rows,
-            self._shares.n_late if is_decoding else self._n_keys(),
+            self._accounts.n_late if is_decoding else self._n_keys(),
             self._meetings(beside_answers=is_decoding),
             places_taken,
         )
@@ -367,8 +360,7 @@ class Scheduler:
         self._now = now
         events: list[Event] = []
         if plan.n_rows:
-            seconds = now - self._planned_at
-            self._service.step(plan.n_prompt_rows, len(plan.decoding), seconds, is_full=self._is_full)
+            self._serve(plan, now - self._planned_at)
         self._settle(plan, now)
         if self._choice is not None and plan.n_rows:
             self._note_cost_of_layout(self._choice, plan)
@@ -378,7 +370,7 @@ class Scheduler:
             self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
         self.totals.n_fillers += len(plan.fillers)
         for sequence in plan.decoding:
-            sequence.share.charge(GENERATED_TOKEN)
+            sequence.account.charge(GENERATED_TOKEN)
             self.memory.decoded(sequence)
         for sequence, n_rows in plan.prefilling:
             self.memory.prefilled(sequence, n_rows)
@@ -405,6 +397,13 @@ class Scheduler:
         if self._trials.is_any_suspect:
             self._acquit(plan.outputs)
         return events
+
+    def _serve(self, plan: Plan, seconds: float) -> None:
+        """Count what was done, by what a generated token takes beside as many as run, and keep that for those who wait now."""
+        n_running, cells = min(len(self._running), self.cost.n_rows_max), self.cells
+        if n_running and self.cost.is_grounded:
+            self._generated_token = self.cost.generated_rows(n_running, cells.n_total - cells.n_free, cells.n_held)
+        self._service.step(plan.n_prompt_rows, len(plan.decoding), seconds, is_full=self._is_full, generated=self._generated_token)
 
     def _settle(self, plan: Plan, now: float) -> None:
         for sequence in self.memory.settle(plan):
@@ -621,7 +620,7 @@ class Scheduler:
         self.memory.check(self._running)
         assert len(self._running) + self.n_waiting == len(self._sequences)
         assert self._running == sorted(self._running, key=order)
-        assert len(self._running) == sum(share.n_running for share in self._shares)
+        assert len(self._running) == sum(account.n_running for account in self._accounts)
         self._queue.check()
         for sequence in (*self._queue, *self._followers):
             assert sequence.phase is Phase.WAITING
@@ -653,7 +652,7 @@ class Scheduler:
 
     def _n_keys(self) -> int:
         """Keys that have asked of late. Where nobody generates, who computes beside us waits for our steps as another key does."""
-        return max(self._shares.n_late, 1 + self.has_neighbours)
+        return max(self._accounts.n_late, 1 + self.has_neighbours)
 
     def _remember_deadline(self, deadline: float, seq_id: int) -> None:
         if len(self._deadlines) > 2 * len(self._sequences) + N_DEADLINES_SPARE:  # mostly of sequences that ended long before theirs
@@ -842,7 +841,7 @@ class Scheduler:
             if self._choice is not None and not sequence.n_followed:
                 self._choice.came(sequence.n_prompt, max(n_shared, n_computing(sequence, self._running)), self._n_crowd(1))
             # Charged at once: otherwise the same key would be given the next place too.
-            sequence.share.charge(PROMPT_TOKEN * (sequence.n_prompt - n_cached))
+            sequence.account.charge(PROMPT_TOKEN * (sequence.n_prompt - n_cached))
             self.totals.n_prompt_tokens += sequence.n_prompt
         bisect.insort(self._running, sequence, key=order)
         if sequence.is_restoring:  # how much is cached is known when it has come
@@ -1042,7 +1041,7 @@ class Scheduler:
         sequence = Sequence(
             seq_id=seq_id,
             spec=spec,
-            share=self._shares.of(spec.key),
+            account=self._accounts.of(spec.key),
             tokens=tokens,
             n_prompt=n_prompt,
             n_max=n_max,

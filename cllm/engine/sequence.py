@@ -9,7 +9,7 @@ import attrs
 
 from cllm.backend import StreamForm
 from cllm.engine.dry import TokenSet
-from cllm.engine.fairness import NO_WORK, Share, Work
+from cllm.engine.fairness import NO_WORK, Account, Work
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.sampling import Sampler
 from cllm.engine.timeline import Timeline
@@ -84,7 +84,7 @@ class Sequence:
 
     seq_id: int
     spec: SequenceSpec
-    share: Share  # the account of its key
+    account: Account  # the account of its key
     work: Work = NO_WORK  # what it will probably cost
     tokens: list[int]
     n_prompt: int
@@ -148,5 +148,5 @@ class Sequence:
     def move(self, phase: Phase) -> None:
         """Enter `phase`, which must be a legal move."""
         assert phase in MOVES[self.phase], f"sequence {self.seq_id} cannot go from {self.phase} to {phase}"
-        self.share.n_running += (phase in HOLDING) - (self.phase in HOLDING)
+        self.account.n_running += (phase in HOLDING) - (self.phase in HOLDING)
         self.phase = phase

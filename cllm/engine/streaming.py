@@ -98,7 +98,7 @@ class StreamScheduler(Scheduler):
             sequence.move(Phase.DECODE)
         else:
             self.memory.decoded(sequence)
-        sequence.share.charge(GENERATED_TOKEN)
+        sequence.account.charge(GENERATED_TOKEN)
         self._n_deaths.pop(seq_id, None)
         self._accept(sequence, told.token, _logprob_of(told), now, events)
         if seq_id in self._sequences:

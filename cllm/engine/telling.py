@@ -85,7 +85,7 @@ class TextScheduler(StreamScheduler):
             self.memory.prefilled(sequence, n_rows)
             self.totals.n_prefill_rows += n_rows
             sequence.move(Phase.DECODE)
-        sequence.share.charge(GENERATED_TOKEN * n_tokens)
+        sequence.account.charge(GENERATED_TOKEN * n_tokens)
 
     def _check_heeded(self, spec: SequenceSpec) -> None:
         chat = spec.prompt.said if isinstance(spec.prompt, UnreadPrompt) else ""

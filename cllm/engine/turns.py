@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from cllm.engine.fairness import NO_WORK, Share, Shares
+from cllm.engine.fairness import NO_WORK, Account, Accounts
 
 T = TypeVar("T")
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 class _Line(Generic[T]):
     """The lists of one key, none of them empty; the first one has its turn."""
 
-    share: Share
+    account: Account
     lists: deque[deque[T]] = attrs.field(factory=deque)
 
 
 class Turns(Generic[T]):
     """Items that wait, in lists that belong to keys. What is put back goes before everything else."""
 
-    def __init__(self, shares: Shares) -> None:
-        self._shares = shares
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
         self._lines: dict[str, _Line[T]] = {}  # none is empty
         self._back: deque[T] = deque()
 
@@ -45,9 +45,9 @@ class Turns(Generic[T]):
         """Let a list, which is not empty, wait behind the others of its key."""
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line(self._shares.of(key))
+            line = self._lines[key] = _Line(self._accounts.of(key))
         line.lists.append(deque(items))
-        self._shares.wait(line.share, NO_WORK)
+        self._accounts.wait(line.account, NO_WORK)
 
     def put_back(self, item: T) -> None:
         """Let an item that had its turn wait before all others; it is not charged again."""
@@ -65,7 +65,7 @@ class Turns(Generic[T]):
             self._back.popleft()
             return
         line = self._next_line()
-        line.share.charge(cost)
+        line.account.charge(cost)
         items = line.lists.popleft()
         items.popleft()
         if items:
@@ -87,10 +87,10 @@ class Turns(Generic[T]):
 
     def _is_over(self, line: _Line[T]) -> None:
         """A list of the line's is at its end."""
-        self._shares.wait_no_more(line.share, NO_WORK)
+        self._accounts.wait_no_more(line.account, NO_WORK)
         if not line.lists:
-            del self._lines[line.share.key]
+            del self._lines[line.account.key]
 
 
 def _served(line: _Line[T]) -> float:
-    return line.share.served
+    return line.account.served

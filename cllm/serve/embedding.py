@@ -14,7 +14,7 @@ import trio
 
 from cllm.backend import Embedder, ModelInfo, Pooling, Vectors, Vocabulary
 from cllm.engine.embedding import EmbedPlan, EmbedScheduler, Job, Sums, compute
-from cllm.engine.fairness import Shares, finds_room
+from cllm.engine.fairness import Accounts, finds_room
 from cllm.engine.gate import Service, bearable
 from cllm.engine.pace import Pace
 from cllm.errors import ModelDied, RequestError, Unavailable
@@ -60,7 +60,7 @@ class EmbedLoop:
         is_busy: Callable[[], bool],
         key_weights: Mapping[str, float] | None = None,
     ) -> None:
-        self.scheduler = EmbedScheduler(embedder, Shares(key_weights))
+        self.scheduler = EmbedScheduler(embedder, Accounts(key_weights))
         self._embedder = embedder
         self._life = embedder.life if isinstance(embedder, WorkerEmbedder) else None  # what may die and be replaced
         self._thread = thread
@@ -87,7 +87,7 @@ class EmbedLoop:
         if self._stopping:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
         if not finds_room(key, self._n_of_key, self._n_jobs_max, self._weights):
-            rate = self._service.rate()
+            rate = self._service.rate
             retry_after_s = bearable(0.0 if rate is None else self._n_tokens_owed() / rate)
             raise Unavailable("the queue is full", retry_after_s=retry_after_s, code="queue_full")
 

@@ -276,6 +276,9 @@ def test_who_is_worse_than_one_of_them_for_sure_is_worse_than_the_best_of_them_t
     assert (row["setting"], row["verdict"]) == ("-no-kvu", "loss")
     (row,) = [row for row in best_rows(peers.page([unsteady, side("-no-kvu", 0.9)])["sides"]) if row["figure"] == "tokens/s"]
     assert (row["setting"], row["verdict"]) == ("-b 32", "unclear")
+    sides = peers.page([side("-no-kvu", 0.5, n_pairs=4), side("-b 64", 1.5, n_pairs=3)])["sides"]
+    (row,) = [row for row in best_rows(sides) if row["figure"] == "tokens/s"]
+    assert (row["setting"], row["verdict"]) == ("-b 64", "loss"), "by the three starts that it had"
 
 
 def test_a_run_that_was_ended_early_is_marked_where_a_setting_would_have_gone_on() -> None:

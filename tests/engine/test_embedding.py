@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cllm.backend import Batch, Pooling, Vectors
 from cllm.engine.embedding import EmbedScheduler, InputTooLong, Job, compute
-from cllm.engine.fairness import Shares
+from cllm.engine.fairness import Accounts
 from cllm.engine.pace import N_ROWS_FIRST, N_ROWS_LEAST, Pace
 from cllm.errors import GenerationFailed, InvalidRequest, ModelDied, StepFailed, Unavailable
 from cllm.testing.fake_embedder import FakeEmbedder
@@ -104,7 +104,7 @@ def test_requests_take_turns_input_by_input() -> None:
 
 def test_a_key_that_floods_does_not_hold_up_another_whatever_the_lengths_of_inputs() -> None:
     embedder = FakeEmbedder(n_slots=1)
-    scheduler = EmbedScheduler(embedder, Shares({"heavy": 2.0}))
+    scheduler = EmbedScheduler(embedder, Accounts({"heavy": 2.0}))
     flood = [scheduler.submit([[i] * 10] * 2, "flood") for i in range(50)]
     quiet, heavy = scheduler.submit([[99] * 5] * 4, "quiet"), scheduler.submit([[98] * 5] * 8, "heavy")
     over = run(scheduler, embedder, 10)

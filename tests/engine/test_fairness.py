@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from cllm.engine.fairness import Share, Shares, Work
+from cllm.engine.fairness import Account, Accounts, Work
 
 WORK = 100.0
 URGENT, LATER = 0, 1
@@ -16,23 +16,23 @@ class Service:
     """One place, and what each key was charged."""
 
     def __init__(self) -> None:
-        self.shares = Shares()
+        self.accounts = Accounts()
         self.charged: Counter[str] = Counter()
 
-    def come(self, key: str, priority: int = URGENT) -> Share:
-        share = self.shares.of(key)
-        self.shares.wait(share, Work(WORK), priority)
-        return share
+    def come(self, key: str, priority: int = URGENT) -> Account:
+        account = self.accounts.of(key)
+        self.accounts.wait(account, Work(WORK), priority)
+        return account
 
     def serve(self, key: str, priority: int = URGENT) -> None:
-        share = self.shares.of(key)
-        self.shares.wait_no_more(share, Work(WORK), priority)
-        share.charge(WORK)
+        account = self.accounts.of(key)
+        self.accounts.wait_no_more(account, Work(WORK), priority)
+        account.charge(WORK)
         self.charged[key] += int(WORK)
 
     @property
     def served(self) -> dict[str, float]:
-        return {share.key: share.served for share in self.shares}
+        return {account.key: account.served for account in self.accounts}
 
 
 def test_who_comes_late_joins_at_the_level_of_the_least_served_who_wait() -> None:

@@ -68,21 +68,21 @@ def test_who_follows_owes_only_what_is_its_own_and_all_of_it_again_when_nobody_c
     first = scheduler.submit(spec(document), 0.0)
     for i in range(4):
         scheduler.submit(spec([*document, 130 + i, 140, 150]), 0.0)
-    (share,) = scheduler._shares
-    assert share.owed == Work(600 + 4 * 603, 5 * 20)
+    (account,) = scheduler._accounts
+    assert account.owed == Work(600 + 4 * 603, 5 * 20)
     plan = scheduler.plan(0.0)
     assert plan is not None
-    assert share.owed == Work(4 * 3, 4 * 20)
+    assert account.owed == Work(4 * 3, 4 * 20)
     scheduler.cancel(first)
     scheduler.apply(plan, compute(model, plan, tick), 0.0)
     scheduler.check()
     n_there = scheduler.totals.n_prefill_rows
     assert 0 < n_there < 600
     scheduler.plan(0.0)
-    assert share.owed == Work(3 * 3, 3 * 20), "they follow the next one, which begins where the first one ended"
+    assert account.owed == Work(3 * 3, 3 * 20), "they follow the next one, which begins where the first one ended"
     while (plan := scheduler.plan(0.0)) is not None:
         scheduler.apply(plan, compute(model, plan, tick), 0.0)
-    assert share.owed == NO_WORK
+    assert account.owed == NO_WORK
     assert scheduler.totals.n_prefill_rows == 603 + 3 * 3
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from cllm.engine.fairness import N_LATE, Shares, Work
+from cllm.engine.fairness import N_LATE, Accounts, Work
 from cllm.engine.gate import Demand, Gate, Service
 from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 
 
-def make_gate(shares: Shares, service: Service | None = None, **changes: Any) -> Gate:
+def make_gate(accounts: Accounts, service: Service | None = None, **changes: Any) -> Gate:
     fields: dict[str, Any] = {"n_waiting_max": 10, "wait_max_s": None, "caps": {}, "cap": None, **changes}
-    return Gate(shares, Service() if service is None else service, **fields)
+    return Gate(accounts, Service() if service is None else service, **fields)
 
 
-def let_wait(shares: Shares, key: str, n: int, work: float = 100.0) -> None:
+def let_wait(accounts: Accounts, key: str, n: int, work: float = 100.0) -> None:
     for _ in range(n):
-        shares.wait(shares.of(key), Work(work))
+        accounts.wait(accounts.of(key), Work(work))
 
 
 def working_at(rate: float) -> Service:
@@ -33,10 +33,10 @@ def working_at(rate: float) -> Service:
 
 
 def test_a_key_may_have_as_many_under_way_as_its_cap_says() -> None:
-    shares = Shares()
-    gate = make_gate(shares, cap=3)
-    let_wait(shares, "k", 1)
-    shares.of("k").n_running = 1
+    accounts = Accounts()
+    gate = make_gate(accounts, cap=3)
+    let_wait(accounts, "k", 1)
+    accounts.of("k").n_running = 1
     gate.check(Demand(key="k"))
     with pytest.raises(QuotaExceeded) as caught:
         gate.check(Demand(key="k", n_sequences=2))
@@ -44,19 +44,19 @@ def test_a_key_may_have_as_many_under_way_as_its_cap_says() -> None:
 
 
 def test_a_cap_of_its_own_goes_before_that_of_all_keys() -> None:
-    gate = make_gate(Shares(), caps={"large": 5}, cap=1)
+    gate = make_gate(Accounts(), caps={"large": 5}, cap=1)
     gate.check(Demand(key="large", n_sequences=5))
     with pytest.raises(QuotaExceeded):
         gate.check(Demand(key="other", n_sequences=2))
 
 
 def test_who_is_over_his_quota_is_told_when_one_of_his_own_will_have_ended() -> None:
-    shares, service = Shares(), working_at(100)
+    accounts, service = Accounts(), working_at(100)
     for _ in range(100):
         service.answer(50)  # 100 in tokens of a prompt: one second each, four at once in four seconds
-    shares.of("k").n_running = shares.of("other").n_running = 2
+    accounts.of("k").n_running = accounts.of("other").n_running = 2
     with pytest.raises(QuotaExceeded) as caught:
-        make_gate(shares, service, cap=2).check(Demand(key="k"))
+        make_gate(accounts, service, cap=2).check(Demand(key="k"))
     assert caught.value.retry_after_s == pytest.approx(4 / 3)
 
 
@@ -64,9 +64,9 @@ def test_who_is_over_his_quota_is_told_when_one_of_his_own_will_have_ended() -> 
 
 
 def test_a_full_queue_refuses() -> None:
-    shares = Shares()
-    gate = make_gate(shares)
-    let_wait(shares, "k", 9)
+    accounts = Accounts()
+    gate = make_gate(accounts)
+    let_wait(accounts, "k", 9)
     gate.check(Demand(key="k"))
     with pytest.raises(Unavailable) as caught:
         gate.check(Demand(key="k", n_sequences=2))
@@ -74,43 +74,43 @@ def test_a_full_queue_refuses() -> None:
 
 
 def test_who_was_let_in_has_room_in_the_queue_while_the_prompt_is_read() -> None:
-    shares = Shares()
-    gate = make_gate(shares, cap=20)
-    let_wait(shares, "k", 5)
-    shares.of("k").n_coming = 5
+    accounts = Accounts()
+    gate = make_gate(accounts, cap=20)
+    let_wait(accounts, "k", 5)
+    accounts.of("k").n_coming = 5
     with pytest.raises(Unavailable) as caught:
         gate.check(Demand(key="k"))
     assert caught.value.code == "queue_full"
-    shares.of("other").n_coming = 20
+    accounts.of("other").n_coming = 20
     with pytest.raises(QuotaExceeded):
         gate.check(Demand(key="other"))
 
 
 def test_who_finds_the_queue_full_is_told_to_come_when_half_of_what_runs_is_done_too() -> None:
-    shares, service = Shares(), working_at(100)
+    accounts, service = Accounts(), working_at(100)
     for _ in range(100):
         service.answer(500)  # 1000 in tokens of a prompt: ten seconds
-    gate = make_gate(shares, service, n_waiting_max=1)
-    let_wait(shares, "k", 1, work=300.0)
-    shares.of("k").n_running = 2
+    gate = make_gate(accounts, service, n_waiting_max=1)
+    let_wait(accounts, "k", 1, work=300.0)
+    accounts.of("k").n_running = 2
     with pytest.raises(Unavailable) as caught:
         gate.check(Demand(key="k"))
     assert caught.value.retry_after_s == pytest.approx(3 + 2 * 10 / 2)
 
 
 def test_keys_count_as_asking_as_long_as_one_of_the_last_sequences_is_theirs() -> None:
-    shares = Shares()
-    let_wait(shares, "now and then", 1)
-    let_wait(shares, "always", N_LATE - 1)
-    assert shares.n_late == 2
-    let_wait(shares, "always", 1)
-    assert shares.n_late == 1
+    accounts = Accounts()
+    let_wait(accounts, "now and then", 1)
+    let_wait(accounts, "always", N_LATE - 1)
+    assert accounts.n_late == 2
+    let_wait(accounts, "always", 1)
+    assert accounts.n_late == 1
 
 
 def test_a_queue_that_one_key_has_filled_takes_from_another_up_to_its_part() -> None:
-    shares = Shares()
-    gate = make_gate(shares)
-    let_wait(shares, "flood", 10)
+    accounts = Accounts()
+    gate = make_gate(accounts)
+    let_wait(accounts, "flood", 10)
     gate.check(Demand(key="quiet", n_sequences=5))
     with pytest.raises(Unavailable):
         gate.check(Demand(key="quiet", n_sequences=6))
@@ -120,8 +120,8 @@ def test_a_queue_that_one_key_has_filled_takes_from_another_up_to_its_part() -> 
 
 @pytest.mark.parametrize("weights", [{}, {f"k{i}": 10.0**i for i in range(20)}])
 def test_however_many_keys_come_a_queue_never_has_more_than_twice_its_size(weights: dict[str, float]) -> None:
-    shares = Shares(weights)
-    gate = make_gate(shares)
+    accounts = Accounts(weights)
+    gate = make_gate(accounts)
     n_waiting = 0
     for i in range(20):
         for _ in range(10):
@@ -129,7 +129,7 @@ def test_however_many_keys_come_a_queue_never_has_more_than_twice_its_size(weigh
                 gate.check(Demand(key=f"k{i}"))
             except Unavailable:
                 break
-            let_wait(shares, f"k{i}", 1)
+            let_wait(accounts, f"k{i}", 1)
             n_waiting += 1
     assert 10 < n_waiting <= 20
 
@@ -138,11 +138,11 @@ def test_however_many_keys_come_a_queue_never_has_more_than_twice_its_size(weigh
 
 
 def test_what_would_wait_too_long_by_the_measured_rate_is_refused_and_told_when_it_would_not() -> None:
-    shares = Shares()
-    gate = make_gate(shares, working_at(100), wait_max_s=5.0)
-    let_wait(shares, "k", 5)
+    accounts = Accounts()
+    gate = make_gate(accounts, working_at(100), wait_max_s=5.0)
+    let_wait(accounts, "k", 5)
     gate.check(Demand(key="k"))
-    let_wait(shares, "k", 3)
+    let_wait(accounts, "k", 3)
     with pytest.raises(Unavailable) as caught:
         gate.check(Demand(key="k"))
     assert caught.value.code == "wait_too_long"
@@ -150,29 +150,29 @@ def test_what_would_wait_too_long_by_the_measured_rate_is_refused_and_told_when_
 
 
 def test_as_long_as_no_rate_is_known_nobody_is_refused_for_a_wait() -> None:
-    shares = Shares()
-    let_wait(shares, "k", 9, work=1e6)
-    make_gate(shares, wait_max_s=1.0).check(Demand(key="k", timeout_s=0.1), Work(1e6))
+    accounts = Accounts()
+    let_wait(accounts, "k", 9, work=1e6)
+    make_gate(accounts, wait_max_s=1.0).check(Demand(key="k", timeout_s=0.1), Work(1e6))
 
 
 def test_another_keys_queue_is_not_waited_for() -> None:
-    shares = Shares()
-    gate = make_gate(shares, working_at(100), wait_max_s=1.0)
-    let_wait(shares, "flood", 9)
+    accounts = Accounts()
+    gate = make_gate(accounts, working_at(100), wait_max_s=1.0)
+    let_wait(accounts, "flood", 9)
     gate.check(Demand(key="quiet"))
 
 
 def test_who_is_more_urgent_than_all_that_wait_does_not_wait_for_them() -> None:
-    shares = Shares()
-    gate = make_gate(shares, working_at(100), wait_max_s=1.0)
-    let_wait(shares, "k", 9)
+    accounts = Accounts()
+    gate = make_gate(accounts, working_at(100), wait_max_s=1.0)
+    let_wait(accounts, "k", 9)
     gate.check(Demand(key="k", is_urgent=True))
 
 
 def test_a_deadline_is_refused_when_it_would_be_missed_at_twice_the_rate_too() -> None:
-    shares = Shares()
-    gate = make_gate(shares, working_at(100))
-    let_wait(shares, "k", 9)
+    accounts = Accounts()
+    gate = make_gate(accounts, working_at(100))
+    let_wait(accounts, "k", 9)
     gate.check(Demand(key="k", timeout_s=5.0), fresh_work=Work(900.0))
     with pytest.raises(DeadlineExceeded) as caught:
         gate.check(Demand(key="k", timeout_s=4.0), fresh_work=Work(900.0))
@@ -180,35 +180,44 @@ def test_a_deadline_is_refused_when_it_would_be_missed_at_twice_the_rate_too() -
 
 
 def test_a_deadline_counts_only_the_work_that_nobody_who_comes_later_goes_before() -> None:
-    shares = Shares()
-    let_wait(shares, "k", 9)
-    make_gate(shares, working_at(100)).check(Demand(key="k", timeout_s=1.0), fresh_work=Work(200.0))
+    accounts = Accounts()
+    let_wait(accounts, "k", 9)
+    make_gate(accounts, working_at(100)).check(Demand(key="k", timeout_s=1.0), fresh_work=Work(200.0))
 
 
 def test_where_few_generate_a_waiting_prompt_is_not_priced_like_their_answers() -> None:
     """Four places of a GPU: a step takes as long for their four rows as for a hundred of a prompt, and all that it has done of late are
     answers. By rows alone the prompt would seem to take as long as so many of those.
     """
-    shares, service = Shares(), Service()
+    accounts, service = Accounts(), Service()
     for _ in range(1000):
-        service.step(0, 4, 0.01)
-    gate = make_gate(shares, service, wait_max_s=10.0)
-    let_wait(shares, "k", 1, work=30_000.0)
+        service.step(0, 4, 0.01, generated=25.0)
+    gate = make_gate(accounts, service, wait_max_s=10.0)
+    let_wait(accounts, "k", 1, work=30_000.0)
     gate.check(Demand(key="k", generated_token=25.0))
-    shares.wait(shares.of("k"), Work(0, 5_200))
+    accounts.wait(accounts.of("k"), Work(0, 5_200))
     with pytest.raises(Unavailable, match="about 16 s"):
         gate.check(Demand(key="k", generated_token=25.0))
 
 
 def test_of_the_same_mix_the_wait_is_the_same_whatever_a_generated_token_takes() -> None:
-    shares, service = Shares(), Service()
-    for _ in range(100):
-        service.step(300, 10, 1.0)
-    gate = make_gate(shares, service, wait_max_s=19.0)
-    shares.wait(shares.of("k"), Work(6000, 200))
     for generated_token in (1.0, 2.0, 25.0):
+        accounts, service = Accounts(), Service()
+        for _ in range(100):
+            service.step(300, 10, 1.0, generated=generated_token)
+        accounts.wait(accounts.of("k"), Work(6000, 200))
         with pytest.raises(Unavailable, match="about 20 s"):
-            gate.check(Demand(key="k", generated_token=generated_token))
+            make_gate(accounts, service, wait_max_s=19.0).check(Demand(key="k", generated_token=generated_token))
+
+
+def test_what_was_done_when_many_ran_is_not_priced_as_if_few_had() -> None:
+    """Or who waits behind long prompts would be told that they go as fast as if each token of those answers had been as much."""
+    accounts, service = Accounts(), Service()
+    for _ in range(1000):
+        service.step(0, 64, 0.01, generated=2.0)
+    accounts.wait(accounts.of("k"), Work(600_000, 0))
+    with pytest.raises(Unavailable, match="about 47 s"):
+        make_gate(accounts, service, wait_max_s=1.0).check(Demand(key="k", generated_token=25.0))
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
@@ -216,10 +225,10 @@ def test_of_the_same_mix_the_wait_is_the_same_whatever_a_generated_token_takes()
 
 def test_the_rate_follows_the_machine_within_its_memory() -> None:
     service = working_at(100)
-    assert service.rate() == pytest.approx(100)
+    assert service.rate == pytest.approx(100)
     for _ in range(200):
         service.step(0, 100, 1.0)
-    assert service.rate() == pytest.approx(200, rel=0.01)
+    assert service.rate == pytest.approx(200, rel=0.01)
 
 
 def test_an_answers_length_is_guessed_then_averaged_and_never_above_what_is_allowed() -> None:
@@ -231,18 +240,18 @@ def test_an_answers_length_is_guessed_then_averaged_and_never_above_what_is_allo
 
 
 def test_a_long_step_that_came_to_nothing_says_nothing_of_how_fast_work_is_done() -> None:
-    shares, service = Shares(), Service()
+    accounts, service = Accounts(), Service()
     service.step(0, 0, 1000.0)
-    let_wait(shares, "k", 10)
+    let_wait(accounts, "k", 10)
     with pytest.raises(Unavailable) as caught:
-        make_gate(shares, service).check(Demand(key="k", timeout_s=1.0))
+        make_gate(accounts, service).check(Demand(key="k", timeout_s=1.0))
     assert caught.value.retry_after_s == 1
 
 
 def test_after_one_long_step_the_rate_is_not_that_of_this_step_alone() -> None:
     service = working_at(100)
     service.step(300, 0, 30.0)
-    assert 20 < (service.rate() or 0.0) < 90
+    assert 20 < (service.rate or 0.0) < 90
 
 
 def test_after_hours_of_prompts_alone_the_rows_for_each_generated_token_are_many_and_not_infinite() -> None:

@@ -116,11 +116,17 @@ def test_where_few_generate_the_wait_behind_long_prompts_is_told_about_as_long_a
     simulation.run(until_s=30.1)
     with pytest.raises(Unavailable, match="the wait would be") as caught:
         scheduler.check_room(simulation.now)
+    told_s = caught.value.retry_after_s or 0.0
+    scheduler.apply_death(None, RuntimeError("the worker died"), simulation.now)
+    assert not scheduler.n_running
+    with pytest.raises(Unavailable, match="the wait would be") as caught:
+        scheduler.check_room(simulation.now)
+    assert told_s / 2 < (caught.value.retry_after_s or 0.0) < 3 * told_s, "by what tokens took when somebody ran"
     for view in running:
         scheduler.cancel(view.seq_id)
     simulation.run()
     wait_s = max(request.first_at or math.inf for request in waiting) - 30.1
-    assert wait_s / 2 < 1.0 + (caught.value.retry_after_s or 0.0) < 2 * wait_s
+    assert wait_s / 2 < 1.0 + told_s < 2 * wait_s
 
 
 def test_in_order_of_arrival_everybody_would_wait_too_long(best: float) -> None:
@@ -185,7 +191,7 @@ def test_nobody_makes_room_for_a_deadline_that_is_hopeless_and_its_key_pays_noth
     simulation.run()
     assert urgent.first_at is None
     assert scheduler.totals.n_preempted == 0
-    assert scheduler._shares.of("urgent").served <= scheduler._shares.of("").served  # the level that it joined at
+    assert scheduler._accounts.of("urgent").served <= scheduler._accounts.of("").served  # the level that it joined at
 
 
 # --- two keys ---------------------------------------------------------------------------------------------------------

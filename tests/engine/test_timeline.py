@@ -57,11 +57,11 @@ def test_its_key_pays_only_for_what_has_to_be_computed() -> None:
     *before, submit, step, _ = RESTORED.split("\n")[1:-1]
     for command in before:
         conversation.tell(command)
-    (share,) = conversation.scheduler._shares
+    (account,) = conversation.scheduler._accounts
     conversation.tell(submit)
-    n_before = share.served
+    n_before = account.served
     conversation.tell(step)
-    assert share.served - n_before == 10
+    assert account.served - n_before == 10
 
 
 def test_times_do_not_go_back() -> None:

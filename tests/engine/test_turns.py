@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cllm.engine.fairness import Shares
+from cllm.engine.fairness import Accounts
 from cllm.engine.turns import Turns
 
 
@@ -18,7 +18,7 @@ def taken(turns: Turns[str], n: int = 1000, cost: float = 1.0) -> list[str]:
 
 
 def test_lists_of_one_key_take_turns_item_by_item() -> None:
-    turns: Turns[str] = Turns(Shares())
+    turns: Turns[str] = Turns(Accounts())
     turns.add("", ["a1", "a2", "a3"])
     turns.add("", ["b1"])
     assert taken(turns) == ["a1", "b1", "a2", "a3"]
@@ -26,7 +26,7 @@ def test_lists_of_one_key_take_turns_item_by_item() -> None:
 
 
 def test_keys_take_turns_by_what_their_items_cost_over_their_weights() -> None:
-    turns: Turns[str] = Turns(Shares({"heavy": 3.0}))
+    turns: Turns[str] = Turns(Accounts({"heavy": 3.0}))
     turns.add("light", ["l"] * 40)
     turns.add("heavy", ["h"] * 40)
     first = taken(turns, 40)
@@ -35,7 +35,7 @@ def test_keys_take_turns_by_what_their_items_cost_over_their_weights() -> None:
 
 
 def test_what_is_put_back_goes_before_all_and_is_not_charged_again() -> None:
-    turns: Turns[str] = Turns(Shares())
+    turns: Turns[str] = Turns(Accounts())
     turns.add("one", ["a1", "a2"])
     turns.add("other", ["b1", "b2"])
     assert taken(turns, 1) == ["a1"]
@@ -45,21 +45,21 @@ def test_what_is_put_back_goes_before_all_and_is_not_charged_again() -> None:
 
 
 def test_lists_that_nobody_wants_any_more_go_and_cost_nothing() -> None:
-    shares = Shares()
-    turns: Turns[str] = Turns(shares)
+    accounts = Accounts()
+    turns: Turns[str] = Turns(accounts)
     turns.add("one", ["a1", "a2"])
     turns.add("one", ["b1"])
     turns.add("other", ["c1"])
     turns.put_back("d1")
     turns.keep(lambda item: item[0] in "bc")
     assert taken(turns) == ["b1", "c1"]
-    assert all(share.n_waiting == 0 for share in shares)
+    assert all(account.n_waiting == 0 for account in accounts)
 
 
 def test_whatever_comes_and_goes_every_item_has_one_turn() -> None:
     rng = random.Random(4)
-    shares = Shares({"a": 2.0})
-    turns: Turns[str] = Turns(shares)
+    accounts = Accounts({"a": 2.0})
+    turns: Turns[str] = Turns(accounts)
     added, had = [], []
     for n in range(300):
         key = rng.choice("abc")
@@ -69,4 +69,4 @@ def test_whatever_comes_and_goes_every_item_has_one_turn() -> None:
         had += taken(turns, rng.randrange(4), cost=rng.random())
     had += taken(turns)
     assert sorted(had) == sorted(added)
-    assert all(share.n_waiting == 0 for share in shares)
+    assert all(account.n_waiting == 0 for account in accounts)

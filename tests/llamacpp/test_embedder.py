@@ -215,6 +215,17 @@ def test_what_llama_cpp_would_answer_with_an_assertion_is_a_failed_step(bert_fil
     vectors(bert, INPUTS)
 
 
+def test_after_a_failed_computation_a_gpu_is_not_asked_again(
+    bert_files: Mapping[str, Path], embedder: Embedders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bert = embedder(bert_files["MEAN"])
+    monkeypatch.setattr(bert._lib, "llama_decode", lambda *_: -3)
+    for gpu, error in ((False, StepFailed), (True, ModelDied)):
+        monkeypatch.setattr(bert, "_gpu", gpu)
+        with pytest.raises(error):
+            vectors(bert, INPUTS)
+
+
 def test_a_served_model_gives_vectors_beside_its_text(load: Any, drive: Any, embedder: Embedders, tiny_files: Mapping[str, Path]) -> None:
     model = load("qwen3")
     undisturbed = drive(load("qwen3")).greedy({0: [1, 2, 3]}, 8)

@@ -497,6 +497,15 @@ def test_cells_that_were_named_take_their_part_of_what_layers_fit():
     assert settings.n_layers_that_fit(40, 15 * gib, 24 * gib, 1000 * gib) == 0
 
 
+def test_of_cells_those_of_the_layers_that_stay_must_have_room(load):
+    model = load()
+    spec = ModelSpec(path="", n_cells=1000)
+    memory_bytes = int(600 * settings.bytes_per_cell(spec, model._facts))
+    settings.check_memory(spec, model._facts, memory_bytes, share=0.5)
+    with pytest.raises(LoadFailed, match="ask for fewer"):
+        settings.check_memory(spec, model._facts, memory_bytes)
+
+
 def test_a_path_may_hold_any_characters(load, tiny_files, tmp_path: Path):
     path = tmp_path / "modèle\udcff 模型.gguf"
     path.write_bytes(tiny_files["qwen3"].read_bytes())

@@ -13,7 +13,7 @@ from cllm import machine
 from cllm.backend import CONTRACT_VERSION, ModelSpec, SplitMode
 from cllm.errors import BackendUnavailable, LoadFailed
 from cllm_llamacpp import abi, devices, library, make_cpu_backend, make_gpu_backend
-from cllm_llamacpp.backend import _gpu_bytes, _on_gpus
+from cllm_llamacpp.backend import _gpu_bytes, _n_gpu_layers, _on_gpus
 
 
 @pytest.fixture
@@ -130,7 +130,14 @@ def test_a_model_says_how_many_layers_are_on_which_gpus(load):
         return _on_gpus(load()._facts, n_layers, gpus).info.build
 
     assert build(-1, CARD).endswith("all layers on card |")
+    assert _on_gpus(load()._facts, 18, [CARD]).info.n_gpu_layers == 18
     assert len({build(-1, CARD), build(10, CARD), build(-1, attrs.evolve(CARD, name="another")), build(-1, CARD, CARD)}) == 4
+
+
+def test_cells_that_were_named_leave_fewer_layers_on_the_gpu(lib, monkeypatch, tiny_files):
+    monkeypatch.setattr(devices, "gpus", lambda _lib: [CARD])
+    spec = ModelSpec(path=str(tiny_files["qwen3"]))
+    assert [_n_gpu_layers(lib, attrs.evolve(spec, n_cells=n_cells)) for n_cells in (None, 4096, 10**9)] == [-1, -1, 0]
 
 
 LOADED_ON_A_CARD = """

@@ -89,7 +89,7 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
     model = await context.served(body.model)
     _check(body, model)
     asked = context.wanted(body, model, max_tokens=N_TOKENS_DEFAULT)
-    texts = await prompts.of_many(len(body.prompt), lambda: _prompts(body.prompt, model))
+    texts = await prompts.by_length(1 if isinstance(body.prompt, str) else len(body.prompt), lambda: _prompts(body.prompt, model))
     param = "prompt" if len(texts) > 1 else "n" if body.best_of is None else "best_of"
     check_room(context, asked, param, body.n_each * len(texts))
     for text in texts:

@@ -15,7 +15,7 @@ from cllm.api import vectors, wire
 from cllm.api.context import Context
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import Operation
-from cllm.api.prompts import by_length, of_many
+from cllm.api.prompts import by_length
 from cllm.api.vectors import Embedded
 from cllm.backend import Vectors
 from cllm.errors import InvalidRequest
@@ -55,7 +55,7 @@ async def answer(context: Context, body: EmbeddingRequest) -> Response:
     n_embd = (await vectors.embedder(context, body.model)).model.n_embd
     if body.dimensions is not None and body.dimensions > n_embd:
         raise InvalidRequest(f"dimensions: {body.dimensions} asked for, and the model has {n_embd}", param="dimensions")
-    inputs = await of_many(len(body.input), lambda: _inputs(body.input))
+    inputs = await by_length(1 if isinstance(body.input, str) else len(body.input), lambda: _inputs(body.input))
     embedded = await vectors.embed(context, body.model, inputs)
     in_bytes = body.encoding_format == "base64"
     return await by_length(embedded.vectors.size, functools.partial(_response, embedded, body.dimensions, in_bytes))
