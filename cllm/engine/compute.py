@@ -11,14 +11,14 @@ from cllm.backend import Embedder, Logits, StepModel
 from cllm.engine.drawing import divide
 from cllm.engine.events import TokenLogprob
 from cllm.engine.logprobs import score
-from cllm.engine.plan import Drop, Move, Restore, Restored, Save, Scored, Share, StepOutput, Trim, Work
+from cllm.engine.plan import Drop, Move, Restore, Restored, Save, Scored, Share, StepOutput, StepWork, Trim
 from cllm.engine.sampling import Sampled, Sampler, sample
 from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed, call_foreign, in_one_line
 
 Scores: TypeAlias = list[TokenLogprob] | None
 
 
-def compute(model: StepModel, plan: Work, clock: Callable[[], float]) -> StepOutput:
+def compute(model: StepModel, plan: StepWork, clock: Callable[[], float]) -> StepOutput:
     """Do the plan's step; blocks. `clock` gives seconds, for the output's times.
 
     Raises: what the model's calls raise (cllm/backend.py) · Aborted when it was given up meanwhile · ModelDied for a slot that cannot be
@@ -54,7 +54,7 @@ def take_back(model: StepModel, slot: int, n_keep: int) -> None:
         empty(model, slot)
 
 
-def _step(model: StepModel, plan: Work, clock: Callable[[], float], moves_s: float) -> StepOutput:
+def _step(model: StepModel, plan: StepWork, clock: Callable[[], float], moves_s: float) -> StepOutput:
     """The rows, and what is drawn from them."""
     began_at = clock()
     if (divided := divide(model, plan)) is not None:
@@ -103,7 +103,7 @@ def _unscored(logits: Logits, scorings: Sequence[Scored]) -> Logits:
     return drawn
 
 
-def do_move(model: StepModel, plan: Work, move: Move, clock: Callable[[], float]) -> None:
+def do_move(model: StepModel, plan: StepWork, move: Move, clock: Callable[[], float]) -> None:
     """Do one memory move; it is done wholly or not at all. What is saved and restored is noted in the plan.
 
     Raises: what the model's calls raise. A save or a restore that fails raises nothing: it costs no more than its use.

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from cllm.backend import Draw, Drawn, DrawsTokens, StepModel
-from cllm.engine.plan import Scored, Work
+from cllm.engine.plan import Scored, StepWork
 from cllm.engine.sampler import Sampler
 from cllm.engine.sampling import Sampled, keys_of
 
@@ -22,7 +22,7 @@ class Division:
     scorings: Sequence[Scored]  # with the rows that they have among the logits that come
 
     @classmethod
-    def of(cls, plan: Work) -> Division | None:
+    def of(cls, plan: StepWork) -> Division | None:
         """Divide a step's outputs; None: all that there are need their logits."""
         draws = [sampler.draw_by_model() for sampler in plan.samplers]
         if not any(draws):
@@ -30,7 +30,7 @@ class Division:
         samplers = [sampler for sampler, draw in zip(plan.samplers, draws, strict=True) if draw is None]
         return cls(draws, samplers, _moved_up(plan, draws) if plan.scorings else ())
 
-    def step(self, model: DrawsTokens, plan: Work) -> Drawn:
+    def step(self, model: DrawsTokens, plan: StepWork) -> Drawn:
         """Do the step. Raises: as the model's `step`."""
         draws, keys = self.draws, keys_of(plan.samplers)
         if plan.scorings:
@@ -56,7 +56,7 @@ class Division:
         return Sampled(tokens, invalid, [logprobs.get(place) for place in range(len(tokens))])
 
 
-def divide(model: StepModel, plan: Work) -> tuple[DrawsTokens, Division] | None:
+def divide(model: StepModel, plan: StepWork) -> tuple[DrawsTokens, Division] | None:
     """Return the model as one that draws, with its part of the step, if it has one."""
     if not (plan.samplers and hasattr(model, "step_and_draw") and isinstance(model, DrawsTokens)):  # the latter's no takes 5 us
         return None
@@ -64,7 +64,7 @@ def divide(model: StepModel, plan: Work) -> tuple[DrawsTokens, Division] | None:
     return None if division is None else (model, division)
 
 
-def _places_of_samplers(plan: Work) -> list[int]:
+def _places_of_samplers(plan: StepWork) -> list[int]:
     """The samplers' places among all outputs."""
     free = np.ones(plan.batch.n_outputs, np.bool_)
     for one in plan.scorings:
@@ -73,7 +73,7 @@ def _places_of_samplers(plan: Work) -> list[int]:
     return places
 
 
-def _moved_up(plan: Work, draws: Sequence[Draw | None]) -> list[Scored]:
+def _moved_up(plan: StepWork, draws: Sequence[Draw | None]) -> list[Scored]:
     """The scorings in logits from which the outputs that the model draws from are gone."""
     gone = np.array([place for place, draw in zip(_places_of_samplers(plan), draws, strict=True) if draw is not None])
     return [Scored(one.first - int(np.count_nonzero(gone < one.first)), one.targets, one.n_top) for one in plan.scorings]

@@ -114,7 +114,7 @@ class Coming:
 
 
 @attrs.frozen(kw_only=True)
-class Demand:
+class Newcomer:
     """What a request wants of the queue, as far as it is known before its prompt is."""
 
     n_sequences: int = 1
@@ -127,7 +127,7 @@ class Demand:
 
 
 class Gate:
-    """Weighs a demand against the queue."""
+    """Weighs a newcomer against the queue."""
 
     def __init__(
         self,
@@ -146,47 +146,49 @@ class Gate:
         self._caps = dict(caps)
         self._cap = cap  # of keys that have none of their own
 
-    def check(self, demand: Demand, fresh_work: Work = NO_WORK) -> None:
-        """Let a demand pass, or say why not. `fresh_work` is what will certainly be done before it.
+    def check(self, newcomer: Newcomer, fresh_work: Work = NO_WORK) -> None:
+        """Let a newcomer pass, or say why not. `fresh_work` is what will certainly be done before it.
 
         Raises: QuotaExceeded · Unavailable · DeadlineExceeded.
         """
-        account = self._accounts.of(demand.key)
-        self._check_quota(account, demand)
-        self._check_queue(account, demand)
-        generated = demand.generated_token
+        account = self._accounts.of(newcomer.key)
+        self._check_quota(account, newcomer)
+        self._check_queue(account, newcomer)
+        generated = newcomer.generated_token
         rate = self._service.rate
-        if rate is None or demand.is_urgent:
+        if rate is None or newcomer.is_urgent:
             return
-        wait_s = (self._tokens_before(account, generated, demand.behind) + demand.work_running.tokens(generated)) / rate
+        wait_s = (self._tokens_before(account, generated, newcomer.behind) + newcomer.work_running.tokens(generated)) / rate
         if self._wait_max_s is not None and wait_s > self._wait_max_s:
             retry_after_s = bearable(wait_s - self._wait_max_s)
             raise Unavailable(f"the wait would be about {wait_s:.0f} s", retry_after_s=retry_after_s, code="wait_too_long")
-        if demand.timeout_s is not None and min(wait_s, fresh_work.tokens(generated) / rate) > CERTAINTY * demand.timeout_s:
+        if newcomer.timeout_s is not None and min(wait_s, fresh_work.tokens(generated) / rate) > CERTAINTY * newcomer.timeout_s:
             raise DeadlineExceeded(f"timeout_s: the wait would be about {wait_s:.0f} s", param="timeout_s", code="wait_too_long")
 
     def cap(self, key: str) -> int | None:
         """Sequences that a key may have under way; None: as many as it likes."""
         return self._caps.get(key, self._cap)
 
-    def _check_quota(self, account: Account, demand: Demand) -> None:
+    def _check_quota(self, account: Account, newcomer: Newcomer) -> None:
         cap = self.cap(account.key)
-        if cap is not None and account.n_under_way + demand.n_sequences > cap:
+        if cap is not None and account.n_under_way + newcomer.n_sequences > cap:
             message = f"this key may have {cap} completions under way, and has {account.n_under_way}"
-            raise QuotaExceeded(message, retry_after_s=self._next_end_s(account, demand.generated_token))
+            raise QuotaExceeded(message, retry_after_s=self._next_end_s(account, newcomer.generated_token))
 
-    def _check_queue(self, account: Account, demand: Demand) -> None:
+    def _check_queue(self, account: Account, newcomer: Newcomer) -> None:
         """A full queue still takes who finds less than its size of others as urgent, and from a key with less than its part of it, so that
         neither the less urgent nor a key shuts the others out: twice its size at most.
         """
-        n_waiting = sum(other.n_coming + other.n_waiting for other in self._accounts) + demand.n_sequences
-        finds_room = n_waiting - demand.behind.n_waiting <= self._n_waiting_max
+        n_waiting = sum(other.n_coming + other.n_waiting for other in self._accounts) + newcomer.n_sequences
+        finds_room = n_waiting - newcomer.behind.n_waiting <= self._n_waiting_max
         if n_waiting <= 2 * self._n_waiting_max and (
-            finds_room or account.n_coming + account.n_waiting + demand.n_sequences <= self._n_waiting_max * self._part(account)
+            finds_room or account.n_coming + account.n_waiting + newcomer.n_sequences <= self._n_waiting_max * self._part(account)
         ):
             return
-        ahead = demand.behind if n_waiting <= 2 * self._n_waiting_max else NOBODY  # of those behind, some must have gone then, too
-        raise Unavailable("the queue is full", retry_after_s=self._retry_after_s(account, demand.generated_token, ahead), code="queue_full")
+        ahead = newcomer.behind if n_waiting <= 2 * self._n_waiting_max else NOBODY  # of those behind, some must have gone then, too
+        raise Unavailable(
+            "the queue is full", retry_after_s=self._retry_after_s(account, newcomer.generated_token, ahead), code="queue_full"
+        )
 
     def _retry_after_s(self, account: Account, generated: float, behind: Behind) -> float:
         """Seconds until what waits now before a newcomer is probably served, and half of what runs, which is what of it is left."""

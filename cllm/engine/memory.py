@@ -24,8 +24,8 @@ N_EVICT_MOST = 256  # that one step moves to the host unasked, or saves for a fe
 N_AWAITED_MOST = 256  # who wait, whose pieces on the host are kept before others: they are looked for whenever one must go
 N_TAIL_FORGONE = 16  # cells beyond a match that are not worth a slot of their own: less than a step's rows
 N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
-N_COPIED_LEAST = 64  # new cells of a cached branch for which a copy and a file of its own are worth it
-SHARE_COPIED_LEAST = 0.25  # of a branch that is new, where only the whole of it can be copied, into one more file as large
+N_BACKED_UP_LEAST = 64  # new cells of a cached branch for which a copy and a file of its own are worth it
+SHARE_BACKED_UP_LEAST = 0.25  # of a branch that is new, where only the whole of it can be copied, into one more file as large
 # Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's
 # whole part of the cells, however few of them are in use.
 COPY_GAIN = 32
@@ -430,7 +430,7 @@ class Memory:
             key, tokens = self.tree.key_of(slot), self.tree.tokens_of(slot)
             chain = offload.pool.find(key, tokens, 0)
             n_new = len(tokens) - max(chain.end if chain is not None else 0, n_stored(key, tokens))
-            if n_new < N_COPIED_LEAST or (not offload.can_save_part and n_new < SHARE_COPIED_LEAST * len(tokens)):
+            if n_new < N_BACKED_UP_LEAST or (not offload.can_save_part and n_new < SHARE_BACKED_UP_LEAST * len(tokens)):
                 continue
             move = offload.save_of(slot, key, tokens, n_new, is_awaited=True, is_spare=True)
             if move is not None:

@@ -95,7 +95,7 @@ class Scoring(Scored):
 
 
 @attrs.define(eq=False, kw_only=True)
-class Work:
+class StepWork:
     """The model's side of a step: what `compute` does, wherever that runs."""
 
     moves: list[Move]
@@ -115,7 +115,7 @@ class Work:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Plan(Work):
+class Plan(StepWork):
     """One step's work, and whose it is. `events` are owed at once, whatever the step brings."""
 
     decoding: list[Sequence]  # one row each

@@ -23,7 +23,7 @@ from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, Tok
 from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK, PROMPT_TOKEN, Accounts, Work
 from cllm.engine.fillers import N_TILE, Fillers
 from cllm.engine.following import Followers, is_of_use, n_computing
-from cllm.engine.gate import CERTAINTY, Behind, Coming, Demand, Gate, Service
+from cllm.engine.gate import CERTAINTY, Behind, Coming, Gate, Newcomer, Service
 from cllm.engine.hostpool import HostPool
 from cllm.engine.layout import Apart, LayoutChoice, likely_length
 from cllm.engine.memory import Memory, MemoryLimits
@@ -201,7 +201,7 @@ class Scheduler:
         Raises: QuotaExceeded · Unavailable · DeadlineExceeded.
         """
         work_running = self._work_until_one_ends(priority)
-        demand = Demand(
+        demand = Newcomer(
             n_sequences=n_sequences,
             key=key,
             timeout_s=timeout_s,
@@ -499,7 +499,7 @@ class Scheduler:
         if not self.limits.carries_states or not self.memory.move_out():
             return None
         self._planned_at = now
-        return self._former.form([], self.memory.take_moves(), [], 0)
+        return self._moves_alone()
 
     def vacate(self) -> None:
         """After `interrupt`: take back all cells."""
@@ -544,7 +544,7 @@ class Scheduler:
     def plan_retirement(self) -> Plan | None:
         """The step that moves one cached branch to the host, the oldest first; None when none is left. Only while nothing is under way."""
         assert not self._sequences
-        return self._former.form([], self.memory.take_moves(), [], 0) if self.memory.retire_oldest() else None
+        return self._moves_alone() if self.memory.retire_oldest() else None
 
     def plan_copy(self, tried: set[int], n_stored: Callable[[Key, list[int]], int]) -> Plan | None:
         """The step that copies one cached branch, the newest first, as `Memory.copy_newest` says; None when none is left.
@@ -552,7 +552,11 @@ class Scheduler:
         Only while nothing is under way.
         """
         assert not self._sequences
-        return self._former.form([], self.memory.take_moves(), [], 0) if self.memory.copy_newest(tried, n_stored) else None
+        return self._moves_alone() if self.memory.copy_newest(tried, n_stored) else None
+
+    def _moves_alone(self) -> Plan:
+        """A step of what the model is owed, in which nobody has rows."""
+        return self._former.form([], self.memory.take_moves(), [], 0)
 
     def evict_cached(self) -> None:
         """Forget what is kept of ended sequences; the next plan frees it."""
@@ -579,7 +583,7 @@ class Scheduler:
         0 when there is nothing to compute, or no place for one more.
         """
         n_rows = 0
-        if self.n_waiting >= self.limits.n_live_max:
+        if self.n_waiting >= self._n_live_max_usual:
             return 0.0
         for sequence in self._queue:
             n_rows += len(sequence.tokens)

@@ -28,8 +28,8 @@ class SequenceSpec:
     seed: int = 0  # 64 bits; the same seed gives the same text
     n_logprobs: int | None = None  # the likeliest tokens to report beside each drawn one; None: no logprobs
     n_prompt_logprobs: int | None = None  # the same for the prompt's tokens, of which the first has none
-    grammar: Grammar | None = None  # what the generated text must be
     dry_breakers: TokenSet | None = None  # of `sampling`, where they were looked for already
+    grammar: Grammar | None = None  # what the generated text must be
     form: StreamForm | None = None  # the same, for a model that sees to it by itself
     answer: AnswerFormat | None = None  # how its text is read for reasoning and tool calls; None: it is not
     priority: int = 0  # lower goes first

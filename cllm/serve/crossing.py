@@ -18,7 +18,7 @@ from cllm.engine.compute import compute
 from cllm.engine.dry import TokenSet
 from cllm.engine.hostpool import Piece
 from cllm.engine.pieces import Chain
-from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Scored, Share, StepOutput, Trim, Work
+from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Scored, Share, StepOutput, StepWork, Trim
 from cllm.engine.sampler import Sampler, make_sampler
 from cllm.engine.sequence import Sequence
 from cllm.serve import frames
@@ -140,7 +140,7 @@ class Bench:
     vocabulary: Vocabulary
     batch: Batch
     samplers: dict[int, Sampler] = attrs.field(factory=dict)
-    work: Work | None = None  # of the step under way, which another thread may give up
+    work: StepWork | None = None  # of the step under way, which another thread may give up
 
     def step(self, step: frames.Step, clock: Callable[[], float], check: Callable[[], None]) -> frames.Stepped:
         """Do a step; `check` may raise before it begins."""
@@ -154,10 +154,10 @@ class Bench:
             self.work = None
         return _stepped(output, work, None)
 
-    def _work(self, step: frames.Step) -> Work:
+    def _work(self, step: frames.Step) -> StepWork:
         if step.drawings:
             self.samplers = {drawing.seq_id: self._sampler(drawing) for drawing in step.drawings}
-        return Work(
+        return StepWork(
             moves=[_move(moving) for moving in step.moves],
             batch=fill(self.batch, step.columns),
             samplers=[self.samplers[drawing.seq_id] for drawing in step.drawings],
@@ -220,7 +220,7 @@ def _move(moving: frames.Moving) -> Move:
             return Restore(moving.slot, Chain(moving.n_tokens, moving.number, pieces))
 
 
-def _stepped(output: StepOutput, work: Work, failure: frames.Failed | None) -> frames.Stepped:
+def _stepped(output: StepOutput, work: StepWork, failure: frames.Failed | None) -> frames.Stepped:
     return frames.Stepped(
         moved=frames.Moved(
             work.n_moves_done,

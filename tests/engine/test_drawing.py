@@ -11,7 +11,7 @@ import pytest
 from cllm.backend import Batch, Draw, Drawn, DrawsTokens
 from cllm.engine.compute import compute
 from cllm.engine.params import SamplingParams, SamplingProfile
-from cllm.engine.plan import Scored, StepOutput, Work
+from cllm.engine.plan import Scored, StepOutput, StepWork
 from cllm.engine.sampling import Sampler, keys_of, sample
 from cllm.errors import StepFailed
 from cllm.testing.fake import END_OF_TURN, FakeModel
@@ -25,7 +25,7 @@ def sampler(params: SamplingParams, seed: int = 0, **more: object) -> Sampler:
     return Sampler(params, seed=seed, tokens=[1, 2, 3], n_prompt=3, **more)  # type: ignore[arg-type]
 
 
-def work_of(samplers: list[Sampler], scored: int | None = None) -> Work:
+def work_of(samplers: list[Sampler], scored: int | None = None) -> StepWork:
     """A prompt for each sampler, each in a slot of its own; all rows of one more, the `scored`-th, are scored instead."""
     batch = Batch(256)
     scorings = []
@@ -38,10 +38,10 @@ def work_of(samplers: list[Sampler], scored: int | None = None) -> Work:
         if slot == scored:
             scorings.append(Scored(batch.n_outputs, list(prompt), n_top=1))
         batch.n_outputs += len(prompt) if slot == scored else 1
-    return Work(moves=[], batch=batch, samplers=samplers, scorings=scorings)
+    return StepWork(moves=[], batch=batch, samplers=samplers, scorings=scorings)
 
 
-def done(model: FakeModel, work: Work) -> StepOutput:
+def done(model: FakeModel, work: StepWork) -> StepOutput:
     return compute(model, work, tick)
 
 

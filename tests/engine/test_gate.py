@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cllm.engine.fairness import N_LATE, Accounts, Work
-from cllm.engine.gate import Demand, Gate, Service
+from cllm.engine.gate import Gate, Newcomer, Service
 from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 
 
@@ -37,17 +37,17 @@ def test_a_key_may_have_as_many_under_way_as_its_cap_says() -> None:
     gate = make_gate(accounts, cap=3)
     let_wait(accounts, "k", 1)
     accounts.of("k").n_running = 1
-    gate.check(Demand(key="k"))
+    gate.check(Newcomer(key="k"))
     with pytest.raises(QuotaExceeded) as caught:
-        gate.check(Demand(key="k", n_sequences=2))
+        gate.check(Newcomer(key="k", n_sequences=2))
     assert caught.value.retry_after_s >= 1
 
 
 def test_a_cap_of_its_own_goes_before_that_of_all_keys() -> None:
     gate = make_gate(Accounts(), caps={"large": 5}, cap=1)
-    gate.check(Demand(key="large", n_sequences=5))
+    gate.check(Newcomer(key="large", n_sequences=5))
     with pytest.raises(QuotaExceeded):
-        gate.check(Demand(key="other", n_sequences=2))
+        gate.check(Newcomer(key="other", n_sequences=2))
 
 
 def test_who_is_over_his_quota_is_told_when_one_of_his_own_will_have_ended() -> None:
@@ -56,7 +56,7 @@ def test_who_is_over_his_quota_is_told_when_one_of_his_own_will_have_ended() -> 
         service.answer(50)  # 100 in tokens of a prompt: one second each, four at once in four seconds
     accounts.of("k").n_running = accounts.of("other").n_running = 2
     with pytest.raises(QuotaExceeded) as caught:
-        make_gate(accounts, service, cap=2).check(Demand(key="k"))
+        make_gate(accounts, service, cap=2).check(Newcomer(key="k"))
     assert caught.value.retry_after_s == pytest.approx(4 / 3)
 
 
@@ -67,9 +67,9 @@ def test_a_full_queue_refuses() -> None:
     accounts = Accounts()
     gate = make_gate(accounts)
     let_wait(accounts, "k", 9)
-    gate.check(Demand(key="k"))
+    gate.check(Newcomer(key="k"))
     with pytest.raises(Unavailable) as caught:
-        gate.check(Demand(key="k", n_sequences=2))
+        gate.check(Newcomer(key="k", n_sequences=2))
     assert caught.value.code == "queue_full"
 
 
@@ -79,11 +79,11 @@ def test_who_was_let_in_has_room_in_the_queue_while_the_prompt_is_read() -> None
     let_wait(accounts, "k", 5)
     accounts.of("k").n_coming = 5
     with pytest.raises(Unavailable) as caught:
-        gate.check(Demand(key="k"))
+        gate.check(Newcomer(key="k"))
     assert caught.value.code == "queue_full"
     accounts.of("other").n_coming = 20
     with pytest.raises(QuotaExceeded):
-        gate.check(Demand(key="other"))
+        gate.check(Newcomer(key="other"))
 
 
 def test_who_finds_the_queue_full_is_told_to_come_when_half_of_what_runs_is_done_too() -> None:
@@ -94,7 +94,7 @@ def test_who_finds_the_queue_full_is_told_to_come_when_half_of_what_runs_is_done
     let_wait(accounts, "k", 1, work=300.0)
     accounts.of("k").n_running = 2
     with pytest.raises(Unavailable) as caught:
-        gate.check(Demand(key="k"))
+        gate.check(Newcomer(key="k"))
     assert caught.value.retry_after_s == pytest.approx(3 + 2 * 10 / 2)
 
 
@@ -111,11 +111,11 @@ def test_a_queue_that_one_key_has_filled_takes_from_another_up_to_its_part() -> 
     accounts = Accounts()
     gate = make_gate(accounts)
     let_wait(accounts, "flood", 10)
-    gate.check(Demand(key="quiet", n_sequences=5))
+    gate.check(Newcomer(key="quiet", n_sequences=5))
     with pytest.raises(Unavailable):
-        gate.check(Demand(key="quiet", n_sequences=6))
+        gate.check(Newcomer(key="quiet", n_sequences=6))
     with pytest.raises(Unavailable):
-        gate.check(Demand(key="flood"))
+        gate.check(Newcomer(key="flood"))
 
 
 @pytest.mark.parametrize("weights", [{}, {f"k{i}": 10.0**i for i in range(20)}])
@@ -126,7 +126,7 @@ def test_however_many_keys_come_a_queue_never_has_more_than_twice_its_size(weigh
     for i in range(20):
         for _ in range(10):
             try:
-                gate.check(Demand(key=f"k{i}"))
+                gate.check(Newcomer(key=f"k{i}"))
             except Unavailable:
                 break
             let_wait(accounts, f"k{i}", 1)
@@ -141,10 +141,10 @@ def test_what_would_wait_too_long_by_the_measured_rate_is_refused_and_told_when_
     accounts = Accounts()
     gate = make_gate(accounts, working_at(100), wait_max_s=5.0)
     let_wait(accounts, "k", 5)
-    gate.check(Demand(key="k"))
+    gate.check(Newcomer(key="k"))
     let_wait(accounts, "k", 3)
     with pytest.raises(Unavailable) as caught:
-        gate.check(Demand(key="k"))
+        gate.check(Newcomer(key="k"))
     assert caught.value.code == "wait_too_long"
     assert caught.value.retry_after_s == pytest.approx(3.0)
 
@@ -152,37 +152,37 @@ def test_what_would_wait_too_long_by_the_measured_rate_is_refused_and_told_when_
 def test_as_long_as_no_rate_is_known_nobody_is_refused_for_a_wait() -> None:
     accounts = Accounts()
     let_wait(accounts, "k", 9, work=1e6)
-    make_gate(accounts, wait_max_s=1.0).check(Demand(key="k", timeout_s=0.1), Work(1e6))
+    make_gate(accounts, wait_max_s=1.0).check(Newcomer(key="k", timeout_s=0.1), Work(1e6))
 
 
 def test_another_keys_queue_is_not_waited_for() -> None:
     accounts = Accounts()
     gate = make_gate(accounts, working_at(100), wait_max_s=1.0)
     let_wait(accounts, "flood", 9)
-    gate.check(Demand(key="quiet"))
+    gate.check(Newcomer(key="quiet"))
 
 
 def test_who_is_more_urgent_than_all_that_wait_does_not_wait_for_them() -> None:
     accounts = Accounts()
     gate = make_gate(accounts, working_at(100), wait_max_s=1.0)
     let_wait(accounts, "k", 9)
-    gate.check(Demand(key="k", is_urgent=True))
+    gate.check(Newcomer(key="k", is_urgent=True))
 
 
 def test_a_deadline_is_refused_when_it_would_be_missed_at_twice_the_rate_too() -> None:
     accounts = Accounts()
     gate = make_gate(accounts, working_at(100))
     let_wait(accounts, "k", 9)
-    gate.check(Demand(key="k", timeout_s=5.0), fresh_work=Work(900.0))
+    gate.check(Newcomer(key="k", timeout_s=5.0), fresh_work=Work(900.0))
     with pytest.raises(DeadlineExceeded) as caught:
-        gate.check(Demand(key="k", timeout_s=4.0), fresh_work=Work(900.0))
+        gate.check(Newcomer(key="k", timeout_s=4.0), fresh_work=Work(900.0))
     assert caught.value.param == "timeout_s"
 
 
 def test_a_deadline_counts_only_the_work_that_nobody_who_comes_later_goes_before() -> None:
     accounts = Accounts()
     let_wait(accounts, "k", 9)
-    make_gate(accounts, working_at(100)).check(Demand(key="k", timeout_s=1.0), fresh_work=Work(200.0))
+    make_gate(accounts, working_at(100)).check(Newcomer(key="k", timeout_s=1.0), fresh_work=Work(200.0))
 
 
 def test_where_few_generate_a_waiting_prompt_is_not_priced_like_their_answers() -> None:
@@ -194,10 +194,10 @@ def test_where_few_generate_a_waiting_prompt_is_not_priced_like_their_answers() 
         service.step(0, 4, 0.01, generated=25.0)
     gate = make_gate(accounts, service, wait_max_s=10.0)
     let_wait(accounts, "k", 1, work=30_000.0)
-    gate.check(Demand(key="k", generated_token=25.0))
+    gate.check(Newcomer(key="k", generated_token=25.0))
     accounts.wait(accounts.of("k"), Work(0, 5_200))
     with pytest.raises(Unavailable, match="about 16 s"):
-        gate.check(Demand(key="k", generated_token=25.0))
+        gate.check(Newcomer(key="k", generated_token=25.0))
 
 
 def test_of_the_same_mix_the_wait_is_the_same_whatever_a_generated_token_takes() -> None:
@@ -207,7 +207,7 @@ def test_of_the_same_mix_the_wait_is_the_same_whatever_a_generated_token_takes()
             service.step(300, 10, 1.0, generated=generated_token)
         accounts.wait(accounts.of("k"), Work(6000, 200))
         with pytest.raises(Unavailable, match="about 20 s"):
-            make_gate(accounts, service, wait_max_s=19.0).check(Demand(key="k", generated_token=generated_token))
+            make_gate(accounts, service, wait_max_s=19.0).check(Newcomer(key="k", generated_token=generated_token))
 
 
 def test_what_was_done_when_many_ran_is_not_priced_as_if_few_had() -> None:
@@ -217,7 +217,7 @@ def test_what_was_done_when_many_ran_is_not_priced_as_if_few_had() -> None:
         service.step(0, 64, 0.01, generated=2.0)
     accounts.wait(accounts.of("k"), Work(600_000, 0))
     with pytest.raises(Unavailable, match="about 47 s"):
-        make_gate(accounts, service, wait_max_s=1.0).check(Demand(key="k", generated_token=25.0))
+        make_gate(accounts, service, wait_max_s=1.0).check(Newcomer(key="k", generated_token=25.0))
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_a_long_step_that_came_to_nothing_says_nothing_of_how_fast_work_is_done(
     service.step(0, 0, 1000.0)
     let_wait(accounts, "k", 10)
     with pytest.raises(Unavailable) as caught:
-        make_gate(accounts, service).check(Demand(key="k", timeout_s=1.0))
+        make_gate(accounts, service).check(Newcomer(key="k", timeout_s=1.0))
     assert caught.value.retry_after_s == 1
 
 
