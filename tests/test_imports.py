@@ -57,6 +57,16 @@ def test_a_layer_imports_only_what_stands_below_it(module: str, path: Path) -> N
     assert {name for name in upward if not any(module == a and name.startswith(b) for a, b in DOORS)} == set()
 
 
+@pytest.mark.parametrize("above", ["cllm.text", "cllm.engine"])
+def test_what_decides_knows_of_ours_the_seam_the_errors_and_what_stands_below_it_alone(above: str) -> None:
+    """No settings, no machine, no tests' fakes: it is told what it has to know."""
+    known = {"cllm.errors", *ORDER[: ORDER.index(above) + 1]}
+    for module, path in SOURCES:
+        if layer(module) == above:
+            ours = {name for name in imports(module, path) if name.partition(".")[0] == "cllm" and name != "cllm"}
+            assert {name for name in ours if not any(name == one or name.startswith(f"{one}.") for one in known)} == set(), module
+
+
 @pytest.mark.parametrize("below", ["cllm.backend", "cllm.text", "cllm.engine"])
 def test_the_pure_layers_import_no_trio_no_socket_and_no_backend(below: str) -> None:
     for module, path in SOURCES:

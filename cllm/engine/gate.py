@@ -186,9 +186,8 @@ class Gate:
         ):
             return
         ahead = newcomer.behind if n_waiting <= 2 * self._n_waiting_max else NOBODY  # of those behind, some must have gone then, too
-        raise Unavailable(
-            "the queue is full", retry_after_s=self._retry_after_s(account, newcomer.generated_token, ahead), code="queue_full"
-        )
+        retry_after_s = self._retry_after_s(account, newcomer.generated_token, ahead)
+        raise Unavailable("the queue is full", retry_after_s=retry_after_s, code="queue_full")
 
     def _retry_after_s(self, account: Account, generated: float, behind: Behind) -> float:
         """Seconds until what waits now before a newcomer is probably served, and half of what runs, which is what of it is left."""
