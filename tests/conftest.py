@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
+from typing import NoReturn
 
 import pytest
 import structlog
 import trio.testing
 from hypothesis import HealthCheck, settings
+from werkzeug.routing import Rule
 
+from cllm.engine import cost
+from cllm.serve import loading
 from cllm.testing.loopback import pass_by_proxies
 
 pass_by_proxies()
@@ -36,6 +41,20 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is measured of models in tests is none of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def _no_url(*_: object, **__: object) -> NoReturn:
+    raise AssertionError("nobody builds URLs")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _made_once() -> Iterator[None]:
+    """What is the same for every server, and most of what it takes to make one, is made once for all that tests make."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rule, "_compile_builder", lambda self, append_unknown=True: _no_url)
+        patch.setattr(cost, "_table", cache(cost._table))
+        patch.setattr(loading, "ChatTemplate", cache(loading.ChatTemplate))
         yield
 
 

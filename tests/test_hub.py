@@ -280,6 +280,7 @@ def test_what_is_in_the_cache_is_not_fetched_again(cllm_with: Cllm, fake_hub: Fa
     assert [method for method, _, _ in fake_hub.asked if method == "GET"] == []
 
 
+@pytest.mark.slow
 def test_a_broken_download_goes_on_where_it_broke(cllm_with: Cllm, fake_hub: FakeHub) -> None:
     n_bytes = 24 * 2**20  # the library writes 10 MiB at a time
     fake_hub.files["large-F16.gguf"] = os.urandom(n_bytes)
@@ -310,6 +311,7 @@ def test_what_the_hub_does_not_have_is_one_line(cllm_with: Cllm, reference: str,
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_offline_the_cache_answers_or_says_what_it_lacks(cllm_with: Cllm) -> None:
     pulled = cllm_with("pull", "user/repo:Q4_K_M")
     assert cllm_with("pull", "user/repo:Q4_K_M", HF_HUB_OFFLINE="1").stdout == pulled.stdout
@@ -318,6 +320,7 @@ def test_offline_the_cache_answers_or_says_what_it_lacks(cllm_with: Cllm) -> Non
     assert "is not in the cache, and the hub is switched off" in lacking.stderr
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_not_reached_leaves_the_cache(cllm_with: Cllm) -> None:
     pulled = cllm_with("pull", "user/repo:Q4_K_M")
     nobody = "http://127.0.0.1:9"  # the discard port, where nobody listens
@@ -325,6 +328,7 @@ def test_a_hub_that_is_not_reached_leaves_the_cache(cllm_with: Cllm) -> None:
     assert "the hub was not reached" in cllm_with("pull", "user/other", HF_ENDPOINT=nobody).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"<html>Please sign in", b"[]"])
 def test_what_answers_in_the_hubs_place_leaves_the_cache_and_is_one_line(cllm_with: Cllm, fake_hub: FakeHub, body: bytes) -> None:
     pulled = cllm_with("pull", "user/repo:Q4_K_M")
@@ -343,6 +347,7 @@ def test_an_address_of_the_hub_that_is_none_is_one_line(cllm_with: Cllm) -> None
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [408, 429, 503])
 def test_a_hub_that_cannot_answer_at_the_moment_leaves_the_cache(cllm_with: Cllm, fake_hub: FakeHub, status: int) -> None:
     pulled = cllm_with("pull", "user/repo:Q4_K_M")
@@ -351,6 +356,7 @@ def test_a_hub_that_cannot_answer_at_the_moment_leaves_the_cache(cllm_with: Cllm
     assert f"user/other is not in the cache, and the hub answered {status}" in cllm_with("pull", "user/other").stderr
 
 
+@pytest.mark.slow
 def test_a_refusal_of_the_hub_is_no_reason_to_serve_from_the_cache(cllm_with: Cllm, fake_hub: FakeHub) -> None:
     cllm_with("pull", "user/repo:Q4_K_M")
     fake_hub.instead = (404, b"{}")
@@ -450,6 +456,7 @@ def test_a_download_by_xet_is_called_off_when_it_is_given_up(monkeypatch: pytest
     assert told[-1] == (10, 10)
 
 
+@pytest.mark.slow
 def test_a_download_that_is_given_up_leaves_nothing_half(cllm_with: Cllm, fake_hub: FakeHub, tmp_path: Path) -> None:
     fake_hub.files["large-F16.gguf"] = bytes(64 * 2**20)
     code = (
@@ -541,6 +548,7 @@ def test_a_cache_that_may_not_be_written_is_told_where_something_is_to_be_remove
         hub.remove(Reference("user/repo"))
 
 
+@pytest.mark.slow
 def test_of_several_that_a_name_means_none_is_removed(cllm_with: Cllm, fake_hub: FakeHub) -> None:
     fake_hub.files = {"a-7b-Q8_0.gguf": b"a" * 10, "a-14b-Q8_0.gguf": b"b" * 20}
     for name in fake_hub.files:
@@ -589,6 +597,7 @@ def test_a_hub_that_never_answers_is_not_waited_for_for_ever(monkeypatch: pytest
         hub.fetch(Reference("user/repo"), lambda _n, _total: True)
 
 
+@pytest.mark.slow
 def test_models_lists_the_cache_and_removes_from_it(cllm_with: Cllm) -> None:
     assert "no models in the cache" in cllm_with("models").stderr
     path = Path(cllm_with("pull", "user/repo:Q4_K_M").stdout.strip())

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from cllm.backend import ModelSpec
+from cllm.serve import workerlife
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.testing import mortal
 from tests.api.conftest import Answer, Api, Serve
@@ -18,7 +19,8 @@ DEADLY = [65, mortal.KILL, 66]
 
 
 @pytest.fixture
-def model() -> Iterator[WorkerModel]:
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerModel]:
+    monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
     loaded = WorkerBackend(mortal.make_backend(), "cllm.testing.mortal:make_backend", HANG_S).load(ModelSpec(path=""), lambda share: True)
     assert isinstance(loaded, WorkerModel)
     yield loaded

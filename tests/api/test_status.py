@@ -202,7 +202,8 @@ async def test_boards_made_for_other_servers_find_numbers_by_their_names(serve: 
         ("llamacpp:n_decode_total", {}, n_steps),
         ("llamacpp:n_busy_slots_per_decode", {}, 1.0),
     ):
-        assert samples_of(answer, name) == [(labels, value)], name
+        assert (labels, value) in samples_of(answer, name), name
+        assert all(one == (labels, value) or not one[1] for one in samples_of(answer, name)), name  # what is told from the start is 0
     assert samples_of(answer, "vllm:inter_token_latency_seconds_bucket") == [
         ({**labels, **of_fake}, value) for labels, value in samples_of(answer, "cllm_inter_token_seconds_bucket")
     ]

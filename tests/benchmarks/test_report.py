@@ -558,7 +558,10 @@ def test_the_command_writes_page_table_and_plots(folder: Path, tmp_path: Path) -
     readme, page = tmp_path / "README.md", tmp_path / "out" / "report.md"
     readme.write_text(f"{BEGIN}\n{END}\n")
     report.main(["--results", str(folder), "--page", str(page), "--readme", str(readme)])
-    for name in re.findall(r"\]\(([^)]+\.svg)\)", page.read_text()):
+    assert "| seed-40x8" in readme.read_text()
+    names = re.findall(r"\]\(([^)]+\.svg)\)", page.read_text())
+    assert names
+    for name in names:
         assert (page.parent / name).read_text().lstrip().startswith("<?xml"), name
 
 

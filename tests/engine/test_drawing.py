@@ -116,6 +116,7 @@ def test_the_draw_says_what_the_parameters_say() -> None:
     assert sampler(llama).draw_by_model() == Draw(temperature=0.5, truncation_temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
+@pytest.mark.slow
 def test_what_the_model_draws_is_distributed_as_what_is_drawn_here() -> None:
     params = SamplingParams(temperature=0.7, top_k=6, top_p=0.9)
     logits = np.random.default_rng(3).normal(0, 2, 50).astype(np.float32)

@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 import attrs
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
@@ -340,4 +341,5 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
+TestMachine.pytestmark = [pytest.mark.slow]  # type: ignore[attr-defined]  # the same on every Python, as all that is simulated
 TestMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -385,7 +385,7 @@ async def test_an_adapter_that_is_asked_for_while_it_is_unloaded_is_not_left_to_
     path = tmp_path / "style.gguf"
     path.touch()
     async with keep("a") as kept:
-        for n in range(10):
+        for n in range(4):
             adapter = kept.house.adopt(kept.tenant("a"), f"style{n}", str(path))
             assert adapter.n_bytes == SIZE
             held = await kept.house.hold(adapter)

@@ -375,6 +375,7 @@ async def test_a_worker_that_dies_of_every_request_is_given_up(model: WorkerMode
         await ask()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_hangs_is_ended_and_replaced() -> None:
     model = load(hang_s=HANG_S)
     deadly = make_spec("", 8)
@@ -507,7 +508,10 @@ def test_a_model_that_made_an_embedder_lives_as_long_as_it_does(monkeypatch: pyt
     assert made[0]() is not None, "it has the weights"
 
 
-async def test_a_text_that_kills_the_worker_again_and_again_is_refused_and_costs_nobody_else_the_answer(model: WorkerModel) -> None:
+async def test_a_text_that_kills_the_worker_again_and_again_is_refused_and_costs_nobody_else_the_answer(
+    model: WorkerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
     async with serving(model) as running, trio.open_nursery() as nursery:
         given: list[Answer] = []
 
@@ -536,7 +540,10 @@ async def test_whatever_panics_in_the_worker_costs_the_request_that_it_panicked_
     assert model.pid == pid
 
 
-async def test_texts_beside_one_that_kills_the_worker_are_read_when_another_one_lives(model: WorkerModel) -> None:
+async def test_texts_beside_one_that_kills_the_worker_are_read_when_another_one_lives(
+    model: WorkerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
     async with serving(model) as running, trio.open_nursery() as nursery:
         read: list[list[int]] = []
 
@@ -557,6 +564,7 @@ async def test_texts_that_kill_an_idle_worker_are_refused_and_do_not_end_the_ser
     model: WorkerModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workerlife, "N_LIVES_MAX", 2)  # one such text costs more
+    monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
     async with serving(model) as running:
         with pytest.raises(TokenizeFailed):
             await running.engine.tokenize(mortal.DEADLY_TEXT, add_special=False, parse_special=False)

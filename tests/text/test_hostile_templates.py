@@ -252,19 +252,26 @@ def test_a_long_conversation_stays_well_within_the_limits() -> None:
 def test_a_template_that_looks_at_all_messages_for_each_has_the_time_for_a_long_session_beside_other_threads() -> None:
     look = "{% for n in messages %}{% if n.role == 'x' or n.content == m.role %}{{ n.role }}{% endif %}{% endfor %}"
     source = "{% for m in messages %}" + look + "{{ loop.index }} {% endfor %}"
-    template, is_over = ChatTemplate(source, bos_token="", eos_token=""), threading.Event()
+    session = [{"role": "user", "content": "ok"}, {"role": "assistant", "content": "ok"}] * 100
+    begun_at = time.thread_time()
+    ChatTemplate(source, bos_token="", eos_token="").render(session)
+    # Beside two others that spin it takes three times as long by the clock.
+    limits, is_over = RenderLimits(timeout_s=1.6 * (time.thread_time() - begun_at)), threading.Event()
+    template = ChatTemplate(source, bos_token="", eos_token="", limits=limits)
 
     def spin() -> None:
         while not is_over.is_set():
             pass
 
-    spinning = threading.Thread(target=spin)
-    spinning.start()
+    spinning = [threading.Thread(target=spin) for _ in range(2)]
+    for one in spinning:
+        one.start()
     try:
-        assert template.render([{"role": "user", "content": "ok"}, {"role": "assistant", "content": "ok"}] * 300).endswith(" 600 ")
+        assert template.render(session).endswith(" 200 ")
     finally:
         is_over.set()
-        spinning.join()
+        for one in spinning:
+            one.join()
 
 
 def test_the_deadline_holds() -> None:
