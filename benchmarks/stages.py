@@ -35,8 +35,7 @@ from cllm.engine.compute import compute, do_move
 from cllm.engine.cost import CostModel
 from cllm.engine.events import Delta, Event, Finished
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.plan import Move, Plan, Save, StepOutput
-from cllm.engine.plan import Work as StepWork
+from cllm.engine.plan import Move, Plan, Save, StepOutput, StepWork
 from cllm.engine.sampling import Sampler
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec

@@ -252,25 +252,27 @@ than one in ten has such a piece. First texts come later at p50 there; of `mixed
 of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls
 above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool
 in pieces of 25. (`mixed` has fourteen.) `mixed-small` at 16 and at 8 has all settings, on a machine with AVX2 alone. At 16 these are ten
-pairs of `-no-kvu`, `-b 64` and `no prompt cache` each, two of each other one. Who has more tokens/s is not told apart: cLLM has 1.03 of
-`-no-kvu`'s (0.94 to 1.12) and 0.96 of those of `no prompt cache` (0.85 to 1.09), beside which it does worst at nearly everything. Gaps are
-1.34 and 1.32 times as long at p50 and 0.40 and 0.38 at p99, first texts come at p99 after 1.29 and 1.37 times the time. At p50 they come
-after 1.00 times `-no-kvu`'s and 1.40 times the other's (0.97 to 2.02), which saves nothing on the host and takes 0.87 of cLLM's memory;
-`-no-kvu` takes 1.6 times as much. Beside `-b 64`, which computes them in pieces too, it has 1.10 times the tokens/s (1.06 to 1.15), first
-texts at p50, p90 and p99 after 0.67, 0.75 and 0.84 of its time, whole answers at p50 after 0.89, and gaps at p99 that are 1.05 times as
-long (0.80 to 1.37). In two pairs each, `-b 32` had gaps at p99 that were two thirds of cLLM's, and first texts at p50 after 2.9 times its
-time, and `-kvu` had first texts at p99 after 0.63 of its time. A run on the machine with AMX, which is not kept, had first texts after 1.39
-times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on a machine with AVX-512
-0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at
-p99. At 8 these are ten pairs of `-no-kvu`, `-b 64` and `no prompt cache` each, two of each other one. Who has more tokens/s is not told
-apart: cLLM has 0.975 of `-no-kvu`'s (0.85 to 1.12), 0.97 of those of `no prompt cache` (0.90 to 1.06) and 1.02 of `-b 64`'s (0.98 to 1.07).
-Beside the first and the second first texts come at p50 after 1.39 and 1.62 times the time, and gaps at p99 are 0.37 and 0.36 times as long;
-beside `-b 64` first texts come at p50 after 1.19 times the time (0.98 to 1.45), and gaps are 1.20 times as long at p50, 0.69 at p90 and
-0.78 at p99. `no prompt cache`, which saves nothing on the host, takes 0.73 of cLLM's memory. In two pairs each cLLM had 1.10 (`-b 32`) to
-1.29 times (`-kvu -b 64`) the tokens/s; `-b 32`, whose gaps at p99 are as short, has first texts at p99 after twice the time. The interval
-of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow
-in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight
-starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not kept.
+pairs of `-no-kvu`, `-b 32`, `-b 64` and `no prompt cache` each, two of each other one. Who has more tokens/s is not told apart: cLLM has
+1.03 of `-no-kvu`'s (0.94 to 1.12) and 0.96 of those of `no prompt cache` (0.85 to 1.09), beside which it does worst at nearly everything.
+Gaps are 1.34 and 1.32 times as long at p50 and 0.40 and 0.38 at p99, first texts come at p99 after 1.28 and 1.37 times the time. At p50
+they come after 1.00 times `-no-kvu`'s and 1.40 times the other's (0.97 to 2.02), which saves nothing on the host and takes 0.87 of cLLM's
+memory; `-no-kvu` takes 1.6 times as much. Beside `-b 64`, which computes them in pieces too, it has 1.10 times the tokens/s (1.06 to 1.15),
+first texts at p50, p90 and p99 after 0.67, 0.75 and 0.84 of its time, whole answers at p50 after 0.89, and gaps at p99 that are 1.05 times
+as long (0.80 to 1.37). Beside `-b 32`, whose pieces are smaller, it has 1.26 times the tokens/s (1.16 to 1.36), first texts at p50, p90 and
+p99 after 0.43, 0.31 and 0.25 of its time, and gaps 0.74 times as long at p50, 1.91 times at p90 (1.63 to 2.24) and 1.39 times at p99 (0.94
+to 2.05). In two pairs, beside `-kvu`, it had gaps 1.5 times as long at p50, and first texts at p50, p90 and p99 after 1.4, 1.06 and 1.6
+times the time. A run on the machine with AMX, which is not kept, had first texts after 1.39 times `-no-kvu`'s time at p50 and 1.37 at p99,
+and 1.8 times as many good requests; one of an earlier revision on a machine with AVX-512 0.91 and 1.18 of these times. There pieces four
+times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. At 8 these are ten pairs of `-no-kvu`,
+`-b 64` and `no prompt cache` each, two of each other one. Who has more tokens/s is not told apart: cLLM has 0.975 of `-no-kvu`'s (0.85 to
+1.12), 0.97 of those of `no prompt cache` (0.90 to 1.06) and 1.02 of `-b 64`'s (0.98 to 1.07). Beside the first and the second first texts
+come at p50 after 1.39 and 1.62 times the time, and gaps at p99 are 0.37 and 0.36 times as long; beside `-b 64` first texts come at p50
+after 1.19 times the time (0.98 to 1.45), and gaps are 1.20 times as long at p50, 0.69 at p90 and 0.78 at p99. `no prompt cache`, which
+saves nothing on the host, takes 0.73 of cLLM's memory. In two pairs each cLLM had 1.06 (as it comes) to 1.29 times (`-kvu -b 64`) the
+tokens/s; `-b 32`, whose gaps at p99 are as short, has first texts at p99 after twice the time. The interval of `mixed` at 8 is wide, since
+starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a
+simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the bare model, each
+in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for
@@ -346,7 +348,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-chat-turns-c8": "2026-11-29 80e22e9270",
     "peers-long-among-short": "2026-11-29 8aaae89e0d",
     "peers-mixed-c8": "2026-11-27 0543dee0f6",
-    "peers-mixed-small-c16": "2026-11-29 b3eb8e40c7",
+    "peers-mixed-small-c16": "2026-11-30 d509503084",
     "peers-mixed-small-c8": "2026-11-29 b3eb8e40c7",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-27 3751b6e58f",
