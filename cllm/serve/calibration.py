@@ -31,7 +31,7 @@ N_CELLS_SAVED: Final = 128  # of the slot whose copies fill the cells
 FIXED_MOST: Final = 0.999  # of a state: where every state is as large as another, a cell's price is not to be nothing
 N_CELLS_FULL: Final = 4096  # in use when their cost is measured, if there are twice as many
 N_COPIES_LEAST: Final = 4
-N_SLOTS_APART: Final = 8  # that generate when it is measured what it gains if their cells lie apart
+N_SLOTS_MEASURED: Final = 8  # that generate when it is measured what it gains if their cells lie apart
 N_CELLS_PART: Final = 256  # llama.cpp rounds parts to so many
 APART_S_MAX: Final = 3.0  # that may take, longer for a slow model likewise: without it the cells would never lie apart
 N_ROUNDS_APART, N_REPEATS_APART = 2, 3  # in turns, and steps of each: in the time of a few steps a shared machine changes by more than this
@@ -242,7 +242,7 @@ class _Measurement:
         model = self._model
         if not isinstance(model, LaysOut) or not self._can_lie_apart:
             return None
-        n_slots = min(N_SLOTS_APART, model.n_cells // N_CELLS_PART, model.n_rows_max)
+        n_slots = min(N_SLOTS_MEASURED, model.n_cells // N_CELLS_PART, model.n_rows_max)
         n_cells = min(N_CELLS_SAVED, model.n_rows_max)
         most_s = self._slow * APART_S_MAX
         if n_slots < 2 or self._expected_s(n_cells) + N_ROUNDS_APART * N_REPEATS_APART * self._expected_s(n_slots) > most_s:

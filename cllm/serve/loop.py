@@ -382,7 +382,7 @@ class StepLoop:
         if plan.is_given_up:  # an abort that came while the call was on its way here is lost
             raise Aborted("nobody waits for this step")
         if self._worker is not None:
-            return self._worker.compute(plan, time.perf_counter)
+            return self._worker.compute(plan)
         return compute(self._model, plan, time.perf_counter)
 
     def _deliver_soon(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 import numpy as np
 
@@ -23,7 +21,7 @@ from cllm.backend import (
 )
 from cllm.engine.curve import Curve
 from cllm.engine.plan import Plan, StepOutput
-from cllm.errors import Aborted, LoadFailed, StepFailed
+from cllm.errors import Aborted, LoadFailed
 from cllm.serve import frames
 from cllm.serve.crossing import Crossing, columns_of
 from cllm.serve.workerembedder import WorkerEmbedder
@@ -96,7 +94,7 @@ class WorkerModel:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def compute(self, plan: Plan, _clock: Callable[[], float]) -> StepOutput:
+    def compute(self, plan: Plan) -> StepOutput:
         """`cllm.engine.compute.compute`, done by the worker. Raises: as that does."""
         self._n_steps += 1
         if plan.is_given_up:  # meanwhile: an abort that named the step before is lost
@@ -136,34 +134,28 @@ class WorkerModel:
     def step(self, batch: Batch) -> Logits:
         """See `StepModel.step`."""
         self._n_steps += 1
-        logits = np.frombuffer(bytearray(self._call(frames.Rows(self._n_steps, columns_of(batch)))), np.float32)
+        logits = np.frombuffer(bytearray(self.life.data_of(frames.Rows(self._n_steps, columns_of(batch)))), np.float32)
         return logits.reshape(batch.n_outputs, self.vocabulary.n_tokens)
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         """See `StepModel.share`."""
-        self._call(frames.Call("share", (source, target, n_tokens)))
+        self.life.data_of(frames.Call("share", (source, target, n_tokens)))
 
     def trim(self, slot: int, n_keep: int) -> None:
         """See `StepModel.trim`."""
-        self._call(frames.Call("trim", (slot, n_keep)))
+        self.life.data_of(frames.Call("trim", (slot, n_keep)))
 
     def drop(self, slot: int) -> None:
         """See `StepModel.drop`."""
-        self._call(frames.Call("drop", (slot,)))
+        self.life.data_of(frames.Call("drop", (slot,)))
 
     def save(self, slot: int, start: int = 0) -> bytes:
         """See `StepModel.save`."""
-        return self._call(frames.Call("save", (slot, start) if start else (slot,)))
+        return self.life.data_of(frames.Call("save", (slot, start) if start else (slot,)))
 
     def restore(self, slot: int, state: bytes) -> None:
         """See `StepModel.restore`."""
-        self._call(frames.Call("restore", (slot,), state))
-
-    def _call(self, message: frames.Call | frames.Rows) -> bytes:
-        answer = self.life.ask(message)
-        if not isinstance(answer, frames.Answer):
-            raise StepFailed(f"the worker answered {type(answer).__name__}")
-        return answer.data
+        self.life.data_of(frames.Call("restore", (slot,), state))
 
 
 def _embedder(life: WorkerLife, on_progress: OnProgress) -> WorkerEmbedder:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from cllm.backend import Batch, Vectors, Vocabulary
-from cllm.errors import StepFailed
 from cllm.serve import frames
 from cllm.serve.crossing import columns_of
 from cllm.serve.workerlife import WorkerLife
@@ -38,13 +37,13 @@ class WorkerEmbedder:
     def step(self, batch: Batch) -> Vectors:
         """See `Embedder.step`."""
         self._n_steps += 1
-        data = self._call(frames.Rows(self._n_steps, columns_of(batch)))
+        data = self.life.data_of(frames.Rows(self._n_steps, columns_of(batch)))
         self.life.went_well()
         return np.frombuffer(data, np.float32).reshape(batch.n_rows, self.n_embd)
 
     def drop(self, slot: int) -> None:
         """See `Embedder.drop`."""
-        self._call(frames.Call("drop", (slot,)))
+        self.life.data_of(frames.Call("drop", (slot,)))
 
     def pair(self, query: str, document: str) -> list[int]:
         """See `Embedder.pair`."""
@@ -53,9 +52,3 @@ class WorkerEmbedder:
     def close(self) -> None:
         """See `Embedder.close`."""
         self.life.close()
-
-    def _call(self, message: frames.Call | frames.Rows) -> bytes:
-        answer = self.life.ask(message)
-        if not isinstance(answer, frames.Answer):
-            raise StepFailed(f"the worker answered {type(answer).__name__}")
-        return answer.data

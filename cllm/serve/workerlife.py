@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from cllm.backend import ModelSpec, OnProgress
-from cllm.errors import BackendError, LoadFailed, ModelDied, in_one_line
+from cllm.errors import BackendError, LoadFailed, ModelDied, StepFailed, in_one_line
 from cllm.serve import frames
 from cllm.serve.crossing import error_of
 from cllm.serve.frames import Ended, Garbled
@@ -142,6 +142,13 @@ class WorkerLife:
         if isinstance(answer, frames.Failed):
             raise error_of(answer)
         return answer
+
+    def data_of(self, message: frames.Call | frames.Rows) -> bytes:
+        """Ask for something whose answer is bytes. Raises: as `ask` · StepFailed."""
+        answer = self.ask(message)
+        if not isinstance(answer, frames.Answer):
+            raise StepFailed(f"the worker answered {type(answer).__name__}")
+        return answer.data
 
     def living(self, timeout_s: float) -> WorkerProcess:
         """The worker, or the next one. Raises: ModelDied."""

@@ -477,7 +477,7 @@ def test_an_abort_that_raises_ends_nobody_who_listens_for_the_next_one(caplog: p
 async def test_a_step_that_was_given_up_on_its_way_is_not_begun(model: WorkerModel) -> None:
     plan: Any = SimpleNamespace(is_given_up=True)  # of which nothing else is looked at
     with pytest.raises(Aborted):
-        model.compute(plan, time.perf_counter)
+        model.compute(plan)
     async with serving(model) as running:
         (answer,) = await answers(running, make_spec("the sea", 8))
     assert answer.text == text_alone("the sea", 8)

@@ -48,7 +48,7 @@ def _compute(hand: Hand, tokens: list[int]) -> object:
     assert isinstance(hand.model, WorkerModel)
     batch = hand.write(hand.rows(0, tokens[N_HELD:], Outputs.NONE))
     plan = Plan(moves=[], batch=batch, samplers=[], decoding=[], prefilling=[], outputs=[], events=[])
-    return hand.model.compute(plan, time.perf_counter)
+    return hand.model.compute(plan)
 
 
 def _measure(hand: Hand, _tokens: list[int]) -> object:
