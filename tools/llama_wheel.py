@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "llama-cpp-python"
-BUILD_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDACXX")
+BUILD_VARIABLES = ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDACXX")
 BUILD_PREFIXES = ("CMAKE_", "SKBUILD_")  # of more of them, with their names
 # GCC's bug 114098 (seen with 12.2) drops what is stored for AMX's tile configuration, and the first product of several rows dies of an
 # illegal instruction. These keep it.
@@ -77,7 +77,7 @@ def libraries() -> str:
 def key() -> str:
     """Return a name for the wheel that no other processor, system, build option or version shares."""
     variables = environment()
-    more = [f"{name}={value}" for name, value in sorted(variables.items()) if name.startswith(BUILD_PREFIXES)]
+    more = [f"{name}={variables[name]}" for name in sorted(variables) if name.startswith(BUILD_PREFIXES) and name not in BUILD_VARIABLES]
     build = "\n".join([processor(), libraries(), *(variables.get(name, "") for name in BUILD_VARIABLES), *more])
     version = requirement().partition("==")[2]
     return f"{version}-{platform.system().lower()}-{platform.machine()}-{hashlib.sha256(build.encode()).hexdigest()[:12]}"
