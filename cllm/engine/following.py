@@ -61,8 +61,8 @@ class Followers:
         best: _Lead | None = None
         for leader in running:
             is_ahead = leader.n_computed < sequence.n_shareable  # or it has all that can be had of it, as many answers to one prompt have
-            if leader.phase is Phase.PREFILL and is_ahead and could_share(leader, sequence):
-                n = n_common_of(leader, sequence)
+            if leader.phase is Phase.PREFILL and is_ahead and _could_share(leader, sequence):
+                n = _n_common(leader, sequence)
                 least = n_known + (N_COMMON_LEAST if n_least or n < sequence.n_shareable else N_SAME_LEAST)
                 if n >= max(least, n_least, leader.n_computed + 1) and (best is None or n > best.n_common):
                     best = _Lead(leader, n)
@@ -118,8 +118,8 @@ def n_computing(sequence: Sequence, running: list[Sequence]) -> int:
     """How many tokens of `sequence` somebody of `running` is computing, or has, whether or not that is waited for; few count as none."""
     if not sequence.may_share:
         return 0
-    prompts = (one for one in running if one.phase is Phase.PREFILL and could_share(one, sequence))
-    n = max((n_common_of(one, sequence) for one in prompts), default=0)
+    prompts = (one for one in running if one.phase is Phase.PREFILL and _could_share(one, sequence))
+    n = max((_n_common(one, sequence) for one in prompts), default=0)
     return n if n >= N_COMMON_LEAST else 0
 
 
@@ -131,13 +131,13 @@ def is_of_use(prompts: Seq[tuple[Sequence, int]], sequence: Sequence, *, can_tri
     if not sequence.may_share:
         return False
     return any(
-        n_common_of(one, sequence) >= max(one.n_computed + (1 if can_trim else n_rows), N_COMMON_LEAST)
+        _n_common(one, sequence) >= max(one.n_computed + (1 if can_trim else n_rows), N_COMMON_LEAST)
         for one, n_rows in prompts
-        if could_share(one, sequence)
+        if _could_share(one, sequence)
     )
 
 
-def n_common_of(leader: Sequence, sequence: Sequence) -> int:
+def _n_common(leader: Sequence, sequence: Sequence) -> int:
     """Tokens of those that `sequence` need not compute itself with which `leader` begins, too.
 
     Answers to one prompt have the same list of it, and are not compared: a hundred, of a hundred thousand tokens, take a tenth of a second.
@@ -148,5 +148,5 @@ def n_common_of(leader: Sequence, sequence: Sequence) -> int:
     return n_common(leader.tokens, sequence.tokens, 0, n_most)
 
 
-def could_share(one: Sequence, other: Sequence) -> bool:
+def _could_share(one: Sequence, other: Sequence) -> bool:
     return one.may_share and one.cache_key == other.cache_key

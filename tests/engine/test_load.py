@@ -78,7 +78,7 @@ def test_so_they_are_where_most_of_the_work_are_prompts() -> None:
     assert goodput(4.0, long_request) >= 0.9 * best
 
 
-def test_many_answers_to_one_long_prompt_and_questions_about_it_are_its_work_once() -> None:
+def test_many_answers_to_one_long_prompt_are_its_work_once() -> None:
     """Or the next would be told to come again in minutes, though all of them wait for one prompt alone."""
     scheduler = make_scheduler(keeps_prefixes=True, can_share=True, can_trim=True, wait_max_s=60.0, n_live_max=64)
     simulation = Simulation(scheduler)
@@ -89,10 +89,7 @@ def test_many_answers_to_one_long_prompt_and_questions_about_it_are_its_work_onc
         scheduler.submit(SequenceSpec(prompt=prompt, stopping=stopping), 60.0)
     scheduler.check_room(60.0)
     for _ in range(32):
-        scheduler.submit(SequenceSpec(prompt=[*prompt, 7], stopping=stopping), 60.0)  # of others, with questions of their own
-    scheduler.check_room(60.0)
-    for i in range(32):
-        scheduler.submit(SequenceSpec(prompt=[5000 + i, *prompt], stopping=stopping), 60.0)
+        scheduler.submit(SequenceSpec(prompt=prompt.copy(), stopping=stopping), 60.0)  # of others, who may be gone any time
     with pytest.raises(Unavailable, match="the wait would be"):
         scheduler.check_room(60.0)
 
