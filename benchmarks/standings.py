@@ -98,9 +98,10 @@ def promising(sides: Sequence[Page]) -> set[tuple[str, str]]:
 def best_rows(sides: Sequence[Page]) -> list[dict[str, Any]]:
     """Every figure of ours beside the setting that is best at it, of those that have all pairs.
 
-    Who is worse than any of them for sure is worse than the best: where the best one varies so much that nothing is told beside it, the row
-    is beside the best of those that ours is worse than. And nothing is won where one that ended with fewer pairs leads the best, unless it
-    is won beside that one, too: who went on was chosen by these pairs, and the luck of the first is not that of the next.
+    Who is worse than any of them for sure is worse than the best: where that is not told beside the best one itself, which may vary, or
+    where one with fewer pairs shows it, the row is beside the best of those that ours is worse than. And nothing is won where one that
+    ended with fewer pairs leads the best, unless it is won beside that one, too: who went on was chosen by these pairs, and the luck of the
+    first is not that of the next.
     """
     complete, _ = by_pairs(sides)
     return [_row(complete, sides, figure) for figure in FIGURES if best_side(complete, figure) is not None]

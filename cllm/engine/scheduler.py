@@ -399,9 +399,12 @@ class Scheduler:
         return events
 
     def _serve(self, plan: Plan, seconds: float) -> None:
-        """Count what was done, by what a generated token takes beside as many as run, and keep that for those who wait now."""
+        """Count what was done, by what a generated token takes beside as many as run, and keep that for those who wait.
+
+        While others could run, too, it is no measure for these: they will have a full house beside them.
+        """
         n_running, cells = min(len(self._running), self.cost.n_rows_max), self.cells
-        if n_running and self.cost.is_grounded:
+        if n_running and self._is_full and self.cost.is_grounded:
             self._generated_token = self.cost.generated_rows(n_running, cells.n_total - cells.n_free, cells.n_held)
         self._service.step(plan.n_prompt_rows, len(plan.decoding), seconds, is_full=self._is_full, generated=self._generated_token)
 

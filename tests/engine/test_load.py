@@ -129,6 +129,27 @@ def test_where_few_generate_the_wait_behind_long_prompts_is_told_about_as_long_a
     assert wait_s / 2 < 1.0 + told_s < 2 * wait_s
 
 
+def test_a_burst_after_a_load_has_ended_is_priced_as_beside_a_full_house() -> None:
+    """The last answers of a load have few others beside them, and each of their tokens takes as long as many rows."""
+
+    def rows_s(n_rows: int) -> float:
+        return 0.03 + 0.0015 * n_rows
+
+    curve = Curve(rows=tuple((n, rows_s(n)) for n in (1, 4, 16, 64, 512)), outputs=((1, 1e-6), (512, 512e-6)))
+    limits = Limits(
+        n_cells=100_000, n_slots=8, n_ctx=8_000, n_rows_max=512, row_budget=None, n_live_max=8, n_waiting_max=1000, wait_max_s=60.0
+    )
+    scheduler = Scheduler(limits, FakeVocabulary(), CostModel(curve, n_rows_max=512))
+    simulation = Simulation(scheduler, step_s=lambda plan: rows_s(plan.n_rows), refuse=lambda spec, now: scheduler.check_room(now))
+    simulation.ask(ask(0.0, 20, 128 if i else 200) for i in range(17))
+    simulation.run()
+    burst = [ask(simulation.now + 5.0 + 0.001 * bool(i), 200, 128) for i in range(61)]
+    simulation.ask(burst)
+    simulation.run()
+    assert not any(request.refused for request in burst)
+    assert max(request.ttft_s for request in burst) < 60.0
+
+
 def test_in_order_of_arrival_everybody_would_wait_too_long(best: float) -> None:
     assert goodput(8.0, patience_s=None) < 0.1 * best
 
