@@ -114,14 +114,58 @@ async def test_a_line_that_is_new_in_each_request_keeps_nothing_from_being_cache
     said = [{"role": "user", "content": "one cch=abcde; two"}]
     async with serve() as api:
         prompts = [
-            await prompt_of(api, system=f"x-anthropic-billing-header: cc_version=2.1; cch={mark};\nBe brief.", messages=said)
-            for mark in ("a5145", "b0b77")
+            await prompt_of(api, system=system, messages=said)
+            for system in (
+                "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=a5145;\nBe brief.",
+                [
+                    {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.177.2fe; cc_entrypoint=cli; cch=b0b77;"},
+                    {"type": "text", "text": "Be brief."},
+                ],
+                "Be brief.",
+            )
         ]
         other = await prompt_of(api, system="Say cch=a5145; please.", messages=said)
-    assert prompts[0] == prompts[1]
-    assert "cc_version=2.1; cch=00000;\nBe brief." in prompts[0]
+    assert len(set(prompts)) == 1
     assert "cch=abcde; two" in prompts[0]
     assert "cch=a5145;" in other
+
+
+async def test_tools_that_anthropics_servers_run_are_left_out_beside_others(serve: Any) -> None:
+    own = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
+    advisor = {"type": "advisor_20260301", "name": "advisor", "model": "another", "defer_loading": True}
+    async with serve() as api:
+        prompts = [await prompt_of(api, tools=tools) for tools in ([own], [own, advisor], [advisor, own])]
+        wrong = await api.post("/v1/messages", body(tools=[advisor, {"name": "g"}]))
+    assert len(set(prompts)) == 1
+    assert "tools[1].input_schema" in wrong.error["message"], "by its place among all that were sent"
+
+
+async def test_what_anthropics_servers_did_is_no_part_of_a_conversation_that_goes_on_here(serve: Any) -> None:
+    said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]
+    theirs = [
+        {"type": "server_tool_use", "id": "a", "name": "advisor", "input": {}},
+        {"type": "advisor_tool_result", "tool_use_id": "a", "content": {"type": "advisor_result", "text": "so"}},
+        {"type": "web_search_tool_result", "tool_use_id": "b", "content": []},
+        {"type": "text", "text": "two"},
+    ]
+    async with serve() as api:
+        plain = await prompt_of(api, messages=said)
+        assert await prompt_of(api, messages=[said[0], {"role": "assistant", "content": theirs}, said[2]]) == plain
+
+
+async def test_of_an_image_that_a_tool_gave_the_model_is_told_and_one_of_the_users_is_refused_in_words_they_know(
+    serve: Any,
+) -> None:
+    image, paper = {"type": "image", "source": {}}, {"type": "document", "source": {}}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "read", "input": {}}]}
+    given = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [image, paper]}]}
+    async with serve() as api:
+        prompt = await prompt_of(api, messages=[{"role": "user", "content": "one"}, called, given])
+        refused = [await api.post("/v1/messages", body(messages=[{"role": "user", "content": [one]}])) for one in (image, paper)]
+    assert "(an image, which cannot be seen here)\n(a document, which cannot be read here)" in prompt
+    assert [answer.status for answer in refused] == [400, 400]
+    for answer, words in zip(refused, ("could not process image", "could not process pdf"), strict=True):
+        assert words in answer.error["message"]
 
 
 async def test_reasoning_is_signed_since_clients_drop_it_otherwise(serve: Any) -> None:

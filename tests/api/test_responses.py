@@ -360,6 +360,39 @@ async def test_a_message_between_agents_is_read_as_what_somebody_says(serve: Any
     assert len(listener.prompts) == 1
 
 
+async def test_of_an_image_that_a_tool_gave_the_model_is_told_and_one_of_the_users_is_refused_in_words_they_know(
+    serve: Any,
+) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,x"}
+    call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
+    listener = Listener()
+    async with serve(listener.model) as api:
+        for output in ([image], "(an image, which cannot be seen here)"):
+            given = {"type": "function_call_output", "call_id": "c", "output": output}
+            assert (await api.post("/v1/responses", {"input": [call, given]})).status == 200
+        refused = await api.post("/v1/responses", {"input": [{"role": "user", "content": [image]}]})
+    assert len(listener.prompts) == 1
+    assert (refused.status, refused.error["code"], refused.error["param"]) == (400, "invalid_value", "input[0].content[0].image_url")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_that_is_not_kept_here_comes_back_from_clients_that_bring_what_is_encrypted_alone(serve: Any, stream: bool) -> None:
+    template = "{% for m in messages %}<turn>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    template += "{{ m.content }}<end>{% endfor %}<turn>assistant\n<think>"
+    asked = {"role": "user", "content": "one"}
+    async with serve(ScriptedModel("<think>hm</think>It is 5.", template=template)) as api:
+        first = await api.post("/v1/responses", {"input": [asked], "store": False, "stream": stream})
+        thought, said = (events(first)[-1]["response"] if stream else first.json)["output"]
+        kept = await api.post("/v1/responses", {"input": [asked]})
+        prompts = []
+        for reasoning in (thought, {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}):
+            again = await api.post("/v1/responses", {"input": [asked, reasoning, said, asked], "store": False})
+            prompts.append(again.json["usage"]["input_tokens"])
+        others = await api.post("/v1/responses", {"input": [asked, {"type": "reasoning", "encrypted_content": "gAAAA"}, said, asked]})
+    assert "encrypted_content" not in kept.json["output"][0]
+    assert prompts[0] == prompts[1] > others.json["usage"]["input_tokens"], "and what another server encrypted is nothing"
+
+
 async def test_only_the_tools_that_are_allowed_are_offered(serve: Any) -> None:
     other, hosted = {"type": "function", "name": "look_up"}, {"type": "web_search"}
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}

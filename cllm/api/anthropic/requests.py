@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
+from cllm.api.anthropic.blocks import (
+    Block,
+    Document,
+    Image,
+    RedactedThought,
+    ServersDoing,
+    Text,
+    Thought,
+    ToolAddition,
+    ToolCall,
+    ToolFields,
+    ToolReference,
+    ToolRemoval,
+    ToolResult,
+)
 from cllm.api.conversation import Conversation
 from cllm.api.sampling_fields import LimitOrPrompt, SamplingFields, StopString
 from cllm.api.structured import Form, schema_form
@@ -16,90 +30,6 @@ from cllm.api.tool_checks import N_TOOLS_MAX, with_properties
 from cllm.errors import InvalidRequest
 from cllm.text.thinking import Thinking
 from cllm.text.tools import Tool, Toolbox, ToolUse
-
-# --- blocks of content -------------------------------------------------------------------------------------------------
-
-
-class Text(msgspec.Struct, tag_field="type", tag="text"):
-    """Text."""
-
-    text: str
-
-
-class Thought(msgspec.Struct, tag_field="type", tag="thinking"):
-    """What the model wrote for itself in an earlier turn."""
-
-    thinking: str
-    signature: str | None = None
-
-
-class RedactedThought(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
-    """The same, unreadable: of no use here."""
-
-    data: str | None = None
-
-
-class ToolCall(msgspec.Struct, tag_field="type", tag="tool_use"):
-    """A call that the model made."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class Image(msgspec.Struct, tag_field="type", tag="image"):
-    """Refused."""
-
-
-class Document(msgspec.Struct, tag_field="type", tag="document"):
-    """Refused."""
-
-
-class ToolReference(msgspec.Struct, tag_field="type", tag="tool_reference"):
-    """A tool that a search for tools has found."""
-
-    tool_name: str
-
-
-ResultBlock: TypeAlias = Text | Image | Document | ToolReference
-
-
-class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
-    """What came of a call."""
-
-    tool_use_id: str
-    content: str | list[ResultBlock] | None = None
-    is_error: bool | None = None
-
-
-class ToolFields(msgspec.Struct):
-    """A tool that may be called."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
-    input_schema: dict[str, Any] | None = None
-    description: str | None = None
-    type: str | None = None
-    strict: bool | None = None
-
-
-class ChangedTool(msgspec.Struct):
-    """One of `tools`, or where `definition` is given one more."""
-
-    type: str | None = None
-    definition: ToolFields | None = None
-
-
-class ToolAddition(msgspec.Struct, tag_field="type", tag="tool_addition"):
-    """A tool that may be called from here on. All of `tools` may be from the beginning."""
-
-    tool: ChangedTool
-
-
-class ToolRemoval(msgspec.Struct, tag_field="type", tag="tool_removal"):
-    """A tool that is not to be called from here on: without effect, since what is cached begins with the tools."""
-
-
-Block: TypeAlias = Text | Thought | RedactedThought | ToolCall | ToolResult | ToolAddition | ToolRemoval | Image | Document
 
 
 class Message(msgspec.Struct):
@@ -198,14 +128,13 @@ def conversation_of(body: CountRequest | MessagesRequest) -> Conversation:
     )
 
 
-_BILLING: Final = "x-anthropic-billing-header:"  # what Claude Code begins its system message with
-_BILLED: Final = re.compile(r"(\bcch=)\w{1,16}(?=;)")
+_BILLING: Final = "x-anthropic-billing-header:"  # the line that Claude Code begins its system message with, and Anthropic takes away
 
 
 def _system(system: str | list[Text] | None) -> Iterator[dict[str, Any]]:
     text = system if isinstance(system, str) else "\n".join([block.text for block in system or []])
-    if text.startswith(_BILLING):  # a line that is another one with each request would keep all behind it from being cached
-        text = _BILLED.sub(r"\g<1>00000", text, count=1)
+    if text.startswith(_BILLING):  # another one with each conversation or request, it would keep all behind it from being cached
+        text = text.partition("\n")[2]
     if text:
         yield {"role": "system", "content": text}
 
@@ -246,14 +175,14 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
                 texts.append(block.text)
             case ToolResult() if message.role == "user":
                 n_others += 1
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, f"{place}[{i}].content")}
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
             case ToolCall() if message.role == "assistant":
                 said.setdefault("tool_calls", []).append(_call(block))
             case Thought() if message.role == "assistant":
                 thoughts.append(block.thinking)
             case RedactedThought():
                 pass
-            case ToolAddition() | ToolRemoval():
+            case ToolAddition() | ToolRemoval() | ServersDoing():
                 n_others += 1
             case _:
                 raise _misplaced(block, message.role, f"{place}[{i}]")
@@ -264,12 +193,13 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
 
 
 def _misplaced(block: Block, role: str, place: str) -> InvalidRequest:
-    if isinstance(block, Image | Document):
-        return InvalidRequest(f"{place}: this model takes text alone", param=place)
+    if isinstance(block, Image | Document):  # by these words Claude Code knows what to take out, and goes on without it
+        what = "image" if isinstance(block, Image) else "pdf"
+        return InvalidRequest(f"{place}: could not process {what}: this model takes text alone", param=place)
     return InvalidRequest(f"{place}: a message of the role {role} cannot hold this", param=place)
 
 
-def _result(block: ToolResult, place: str) -> str:
+def _result(block: ToolResult) -> str:
     if block.content is None or isinstance(block.content, str):
         return block.content or ""
     texts = []
@@ -279,8 +209,10 @@ def _result(block: ToolResult, place: str) -> str:
                 texts.append(one.text)
             case ToolReference():
                 texts.append(f"The tool {one.tool_name} may be called.")
-            case _:
-                raise InvalidRequest(f"{place}: this model takes text alone", param=place)
+            case Image():  # which the model asked for: to refuse it would end the conversation, of which it stays a part
+                texts.append("(an image, which cannot be seen here)")
+            case Document():
+                texts.append("(a document, which cannot be read here)")
     return "\n".join(texts)
 
 
@@ -309,7 +241,10 @@ def _added(body: CountRequest | MessagesRequest) -> Iterator[ToolFields]:
 
 
 def _toolbox(tools: list[ToolFields], choice: ToolChoice | None) -> Toolbox:
-    known = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
+    given = [(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    # Beside tools of their own, clients offer such as Anthropic's servers run, whatever the server.
+    own = [(tool, place) for tool, place in given if tool.type in (None, "custom")] or given
+    known = tuple(_tool(tool, place) for tool, place in own)
     if choice is None:
         return Toolbox(tools=known)
     if choice.type in ("any", "tool") and not known:
@@ -326,7 +261,7 @@ def _tool(tool: ToolFields, place: str) -> Tool:
         raise InvalidRequest(f"{place}.type: this server runs no tools of its own, such as {tool.type[:40]!r}", param=f"{place}.type")
     if tool.input_schema is None:
         raise InvalidRequest(f"{place}.input_schema: it is missing", param=f"{place}.input_schema")
-    return Tool(tool.name, tool.description or "", with_properties(tool.input_schema), bool(tool.strict))
+    return Tool(tool.name, tool.description or "", with_properties(tool.input_schema), bool(tool.strict), place)
 
 
 _NAMES: Final = {

@@ -13,7 +13,7 @@ import msgspec
 
 from cllm.api.conversation import Answer, AnswerShape
 from cllm.api.openai.responses.functions import Names, ToolFields, names_of
-from cllm.api.openai.responses.requests import CreateRequest, SentTools
+from cllm.api.openai.responses.requests import CreateRequest, SentTools, sealed
 from cllm.api.sampling_fields import Wanted
 from cllm.api.sse import Wire, named
 from cllm.engine.events import Finished, FinishReason, Usage
@@ -41,10 +41,11 @@ def message_item(text: str | None = None, status: str = "in_progress") -> dict[s
     return {"id": new_id("msg"), "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def reasoning_item(text: str | None = None, status: str = "in_progress") -> dict[str, Any]:
-    """Reasoning; without its text where that is still to come."""
+def reasoning_item(text: str | None = None, status: str = "in_progress", *, is_sealed: bool = False) -> dict[str, Any]:
+    """Reasoning; without its text where that is still to come. If it `is_sealed`, clients that leave out its content can bring it back."""
     content = [] if text is None else [_thought_part(text)]
-    return {"id": new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": content}
+    item = {"id": new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": content}
+    return item if text is None or not is_sealed else {**item, "encrypted_content": sealed(text)}
 
 
 def call_item(call_id: str, name: str, names: Names, arguments: str = "", status: str = "in_progress") -> dict[str, Any]:
@@ -53,15 +54,15 @@ def call_item(call_id: str, name: str, names: Names, arguments: str = "", status
     return {"id": new_id("fc"), "type": "function_call", "status": status, "call_id": call_id, **which, "arguments": arguments}
 
 
-def items_of(answer: Answer, names: Names) -> list[dict[str, Any]]:
+def items_of(answer: Answer, head: ResponseHead) -> list[dict[str, Any]]:
     """An answer's items: where it was cut one is not complete, and there may be no message. A stream tells them in the order in which they
     were written; here the message comes before the calls.
     """
     is_cut = answer.finished.reason is FinishReason.LENGTH
-    items = [reasoning_item(answer.reasoning, "completed")] if answer.reasoning else []
+    items = [reasoning_item(answer.reasoning, "completed", is_sealed=head.seals)] if answer.reasoning else []
     if answer.content or not (answer.calls or (is_cut and items)):
         items.append(message_item(answer.content, "completed"))
-    items += [call_item(call.id, call.name, names, call.arguments, "completed") for call in answer.calls]
+    items += [call_item(call.id, call.name, head.names, call.arguments, "completed") for call in answer.calls]
     if is_cut:
         items[-1 - len(answer.calls) if answer.content and answer.is_content_last else -1]["status"] = "incomplete"
     return items
@@ -125,6 +126,11 @@ class ResponseHead:
             },
             names_of(body.tools or []),
         )
+
+    @property
+    def seals(self) -> bool:
+        """Whether its reasoning is sealed: it is not kept here, and comes back with the next request or not at all."""
+        return not self.members["store"]
 
     @property
     def id(self) -> str:
@@ -227,7 +233,7 @@ class ResponseStream(AnswerShape):
         return told + self._event(f"response.{status}", response=response)
 
     def _failed(self, error: dict[str, Any]) -> bytes:
-        output = [*self._output, *([] if self._open is None else [_filled(self._open, "incomplete")])]
+        output = [*self._output, *([] if self._open is None else [_filled(self._open, "incomplete", self._head)])]
         return self._event("response.failed", response=self._head.failed(output, error["error"]["message"]))
 
     # --- items --------------------------------------------------------------------------------------------------------
@@ -252,7 +258,7 @@ class ResponseStream(AnswerShape):
         """Tell the item that is open in full."""
         if self._open is None:
             return b""
-        item = _filled(self._open, status)
+        item = _filled(self._open, status, self._head)
         if item["type"] == "function_call":
             told = self._of_item("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         else:
@@ -280,10 +286,12 @@ class ResponseStream(AnswerShape):
         return named(kind, {"type": kind, "sequence_number": number, **members})
 
 
-def _filled(told: _Open, status: str) -> dict[str, Any]:
+def _filled(told: _Open, status: str, head: ResponseHead) -> dict[str, Any]:
     """An item with all that came for it."""
     text = "".join(told.pieces)
     filled = {**told.item, "status": status}
     if filled["type"] == "function_call":
         return {**filled, "arguments": text}
-    return {**filled, "content": [_thought_part(text) if filled["type"] == "reasoning" else _text_part(text)]}
+    if filled["type"] == "reasoning":
+        return {**filled, "content": [_thought_part(text)], **({"encrypted_content": sealed(text)} if head.seals else {})}
+    return {**filled, "content": [_text_part(text)]}

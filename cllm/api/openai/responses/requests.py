@@ -47,6 +47,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     input: str | None = None  # of a custom tool, which takes any text
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
+    encrypted_content: str | None = None  # of reasoning, for clients that bring back nothing else of it
 
 
 class Format(msgspec.Struct):
@@ -197,9 +198,32 @@ def _check(item: Item, place: str) -> None:
     for name in ("content", "output"):
         parts = getattr(item, name)
         for i, part in enumerate(parts if isinstance(parts, list) else ()):
-            if part.text is None and part.refusal is None and part.encrypted_content is None:
-                where = f"{place}.{name}[{i}]"
-                raise InvalidRequest(f"{where}: this model takes text, not {part.type[:40]!r}", param=where)
+            is_text = any(text is not None for text in (part.text, part.refusal, part.encrypted_content))
+            if not is_text and not (name == "output" and part.type in _NOT_SEEN):
+                raise _no_text(part.type, f"{place}.{name}[{i}]")
+
+
+# What tools gave, which the model asked for: to refuse it would end the conversation, of which it stays a part.
+_NOT_SEEN = {"input_image": "(an image, which cannot be seen here)", "input_file": "(a file, which cannot be read here)"}
+
+
+def _no_text(kind: str, place: str) -> InvalidRequest:
+    if kind == "input_image":  # by these Codex knows what to take out, and goes on without it
+        return InvalidRequest(f"{place}.image_url: this model takes text, not images", param=f"{place}.image_url", code="invalid_value")
+    return InvalidRequest(f"{place}: this model takes text, not {kind[:40]!r}", param=place)
+
+
+_SEAL = "cllm:"  # what OpenAI's servers have encrypted does not begin so
+
+
+def sealed(thought: str) -> str:
+    """Reasoning as clients bring it back that take it for encrypted."""
+    return _SEAL + thought
+
+
+def unsealed(text: str | None) -> str:
+    """The same read again; nothing of what another server has encrypted."""
+    return text.removeprefix(_SEAL) if text is not None and text.startswith(_SEAL) else ""
 
 
 def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
@@ -213,7 +237,7 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
             case "function_call_output":
                 turns.append({"role": "tool", "tool_call_id": item.call_id, "content": [_text(item.output)]})
             case "reasoning":
-                if thought := _text(item.content):
+                if thought := _text(item.content) or unsealed(item.encrypted_content):
                     turns.append({"role": "assistant", "content": [], "reasoning_content": thought})
             case "agent_message":
                 turns.append({"role": "user", "content": [_text(item.content)]})
@@ -240,7 +264,7 @@ def _assistant(turns: list[dict[str, Any]]) -> dict[str, Any]:
 def _text(content: str | list[Part] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join([part.text or part.refusal or part.encrypted_content or "" for part in content])
+    return "\n".join([part.text or part.refusal or part.encrypted_content or _NOT_SEEN.get(part.type, "") for part in content])
 
 
 # --- what it stands for ------------------------------------------------------------------------------------------------

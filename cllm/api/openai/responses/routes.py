@@ -99,7 +99,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest, se
         shape = ResponseStream(head, keep)
         return await chat.stream(shape, openai_shape, shape.wire)
     (whole,) = await chat.complete()
-    response = head.ended(items_of(whole, head.names), whole.finished)
+    response = head.ended(items_of(whole, head), whole.finished)
     keep(response)
     return json_response(response, Account([whole.finished]).headers())
 

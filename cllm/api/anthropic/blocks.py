@@ -1,0 +1,159 @@
+"""What messages of Anthropic's clients are made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+
+class Text(msgspec.Struct, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class Thought(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model wrote for itself in an earlier turn."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThought(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+    """The same, unreadable: of no use here."""
+
+    data: str | None = None
+
+
+class ToolCall(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call that the model made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class Image(msgspec.Struct, tag_field="type", tag="image"):
+    """Refused."""
+
+
+class Document(msgspec.Struct, tag_field="type", tag="document"):
+    """Refused."""
+
+
+class ToolReference(msgspec.Struct, tag_field="type", tag="tool_reference"):
+    """A tool that a search for tools has found."""
+
+    tool_name: str
+
+
+ResultBlock: TypeAlias = Text | Image | Document | ToolReference
+
+
+class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
+    """What came of a call."""
+
+    tool_use_id: str
+    content: str | list[ResultBlock] | None = None
+    is_error: bool | None = None
+
+
+class ToolFields(msgspec.Struct):
+    """A tool that may be called."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+
+
+class ChangedTool(msgspec.Struct):
+    """One of `tools`, or where `definition` is given one more."""
+
+    type: str | None = None
+    definition: ToolFields | None = None
+
+
+class ToolAddition(msgspec.Struct, tag_field="type", tag="tool_addition"):
+    """A tool that may be called from here on. All of `tools` may be from the beginning."""
+
+    tool: ChangedTool
+
+
+class ToolRemoval(msgspec.Struct, tag_field="type", tag="tool_removal"):
+    """A tool that is not to be called from here on: without effect, since what is cached begins with the tools."""
+
+
+class ServersDoing(msgspec.Struct):
+    """What Anthropic's servers did with tools of their own, which a conversation that began there brings along: without effect."""
+
+
+class ServerToolUse(ServersDoing, tag_field="type", tag="server_tool_use"):
+    """`server_tool_use`: without effect."""
+
+
+class AdvisorResult(ServersDoing, tag_field="type", tag="advisor_tool_result"):
+    """`advisor_tool_result`: without effect."""
+
+
+class WebSearchResult(ServersDoing, tag_field="type", tag="web_search_tool_result"):
+    """`web_search_tool_result`: without effect."""
+
+
+class WebFetchResult(ServersDoing, tag_field="type", tag="web_fetch_tool_result"):
+    """`web_fetch_tool_result`: without effect."""
+
+
+class CodeResult(ServersDoing, tag_field="type", tag="code_execution_tool_result"):
+    """`code_execution_tool_result`: without effect."""
+
+
+class BashResult(ServersDoing, tag_field="type", tag="bash_code_execution_tool_result"):
+    """`bash_code_execution_tool_result`: without effect."""
+
+
+class EditorResult(ServersDoing, tag_field="type", tag="text_editor_code_execution_tool_result"):
+    """`text_editor_code_execution_tool_result`: without effect."""
+
+
+class ToolSearchResult(ServersDoing, tag_field="type", tag="tool_search_tool_result"):
+    """`tool_search_tool_result`: without effect."""
+
+
+class McpToolUse(ServersDoing, tag_field="type", tag="mcp_tool_use"):
+    """`mcp_tool_use`: without effect."""
+
+
+class McpToolResult(ServersDoing, tag_field="type", tag="mcp_tool_result"):
+    """`mcp_tool_result`: without effect."""
+
+
+class ContainerUpload(ServersDoing, tag_field="type", tag="container_upload"):
+    """`container_upload`: without effect."""
+
+
+Block: TypeAlias = (
+    Text
+    | Thought
+    | RedactedThought
+    | ToolCall
+    | ToolResult
+    | ToolAddition
+    | ToolRemoval
+    | Image
+    | Document
+    | ServerToolUse
+    | AdvisorResult
+    | WebSearchResult
+    | WebFetchResult
+    | CodeResult
+    | BashResult
+    | EditorResult
+    | ToolSearchResult
+    | McpToolUse
+    | McpToolResult
+    | ContainerUpload
+)
