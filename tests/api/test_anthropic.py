@@ -134,10 +134,12 @@ async def test_tools_that_anthropics_servers_run_are_left_out_beside_others(serv
     own = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
     advisor = {"type": "advisor_20260301", "name": "advisor", "model": "another", "defer_loading": True}
     async with serve() as api:
-        prompts = [await prompt_of(api, tools=tools) for tools in ([own], [own, advisor], [advisor, own])]
-        wrong = await api.post("/v1/messages", body(tools=[advisor, {"name": "g"}]))
+        prompts = [await prompt_of(api, tools=tools) for tools in ([own], [own, advisor], [advisor, own], [own, {"type": "mcp_toolset"}])]
+        twice = await api.post("/v1/messages", body(tools=[advisor, own, own]))
+        bash = await api.post("/v1/messages", body(tools=[own, {"type": "bash_20250124", "name": "bash"}]))
     assert len(set(prompts)) == 1
-    assert "tools[1].input_schema" in wrong.error["message"], "by its place among all that were sent"
+    assert "tools[2].name" in twice.error["message"], "by its place among all that were sent"
+    assert "tools[1].type" in bash.error["message"], "which clients run themselves: nobody would learn that the model has none"
 
 
 async def test_what_anthropics_servers_did_is_no_part_of_a_conversation_that_goes_on_here(serve: Any) -> None:
@@ -146,7 +148,9 @@ async def test_what_anthropics_servers_did_is_no_part_of_a_conversation_that_goe
         {"type": "server_tool_use", "id": "a", "name": "advisor", "input": {}},
         {"type": "advisor_tool_result", "tool_use_id": "a", "content": {"type": "advisor_result", "text": "so"}},
         {"type": "web_search_tool_result", "tool_use_id": "b", "content": []},
-        {"type": "text", "text": "two"},
+        {"type": "fallback", "from": {}, "to": {}},
+        {"type": "compaction", "content": None},
+        {"type": "compaction", "content": "two"},
     ]
     async with serve() as api:
         plain = await prompt_of(api, messages=said)
@@ -164,7 +168,7 @@ async def test_of_an_image_that_a_tool_gave_the_model_is_told_and_one_of_the_use
         refused = [await api.post("/v1/messages", body(messages=[{"role": "user", "content": [one]}])) for one in (image, paper)]
     assert "(an image, which cannot be seen here)\n(a document, which cannot be read here)" in prompt
     assert [answer.status for answer in refused] == [400, 400]
-    for answer, words in zip(refused, ("could not process image", "could not process pdf"), strict=True):
+    for answer, words in zip(refused, ("Could not process image", "Could not process PDF"), strict=True):
         assert words in answer.error["message"]
 
 
@@ -296,6 +300,8 @@ async def test_an_answer_that_the_context_cuts_says_so(serve: Any, stream: bool)
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+        ({"messages": [{"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}]}, "messages[0].content[0].type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),

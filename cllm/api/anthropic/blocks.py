@@ -63,7 +63,7 @@ class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
 class ToolFields(msgspec.Struct):
     """A tool that may be called."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    name: Annotated[str, Meta(min_length=1, max_length=128)] | None = None  # a set of tools that a server knows has none
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None
@@ -131,8 +131,18 @@ class McpToolResult(ServersDoing, tag_field="type", tag="mcp_tool_result"):
     """`mcp_tool_result`: without effect."""
 
 
-class ContainerUpload(ServersDoing, tag_field="type", tag="container_upload"):
-    """`container_upload`: without effect."""
+class McpToolListing(ServersDoing, tag_field="type", tag="mcp_tool_listing"):
+    """`mcp_tool_listing`: without effect."""
+
+
+class Fallback(ServersDoing, tag_field="type", tag="fallback"):
+    """`fallback`: without effect."""
+
+
+class Compaction(msgspec.Struct, tag_field="type", tag="compaction"):
+    """What came before it in few words, read as a text."""
+
+    content: str | None = None
 
 
 Block: TypeAlias = (
@@ -155,5 +165,7 @@ Block: TypeAlias = (
     | ToolSearchResult
     | McpToolUse
     | McpToolResult
-    | ContainerUpload
+    | McpToolListing
+    | Fallback
+    | Compaction
 )

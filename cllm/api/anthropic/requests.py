@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from cllm.api.anthropic.blocks import (
     Block,
+    Compaction,
     Document,
     Image,
     RedactedThought,
@@ -180,6 +181,8 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
                 said.setdefault("tool_calls", []).append(_call(block))
             case Thought() if message.role == "assistant":
                 thoughts.append(block.thinking)
+            case Compaction():
+                texts += [block.content] if block.content else []
             case RedactedThought():
                 pass
             case ToolAddition() | ToolRemoval() | ServersDoing():
@@ -194,8 +197,8 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
 
 def _misplaced(block: Block, role: str, place: str) -> InvalidRequest:
     if isinstance(block, Image | Document):  # by these words Claude Code knows what to take out, and goes on without it
-        what = "image" if isinstance(block, Image) else "pdf"
-        return InvalidRequest(f"{place}: could not process {what}: this model takes text alone", param=place)
+        what = "image" if isinstance(block, Image) else "PDF"
+        return InvalidRequest(f"{place}: Could not process {what}: this model takes text alone", param=place)
     return InvalidRequest(f"{place}: a message of the role {role} cannot hold this", param=place)
 
 
@@ -235,15 +238,18 @@ def _added(body: CountRequest | MessagesRequest) -> Iterator[ToolFields]:
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
             tool = block.tool.definition if isinstance(block, ToolAddition) else None
-            if tool is not None and tool.name not in known:
+            if tool is not None and tool.name is not None and tool.name not in known:
                 known.add(tool.name)
                 yield tool
+
+
+_SERVERS_TOOLS: Final = ("web_search_", "web_fetch_", "code_execution_", "advisor_", "tool_search_tool_", "mcp_toolset")
 
 
 def _toolbox(tools: list[ToolFields], choice: ToolChoice | None) -> Toolbox:
     given = [(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     # Beside tools of their own, clients offer such as Anthropic's servers run, whatever the server.
-    own = [(tool, place) for tool, place in given if tool.type in (None, "custom")] or given
+    own = [(tool, place) for tool, place in given if not (tool.type or "").startswith(_SERVERS_TOOLS)] or given
     known = tuple(_tool(tool, place) for tool, place in own)
     if choice is None:
         return Toolbox(tools=known)
@@ -259,6 +265,8 @@ def _toolbox(tools: list[ToolFields], choice: ToolChoice | None) -> Toolbox:
 def _tool(tool: ToolFields, place: str) -> Tool:
     if tool.type not in (None, "custom"):
         raise InvalidRequest(f"{place}.type: this server runs no tools of its own, such as {tool.type[:40]!r}", param=f"{place}.type")
+    if tool.name is None:
+        raise InvalidRequest(f"{place}.name: it is missing", param=f"{place}.name")
     if tool.input_schema is None:
         raise InvalidRequest(f"{place}.input_schema: it is missing", param=f"{place}.input_schema")
     return Tool(tool.name, tool.description or "", with_properties(tool.input_schema), bool(tool.strict), place)

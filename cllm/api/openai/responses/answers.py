@@ -97,6 +97,7 @@ class ResponseHead:
 
     members: dict[str, Any]
     names: Names  # of the functions that may be called
+    seals: bool  # reasoning that is not kept here comes back with the next request or not at all, and so it does where that is asked for
 
     @classmethod
     def of(cls, body: CreateRequest, sent: SentTools | None, asked: Wanted, model: str, *, stored: bool) -> ResponseHead:
@@ -125,12 +126,8 @@ class ResponseHead:
                 "user": body.user,
             },
             names_of(body.tools or []),
+            not stored or "reasoning.encrypted_content" in (body.include or ()),
         )
-
-    @property
-    def seals(self) -> bool:
-        """Whether its reasoning is sealed: it is not kept here, and comes back with the next request or not at all."""
-        return not self.members["store"]
 
     @property
     def id(self) -> str:

@@ -200,17 +200,12 @@ def _check(item: Item, place: str) -> None:
         for i, part in enumerate(parts if isinstance(parts, list) else ()):
             is_text = any(text is not None for text in (part.text, part.refusal, part.encrypted_content))
             if not is_text and not (name == "output" and part.type in _NOT_SEEN):
-                raise _no_text(part.type, f"{place}.{name}[{i}]")
+                where = f"{place}.{name}[{i}]"
+                raise InvalidRequest(f"{where}: this model takes text, not {part.type[:40]!r}", param=where)
 
 
 # What tools gave, which the model asked for: to refuse it would end the conversation, of which it stays a part.
 _NOT_SEEN = {"input_image": "(an image, which cannot be seen here)", "input_file": "(a file, which cannot be read here)"}
-
-
-def _no_text(kind: str, place: str) -> InvalidRequest:
-    if kind == "input_image":  # by these Codex knows what to take out, and goes on without it
-        return InvalidRequest(f"{place}.image_url: this model takes text, not images", param=f"{place}.image_url", code="invalid_value")
-    return InvalidRequest(f"{place}: this model takes text, not {kind[:40]!r}", param=place)
 
 
 _SEAL = "cllm:"  # what OpenAI's servers have encrypted does not begin so
