@@ -201,7 +201,7 @@ class Scheduler:
         Raises: QuotaExceeded · Unavailable · DeadlineExceeded.
         """
         work_running = self._work_until_one_ends(priority)
-        demand = Newcomer(
+        newcomer = Newcomer(
             n_sequences=n_sequences,
             key=key,
             timeout_s=timeout_s,
@@ -210,7 +210,7 @@ class Scheduler:
             behind=self._behind(key, priority),
             generated_token=self._generated_token,
         )
-        self._gate.check(demand, NO_WORK if timeout_s is None else self._queue.work_before(key, priority, now))
+        self._gate.check(newcomer, NO_WORK if timeout_s is None else self._queue.work_before(key, priority, now))
 
     def expect(self, n_sequences: int, *, key: str = "", priority: int = 0) -> Coming:
         """Keep room in the queue for sequences that `check_room` let pass, while their prompts are read; until `expect_no_more`."""

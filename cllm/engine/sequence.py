@@ -84,7 +84,7 @@ class Sequence:
 
     seq_id: int
     spec: SequenceSpec
-    account: Account  # the account of its key
+    account: Account  # its key's
     work: Work = NO_WORK  # what it will probably cost
     tokens: list[int]
     n_prompt: int

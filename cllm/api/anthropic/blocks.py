@@ -1,4 +1,4 @@
-"""What messages of Anthropic's clients are made of."""
+"""What messages of Anthropic's clients are made of, and the tools that they offer."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class ToolCall(msgspec.Struct, tag_field="type", tag="tool_use"):
 
 
 class Image(msgspec.Struct, tag_field="type", tag="image"):
-    """Refused."""
+    """Refused, but for what a tool gave: of that the model is told that it cannot be seen."""
 
 
 class Document(msgspec.Struct, tag_field="type", tag="document"):
-    """Refused."""
+    """As an image."""
 
 
 class ToolReference(msgspec.Struct, tag_field="type", tag="tool_reference"):
