@@ -21,7 +21,7 @@ from benchmarks.layers import Counter
 from benchmarks.serving import INSTANT, PROFILE
 from cllm import cli
 from cllm.serve import loading
-from cllm.serve.loop import StepLoop
+from cllm.serve.steploop import StepLoop
 
 SERVED_LAYERS = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse")
 

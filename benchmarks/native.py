@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.workload import Ask
+from cllm.engine.limits import Limits
 from cllm.engine.params import StopParams
 from cllm.engine.plan import Drop, Move, Save, Share, StepOutput, Trim
-from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.testing.fake import FakeVocabulary
 from cllm_llamacpp import amx
 
@@ -48,14 +49,14 @@ def fixed_batches(asks: list[Ask], concurrency: int, *, n_cells: int, n_ctx: int
     limits = Limits(
         n_cells=n_cells, n_slots=256, n_ctx=n_ctx, n_rows_max=2048, row_budget=row_budget, n_live_max=concurrency, n_waiting_max=len(asks)
     )
-    scheduler = Scheduler(limits, FakeVocabulary(200_000))
+    scheduler = StepScheduler(limits, FakeVocabulary(200_000))
     specs = iter([SequenceSpec(prompt=ask.prompt, stopping=StopParams(max_tokens=ask.n_generated, ignore_eos=True)) for ask in asks])
     for _ in range(concurrency):
         scheduler.submit(next(specs), 0.0)
     return list(_steps(scheduler, specs))
 
 
-def _steps(scheduler: Scheduler, specs: Iterator[SequenceSpec]) -> Iterator[FixedBatch]:
+def _steps(scheduler: StepScheduler, specs: Iterator[SequenceSpec]) -> Iterator[FixedBatch]:
     while (plan := scheduler.plan(0.0)) is not None:
         batch, n = plan.batch, plan.n_rows
         if n:

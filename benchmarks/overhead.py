@@ -24,8 +24,8 @@ from cllm.config import Settings
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of
 from cllm.serve.streams import EventStream
 from cllm.testing.engine import running_engine
@@ -86,13 +86,13 @@ def mixed_us(n_sequences: int, memory: str = "a pool") -> tuple[float, float]:
     return measured
 
 
-def _scheduler(model: InstantModel, memory: str, n_sequences: int) -> Scheduler:
+def _scheduler(model: InstantModel, memory: str, n_sequences: int) -> StepScheduler:
     """For places as many as there are sequences, of a model that can do what llama.cpp can on a CPU, as far as it concerns a plan."""
     limits = limits_of(model, Settings(parallel=n_sequences))
-    return Scheduler(attrs.evolve(limits, **MEMORIES[memory](n_sequences)), model.vocabulary)
+    return StepScheduler(attrs.evolve(limits, **MEMORIES[memory](n_sequences)), model.vocabulary)
 
 
-def _timed(model: InstantModel, scheduler: Scheduler, n_steps: int | None = None) -> tuple[float, float]:
+def _timed(model: InstantModel, scheduler: StepScheduler, n_steps: int | None = None) -> tuple[float, float]:
     """Return the medians of plan and apply over so many steps, or all that there are to make."""
     plan_s, apply_s = [], []
     while n_steps is None or len(plan_s) < n_steps:

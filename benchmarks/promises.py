@@ -435,7 +435,7 @@ def _gaps(answers: Sequence[Answer]) -> list[tuple[float, float]]:
 
 
 def planner(asked: Asked) -> Part:
-    """`Scheduler.plan` alone, and what settles a step: of sequences that all generate, and with prompts among them and others that wait."""
+    """`StepScheduler.plan` alone, and what settles a step: of sequences that all generate, and with prompts and others waiting."""
     n = asked.sizes.n_planned
     n_prompts = n // overhead.N_SEQUENCES_A_PROMPT
     steps = {

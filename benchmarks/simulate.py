@@ -25,10 +25,11 @@ from cllm.engine import budget
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import Curve
 from cllm.engine.events import Delta, Finished
+from cllm.engine.limits import Limits
 from cllm.engine.params import StopParams
 from cllm.engine.plan import StepOutput
-from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.testing.fake import FakeVocabulary
 
 ROWS_MS = {
@@ -126,7 +127,7 @@ class Simulation:
             keeps_prefixes=n_cells_kept is not None, can_share=True, can_trim=True,
         )  # fmt: skip
         self._machine = CostModel(curve, n_rows_max=2048, apart=apart)  # the truth, which never learns
-        self._scheduler = Scheduler(limits, FakeVocabulary(N_TOKENS), CostModel(curve, n_rows_max=2048, apart=apart))
+        self._scheduler = StepScheduler(limits, FakeVocabulary(N_TOKENS), CostModel(curve, n_rows_max=2048, apart=apart))
         self._rng = random.Random(seed)
         self._asks = iter(ask for chain in work.chains for ask in chain)
         self._late = work.late

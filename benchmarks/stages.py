@@ -24,7 +24,7 @@ import numpy.typing as npt
 import trio
 
 from benchmarks import closed_loop
-from benchmarks.layers import BORDER, LAYERS, Counter, Counts, Seconds, check, difference
+from benchmarks.layers import BORDER, LAYERS, Bypassed, Counter, Counts, Seconds, check, difference
 from benchmarks.serving import CountedServer
 from benchmarks.workload import Ask, Sampling
 from cllm.api.app import create_app
@@ -37,8 +37,8 @@ from cllm.engine.events import Delta, Event, Finished
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.plan import Move, Plan, Save, StepOutput, StepWork
 from cllm.engine.sampling import Sampler
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.serve.engine import Engine
 from cllm.serve.http.http1 import SEND_NOW
 from cllm.serve.loading import limits_of
@@ -48,6 +48,8 @@ from cllm.threadtimes import Threads, ThreadTimes
 
 PATH: Final = "/v1/completions"
 STEP_ACROSS: Final = "cllm.serve.worker.WorkerModel.compute"
+N_STREAMED: Final = 16  # tokens of an answer that is looked at
+N_PIECES_UNSTREAMED: Final = 3  # in which it may come that is no stream: its head, its body, and the end of that
 KNOWN_TO_OPENAI: Final = ("prompt", "max_tokens", "seed", "temperature", "top_p", "stream", "stream_options")
 
 Ints = npt.NDArray[np.int32]
@@ -203,7 +205,7 @@ def fixed_batches(
             batches.append(FixedBatch(native_moves(plan.moves), *columns, owners))
         return StepOutput(drawn, [], None)
 
-    _closed_loop(Scheduler(limits_of(model, settings), model.vocabulary, cost), work, output_of)
+    _closed_loop(StepScheduler(limits_of(model, settings), model.vocabulary, cost), work, output_of)
     return batches
 
 
@@ -212,7 +214,7 @@ def native_moves(moves: Sequence[Move]) -> tuple[Move, ...]:
     return tuple(move for move in moves if not isinstance(move, Save))
 
 
-def _closed_loop(scheduler: Scheduler, work: Work, output_of: Callable[[Plan], StepOutput]) -> int:
+def _closed_loop(scheduler: StepScheduler, work: Work, output_of: Callable[[Plan], StepOutput]) -> int:
     """Keep `concurrency` sequences under way until all have ended; return how many tokens they got."""
     specs = iter(work.specs())
     for _ in range(work.concurrency):
@@ -227,7 +229,7 @@ def _closed_loop(scheduler: Scheduler, work: Work, output_of: Callable[[Plan], S
     return n_tokens
 
 
-def _submit_next(scheduler: Scheduler, specs: Iterator[SequenceSpec]) -> None:
+def _submit_next(scheduler: StepScheduler, specs: Iterator[SequenceSpec]) -> None:
     if (spec := next(specs, None)) is not None:
         scheduler.submit(spec, 0.0)
 
@@ -290,7 +292,7 @@ class Bench:
 
 def n_steps_of(counts: Counts) -> int:
     """Steps, by the lowest layer that the pass had."""
-    keys = ("llama_cpp.llama_decode", "cllm.engine.compute.sample", STEP_ACROSS, "cllm.engine.scheduler.Scheduler.apply")
+    keys = ("llama_cpp.llama_decode", "cllm.engine.compute.sample", STEP_ACROSS, "cllm.engine.stepping.StepScheduler.apply")
     return next((counts[key] for key in keys if counts.get(key)), 0)
 
 
@@ -414,7 +416,7 @@ class EngineStage:
     def run(self, work: Work) -> Ran:
         """Run a pass."""
         model = self.bench.model
-        scheduler = Scheduler(limits_of(model, self.bench.settings), model.vocabulary, self.bench.cost)
+        scheduler = StepScheduler(limits_of(model, self.bench.settings), model.vocabulary, self.bench.cost)
         return self.bench.timed(work, lambda: _closed_loop(scheduler, work, lambda plan: compute(model, plan, time.perf_counter)))
 
 
@@ -594,16 +596,29 @@ class HttpStage:
         loop = closed_loop.run(self.server.port, requests, work.concurrency)
         after, threads_after = self.server.reading(), process.threads(self.server.pid())
         counts = difference(after.counts, before.counts)
+        n_tokens = sum(closed_loop.usage_of(answer)["completion_tokens"] for answer in loop.answers)
+        if self.stream:
+            refuse_unstreamed(self.name, loop.n_reads, work)
         return Ran(
             wall_s=loop.wall_s,
             n_steps=n_steps_of(counts),
-            n_tokens=sum(closed_loop.usage_of(answer)["completion_tokens"] for answer in loop.answers),
+            n_tokens=n_tokens,
             counts=counts,
             seconds=difference(after.seconds, before.seconds),
             server_cpu_s=after.cpu_s - before.cpu_s,
             client_cpu_s=loop.client_cpu_s,
             cores=Cores.between(threads_before, threads_after, self.n_threads),
         )
+
+
+def refuse_unstreamed(stage: str, n_pieces: Sequence[int], work: Work) -> None:
+    """Refuse answers that were encoded as streams and sent when they were complete: pieces that come together are read as one.
+
+    Some may have come so: a client that is busy with others reads late. Raises: Bypassed.
+    """
+    long = [n for n, ask in zip(n_pieces, work.asks, strict=True) if ask.n_generated >= N_STREAMED]
+    if long and max(long) <= N_PIECES_UNSTREAMED:
+        raise Bypassed(f"stage {stage} does not stream: no answer came in more than {max(long)} pieces")
 
 
 def http_stage(server: CountedServer, n_threads: int = 1) -> HttpStage:
@@ -657,23 +672,28 @@ class ClientStage:
 
         numbers = iter(range(len(work.asks)))
         n_tokens = 0
+        n_texts = [0] * len(work.asks)
         async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self.server.port}/v1", api_key="none", max_retries=0) as client:
 
             async def ask_one_after_another() -> None:
                 nonlocal n_tokens
                 for number in numbers:
-                    n_read = await self._ask(client, work.fields(number, stream=True))
+                    n_read, n_texts[number] = await self._ask(client, work.fields(number, stream=True))
                     n_tokens += n_read
 
             began, cpu_began = time.perf_counter(), time.process_time()
             await asyncio.gather(*(ask_one_after_another() for _ in range(work.concurrency)))
-            return n_tokens, time.perf_counter() - began, time.process_time() - cpu_began
+            wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        refuse_unstreamed(self.name, n_texts, work)
+        return n_tokens, wall_s, cpu_s
 
-    async def _ask(self, client: Any, fields: dict[str, Any]) -> int:
+    async def _ask(self, client: Any, fields: dict[str, Any]) -> tuple[int, int]:
+        """The tokens of an answer, and the chunks that it came in."""
         known = {name: fields.pop(name) for name in KNOWN_TO_OPENAI if name in fields}
         chunks = await client.completions.create(model="", extra_body=fields, **known)
-        n_tokens = 0
+        n_tokens = n_chunks = 0
         async for chunk in chunks:
+            n_chunks += 1
             if chunk.usage is not None:
                 n_tokens = chunk.usage.completion_tokens
-        return n_tokens
+        return n_tokens, n_chunks

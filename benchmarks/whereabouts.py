@@ -21,6 +21,7 @@ PARTS: Final = (  # of a file's path, the first that fits; what a built-in funct
     ("engine", "/cllm/engine/"),
     ("text", "/cllm/text/"),
     ("loop and streams", "/cllm/serve/loop"),
+    ("loop and streams", "/cllm/serve/steploop"),
     ("loop and streams", "/cllm/serve/streams"),
     ("loop and streams", "/cllm/serve/metrics"),
     ("http", "/cllm/serve/http/"),

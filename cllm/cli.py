@@ -67,7 +67,7 @@ def _generate(
     if not 0 <= temperature < float("inf"):
         raise SettingsError(f"--temperature: must be 0 or more, not {temperature}")
     _refuse_several(settings)
-    from cllm.serve.oneshot import run
+    from cllm.commands.generate import run
 
     text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
     return run(settings, text, system=system, max_tokens=max_tokens, temperature=temperature, seed=seed, raw=raw)
@@ -84,7 +84,7 @@ def _calibrate(
     have.
     """
     _refuse_several(settings)
-    from cllm.serve.curveshow import run
+    from cllm.commands.calibrate import run
 
     return run(settings, plot_path=plot)
 
@@ -116,7 +116,7 @@ def _verify(
     _refuse_several(settings)
     if text_tokens < 2:
         raise SettingsError(f"--text-tokens: must be at least 2, not {text_tokens}")
-    from cllm.serve.verifying import Order, run
+    from cllm.commands.verify import Order, run
 
     return run(Order(settings, reference, reference_model, text, text_tokens), as_json=json)
 
@@ -247,21 +247,21 @@ def _pull(reference: _REFERENCE, /) -> int:
 
     HF_HOME says where the cache is, HF_TOKEN who asks, HF_HUB_OFFLINE=1 that nobody does.
     """
-    from cllm.hubshow import pull
+    from cllm.commands.models import pull
 
     return pull(reference)
 
 
 def _models(*, json: Annotated[bool, Parameter(help="print JSON", negative="")] = False) -> int:
     """List the models in the cache, the last used first."""
-    from cllm.hubshow import list_models
+    from cllm.commands.models import list_models
 
     return list_models(as_json=json)
 
 
 def _remove(reference: _REFERENCE, /) -> int:
     """Remove a model from the cache; without a quantisation, all of its repository."""
-    from cllm.hubshow import remove
+    from cllm.commands.models import remove
 
     return remove(reference)
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelInfo
 
-from cllm import demo, hub, hubshow
+from cllm import demo, hub
+from cllm.commands import models
 from cllm.errors import LoadAborted
 from cllm.hub import HubFailed, Reference
 
@@ -406,7 +407,7 @@ def test_what_the_cache_had_is_told_as_that_and_a_download_that_broke_is_a_failu
         return Path("/cache/old.gguf"), "it could not be written there: No space left on device"
 
     monkeypatch.setattr(hub, "fetch", fetch)
-    assert hubshow.pull("user/repo") == code
+    assert models.pull("user/repo") == code
     told = capsys.readouterr()
     assert told.out == "/cache/old.gguf\n"
     assert told.err == "cllm: this is what the cache had: it could not be written there: No space left on device\n"

@@ -14,7 +14,7 @@ import cllm_llamacpp
 HOUSE = Path(cllm.__file__).parent
 BACKEND = Path(cllm_llamacpp.__file__).parent
 
-ORDER = ["cllm.backend", "cllm.text", "cllm.engine", "cllm.serve", "cllm.api"]
+ORDER = ["cllm.backend", "cllm.text", "cllm.engine", "cllm.serve", "cllm.api", "cllm.commands"]
 """From the bottom to the top: a layer imports itself and what stands before it."""
 
 # The server process starts the HTTP surface that it serves: the one place where serve knows of api.

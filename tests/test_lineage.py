@@ -19,8 +19,9 @@ from structlog.testing import capture_logs
 from cllm.backend import Batch, Logits
 from cllm.engine.compute import compute
 from cllm.engine.events import Event, Finished
+from cllm.engine.limits import Limits
 from cllm.engine.plan import Plan
-from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.stepping import StepScheduler
 from cllm.errors import NoRoom, StepFailed
 from cllm.testing.fake import FakeModel
 from tests.api.conftest import Answer as HttpAnswer
@@ -46,7 +47,7 @@ class Server:
             n_live_max=n_live_max,
             n_waiting_max=1000,
         )
-        self.scheduler = Scheduler(limits, self.model.vocabulary)
+        self.scheduler = StepScheduler(limits, self.model.vocabulary)
         self.answers: dict[int, Answer] = {}
         self.batches: list[list[tuple[int, int]]] = []  # (slot, position) of the rows of each step
         self.n_failed_steps = 0
@@ -503,15 +504,15 @@ async def test_a_request_whose_time_is_over_stops_computing() -> None:
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """Count what is planned while the block runs."""
-    plan, n_plans = Scheduler.plan, 0
+    plan, n_plans = StepScheduler.plan, 0
 
-    def counted(self: Scheduler, now: float) -> Plan | None:
+    def counted(self: StepScheduler, now: float) -> Plan | None:
         nonlocal n_plans
         n_plans += 1
         return plan(self, now)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "plan", counted)
+        patch.setattr(StepScheduler, "plan", counted)
         yield lambda: n_plans
 
 

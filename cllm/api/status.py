@@ -17,7 +17,7 @@ from cllm.api.openai.shapes import json_response
 from cllm.api.operations import TEXT, Operation
 from cllm.config import aliases_of
 from cllm.engine.params import SamplingParams
-from cllm.engine.scheduler import SequenceView
+from cllm.engine.views import SequenceView
 from cllm.errors import Unavailable
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import ServedModel

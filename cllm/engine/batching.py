@@ -10,8 +10,10 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from types import MappingProxyType
 
-from cllm.backend import Batch
+import attrs
+
 from cllm.engine.budget import RowBudget
+from cllm.engine.columns import Columns
 from cllm.engine.cost import N_TOGETHER
 from cllm.engine.events import Event
 from cllm.engine.fairness import Account
@@ -31,15 +33,48 @@ REST = 0.4  # of the room for prompts' rows, which is too little for a pass of i
 # then: it was believed to be half as much again, and their gaps were as much longer. A prompt that owed less than a tile when it came is
 # through in a few steps, and would wait for twice as many.
 N_DEEPER = 512
-NO_RIDERS: tuple[Seq[Sequence], Seq[int], int] = ((), (), 0)
 NO_MEETINGS: Mapping[Sequence, int] = MappingProxyType({})
+
+
+@attrs.frozen
+class Who:
+    """Those who may have rows in a step."""
+
+    decoding: list[Sequence]
+    put_off: list[Sequence]  # who generate in the next step, while this one is a prompt's; then nobody is `decoding`
+    prompts: list[Sequence]  # by order of service
+    ranked: list[Sequence]  # the same by who goes first
+
+
+@attrs.frozen
+class Riding:
+    """Prompts of which one row goes in the passes of the decode rows."""
+
+    riders: Seq[Sequence] = ()
+    singles: Seq[int] = ()  # the passes that the decode rows and those come to
+    n_fillers: int = 0  # among these rows
+
+
+@attrs.frozen
+class Load:
+    """What a step's room for prompts depends on beside who has rows in it."""
+
+    n_running: int
+    n_cells: int  # in use
+    n_owed: int  # rows, by all prompts
+    n_attended: int  # cells, by the rows of answers
+    n_keys: int  # that have asked of late
+    places_taken: bool  # nobody generates, and no more could run
+
+
+NOBODY_RIDES = Riding()
 
 
 class BatchFormer:
     """Fills the columns of one batch anew for every step."""
 
     def __init__(self, budget: RowBudget, *, n_rows_max: int, rows_by_slot: bool, fillers: Fillers | None = None) -> None:
-        self._batch = Batch(n_rows_max)
+        self._columns = Columns(n_rows_max)
         self._budget = budget
         self._rows_by_slot = rows_by_slot
         self._fillers = fillers  # None: gaps between slots stay
@@ -64,97 +99,46 @@ class BatchFormer:
         Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. Prompts in `meetings` stop after so many
         tokens, where others go on with them. `places_taken` when nobody generates and no more could run.
         """
-        decoding = [sequence for sequence in running if sequence.phase is DECODE]
-        n_attended = sum([sequence.n_computed for sequence in decoding])
-        prompts: list[Sequence] = []
-        ranked: list[Sequence] = []
-        n_waiting = 0  # who generate in the next step, while this one is a prompt's
-        if len(running) > len(decoding):
-            prompts = [sequence for sequence in running if sequence.phase is PREFILL]
-            ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
-            if decoding:
-                n_deep = N_DEEPER + max([sequence.n_computed for sequence in decoding])
-                if self._is_apart(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].account, running):
-                    n_waiting, decoding, prompts = (len(decoding), [], prompts) if not self._n_turns else (0, decoding, [])
-                elif self._rows_by_slot:
-                    ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_apart(sequence, len(decoding), n_deep)]
-                    prompts = prompts if len(ranked) == len(prompts) else ranked
-        if decoding:
-            self._n_turns = max(self._n_turns - 1, 0)  # whoever else is in a step of theirs; one on trial may have a step in between
-        self._add_decoding(decoding)
-        attended = [(1, n_attended)] if not n_waiting else []
+        who = self._who(running, n_prefilled)
+        decoding = who.decoding
+        self._columns.begin(decoding)
+        n_attended = sum([sequence.n_computed for sequence in decoding or who.put_off])
+        attended = [] if who.put_off else [(1, n_attended)]
         prefilling: list[tuple[Sequence, int]] = []
         scoring = ScoringRows()
         outputs = decoding
-        if prompts:
+        if who.prompts:
             outputs = decoding.copy()
-            first = ranked[0]
-            depth = first.n_computed
-            riders, singles, n_fillers = self._riders(decoding, prompts, first) if self._rows_by_slot and decoding else NO_RIDERS
-            n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in prompts])
-            if n_waiting:
-                n_rows, self._n_turns = self._budget.n_rows_between(
-                    n_waiting, len(running), n_cells, n_owed=n_owed_all, n_attended=n_attended, depth=depth
-                )
-            else:
-                n_rows = self._budget.n_rows(
-                    len(decoding),
-                    len(running),
-                    n_cells,
-                    n_owed=n_owed_all,
-                    n_attended=n_attended,
-                    depth=depth,
-                    n_shared=first.n_shared,
-                    length=len(first.tokens),
-                    singles=singles,
-                    n_fillers=n_fillers,
-                    n_keys=n_keys,
-                    places_taken=places_taken,
-                    are_alike=places_taken and _are_alike(prompts),
-                )
-            n_room = self.n_room = max(n_rows - len(decoding), 1)
+            first = who.ranked[0]
+            riding = self._riding(decoding, who.prompts, first) if self._rows_by_slot and decoding else NOBODY_RIDES
+            n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in who.prompts])
+            load = Load(len(running), n_cells, n_owed_all, n_attended, n_keys, places_taken)
+            n_room = self._n_room_after(who, load) if who.put_off else self._n_room_beside(who, load, riding)
             if decoding and _is_light(first.account, running):
-                n_light = self._budget.n_rows_light(
-                    n_owed(first),
-                    len(decoding),
-                    len(running),
-                    n_cells,
-                    n_attended=n_attended,
-                    depth=depth,
-                    singles=singles,
-                    n_fillers=n_fillers,
-                )
-                n_room = max(n_room, n_light - len(decoding))
-            self._add_prefill(
-                ranked if n_owed_all > n_room else prompts,
-                n_room,
-                depth,
-                prefilling,
-                outputs,
-                scoring,
-                riders,
-                meetings,
-            )
+                n_room = max(n_room, self._n_room_light(who, load, riding))
+            in_order = who.ranked if n_owed_all > n_room else who.prompts
+            self._add_prompts(in_order, n_room, first.n_computed, prefilling, outputs, scoring, riding.riders, meetings)
             n_alone = sum([sequence.n_computed for sequence, n in prefilling if n == 1])
-            n_attended = n_alone if n_waiting else n_attended + n_alone
-            attended = [(1, n_attended), *((n, sequence.n_computed + n // 2) for sequence, n in prefilling if n > 1)]
+            n_alone = n_alone if who.put_off else n_attended + n_alone
+            attended = [(1, n_alone), *((n, sequence.n_computed + n // 2) for sequence, n in prefilling if n > 1)]
+        batch = self._columns.batch
         sizes: tuple[int, ...] = ()
         fillers: Seq[tuple[int, int]] = ()
-        if self._rows_by_slot and self._batch.n_rows > 1:
+        if self._rows_by_slot and batch.n_rows > 1:
             rows = sorted([(sequence.slot, 1) for sequence in decoding] + [(sequence.slot, n) for sequence, n in prefilling])
             sizes = passes(rows)
             if not scoring.scorings:  # those name their outputs by number
                 sizes, fillers = self._fill(rows, sizes)
                 attended += [(1, sum(position for _, position in fillers))] if fillers else []
-                outputs = self._sorted_by_slot(outputs)
-        samplers = [sequence.sampler for sequence in outputs]
+                self._columns.sort_by_slot()
+                outputs = sorted(outputs, key=_slot)
         return Plan(
             moves=moves,
-            batch=self._batch,
+            batch=batch,
             decoding=decoding,
             prefilling=prefilling,
             outputs=outputs,
-            samplers=samplers,
+            samplers=[sequence.sampler for sequence in outputs],
             events=events,
             scorings=scoring.scorings,
             fillers=fillers,
@@ -162,6 +146,78 @@ class BatchFormer:
             attended=attended,
             passes=sizes,
         )
+
+    def _who(self, running: list[Sequence], n_prefilled: int) -> Who:
+        """Answers and prompts together, or by turns where the prompt that goes first is much deeper than all answers."""
+        decoding = [sequence for sequence in running if sequence.phase is DECODE]
+        put_off: list[Sequence] = []
+        prompts: list[Sequence] = []
+        ranked: list[Sequence] = []
+        if len(running) > len(decoding):
+            prompts = [sequence for sequence in running if sequence.phase is PREFILL]
+            ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
+            if decoding:
+                n_deep = N_DEEPER + max([sequence.n_computed for sequence in decoding])
+                if self._is_apart(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].account, running):
+                    if self._n_turns:
+                        prompts = []
+                    else:
+                        decoding, put_off = [], decoding
+                elif self._rows_by_slot:
+                    ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_apart(sequence, len(decoding), n_deep)]
+                    prompts = prompts if len(ranked) == len(prompts) else ranked
+        if decoding:
+            self._n_turns = max(self._n_turns - 1, 0)  # whoever else is in a step of theirs; one on trial may have a step in between
+        return Who(decoding, put_off, prompts, ranked)
+
+    def _n_room_after(self, who: Who, load: Load) -> int:
+        """Rows of prompts that a step of theirs has room for, after which answers have some steps."""
+        n_rows, self._n_turns = self._budget.n_rows_between(
+            len(who.put_off),
+            load.n_running,
+            load.n_cells,
+            n_owed=load.n_owed,
+            n_attended=load.n_attended,
+            depth=who.ranked[0].n_computed,
+        )
+        self.n_room = max(n_rows, 1)
+        return self.n_room
+
+    def _n_room_beside(self, who: Who, load: Load, riding: Riding) -> int:
+        """Rows of prompts that a step has room for beside those of answers."""
+        first, n_decoding = who.ranked[0], len(who.decoding)
+        n_rows = self._budget.n_rows(
+            n_decoding,
+            load.n_running,
+            load.n_cells,
+            n_owed=load.n_owed,
+            n_attended=load.n_attended,
+            depth=first.n_computed,
+            n_shared=first.n_shared,
+            length=len(first.tokens),
+            singles=riding.singles,
+            n_fillers=riding.n_fillers,
+            n_keys=load.n_keys,
+            places_taken=load.places_taken,
+            are_alike=load.places_taken and _are_alike(who.prompts),
+        )
+        self.n_room = max(n_rows - n_decoding, 1)
+        return self.n_room
+
+    def _n_room_light(self, who: Who, load: Load, riding: Riding) -> int:
+        """The same for a key with few places, whose prompt goes first."""
+        first, n_decoding = who.ranked[0], len(who.decoding)
+        n_rows = self._budget.n_rows_light(
+            n_owed(first),
+            n_decoding,
+            load.n_running,
+            load.n_cells,
+            n_attended=load.n_attended,
+            depth=first.n_computed,
+            singles=riding.singles,
+            n_fillers=riding.n_fillers,
+        )
+        return n_rows - n_decoding
 
     def n_room_alone(self, n_running: int, n_cells: int, owed: Seq[int], n_keys: int, places_taken: bool) -> int:
         """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `owed`; `n_keys` asked of late."""
@@ -176,19 +232,18 @@ class BatchFormer:
         is_deep = prompt.n_computed >= n_deep and len(prompt.tokens) - prompt.n_shared > N_TOGETHER
         return is_deep and self._budget.gains_by_turns(n_decoding, prompt.n_computed)
 
-    def _riders(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> tuple[Seq[Sequence], Seq[int], int]:
+    def _riding(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> Riding:
         """Prompts one row of which goes in the pass of the decode rows, each slot having cells of its own: the first, or all.
 
-        They close the gaps between the slots that decode, each of which is a pass more, and fill the tiles that kernels work in. Beside
-        them, the passes that this comes to, and how many fillers are among their rows.
+        They close the gaps between the slots that decode, each of which is a pass more, and fill the tiles that kernels work in.
         """
         riders = [one for one in prompts if one is first or not one.n_unscored]
         bare, n_fillers = self._singles(decoding, (first,))
         if len(riders) > 1:
             filled, n_beside = self._singles(decoding, riders)
             if self._budget.may_fill(filled, bare, len(riders) - 1):
-                return riders, filled, n_beside
-        return (first,), bare, n_fillers
+                return Riding(riders, filled, n_beside)
+        return Riding((first,), bare, n_fillers)
 
     def _singles(self, decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[Seq[int], int]:
         """The passes over one row of each, and how many fillers are among these."""
@@ -209,38 +264,17 @@ class BatchFormer:
         """Add fillers to `rows` of slots, which come to passes of `sizes`, if these take less time then; return the passes, and slots and
         positions of the fillers.
         """
-        batch = self._batch
+        batch = self._columns.batch
         found = [] if self._fillers is None else self._fillers.beside([slot for slot, _ in rows])
-        start, end = batch.n_rows, batch.n_rows + len(found)
-        if not found or end > len(batch.tokens):
+        if not found or batch.n_rows + len(found) > len(batch.tokens):
             return sizes, ()
         filled = passes(sorted([*rows, *((slot, 1) for slot, _ in found)]))
         if not self._budget.is_less(filled, sizes):  # prompts whose rows would have gone together are torn apart
             return sizes, ()
-        batch.slots[start:end], batch.positions[start:end] = zip(*found, strict=True)
-        batch.tokens[start:end] = 0
-        batch.outputs[start:end] = 0
-        batch.n_rows = end
+        self._columns.fill(found)
         return filled, found
 
-    def _sorted_by_slot(self, outputs: list[Sequence]) -> list[Sequence]:
-        """Order the rows by slot, and return the `outputs` in that order."""
-        batch, n_rows = self._batch, self._batch.n_rows
-        rank = batch.slots[:n_rows].argsort(kind="stable")
-        for column in (batch.tokens, batch.positions, batch.slots, batch.outputs):
-            column[:n_rows] = column[rank]
-        return sorted(outputs, key=_slot)
-
-    def _add_decoding(self, decoding: list[Sequence]) -> None:
-        batch = self._batch
-        batch.n_rows = batch.n_outputs = n_rows = len(decoding)
-        if n_rows:
-            batch.tokens[:n_rows] = [sequence.tokens[-1] for sequence in decoding]
-            batch.positions[:n_rows] = [sequence.n_computed for sequence in decoding]
-            batch.slots[:n_rows] = [sequence.slot for sequence in decoding]
-            batch.outputs[:n_rows] = 1
-
-    def _add_prefill(
+    def _add_prompts(
         self,
         prompts: list[Sequence],
         n_room: int,
@@ -276,47 +310,13 @@ class BatchFormer:
             n_rows = scoring.cut(sequence, min(n_left if n_before <= 0 else n_before, n_ridden + n_room))
             if not n_rows:
                 continue
-            self._add_rows(sequence, n_rows, wants_output=n_rows == n_left)
-            if sequence.n_unscored:
-                self._score_rows(sequence, n_rows, scoring)
+            self._columns.add(sequence, n_rows, scoring, wants_output=n_rows == n_left)
             prefilling.append((sequence, n_rows))
             if n_rows == n_left:
                 outputs.append(sequence)
-                self._batch.n_outputs += 1
             n_room -= n_rows - n_ridden
         if alone:
-            self._add_alone(alone)
-
-    def _add_alone(self, sequences: list[Sequence]) -> None:
-        """Add the next row of each, none of which is an output."""
-        batch, start = self._batch, self._batch.n_rows
-        end = batch.n_rows = start + len(sequences)
-        batch.tokens[start:end] = [sequence.tokens[sequence.n_computed] for sequence in sequences]
-        batch.positions[start:end] = [sequence.n_computed for sequence in sequences]
-        batch.slots[start:end] = [sequence.slot for sequence in sequences]
-        batch.outputs[start:end] = 0
-
-    def _score_rows(self, sequence: Sequence, n_rows: int, scoring: ScoringRows) -> None:
-        """Make outputs of those of the last `n_rows` rows that are to be scored."""
-        batch = self._batch
-        scored = scoring.add(sequence, n_rows, first=batch.n_outputs)
-        start = batch.n_rows - n_rows
-        batch.outputs[start + scored.start : start + scored.stop] = 1
-        batch.n_outputs += len(scored)
-
-    def _add_rows(self, sequence: Sequence, n_rows: int, *, wants_output: bool) -> None:
-        batch = self._batch
-        start, end, pos = batch.n_rows, batch.n_rows + n_rows, sequence.n_computed
-        batch.n_rows = end
-        if n_rows == 1:  # there may be many of these, and a slice takes five times as long
-            batch.tokens[start], batch.positions[start] = sequence.tokens[pos], pos
-            batch.slots[start], batch.outputs[start] = sequence.slot, wants_output
-            return
-        batch.tokens[start:end] = sequence.tokens[pos : pos + n_rows]
-        batch.positions[start:end] = range(pos, pos + n_rows)
-        batch.slots[start:end] = sequence.slot
-        batch.outputs[start:end] = 0
-        batch.outputs[end - 1] = wants_output
+            self._columns.add_one_each(alone)
 
 
 def _is_light(account: Account, running: Seq[Sequence]) -> bool:

@@ -684,7 +684,7 @@ class Memory:
     def _reuse(self, sequence: Sequence, reuse: Reuse) -> None:
         n_tokens, source = reuse.n_tokens, reuse.slot
         if reuse.way is Way.ADOPT:
-            self._adopt(source, n_tokens)
+            self._adopt(sequence, source, n_tokens)
             sequence.slot = source
         else:
             slot = sequence.slot = self.cells.take_slot()
@@ -715,10 +715,13 @@ class Memory:
         sequence.is_restoring = True
         self.offload.pool.touch(chain)
 
-    def _adopt(self, slot: int, n_keep: int) -> None:
+    def _adopt(self, sequence: Sequence, slot: int, n_keep: int) -> None:
         n_lost = self.tree.n_tokens(slot) - n_keep
-        if n_lost > N_TAIL_FORGONE and self.offload is not None and self.offload.can_save_part:
-            self._save(slot, n_lost)
+        if n_lost > N_TAIL_FORGONE and self.offload is not None:
+            if self.offload.can_save_part:
+                self._save(slot, n_lost)
+            elif self.prices.is_tail_worth_saving(n_keep + n_lost, n_lost, is_awaited=self.tree.is_awaited(slot, but=sequence.own_order)):
+                self._save(slot)
         self.tree.wake(slot)
         if self.tree.n_tokens(slot) > n_keep:
             self.tree.trim(slot, n_keep)

@@ -10,8 +10,9 @@ import attrs
 from cllm.backend import StreamEnd, StreamRequest, StreamToken, Vocabulary
 from cllm.engine.events import Event, FinishReason, TokenLogprob
 from cllm.engine.fairness import GENERATED_TOKEN
+from cllm.engine.limits import Limits
 from cllm.engine.params import SamplingParams
-from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
 from cllm.errors import GenerationFailed, NotHeeded
 
@@ -42,10 +43,9 @@ class Turn:
 
 
 class StreamScheduler(Scheduler):
-    """The queue before a `StreamModel`. The same as before steps, but that nobody is preempted: what runs is out of reach.
+    """The queue before a `StreamModel`. Nobody is preempted: what runs is out of reach.
 
-    Its cells are a formality: as many as let every live sequence grow to its end. `turn`, `take` and `take_end` stand for `plan` and
-    `apply`.
+    Its cells are a formality: as many as let every live sequence grow to its end.
     """
 
     def __init__(self, limits: Limits, vocabulary: Vocabulary, heeds: frozenset[str], n_logprobs_max: int = 0) -> None:
@@ -73,7 +73,8 @@ class StreamScheduler(Scheduler):
             self._heard_at = now
         turn = Turn()
         self._sweep(now, turn.events)
-        self._admit(now, turn.events)
+        while (sequence := self._queue.first(now)) is not None and self._fits(sequence):
+            self._start(sequence, now)
         self.memory.take_moves()  # the model has no slots
         running = {sequence.seq_id: sequence for sequence in self._running}
         turn.stopped = [seq_id for seq_id in self._started if seq_id not in running]
@@ -147,9 +148,6 @@ class StreamScheduler(Scheduler):
     def _can_go_on(self, sequence: Sequence) -> bool:
         """Whether another model could continue what was told. Where a form was half filled in, it would begin it anew."""
         return sequence.spec.form is None or sequence.n_generated == 0
-
-    def _make_way(self, sequence: Sequence) -> bool:
-        return False
 
     def _check_heeded(self, spec: SequenceSpec) -> None:
         check_heeded(spec, self._heeds, n_logprobs_max=self._n_logprobs_max)

@@ -7,7 +7,7 @@ import attrs
 from cllm.backend import StreamChat, StreamEnd, StreamRequest, StreamText, StreamUsage
 from cllm.engine.events import Delta, Event, Finished, FinishReason, TokenLogprob, Usage
 from cllm.engine.fairness import GENERATED_TOKEN
-from cllm.engine.scheduler import Limits
+from cllm.engine.limits import Limits
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
 from cllm.engine.streaming import SAMPLING, SHARING, StreamScheduler, check_heeded
 from cllm.errors import GenerationFailed

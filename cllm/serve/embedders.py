@@ -14,7 +14,7 @@ from cllm.errors import DoesNotGenerate, LoadFailed
 from cllm.registry import check_embedder, checked_model
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.engine import Embeddings
-from cllm.serve.loop import StepLoop
+from cllm.serve.loop import Loop
 from cllm.serve.metrics import Metrics
 from cllm.serve.stepless import Stepless, StreamsOnly
 
@@ -88,7 +88,7 @@ def load_embedder(
         return f"the model could not be made ready for embeddings: {error}"
 
 
-def embeddings_of(loaded: LoadedEmbedder | str, loop: StepLoop, metrics: Metrics, settings: Settings) -> Embeddings | str:
+def embeddings_of(loaded: LoadedEmbedder | str, loop: Loop, metrics: Metrics, settings: Settings) -> Embeddings | str:
     """Return what runs `loaded` in turns with `loop`, or the reason why nothing does."""
     if isinstance(loaded, str):
         return loaded
@@ -104,7 +104,7 @@ def embeddings_of(loaded: LoadedEmbedder | str, loop: StepLoop, metrics: Metrics
     return Embeddings(loaded.served, embed_loop)
 
 
-async def run_beside(loop: StepLoop, embed_loop: EmbedLoop) -> None:
+async def run_beside(loop: Loop, embed_loop: EmbedLoop) -> None:
     """Run both until both are stopped and nothing is left. Raises: what either raises."""
     try:
         async with trio.open_nursery() as nursery:

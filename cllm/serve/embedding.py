@@ -77,7 +77,7 @@ class EmbedLoop:
         self._work = trio.Event()
         self._stopping = False
         self._progress_at = 0.0  # when a step last began or ended
-        self._is_replacing = False  # a worker that died, as `StepLoop` has it
+        self._is_replacing = False  # a worker that died, as `Loop` has it
 
     def check_room(self, key: str = "") -> None:
         """Let a request pass that may join the queue now; the caller asks before it puts work into one.
@@ -144,7 +144,7 @@ class EmbedLoop:
 
     @property
     def is_replacing(self) -> bool:
-        """As `StepLoop.is_replacing`."""
+        """As `Loop.is_replacing`."""
         return self._is_replacing
 
     def stalled_s(self, now: float) -> float:

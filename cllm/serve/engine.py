@@ -18,13 +18,13 @@ from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
 from cllm.config import Settings
 from cllm.engine.dry import dry_breaker_tokens
 from cllm.engine.history import dries
-from cllm.engine.scheduler import SequenceView
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.views import SequenceView
 from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, QuotaExceeded, Unavailable, call_foreign
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
 from cllm.serve.grammars import GrammarDesk
 from cllm.serve.keythreads import KeyThreads
-from cllm.serve.loop import StepLoop
+from cllm.serve.loop import Loop
 from cllm.serve.metrics import Metrics
 from cllm.serve.records import Record, Records
 from cllm.serve.streams import EventStream
@@ -102,7 +102,7 @@ class Engine:
         self._stream_n_bytes_max = stream_n_bytes_max
         self._watchdog_s = watchdog_s
         self._model: ServedModel | None = None
-        self._loop: StepLoop | None = None
+        self._loop: Loop | None = None
         self._embeddings: Embeddings | str = ""
         self._desk = GrammarDesk(metrics)
         self._tokenizing = {is_long: KeyThreads(N_TOKENIZING_MAX) for is_long in (False, True)}  # no short one waits for long ones
@@ -261,7 +261,7 @@ class Engine:
 
     # --- what the lifecycle tells -------------------------------------------------------------------------------------
 
-    def ready(self, model: ServedModel, loop: StepLoop, embeddings: Embeddings | str = "no embeddings are served") -> None:
+    def ready(self, model: ServedModel, loop: Loop, embeddings: Embeddings | str = "no embeddings are served") -> None:
         """The model is loaded and its loop runs; so is what gives vectors, or it is said why nothing does."""
         self._model, self._loop, self._embeddings = model, loop, embeddings
         loop.on_layout = self._laid_out
@@ -293,7 +293,7 @@ class Engine:
         """The loop has ended; nothing will be answered any more."""
         self.phase = EnginePhase.STOPPED
 
-    def _ready_loop(self) -> StepLoop:
+    def _ready_loop(self) -> Loop:
         if self.phase is EnginePhase.DRAINING:
             raise Unavailable("the server is draining", retry_after_s=5.0, code="draining")
         if self.phase is EnginePhase.STOPPED:

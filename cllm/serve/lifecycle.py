@@ -14,7 +14,8 @@ import trio
 from cllm.backend import KvLayout, StepModel, n_logprobs_max_of
 from cllm.config import Settings
 from cllm.engine.cost import CostModel
-from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.limits import Limits
+from cllm.engine.stepping import StepScheduler
 from cllm.engine.streaming import StreamScheduler
 from cllm.engine.telling import TextScheduler
 from cllm.errors import LoadFailed, Unavailable
@@ -34,11 +35,12 @@ from cllm.serve.loading import (
     open_disk,
     what_is_kept,
 )
-from cllm.serve.loop import StepLoop
+from cllm.serve.loop import Loop
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, NoThread, open_model_thread, run_apart
 from cllm.serve.progress import Progress
 from cllm.serve.stepless import StreamsOnly
+from cllm.serve.steploop import StepLoop
 from cllm.serve.streamloop import StreamLoop
 from cllm.text.unread import NoVocabulary
 
@@ -72,7 +74,7 @@ class EngineLife:
         self._settings = settings
         self._progress = progress
         self._abort_load = threading.Event()
-        self._loop: StepLoop | None = None
+        self._loop: Loop | None = None
         self._embed_loop: EmbedLoop | None = None
         self._draining = False
         self._ended = trio.Event()
@@ -125,7 +127,7 @@ class EngineLife:
 
     async def wait_kept(self) -> None:
         """After `drain`, wait until what is cached is on disk or a load is given up, or the time for that is over."""
-        if self._loop is None or self._loop.disk is not None:
+        if self._loop is None or self._loop.keeps_for_later:
             with trio.move_on_after(GIVE_UP_S if self._loop is None else KEEP_S):
                 await self._ended.wait()
 
@@ -184,7 +186,7 @@ class EngineLife:
         finally:
             loop.forget_host()  # what is left of the loop may lie about for long
 
-    async def _run(self, loop: StepLoop, embeddings: Embeddings | str) -> None:
+    async def _run(self, loop: Loop, embeddings: Embeddings | str) -> None:
         if isinstance(embeddings, str):
             await loop.run()
         else:
@@ -221,10 +223,10 @@ def make_loop(
     thread: ModelThread,
     disk: DiskTier | None = None,
     keep_layout: Callable[[KvLayout], None] = lambda layout: None,
-) -> StepLoop:
+) -> Loop:
     """Return what runs `model`, with a scheduler of its kind. Raises: LoadFailed when one that schedules itself cannot begin."""
     if isinstance(model, StreamsOnly):
         return StreamLoop(model, _stream_scheduler(model, limits), metrics, thread)
     return StepLoop(
-        model, Scheduler(limits, model.vocabulary, cost), metrics, thread, disk, partial(limits_of, settings=settings), keep_layout
+        model, StepScheduler(limits, model.vocabulary, cost), metrics, thread, disk, partial(limits_of, settings=settings), keep_layout
     )

@@ -18,7 +18,7 @@ from cllm.config import Settings, SettingsError, api_keys, name_of_model
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE, Curve
 from cllm.engine.layout import N_FEW
-from cllm.engine.scheduler import Limits
+from cllm.engine.limits import Limits
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, call_foreign, in_one_line
 from cllm.registry import choose_backend, factory_of
 from cllm.serve import curves
@@ -31,7 +31,7 @@ from cllm.serve.statefiles import StateFiles
 from cllm.serve.stepless import Stepless, StreamsOnly
 from cllm.serve.worker import WorkerBackend, WorkerModel
 from cllm.serve.workerembedder import WorkerEmbedder
-from cllm.text.builtin_templates import CHATML
+from cllm.text.builtin_templates import CHATML, source_of
 from cllm.text.dialect import UNKNOWN, dialect_of
 from cllm.text.grammar import Grammars
 from cllm.text.reasoning import mentions_reasoning
@@ -429,10 +429,12 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
 
 def _template(model: StepModel) -> ChatTemplate:
     vocabulary = model.vocabulary
-    if not vocabulary.chat_template and not isinstance(model, EmbeddingsOnly):
-        log.warning("chat_template.fallback", used="ChatML", why="the model brings none")
+    source = source_of(vocabulary.chat_template)
+    if source is None and not isinstance(model, EmbeddingsOnly):
+        why = f"the model names {vocabulary.chat_template!r}, and brings none" if vocabulary.chat_template else "the model brings none"
+        log.warning("chat_template.fallback", used="ChatML", why=why)
     bos_token, eos_token = _text(model, vocabulary.bos), _text(model, vocabulary.eos)
-    return ChatTemplate(vocabulary.chat_template or CHATML, bos_token=bos_token, eos_token=eos_token)
+    return ChatTemplate(source or CHATML, bos_token=bos_token, eos_token=eos_token)
 
 
 def _text(model: StepModel, token: int | None) -> str:

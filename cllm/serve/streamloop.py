@@ -5,32 +5,33 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
+from collections.abc import Sequence as Seq
 
 import attrs
 import trio
 
 from cllm.backend import StreamBeat, StreamEnd, StreamEvent, StreamModel, StreamRequest, StreamText, StreamToken
 from cllm.engine.events import Event
-from cllm.engine.plan import Plan
-from cllm.engine.sequence import Sequence
+from cllm.engine.sequence import Sequence, SequenceSpec
 from cllm.engine.streaming import StreamScheduler, Turn, request_of
 from cllm.engine.telling import TextScheduler, text_request_of
 from cllm.errors import LoadFailed, ModelDied, RequestError, call_foreign, in_one_line
 from cllm.serve.crossing import WrongEvent
-from cllm.serve.loop import StepLoop, log
+from cllm.serve.loop import Loop, log
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.stepless import StreamsOnly
 
 
-class StreamLoop(StepLoop):
-    """A `StepLoop` without steps. What the model tells is heard from any thread; all else belongs to the Trio thread."""
+class StreamLoop(Loop):
+    """What the model tells is heard from any thread; all else belongs to the Trio thread."""
+
+    scheduler: StreamScheduler
 
     def __init__(self, model: StreamsOnly, scheduler: StreamScheduler, metrics: Metrics, thread: ModelThread) -> None:
         """Opens the model, before anybody is told that it is there. Raises: LoadFailed when it cannot be."""
         super().__init__(model, scheduler, metrics, thread)
         metrics.watch_model(model.stream_model)
-        self._streaming = scheduler
         self._model_of_streams: StreamModel = model.stream_model
         self._keeps_prefixes = model.keeps_prefixes
         self._heard: deque[StreamEvent | WrongEvent] = deque()
@@ -41,32 +42,46 @@ class StreamLoop(StepLoop):
             raise LoadFailed(f"the model {model.info.name} could not be opened: {in_one_line(error)}") from error
 
     async def run(self) -> None:
-        """See `StepLoop.run`."""
+        """See `Loop.run`."""
         self._token = trio.lowlevel.current_trio_token()
         try:
             await super().run()
         finally:
             self._token = None
 
+    async def recall(self, specs: Seq[SequenceSpec]) -> None:
+        """See `Loop.recall`. What the model keeps is its own business."""
+
+    @property
+    def keeps_for_later(self) -> bool:
+        """See `Loop.keeps_for_later`."""
+        return False
+
+    async def keep_prefixes(self) -> None:
+        """See `Loop.keep_prefixes`. As above."""
+
+    def forget_host(self) -> None:
+        """See `Loop.forget_host`. As above."""
+
     async def _turn(self) -> None:
         self._work = trio.Event()  # whatever is said from here on is a reason for another turn
         self._take_heard()
         if self._life is not None and self._life.is_dead:
-            await self._replace(self._life, None, ModelDied("the worker died"))
+            await self._replace(self._life, ModelDied("the worker died"), self._settle_death)
             self._heard.clear()  # what came of it late: everybody begins anew
-        turn = self._streaming.turn(trio.current_time())
+        turn = self.scheduler.turn(trio.current_time())
         self._owed += turn.events
         self._tell(turn)
         self._deliver_owed()
-        if self._stopping and not self._streaming.n_sequences:  # the last one left in this turn, and nobody will say anything more
+        if self._stopping and not self.scheduler.n_sequences:  # the last one left in this turn, and nobody will say anything more
             return
-        deadline = self._streaming.next_deadline
+        deadline = self.scheduler.next_deadline
         with trio.move_on_at(math.inf if deadline is None else deadline):
             await self._work.wait()
 
-    def _apply_death(self, _plan: Plan | None, _error: ModelDied, now: float) -> list[Event]:
+    def _settle_death(self, now: float) -> list[Event]:
         self._take_heard()  # what it told before it died
-        return self._streaming.take_death(now)
+        return self.scheduler.take_death(now)
 
     def _hear(self, event: StreamEvent | WrongEvent) -> None:
         """From any thread."""
@@ -95,16 +110,16 @@ class StreamLoop(StepLoop):
         if isinstance(event, StreamEnd):
             if event.error:
                 log.error("stream.failed", why=event.error)
-            return self._streaming.take_end(event, now)
+            return self.scheduler.take_end(event, now)
         if isinstance(event, StreamBeat):
             return []
         if isinstance(event, WrongEvent):
             return self._settle_wrong(event, now, f", of which {event.why}", kind=event.kind)
-        if isinstance(self._streaming, TextScheduler):
+        if isinstance(self.scheduler, TextScheduler):
             if isinstance(event, StreamText):
-                return self._streaming.take_text(event, now)
+                return self.scheduler.take_text(event, now)
         elif isinstance(event, StreamToken):
-            return self._streaming.take(event, now)
+            return self.scheduler.take(event, now)
         return self._settle_wrong(event, now)
 
     def _settle_wrong(self, event: object, now: float, more: str = "", *, kind: str = "") -> list[Event]:
@@ -114,8 +129,8 @@ class StreamLoop(StepLoop):
         seq_id = getattr(event, "seq_id", None)
         if not isinstance(seq_id, int):
             return []
-        is_running = self._streaming.has_started(seq_id)  # there, though here it may be over
-        events = self._streaming.take_end(StreamEnd(seq_id, why), now)
+        is_running = self.scheduler.has_started(seq_id)  # there, though here it may be over
+        events = self.scheduler.take_end(StreamEnd(seq_id, why), now)
         if is_running:
             self._cancel(seq_id)
         return events
@@ -142,7 +157,7 @@ class StreamLoop(StepLoop):
             log.error("cancel.failed", why=in_one_line(error))
 
     def _request_of(self, sequence: Sequence) -> StreamRequest:
-        reads_text = isinstance(self._streaming, TextScheduler)
+        reads_text = isinstance(self.scheduler, TextScheduler)
         request = text_request_of(sequence) if reads_text else request_of(sequence, self._model.vocabulary)
         return request if self._keeps_prefixes else attrs.evolve(request, cache_prompt=False)
 
@@ -153,4 +168,4 @@ class StreamLoop(StepLoop):
             self._metrics.step_failed(error)
             log.error("stream.failed", why=f"{type(error).__name__}: {error}")
         end = StreamEnd(seq_id, str(error) or type(error).__name__, refusal)
-        self._owed += self._streaming.take_end(end, trio.current_time())
+        self._owed += self.scheduler.take_end(end, trio.current_time())

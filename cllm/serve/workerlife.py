@@ -114,9 +114,10 @@ class WorkerLife:
             except BackendError as error:
                 why = str(error)
                 continue
-            if _what_stays(loaded) != _what_stays(self._loaded):
+            if changed := _changed(_what_stays(self._loaded), _what_stays(loaded)):
                 self.bury()
-                raise ModelDied("the model is another one now: its file was changed while it was served")
+                why = "its file was changed while it was served, or it tells of that anew each time"
+                raise ModelDied(f"the model is another one now, by its {changed}: {why}")
             return
         raise ModelDied(f"the worker died {self.n_lives} times in a row, the last time: {why}")
 
@@ -194,12 +195,20 @@ class WorkerLife:
         return loaded
 
 
-def _what_stays(loaded: frames.AnyLoaded | None) -> tuple[object, ...]:
+def _what_stays(loaded: frames.AnyLoaded | None) -> dict[str, object]:
     """What two lives of one model have in common: not what the machine is like, such as how many cores or bytes a process may have now."""
     assert loaded is not None
-    left_out = {"vocabulary", "n_cells"} if isinstance(loaded, frames.LoadedStreams) else {"vocabulary"}  # who schedules himself may round
+    left_out = {"info", "vocabulary"}
+    if isinstance(loaded, frames.LoadedStreams):  # who schedules himself may round
+        left_out.add("n_cells")
     facts = {name: getattr(loaded, name) for name in loaded.__struct_fields__ if name not in left_out}
-    return tuple({**facts, "info": attrs.evolve(loaded.info, build="", cells_bytes=0, mapped_bytes=0)}.values())
+    info = attrs.evolve(loaded.info, build="", cells_bytes=0, mapped_bytes=0)
+    return {**facts, **{name: getattr(info, name) for name in attrs.fields_dict(type(info))}}
+
+
+def _changed(before: dict[str, object], now: dict[str, object]) -> str:
+    """The names of what differs; empty where nothing does."""
+    return ", ".join(name for name in {**before, **now} if before.get(name) != now.get(name))
 
 
 def _load(process: WorkerProcess, load: frames.Load, on_progress: OnProgress) -> frames.AnyLoaded:

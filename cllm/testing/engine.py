@@ -17,7 +17,7 @@ from cllm.serve.embedders import OFF, embeddings_of, loaded_embedder
 from cllm.serve.engine import Embeddings, Engine
 from cllm.serve.lifecycle import make_loop
 from cllm.serve.loading import limits_of, served_model
-from cllm.serve.loop import StepLoop
+from cllm.serve.loop import Loop
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import open_model_thread
 
@@ -27,7 +27,7 @@ class RunningEngine:
     """What `running_engine` gives."""
 
     engine: Engine
-    loop: StepLoop
+    loop: Loop
     scheduler: Scheduler
     ended: trio.Event  # the loop has returned: it was told to stop, and nothing was left
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import itertools
 import os
 import threading
@@ -140,7 +142,7 @@ def test_a_step_with_a_part_of_a_prompt_alone_draws_nothing_and_is_no_way_round(
     small = Bench(InstantModel(n_tokens=512, n_rows=8), Settings(row_budget=8), Counter())
     ran = run_checked(stages.EngineStage(small), work, ENGINE)
     assert (ran.n_tokens, ran.counts["cllm.engine.compute.sample"]) == (4, 4)
-    n_steps = ran.counts["cllm.engine.scheduler.Scheduler.apply"]
+    n_steps = ran.counts["cllm.engine.stepping.StepScheduler.apply"]
     assert n_steps > 4
     needed = work.needed({**ran.counts, "llama_cpp.llama_decode": n_steps})  # which these would be of llama.cpp
     assert (needed["step"], needed["draw"]) == (n_steps, 4)
@@ -149,7 +151,7 @@ def test_a_step_with_a_part_of_a_prompt_alone_draws_nothing_and_is_no_way_round(
 def test_a_loop_stage_that_calls_the_engine_directly_is_found_out(bench: Bench) -> None:
     engine = stages.EngineStage(bench)
     assert run_checked(engine, small_work(), ENGINE).n_tokens == 15
-    with pytest.raises(Bypassed, match=r"stage loop went round its layer loop: 0 calls of cllm\.serve\.loop"):
+    with pytest.raises(Bypassed, match=r"stage loop went round its layer loop: 0 calls of cllm\.serve\.steploop"):
         run_checked(Liar("loop", engine), small_work(), LOOP)
 
 
@@ -160,7 +162,19 @@ def test_an_app_stage_that_reads_the_engines_streams_is_found_out(bench: Bench) 
 
 def test_a_stream_that_is_answered_in_one_piece_is_found_out(bench: Bench) -> None:
     with pytest.raises(Bypassed, match="stage app went round its layer sse"):
-        run_checked(stages.AppStage(bench, stream=False), small_work(), ceiling.APP)
+        run_checked(stages.AppStage(bench, stream=False), small_work(), (*LOOP, "app", "sse"))
+
+
+@pytest.mark.parametrize(("n_pieces", "is_stream"), [([3, 2], False), ([1, 1], False), ([4, 1], True), ([17, 17], True)])
+def test_events_that_are_sent_when_the_answer_is_complete_are_no_stream(n_pieces: list[int], is_stream: bool) -> None:
+    asks = [Ask(prompt=(5,), n_generated=stages.N_STREAMED)] * 2
+    work = small_work(asks=asks)
+    with contextlib.nullcontext() if is_stream else pytest.raises(Bypassed, match="stage sse does not stream"):
+        stages.refuse_unstreamed("sse", n_pieces, work)
+
+
+def test_of_answers_of_a_few_tokens_nobody_knows_whether_they_were_streamed() -> None:
+    stages.refuse_unstreamed("sse", [1] * len(small_work().asks), small_work())
 
 
 def test_steps_computed_in_the_trio_thread_are_no_hop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +183,7 @@ def test_steps_computed_in_the_trio_thread_are_no_hop(bench: Bench, monkeypatch:
         return function(*arguments)
 
     monkeypatch.setattr(ModelThread, "run", run_here)
-    with pytest.raises(Bypassed, match=r"0 calls of cllm\.serve\.loop\.StepLoop\._compute"):
+    with pytest.raises(Bypassed, match=r"0 calls of cllm\.serve\.steploop\.StepLoop\._compute"):
         run_checked(stages.LoopStage(bench), small_work(), LOOP)
 
 
@@ -196,11 +210,11 @@ def isolated_fake() -> Iterator[WorkerModel]:
 
 
 def test_after_counting_everything_is_as_it_was(bench: Bench) -> None:
-    from cllm.engine.scheduler import Scheduler
+    from cllm.engine.stepping import StepScheduler
 
-    before = Scheduler.plan
+    before = StepScheduler.plan
     run_checked(stages.EngineStage(bench), small_work(), ENGINE)
-    assert Scheduler.plan is before
+    assert StepScheduler.plan is before
 
 
 def test_a_stage_that_gives_fewer_tokens_is_refused(bench: Bench) -> None:
@@ -333,7 +347,8 @@ def test_the_fake_of_a_fast_device_takes_as_long_again_for_every_64_rows(monkeyp
 def test_a_ceiling_has_every_stage_and_its_cpu_time(capsys: pytest.CaptureFixture[str]) -> None:
     data = ceiling.run(parsed(ceiling, "--fake", "instant", "--streams", "2", "--generated", "5", "--turns", "1"))
     (rung,) = data["rungs"]
-    assert [page["name"] for page in rung["stages"]] == ["engine", "loop", "app", "sse"]
+    clients = ["client"] if importlib.util.find_spec("openai") is not None else []
+    assert [page["name"] for page in rung["stages"]] == ["sampling", "engine", "loop", "app", "http", "sse", *clients]
     assert all(page["cpu_us_per_token"]["median"] > 0 for page in rung["stages"])
     assert rung["requests_per_s"]["median"] > 0
     assert "requests of one token" in capsys.readouterr().out

@@ -11,8 +11,8 @@ from cllm.backend import StepModel
 from cllm.config import Settings
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, Event, Failed, TokenLogprob
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of
 from tests.clock import tick
 
@@ -27,18 +27,18 @@ class Text:
     n_ends: int = 0
 
 
-def make_scheduler(model: StepModel, *, row_budget: int = 512, n_live_max: int = 32) -> Scheduler:
+def make_scheduler(model: StepModel, *, row_budget: int = 512, n_live_max: int = 32) -> StepScheduler:
     """A scheduler over all of `model`, as the server makes it."""
-    return Scheduler(limits_of(model, Settings(row_budget=row_budget, parallel=n_live_max)), model.vocabulary)
+    return StepScheduler(limits_of(model, Settings(row_budget=row_budget, parallel=n_live_max)), model.vocabulary)
 
 
 def run(
     model: StepModel,
-    scheduler: Scheduler,
+    scheduler: StepScheduler,
     specs: Seq[SequenceSpec],
     *,
     n_at_start: int = 1000,
-    meddle: Callable[[Scheduler], None] = lambda scheduler: None,
+    meddle: Callable[[StepScheduler], None] = lambda scheduler: None,
 ) -> list[Text]:
     """Run all to their ends; after the first `n_at_start`, one more is submitted at every step, before which `meddle` is called.
 

@@ -12,8 +12,8 @@ from cllm import demo
 from cllm.backend import KvLayout, ModelSpec, StepModel
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.prices import Prices
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.registry import load_backend
 from cllm.testing.tiny import ARCHITECTURES
 from cllm.text.template import ChatTemplate
@@ -95,8 +95,8 @@ def test_so_they_do_where_slots_have_cells_of_their_own_and_gaps_between_them_ar
     assert scheduler.memory.totals.n_hits > 0, "nothing was found again"
 
 
-def preempt_now_and_then(rng: random.Random) -> Callable[[Scheduler], None]:
-    def meddle(scheduler: Scheduler) -> None:
+def preempt_now_and_then(rng: random.Random) -> Callable[[StepScheduler], None]:
+    def meddle(scheduler: StepScheduler) -> None:
         if scheduler._running and rng.random() < 0.15:
             scheduler._preempt(rng.choice(scheduler._running))
 

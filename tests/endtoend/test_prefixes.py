@@ -12,8 +12,8 @@ from cllm.backend import KvLayout, StepModel
 from cllm.engine.compute import compute
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.prices import Prices
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.testing.tiny import ARCHITECTURES
 from tests.clock import tick
 from tests.endtoend.conftest import LoadModel, load_exact_model
@@ -182,7 +182,7 @@ def test_in_every_kind_of_memory_the_next_turn_computes_only_what_is_new(load_ti
     assert scheduler.totals.n_prefill_rows <= n_new
 
 
-def run_on(model: StepModel, scheduler: Scheduler, specs: list[SequenceSpec]) -> list[Text]:
+def run_on(model: StepModel, scheduler: StepScheduler, specs: list[SequenceSpec]) -> list[Text]:
     """Run all to their ends, and leave the cache as it is."""
     texts = {scheduler.submit(each, 0.0): Text() for each in specs}
     while (plan := scheduler.plan(0.0)) is not None:

@@ -11,8 +11,8 @@ import attrs
 from cllm.engine.events import Delta, Failed, Finished
 from cllm.engine.params import StopParams
 from cllm.engine.plan import Plan, StepOutput
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.errors import RequestError
 
 # Milliseconds of a step by its rows, all of them outputs: a 0.6B model in Q4_K_M on two cores. A row without an output costs 1.4 ms less.
@@ -74,7 +74,7 @@ class Simulation:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: StepScheduler,
         *,
         refuse: Callable[[SequenceSpec, float], object] = lambda spec, now: None,
         again: Callable[[Asked, float], Asked | None] = lambda asked, now: None,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from cllm.engine.events import Delta, Event, Finished, FinishReason
+from cllm.engine.limits import Limits
 from cllm.engine.params import StopParams
 from cllm.engine.plan import StepOutput
-from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.testing.fake import FakeVocabulary
 from cllm.text.answers import AnswerFormat
 from cllm.text.call_formats import HERMES
@@ -21,7 +22,7 @@ CALL = '<tool_call>{"name": "add"}</tool_call>'
 
 def answer(form: AnswerFormat, drawn: str, *stop: str, grammar: Grammar | None = None, max_tokens: int | None = None) -> list[Event]:
     """The events of a sequence that draws the bytes of `drawn`, save where its sampler is forced; then it ends its turn."""
-    scheduler = Scheduler(LIMITS, FakeVocabulary())
+    scheduler = StepScheduler(LIMITS, FakeVocabulary())
     stopping = StopParams(stop=stop, max_tokens=max_tokens)
     scheduler.submit(SequenceSpec(prompt=[1], answer=form, stopping=stopping, grammar=grammar), 0.0)
     tokens = [*drawn.encode(), 257]

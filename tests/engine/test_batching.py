@@ -11,9 +11,10 @@ from cllm.engine.budget import RowBudget
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import Curve
 from cllm.engine.events import Finished
+from cllm.engine.limits import Limits
 from cllm.engine.plan import Plan, StepOutput
-from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import Phase
+from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel, FakeVocabulary
 from tests.engine.test_machine import make_spec, run_step
@@ -23,7 +24,7 @@ N_PROMPT, N_ROWS = 300, 100
 
 def test_a_prompt_of_a_key_with_many_places_goes_on_though_a_key_with_fewer_never_stops_asking() -> None:
     model = FakeModel(n_cells=4000, n_ctx_train=1000, n_slots=8)
-    scheduler = Scheduler(limits_of(model, Settings(row_budget=N_ROWS, prefix_cache=False)), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings(row_budget=N_ROWS, prefix_cache=False)), model.vocabulary)
 
     def submit(key: str) -> int:
         return scheduler.submit(make_spec(tuple(range(32, 32 + 64)) * 5, 0, 1, 0.0, key=key), 0.0)
@@ -45,7 +46,7 @@ def test_a_prompt_of_a_key_with_many_places_goes_on_though_a_key_with_fewer_neve
 
 def test_a_prompt_that_gave_its_cells_back_does_not_go_first_for_what_was_computed_meanwhile() -> None:
     model = FakeModel(n_cells=3300, n_ctx_train=3300, n_slots=8)
-    scheduler = Scheduler(limits_of(model, Settings(row_budget=N_ROWS, prefix_cache=False)), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings(row_budget=N_ROWS, prefix_cache=False)), model.vocabulary)
 
     def submit(key: str, n_prompt: int, n_generated: int, priority: int = 0) -> int:
         spec = make_spec(tuple(range(32, 32 + 64)) * (n_prompt // 64), 0, n_generated, 0.0, key=key, priority=priority)
@@ -84,7 +85,7 @@ def step_with_prompts_waiting(cost: CostModel, *, n_decoding: int = 12, n_before
         n_cells=16384, n_slots=N_RUNNING, n_ctx=1024, n_rows_max=512, row_budget=None,
         n_live_max=N_RUNNING, n_waiting_max=100, rows_by_slot=True,
     )  # fmt: skip
-    scheduler = Scheduler(limits, FakeVocabulary(1000), cost)
+    scheduler = StepScheduler(limits, FakeVocabulary(1000), cost)
     for i in range(N_RUNNING):
         n_prompt = 1 if i < n_decoding else 400
         scheduler.submit(make_spec(tuple(range(32, 32 + n_prompt)), 0, 100, 0.0), 0.0)

@@ -6,7 +6,7 @@ import pytest
 
 from cllm.config import Settings
 from cllm.engine.prices import Prices
-from cllm.engine.scheduler import Scheduler
+from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 from tests.engine.test_machine import make_spec, run_step
@@ -16,15 +16,15 @@ PREFILL_S = 1e-3  # for a row
 CARRY_S = 1e-5  # for a cell, in each step
 
 
-def make(carry_s: float) -> tuple[FakeModel, Scheduler]:
+def make(carry_s: float) -> tuple[FakeModel, StepScheduler]:
     model = FakeModel(n_cells=1000, n_ctx_train=1000)
-    scheduler = Scheduler(limits_of(model, Settings(host_cache_mb=0)), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings(host_cache_mb=0)), model.vocabulary)
     assert scheduler.memory.offload is None
     scheduler.memory._prices = Prices(Costs(prefill=PREFILL_S, carry=carry_s))
     return model, scheduler
 
 
-def n_steps_carried(scheduler: Scheduler, model: FakeModel) -> int:
+def n_steps_carried(scheduler: StepScheduler, model: FakeModel) -> int:
     """For how many steps of another the branch stays that rests now."""
     before = scheduler.memory.totals.n_retired_slots
     scheduler.submit(make_spec(tuple(b"b" * 20), 0, 400, 0.0), 0.0)

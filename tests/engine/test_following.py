@@ -10,8 +10,8 @@ from cllm.engine import following
 from cllm.engine.compute import compute
 from cllm.engine.fairness import NO_WORK, Work
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 from tests.clock import tick
@@ -21,7 +21,7 @@ def spec(prompt: list[int]) -> SequenceSpec:
     return SequenceSpec(prompt=prompt, sampling=SamplingParams(temperature=0), stopping=StopParams(max_tokens=20, ignore_eos=True))
 
 
-def run_step(scheduler: Scheduler, model: FakeModel) -> None:
+def run_step(scheduler: StepScheduler, model: FakeModel) -> None:
     plan = scheduler.plan(0.0)
     assert plan is not None
     scheduler.apply(plan, compute(model, plan, tick), 0.0)
@@ -36,7 +36,7 @@ def test_of_many_answers_to_one_prompt_none_is_compared_with_those_that_were_let
         n_compared += 1
         return n_common(*given)  # type: ignore[arg-type]
 
-    scheduler = Scheduler(limits_of(model, Settings(parallel=32)), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=32)), model.vocabulary)
     for _ in range(32):
         scheduler.submit(spec(list(range(40, 140))), 0.0)
     monkeypatch.setattr(following, "n_common", count)
@@ -46,10 +46,26 @@ def test_of_many_answers_to_one_prompt_none_is_compared_with_those_that_were_let
     assert n_compared < 4 * 32
 
 
+def test_of_many_questions_about_a_document_none_is_compared_with_those_that_were_let_in_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has all of it when they are let go on together, and nobody computes it any more."""
+    model, n_common, compared = FakeModel(n_cells=20_000), following.n_common, []
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=32, row_budget=100)), model.vocabulary)
+    document = [40 + i % 80 for i in range(300)]
+    for i in range(32):
+        scheduler.submit(spec([*document, 130 + i, *range(40, 60)]), 0.0)
+    monkeypatch.setattr(following, "n_common", lambda *given: compared.append(given) or n_common(*given))  # type: ignore[arg-type]
+    while scheduler.n_waiting:
+        n_waiting = scheduler.n_waiting
+        compared.clear()
+        run_step(scheduler, model)
+    assert n_waiting == 31, "they came in together"
+    assert not compared
+
+
 def test_answers_to_one_prompt_are_never_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have the same list of it, and a hundred of a long one would hold everybody up when they come, and when they leave."""
     model, prompt = FakeModel(), list(range(40, 140))
-    scheduler = Scheduler(limits_of(model, Settings(parallel=32)), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=32)), model.vocabulary)
     seq_ids = [scheduler.submit(spec(prompt), 0.0) for _ in range(32)]
     monkeypatch.setattr(following, "n_common", lambda *_: pytest.fail("two were compared"))
     plan = scheduler.plan(0.0)
@@ -63,7 +79,7 @@ def test_answers_to_one_prompt_are_never_compared(monkeypatch: pytest.MonkeyPatc
 
 def test_who_follows_owes_only_what_is_its_own_and_all_of_it_again_when_nobody_computes_the_rest() -> None:
     model = FakeModel()
-    scheduler = Scheduler(limits_of(model, Settings(parallel=8)), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=8)), model.vocabulary)
     document = [40 + i % 80 for i in range(600)]
     first = scheduler.submit(spec(document), 0.0)
     for i in range(4):
@@ -89,19 +105,20 @@ def test_who_follows_owes_only_what_is_its_own_and_all_of_it_again_when_nobody_c
 def test_who_shares_nothing_gains_nothing_by_what_others_compute() -> None:
     """Its key is that of those who are not told apart."""
     model = FakeModel()
-    scheduler = Scheduler(limits_of(model, Settings(parallel=4)), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=4)), model.vocabulary)
     for may_share in (True, True, False):
         scheduler.submit(attrs.evolve(spec(list(range(40, 140))), cache_prompt=may_share), 0.0)
     usual, other, apart = scheduler._sequences.values()
     usual.move(Phase.PREFILL)
-    assert following.n_computing(other, [usual]) == 99
-    assert following.n_computing(apart, [usual]) == 0
+    assert following.n_computing(other, [usual], 0) == 99
+    assert following.n_computing(other, [usual], 98) == 99
+    assert following.n_computing(apart, [usual], 7) == 7
 
 
 def test_who_comes_while_a_slot_that_cannot_be_cut_generates_does_not_have_what_it_was_copied() -> None:
     """It could be copied before that step, and has a token more after it."""
     model = FakeModel(can_trim=False, can_save=False)
-    scheduler = Scheduler(limits_of(model, Settings(parallel=4)), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=4)), model.vocabulary)
     scheduler.submit(spec(list(range(40, 100))), 0.0)
     run_step(scheduler, model)
     plan = scheduler.plan(0.0)

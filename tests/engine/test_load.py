@@ -13,10 +13,11 @@ import pytest
 
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import Curve
+from cllm.engine.limits import Limits
 from cllm.engine.params import StopParams
 from cllm.engine.places import Places
-from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.errors import Unavailable
 from cllm.testing.fake import FakeVocabulary
 from tests.engine.simulation import NO_OUTPUT_MS, STEP_MS, Asked, Simulation, ask
@@ -29,11 +30,11 @@ LONGEST_S = 240.0
 SETTLED_S = 40.0  # how long a load has to show what it does
 
 
-def make_scheduler(**changes: Any) -> Scheduler:
+def make_scheduler(**changes: Any) -> StepScheduler:
     """One with the server's defaults."""
     fields: dict[str, Any] = {"n_cells": 40_000, "n_slots": 256, "n_ctx": 2_000, "n_rows_max": 512, "row_budget": None, "n_live_max": 64}
     fields |= {"n_waiting_max": 1024, "patience_s": 2.5, "wait_max_s": 300.0, "itl_max_s": 0.25, **changes}
-    return Scheduler(Limits(**fields), FakeVocabulary(), CostModel(CURVE, n_rows_max=512))
+    return StepScheduler(Limits(**fields), FakeVocabulary(), CostModel(CURVE, n_rows_max=512))
 
 
 def some_request(at: float, random: random.Random, key: str = "") -> Asked:
@@ -106,7 +107,7 @@ def test_where_few_generate_the_wait_behind_long_prompts_is_told_about_as_long_a
     limits = Limits(
         n_cells=100_000, n_slots=8, n_ctx=8_000, n_rows_max=512, row_budget=None, n_live_max=4, n_waiting_max=64, wait_max_s=1.0
     )
-    scheduler = Scheduler(limits, FakeVocabulary(), CostModel(curve, n_rows_max=512))
+    scheduler = StepScheduler(limits, FakeVocabulary(), CostModel(curve, n_rows_max=512))
     simulation = Simulation(scheduler, step_s=lambda plan: rows_s(plan.n_rows))
     simulation.ask(ask(0.0, 16, 4_000) for _ in range(4))
     simulation.run(until_s=30.0)
@@ -139,7 +140,7 @@ def test_a_burst_after_a_load_has_ended_is_priced_as_beside_a_full_house() -> No
     limits = Limits(
         n_cells=100_000, n_slots=8, n_ctx=8_000, n_rows_max=512, row_budget=None, n_live_max=8, n_waiting_max=1000, wait_max_s=60.0
     )
-    scheduler = Scheduler(limits, FakeVocabulary(), CostModel(curve, n_rows_max=512))
+    scheduler = StepScheduler(limits, FakeVocabulary(), CostModel(curve, n_rows_max=512))
     simulation = Simulation(scheduler, step_s=lambda plan: rows_s(plan.n_rows), refuse=lambda spec, now: scheduler.check_room(now))
     simulation.ask(ask(0.0, 20, 128 if i else 200) for i in range(17))
     simulation.run()

@@ -19,8 +19,8 @@ from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.plan import Save
 from cllm.engine.prices import Prices
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, ModelDied, NoRoom, QuotaExceeded, StepFailed, Unavailable
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
@@ -66,18 +66,18 @@ class CostsOfCarrying:
         return None
 
 
-def make_scheduler(row_budget: int, kind: str = "no cache", pool_n_bytes: int = 0) -> tuple[FakeModel, Scheduler]:
+def make_scheduler(row_budget: int, kind: str = "no cache", pool_n_bytes: int = 0) -> tuple[FakeModel, StepScheduler]:
     make_model, cells = KINDS[kind]
     model = make_model(n_slots=N_SLOTS, n_tokens_to_end=25, n_ctx_train=N_CTX, n_rows_max=32, **cells)
     limits = limits_of(model, Settings(row_budget=row_budget, parallel=4, prefix_cache=kind != "no cache"))
     limits = attrs.evolve(limits, patience_s=5.0, key_weights={"other": 2.0}, host_pool_n_bytes=pool_n_bytes)
-    scheduler = Scheduler(limits, model.vocabulary)
+    scheduler = StepScheduler(limits, model.vocabulary)
     if scheduler.memory.offload is not None:
         scheduler.memory.offload.prices = Prices(CostsOfCarrying())
     return model, scheduler
 
 
-def run_step(model: FakeModel, scheduler: Scheduler, now: float) -> list[Event] | None:
+def run_step(model: FakeModel, scheduler: StepScheduler, now: float) -> list[Event] | None:
     plan = scheduler.plan(now)
     if plan is None:
         return None

@@ -12,7 +12,7 @@ from cllm.engine.hostpool import Piece
 from cllm.engine.offload import Offload
 from cllm.engine.plan import Restore
 from cllm.engine.prices import MOVE_S, Prices
-from cllm.engine.scheduler import Scheduler
+from cllm.engine.stepping import StepScheduler
 from cllm.errors import Aborted, ModelDied, NoRoom
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
@@ -46,15 +46,15 @@ class Costs:
         return None if self.restore is None else self.restore_fixed + self.restore * n_cells
 
 
-def make(costs: Costs, n_cells: int = 300) -> tuple[FakeModel, Scheduler, Offload]:
+def make(costs: Costs, n_cells: int = 300) -> tuple[FakeModel, StepScheduler, Offload]:
     model = FakeModel(n_cells=n_cells, n_ctx_train=n_cells)
-    scheduler = Scheduler(limits_of(model, Settings()), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings()), model.vocabulary)
     assert scheduler.memory.offload is not None
     scheduler.memory.offload.prices = Prices(costs)
     return model, scheduler, scheduler.memory.offload
 
 
-def answer(model: FakeModel, scheduler: Scheduler, prompt: str, n_tokens: int = 2) -> None:
+def answer(model: FakeModel, scheduler: StepScheduler, prompt: str, n_tokens: int = 2) -> None:
     scheduler.submit(make_spec(tuple(prompt.encode()), 0, n_tokens, 0.0), 0.0)
     while run_step(model, scheduler, 0.0) is not None:
         pass
@@ -167,7 +167,7 @@ def test_cells_that_cost_nothing_to_carry_stay() -> None:
 
 def test_memory_that_cannot_be_cut_is_saved_at_the_end_of_the_prompt_for_another_answer_to_follow() -> None:
     model = FakeModel(can_trim=False)
-    scheduler = Scheduler(limits_of(model, Settings()), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings()), model.vocabulary)
     offload = scheduler.memory.offload
     assert offload is not None
     offload.prices = Prices(Costs())
@@ -199,6 +199,26 @@ def test_what_a_preempted_sequence_left_is_saved_though_nothing_else_is_ever_ask
     assert scheduler.totals.n_prefill_rows == 400, "the last token that was drawn had no cell yet, but its row is no prompt's"
 
 
+@pytest.mark.parametrize(("restore", "n_restores"), [(1e-5, 1), (5e-4, 0)])
+def test_what_a_preempted_sequence_left_is_saved_where_another_goes_on_from_its_beginning_in_its_slot(
+    restore: float, n_restores: int
+) -> None:
+    """Slots with cells of their own are saved whole, for which the end that would be lost has to be long enough."""
+    model = FakeModel(n_cells=2000, n_slots=2, kv_layout=KvLayout.STREAMS)
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=2)), model.vocabulary)
+    offload = scheduler.memory.offload
+    assert offload is not None
+    offload.prices = Prices(Costs(restore=restore))
+    scheduler.submit(make_spec(tuple(b"z" * 50), 0, 200, 0.0, priority=1), 0.0)
+    scheduler.submit(make_spec(tuple(b"a" * 300 + b"b" * 200), 0, 60, 0.0, priority=1), 0.0)
+    while scheduler.totals.n_prefill_rows < 550:
+        run_step(model, scheduler, 0.0)
+    answer(model, scheduler, "a" * 300 + "c" * 20)
+    assert scheduler.totals.n_preempted == 1
+    assert offload.pool.totals.n_restores == n_restores
+    assert scheduler.totals.n_prefill_rows == 50 + 500 + 20 + (0 if n_restores else 200)
+
+
 def test_choices_of_one_request_have_asked_for_what_was_left_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, scheduler, offload = make(Costs())
     asked: list[int] = []
@@ -217,9 +237,9 @@ def test_who_waits_for_a_place_has_asked_for_what_was_left() -> None:
     assert offload.prices.demand.share > before
 
 
-def make_small(n_slots: int, **settings: int) -> tuple[FakeModel, Scheduler]:
+def make_small(n_slots: int, **settings: int) -> tuple[FakeModel, StepScheduler]:
     model = FakeModel(n_cells=2000, n_ctx_train=1000, n_slots=n_slots)
-    return model, Scheduler(limits_of(model, Settings(**settings)), model.vocabulary)
+    return model, StepScheduler(limits_of(model, Settings(**settings)), model.vocabulary)
 
 
 def test_one_that_goes_on_from_its_prompt_loses_its_answer_rather_than_another_branch() -> None:
@@ -346,7 +366,7 @@ def test_what_nobody_waits_for_any_more_is_like_everybodys() -> None:
 @pytest.mark.parametrize(("start", "end"), [(0, 100), (50, 50)])
 def test_a_part_is_not_kept_where_only_whole_slots_are_restored_but_what_is_before_it_is(start: int, end: int) -> None:
     model = FakeModel(n_cells=300, n_slots=3, kv_layout=KvLayout.STREAMS)
-    scheduler = Scheduler(limits_of(model, Settings()), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings()), model.vocabulary)
     offload = scheduler.memory.offload
     assert offload is not None
     offload.prices = Prices(Costs())
@@ -362,7 +382,7 @@ def test_a_part_is_not_kept_where_only_whole_slots_are_restored_but_what_is_befo
 
 def test_a_state_that_is_longer_than_a_slot_is_not_restored_there() -> None:
     model = FakeModel(n_cells=300, n_slots=3, kv_layout=KvLayout.STREAMS)
-    offload = Scheduler(limits_of(model, Settings()), model.vocabulary).memory.offload
+    offload = StepScheduler(limits_of(model, Settings()), model.vocabulary).memory.offload
     assert offload is not None
     offload.prices = Prices(Costs())
     tokens = list(range(150))
@@ -406,8 +426,8 @@ def test_what_was_learned_of_moves_is_known_in_the_new_layout_too() -> None:
 
 def test_a_host_pool_of_no_size_is_none() -> None:
     model = FakeModel()
-    assert Scheduler(limits_of(model, Settings(host_cache_mb=0)), model.vocabulary).memory.offload is None
-    assert Scheduler(limits_of(model, Settings(prefix_cache=False)), model.vocabulary).memory.offload is None
+    assert StepScheduler(limits_of(model, Settings(host_cache_mb=0)), model.vocabulary).memory.offload is None
+    assert StepScheduler(limits_of(model, Settings(prefix_cache=False)), model.vocabulary).memory.offload is None
 
 
 # --- prices -----------------------------------------------------------------------------------------------------------
@@ -494,7 +514,7 @@ def test_shared_is_what_somebody_has_who_runs() -> None:
     running = scheduler.submit(make_spec(prompts[0], 0, 50, 0.0), 0.0)
     for _ in range(3):  # its prompt is computed
         run_step(model, scheduler, 0.0)
-    came = [scheduler._sequence(make_spec(prompt, 0, 2, 0.0), 99, 0.0) for prompt in prompts]
+    came = [scheduler._maker.make(make_spec(prompt, 0, 2, 0.0), 99, 0.0, scheduler.limits) for prompt in prompts]
     assert [scheduler.memory.n_shared(one) for one in came] == [119, 100, 100]
     scheduler.cancel(running)
     run_step(model, scheduler, 0.0)

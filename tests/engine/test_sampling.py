@@ -18,8 +18,8 @@ from cllm.engine import compute as computing
 from cllm.engine.noise import coin, grid_of, row_key
 from cllm.engine.params import SamplingParams, SamplingProfile
 from cllm.engine.sampling import Sampler, Workspace, sample
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 from tests.clock import tick
@@ -378,7 +378,7 @@ def test_mirostat_steers_the_surprise_towards_tau(version: int) -> None:
 def test_mirostats_mu_does_not_move_with_a_step_that_fails_after_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was drawn is drawn again, and is to be what it would have been."""
     model = FakeModel()
-    scheduler = Scheduler(limits_of(model, Settings(parallel=4)), model.vocabulary)
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=4)), model.vocabulary)
     scheduler.submit(SequenceSpec(prompt=[40, 41, 42], sampling=SamplingParams(mirostat=2), seed=1), 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None

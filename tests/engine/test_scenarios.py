@@ -50,11 +50,12 @@ from cllm.backend import KvLayout
 from cllm.engine.cost import CostModel
 from cllm.engine.curve import DEFAULT_CURVE, Curve
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
+from cllm.engine.limits import Limits
 from cllm.engine.params import SamplingParams, StopParams
 from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, StepOutput, Trim
 from cllm.engine.prices import Prices
-from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import Sequence, SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
 from cllm.text.grammar import Grammars, GrammarSource, Kind
 
@@ -78,12 +79,12 @@ class Conversation:
         self.curve = DEFAULT_CURVE
         self.scheduler = self.new_scheduler([])
 
-    def new_scheduler(self, words: list[str]) -> Scheduler:
+    def new_scheduler(self, words: list[str]) -> StepScheduler:
         changes: dict[str, str] = dict(map(_pair, words))
         times = {f"{name}_s": int(changes.pop(f"{name}_ms")) / 1000 for name in ("itl_target", "itl_max") if f"{name}_ms" in changes}
         numbers = {name: None if value == "auto" else int(value) for name, value in changes.items()}
         limits = Limits(**{**LIMITS, **numbers, **times})  # type: ignore[arg-type]
-        scheduler = Scheduler(limits, FakeVocabulary(), CostModel(self.curve, n_rows_max=limits.n_rows_max))
+        scheduler = StepScheduler(limits, FakeVocabulary(), CostModel(self.curve, n_rows_max=limits.n_rows_max))
         if scheduler.memory.offload is not None:
             scheduler.memory.offload.prices = Prices(None if self.curve is DEFAULT_CURVE or not self.curve.cell_s else scheduler.cost)
         return scheduler
@@ -111,7 +112,7 @@ class Conversation:
 
     def do_weights(self, words: list[str]) -> list[str]:
         weights = {key: float(weight) for key, weight in map(_pair, words)}
-        self.scheduler = Scheduler(attrs.evolve(self.scheduler.limits, key_weights=weights), FakeVocabulary())
+        self.scheduler = StepScheduler(attrs.evolve(self.scheduler.limits, key_weights=weights), FakeVocabulary())
         return []
 
     def do_now(self, words: list[str]) -> list[str]:

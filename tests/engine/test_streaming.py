@@ -9,8 +9,8 @@ import pytest
 
 from cllm.backend import StreamEnd, StreamForm, StreamToken
 from cllm.engine.events import Failed, Finished
+from cllm.engine.limits import Limits
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.scheduler import Limits
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.streaming import StreamScheduler, request_of
 from cllm.errors import NotHeeded

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from cllm.backend import Batch, Embeds, FlashAttention, LoadsEmbedders, Lora, ModelSpec, Pooling, Vectors
+from cllm.commands import generate
 from cllm.config import Settings
 from cllm.engine.embedding import EmbedScheduler, InputTooLong, compute
 from cllm.errors import DoesNotGenerate, LoadFailed, ModelDied, StepFailed
-from cllm.serve import oneshot
 from cllm.serve.embedders import LoadedEmbedder
 from cllm.serve.loading import load as load_served
 from cllm.testing.fake import END_OF_TURN, TURN, FakeVocabulary
@@ -279,7 +279,7 @@ def test_no_answer_on_the_terminal_is_asked_of_a_model_that_gives_vectors(
     bert_files: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = Settings(str(bert_files["MEAN"]), backend="llama-cpu", threads=1, log_level="error")
-    assert oneshot.run(settings, "hi", system=None, max_tokens=4, temperature=0.0, seed=1, raw=False) == 1
+    assert generate.run(settings, "hi", system=None, max_tokens=4, temperature=0.0, seed=1, raw=False) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "cllm: MEAN gives embeddings, and no text"
 
 

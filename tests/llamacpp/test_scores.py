@@ -10,9 +10,10 @@ import pytest
 from cllm.backend import KvLayout
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, TokenLogprob
+from cllm.engine.limits import Limits
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.testing.tiny import ARCHITECTURES
 from tests.clock import tick
 
@@ -39,7 +40,7 @@ def test_a_prompt_is_scored_beside_others_as_alone(load: Any, drive: Any, some_t
         n_waiting_max=8,
         rows_by_slot=model.capabilities.kv_layout is KvLayout.STREAMS,
     )
-    scheduler = Scheduler(limits, model.vocabulary)
+    scheduler = StepScheduler(limits, model.vocabulary)
     greedy = {"sampling": SamplingParams(temperature=0), "stopping": StopParams(max_tokens=12, ignore_eos=True)}
     for seed in (2, 3):
         scheduler.submit(SequenceSpec(prompt=some_tokens(seed, 20), **greedy), 0.0)

@@ -21,11 +21,12 @@ from cllm.backend import StepModel
 from cllm.config import Settings
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, Event, Failed, Finished
+from cllm.engine.limits import Limits
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.scheduler import Limits, Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.errors import call_foreign
-from cllm.serve import loading, loop
+from cllm.serve import loading, steploop
 from cllm.serve.disktier import DiskTier
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
@@ -52,7 +53,7 @@ def text_alone(prompt: str, n_tokens: int) -> str:
     """What `make_spec(prompt, n_tokens)` gives on a model of its own."""
     model = FakeModel()
     limits = Limits(n_cells=4096, n_slots=1, n_ctx=4096, n_rows_max=512, row_budget=512, n_live_max=1, n_waiting_max=1)
-    scheduler = Scheduler(limits, model.vocabulary)
+    scheduler = StepScheduler(limits, model.vocabulary)
     scheduler.submit(make_spec(prompt, n_tokens), 0.0)
     answer = Answer()
     while (plan := scheduler.plan(0.0)) is not None:
@@ -237,7 +238,7 @@ class Steps:
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """No threads; the test may hold a step, and knows when it begins: at once, whoever else may come."""
     steps = Steps()
-    monkeypatch.setattr(loop, "SILENCE_S_MOST", 0.0)
+    monkeypatch.setattr(steploop, "SILENCE_S_MOST", 0.0)
 
     async def run(_thread: ModelThread, function: Callable[..., T], *args: Any) -> T:
         return await steps.run(function, *args)

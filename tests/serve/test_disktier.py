@@ -18,7 +18,7 @@ from cllm.engine.hostpool import N_BYTES_TOKEN, HostPool, Piece
 from cllm.engine.prefix import Key
 from cllm.engine.prices import Prices
 from cllm.errors import StepFailed
-from cllm.serve import disktier, loop, statefiles
+from cllm.serve import disktier, statefiles, steploop
 from cllm.serve.disktier import DiskTier
 from cllm.serve.loading import load, open_disk
 from cllm.serve.statefiles import SECRET_NAME, SUFFIX, StateFiles, StoredPiece
@@ -751,7 +751,7 @@ async def until_written(tier: DiskTier, n_writes: int) -> None:
 async def test_what_is_cached_is_written_while_nobody_asks_and_outlives_a_process_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "BACK_UP_AFTER_S", 0.0)
+    monkeypatch.setattr(steploop, "BACK_UP_AFTER_S", 0.0)
     tier = open_tier(tmp_path)
     async with serving(FakeModel(), disk=tier) as running, trio.open_nursery() as nursery:
         nursery.start_soon(tier.beside, trio.sleep_forever)
@@ -773,7 +773,7 @@ async def test_what_is_cached_is_written_while_nobody_asks_and_outlives_a_proces
 async def test_what_has_no_room_on_the_host_is_written_all_the_same_and_once_and_nothing_leaves_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "BACK_UP_AFTER_S", 0.0)
+    monkeypatch.setattr(steploop, "BACK_UP_AFTER_S", 0.0)
     tier = open_tier(tmp_path)
     other = "what somebody else asked, a good deal longer than what is worth a file of its own"
     async with serving(FakeModel(), disk=tier) as running, trio.open_nursery() as nursery:
@@ -798,7 +798,7 @@ async def test_what_has_no_room_on_the_host_is_written_all_the_same_and_once_and
 async def test_a_copy_is_no_hindrance_to_other_models_of_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(loop, "BACK_UP_AFTER_S", 5.0)
+    monkeypatch.setattr(steploop, "BACK_UP_AFTER_S", 5.0)
     tier = open_tier(tmp_path)
     async with serving(FakeModel(), disk=tier) as running, trio.open_nursery() as nursery:
         nursery.start_soon(tier.beside, trio.sleep_forever)
@@ -874,7 +874,7 @@ async def test_a_disk_that_takes_nothing_is_tried_once(tmp_path: Path, monkeypat
 async def test_a_copy_that_fails_is_tried_once_and_the_next_request_does_not_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "BACK_UP_AFTER_S", 0.0)
+    monkeypatch.setattr(steploop, "BACK_UP_AFTER_S", 0.0)
     model, tried = FakeModel(), []
 
     def save(slot: int, start: int = 0) -> bytes:

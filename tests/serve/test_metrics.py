@@ -9,7 +9,8 @@ import pytest
 from cllm.backend import Measure
 from cllm.engine.compute import compute
 from cllm.engine.events import Finished
-from cllm.engine.scheduler import Limits, Scheduler
+from cllm.engine.limits import Limits
+from cllm.engine.stepping import StepScheduler
 from cllm.serve.metrics import Metrics
 from cllm.testing.mortal import Panic
 from tests.serve.conftest import make_spec
@@ -84,7 +85,7 @@ def value_of(metrics: Metrics, name: str) -> float | None:
 def test_how_far_steps_were_from_what_was_expected_is_told_and_shrinks_as_they_are_made() -> None:
     model = TimedModel(first_s=0.2, row_s=0.03, output_s=0.001)
     limits = Limits(n_cells=4096, n_slots=8, n_ctx=4096, n_rows_max=512, row_budget=64, n_live_max=8, n_waiting_max=64)
-    scheduler, metrics = Scheduler(limits, model.vocabulary), Metrics()
+    scheduler, metrics = StepScheduler(limits, model.vocabulary), Metrics()
     metrics.watch(scheduler)
     name = "cllm_step_prediction_error"
     assert value_of(metrics, f"{name}_count") == 0
@@ -117,7 +118,7 @@ def test_how_far_steps_were_from_what_was_expected_is_told_and_shrinks_as_they_a
 def test_rows_that_are_scored_are_outputs_too() -> None:
     model = TimedModel(first_s=0.2, row_s=0.03, output_s=0.001)
     limits = Limits(n_cells=4096, n_slots=8, n_ctx=4096, n_rows_max=512, row_budget=64, n_live_max=8, n_waiting_max=64)
-    scheduler, metrics = Scheduler(limits, model.vocabulary), Metrics()
+    scheduler, metrics = StepScheduler(limits, model.vocabulary), Metrics()
     metrics.watch(scheduler)
     scheduler.submit(make_spec("once upon a time", 1, n_prompt_logprobs=0), 0.0)
     plan = scheduler.plan(0.0)
@@ -131,7 +132,7 @@ def test_rows_that_are_scored_are_outputs_too() -> None:
 def test_who_left_before_is_not_in_what_others_waited_for() -> None:
     model = TimedModel(first_s=0.2, row_s=0.03, output_s=0.001)
     limits = Limits(n_cells=4096, n_slots=8, n_ctx=4096, n_rows_max=512, row_budget=64, n_live_max=1, n_waiting_max=64)
-    scheduler, metrics = Scheduler(limits, model.vocabulary), Metrics()
+    scheduler, metrics = StepScheduler(limits, model.vocabulary), Metrics()
     metrics.watch(scheduler)
     stays, waits = (scheduler.submit(make_spec(n_tokens=2), 0.0) for _ in range(2))
     now, n_ended = 0.0, 0

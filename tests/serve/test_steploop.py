@@ -17,9 +17,9 @@ from cllm.engine.events import Delta, Failed, Finished, FinishReason
 from cllm.engine.params import SamplingParams
 from cllm.engine.plan import Plan
 from cllm.engine.prices import Prices
-from cllm.engine.scheduler import Scheduler
+from cllm.engine.stepping import StepScheduler
 from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, ModelDied, NoRoom, StepFailed, Unavailable
-from cllm.serve import loop
+from cllm.serve import steploop
 from cllm.serve.streams import N_BYTES_DELTA, EventStream
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
@@ -150,13 +150,13 @@ async def test_256_streams_at_once_end_without_an_error() -> None:
 async def test_a_stop_that_comes_while_cells_are_laid_out_is_heard(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     due, ended = [KvLayout.STREAMS], trio.Event()
 
-    async def lay_out(self: loop.StepLoop, _layout: KvLayout) -> None:
+    async def lay_out(self: steploop.StepLoop, _layout: KvLayout) -> None:
         await trio.lowlevel.checkpoint()
         self.stop()
 
-    monkeypatch.setattr(Scheduler, "layout_due", lambda _scheduler: due.pop() if due else None)
-    monkeypatch.setattr(loop.StepLoop, "_lay_out", lay_out)
-    monkeypatch.setattr(loop.StepLoop, "end_all", lambda _loop, _error: ended.set())
+    monkeypatch.setattr(StepScheduler, "layout_due", lambda _scheduler: due.pop() if due else None)
+    monkeypatch.setattr(steploop.StepLoop, "_lay_out", lay_out)
+    monkeypatch.setattr(steploop.StepLoop, "end_all", lambda _loop, _error: ended.set())
     async with running_engine(FakeModel()):
         with trio.fail_after(TEST_S):
             await ended.wait()
@@ -172,7 +172,7 @@ UNMEASURED = Settings(calibrate="off", row_budget=2048, parallel=64, prefix_cach
 @pytest.fixture
 def silence(monkeypatch: pytest.MonkeyPatch, steps: Steps) -> None:
     """As it is where no test needs to know when a step begins."""
-    monkeypatch.setattr(loop, "SILENCE_S_MOST", SILENCE_S)
+    monkeypatch.setattr(steploop, "SILENCE_S_MOST", SILENCE_S)
 
 
 async def ask_at(running: RunningEngine, clock: trio.testing.MockClock, nursery: trio.Nursery, after_s: float, prompt: str) -> None:
@@ -205,7 +205,7 @@ async def test_they_are_not_waited_for_longer_than_a_bound_however_many_come(ste
         while steps.n_begun == n_begun:
             await ask_at(running, mock_clock, nursery, 0.5 * SILENCE_S, PROMPT_LONG)
             n_asked += 1
-    assert loop.COMPANIONS_S <= n_asked * 0.5 * SILENCE_S < loop.COMPANIONS_S + SILENCE_S
+    assert steploop.COMPANIONS_S <= n_asked * 0.5 * SILENCE_S < steploop.COMPANIONS_S + SILENCE_S
 
 
 @pytest.mark.usefixtures("silence")
@@ -220,7 +220,7 @@ async def test_where_more_came_the_last_time_a_longer_silence_is_borne(steps: St
                 mock_clock.jump(0.005)  # more than two hundredths of its step
                 await trio.testing.wait_all_tasks_blocked()
                 n_begun.append(steps.n_begun - n_before)
-                mock_clock.jump(loop.COMPANIONS_S)
+                mock_clock.jump(steploop.COMPANIONS_S)
             await trio.testing.wait_all_tasks_blocked()
     assert [n > 0 for n in n_begun] == [True, False, False]
 
@@ -230,14 +230,14 @@ async def test_where_more_came_the_last_time_a_longer_silence_is_borne(steps: St
 
 async def test_an_idle_loop_does_no_work(steps: Steps, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     n_plans = 0
-    plan = Scheduler.plan
+    plan = StepScheduler.plan
 
-    def counted(self: Scheduler, now: float) -> Plan | None:
+    def counted(self: StepScheduler, now: float) -> Plan | None:
         nonlocal n_plans
         n_plans += 1
         return plan(self, now)
 
-    monkeypatch.setattr(Scheduler, "plan", counted)
+    monkeypatch.setattr(StepScheduler, "plan", counted)
     async with running_engine(FakeModel()) as running:
         await read_all(running.engine.open([make_spec()]))
         await trio.testing.wait_all_tasks_blocked()
@@ -774,8 +774,8 @@ async def test_when_the_engine_dies_every_stream_gets_an_error_event_and_the_dea
 
     model = FakeModel(before_step=die if where == "the model" else None)
     if where == "the scheduler":
-        apply = Scheduler.apply
-        monkeypatch.setattr(Scheduler, "apply", lambda *args: die() or apply(*args))  # type: ignore[func-returns-value]
+        apply = StepScheduler.apply
+        monkeypatch.setattr(StepScheduler, "apply", lambda *args: die() or apply(*args))  # type: ignore[func-returns-value]
     answers: list[Answer] = []
 
     async def be_there() -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from cllm.backend import Backend, Logits, ModelSpec, OnProgress
+from cllm.commands import verify
+from cllm.commands.verify import Order, run
 from cllm.config import Settings, SettingsError
 from cllm.errors import BackendUnavailable, LoadFailed
-from cllm.serve import verifying
-from cllm.serve.verifying import Order, run
 from cllm.testing.fake import FakeBackend, FakeModel
 from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
 
@@ -23,7 +23,7 @@ class Telling(FakeStreamModel):
     """A model that schedules itself and tells logits: another model's, a little off."""
 
     def logits(self, tokens: Sequence[int]) -> Logits:
-        rows = verifying._computed(FakeModel(), tokens)
+        rows = verify._computed(FakeModel(), tokens)
         return rows + np.float32(0.1) * np.random.default_rng(0).normal(0, 1, rows.shape).astype(np.float32)
 
 
@@ -42,7 +42,7 @@ BACKENDS: dict[str, Backend] = {
 
 @pytest.fixture(autouse=True)
 def backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "load_backend", BACKENDS.__getitem__)
+    monkeypatch.setattr(verify, "load_backend", BACKENDS.__getitem__)
 
 
 def order(backend: str, *text_paths: str) -> Order:
@@ -52,7 +52,7 @@ def order(backend: str, *text_paths: str) -> Order:
 def test_a_backend_is_0_from_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(order("same"), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["backend"], found["reference"], found["n_rows"]) == ("same", "right", 40 * len(verifying.TEXTS))
+    assert (found["backend"], found["reference"], found["n_rows"]) == ("same", "right", 40 * len(verify.TEXTS))
     assert (found["mean"], found["max"], found["top1_agreement"]) == (0, 0, 1)
 
 
@@ -82,10 +82,10 @@ def test_what_is_wrong_with_an_order_is_told_before_anything_is_computed(monkeyp
             raise AssertionError("the reference would compute for minutes")
         raise BackendUnavailable(f"no backend {name}")
 
-    monkeypatch.setattr(verifying, "load_backend", load_backend)
+    monkeypatch.setattr(verify, "load_backend", load_backend)
     with pytest.raises(BackendUnavailable, match="no backend other"):
         run(order("other"), as_json=True)
-    monkeypatch.setattr(verifying, "load_backend", lambda _name: FakeBackend())
+    monkeypatch.setattr(verify, "load_backend", lambda _name: FakeBackend())
     small = attrs.evolve(order("same"), settings=Settings(backend="same", ctx_size=39))
     with pytest.raises(SettingsError, match=r"--ctx-size: 39 are fewer than the 40 tokens"):
         run(small, as_json=True)
@@ -141,7 +141,7 @@ def fail(_batch: object = None) -> None:
 
 @pytest.mark.parametrize(("model", "to_do"), [("unloadable", "load the model"), (None, "compute")])
 def test_what_a_backend_raises_is_told_by_its_name_in_one_line(monkeypatch: pytest.MonkeyPatch, model: str | None, to_do: str) -> None:
-    monkeypatch.setattr(verifying.hub, "local_path", lambda path, _on_bytes: path)
+    monkeypatch.setattr(verify.hub, "local_path", lambda path, _on_bytes: path)
     monkeypatch.setitem(BACKENDS, "failing", Failing())
     with pytest.raises(LoadFailed, match=rf"^backend failing failed to {to_do}: RuntimeError: tensor 7 is upside down$"):
         run(Order(Settings(model, backend="failing"), "right", None, (), 40), as_json=True)

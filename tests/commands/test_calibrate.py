@@ -12,9 +12,9 @@ import pytest
 
 from cllm import cli
 from cllm.backend import ModelSpec, OnProgress, StepModel
+from cllm.commands.calibrate import N_COLUMNS_BAR
 from cllm.config import Settings
 from cllm.serve import loading
-from cllm.serve.curveshow import N_COLUMNS_BAR
 from cllm.testing.fake import FakeBackend
 from cllm.testing.fake_streams import FakeStreamBackend
 from tests.serve.timed import TimedModel, by_its_own_clock
@@ -40,7 +40,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Timed:
     backend = Timed()
     monkeypatch.setattr(loading, "choose_backend", lambda _name: ("timed", backend))
     monkeypatch.setattr(loading, "measure", by_its_own_clock)
-    monkeypatch.setattr("cllm.serve.curveshow.configure_logging", lambda _settings: None)
+    monkeypatch.setattr("cllm.commands.calibrate.configure_logging", lambda _settings: None)
     monkeypatch.setenv("COLUMNS", "100")  # a line of the table is a line, however narrow the terminal
     return backend
 

@@ -12,8 +12,8 @@ from cllm.config import Settings, SettingsError
 from cllm.engine.compute import compute
 from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
 from cllm.errors import BackendUnavailable, LoadFailed, NotSupported, RequestError
 from cllm.serve.engine import ServedModel
 from cllm.serve.loading import Loaded, blaming, load
@@ -72,7 +72,7 @@ def _tokens(model: ServedModel, prompt: str, system: str | None, *, raw: bool) -
 
 
 def _answer(loaded: Loaded, spec: SequenceSpec) -> int:
-    scheduler = Scheduler(loaded.limits, loaded.served.vocabulary)
+    scheduler = StepScheduler(loaded.limits, loaded.served.vocabulary)
     scheduler.submit(spec, time.monotonic())
     while scheduler.n_sequences:
         plan = scheduler.plan(time.monotonic())

@@ -1,0 +1,342 @@
+"""The step loop: plan, compute in the models' thread, apply, deliver. One task touches the model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
+
+import trio
+
+from cllm.backend import KvLayout, LaysOut, StepModel
+from cllm.engine.compute import compute, empty
+from cllm.engine.events import Event
+from cllm.engine.limits import Limits
+from cllm.engine.plan import Plan, StepOutput
+from cllm.engine.sequence import SequenceSpec
+from cllm.engine.stepping import StepScheduler
+from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, call_foreign, in_one_line
+from cllm.serve.disktier import DiskTier
+from cllm.serve.loop import Loop, log
+from cllm.serve.metrics import Metrics
+from cllm.serve.modelthread import ModelThread, Waiting
+from cllm.serve.streams import EventStream
+from cllm.serve.worker import WorkerModel
+
+N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs from its socket to the queue; 0.1 ms when nobody else comes
+# Others who come so soon after the one that ended an idle time belong to it; and how long they are waited for at most.
+COMPANIONS_S = 0.05
+SILENCE_S_LEAST, SILENCE_S_MOST = 0.001, 0.006  # after which nobody else is taken to come; timers are no finer
+BACK_UP_AFTER_S = 2.0  # without work for any model, what is cached goes to disk
+PATIENCE = 4.0  # times as long a silence is borne while fewer have come than the last time
+
+
+class StepLoop(Loop):
+    """Only `compute` runs outside the Trio thread."""
+
+    scheduler: StepScheduler
+
+    def __init__(
+        self,
+        model: StepModel,
+        scheduler: StepScheduler,
+        metrics: Metrics,
+        thread: ModelThread,
+        disk: DiskTier | None = None,
+        limits_of: Callable[[StepModel], Limits] | None = None,
+        keep_layout: Callable[[KvLayout], None] = lambda layout: None,
+    ) -> None:
+        super().__init__(model, scheduler, metrics, thread)
+        self.disk = disk  # takes what the host pool gives up
+        if disk is not None and scheduler.memory.offload is not None:
+            scheduler.memory.offload.pool.keep_evicted()
+        self._limits_of = limits_of  # of the model, when its cells have been laid out anew
+        self._keep_layout = keep_layout  # for the next start; may block
+        self._worker = model if isinstance(model, WorkerModel) else None
+        self._turns = thread if self._life is None else Waiting(thread)
+        self._is_idle = False
+        self._roused_at = -math.inf  # when the last idle time ended
+        self._n_companions = 0  # that came soon after
+        self._n_companions_before = 0  # and after the idle time before
+        self._plan: Plan | None = None  # of the step that runs
+        self._n_taken = 0  # calls of the thread, up to our last step
+
+    # --- from the API's side ------------------------------------------------------------------------------------------
+
+    def open(self, specs: Seq[SequenceSpec], *, n_bytes_max: int) -> EventStream:
+        """See `Loop.open`."""
+        is_companion = not self._is_idle and trio.current_time() - self._roused_at <= COMPANIONS_S
+        stream = super().open(specs, n_bytes_max=n_bytes_max)
+        self._n_companions += is_companion
+        return stream
+
+    def _wake(self, now: float) -> None:
+        if self._is_idle:
+            self._is_idle, self._roused_at = False, now
+            self._n_companions_before, self._n_companions = self._n_companions, 0
+        super()._wake(now)
+
+    def _swept(self, now: float) -> list[Event]:
+        """If nobody is left who waits for the step, it is given up."""
+        events = super()._swept(now)
+        plan = self._plan
+        if plan is not None and not plan.is_given_up and self.scheduler.is_futile(plan):
+            self._give_up(plan)
+        return events
+
+    def _give_up(self, plan: Plan) -> None:
+        plan.is_given_up = True
+        if self._model.capabilities.can_abort:
+            self._abort()
+
+    def _abort(self) -> None:
+        try:
+            call_foreign(self._model.abort)
+        except Exception as error:  # the step goes on to its end, as it would without
+            log.error("abort.failed", why=in_one_line(error))
+
+    @property
+    def _is_held(self) -> bool:
+        return self._plan is not None or self._all_wait
+
+    @property
+    def is_computing(self) -> bool:
+        """See `Loop.is_computing`."""
+        return self._plan is not None
+
+    async def recall(self, specs: Seq[SequenceSpec]) -> None:
+        """See `Loop.recall`. Returns at once if the disk has nothing."""
+        if self.disk is None:
+            return
+        shared = [spec for spec in specs if spec.cache_prompt and spec.n_prompt_logprobs is None]
+        # Answers to one prompt have the same list of it, and to hash that for each would take long.
+        for spec in {(spec.cache_salt, spec.adapter, id(spec.prompt)): spec for spec in shared}.values():
+            await self.disk.recall(self.scheduler.memory, (spec.cache_salt, spec.adapter), list(spec.prompt))
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    async def _turn(self) -> None:
+        """Do what is next. Whatever was awaited ends the turn: what happened meanwhile is looked at before anybody sleeps in `_idle`."""
+        if self._life is not None and self._life.is_dead:
+            error = ModelDied("the worker died between two steps")
+            await self._replace(self._life, error, partial(self._settle_death, None, error))
+            return
+        layout = self.scheduler.layout_due()
+        if layout is not None:
+            await self._lay_out(layout)
+            return
+        self.scheduler.has_neighbours = self._has_neighbours()
+        plan = self.scheduler.plan(trio.current_time())
+        if plan is None:
+            self._deliver_owed()
+            await self._idle()
+            self._n_taken = self.thread.n_taken
+            return
+        self._owed += plan.events
+        if plan.is_step:
+            await self._step(plan)
+
+    def _has_neighbours(self) -> bool:
+        """Whether another loop computes in the thread now, or did so since our last step or rest: it would wait for the next one."""
+        return self.thread.n_sharing > 1 and (self.thread.is_busy or self.thread.n_taken > self._n_taken)
+
+    def end_all(self, error: RequestError) -> None:
+        """See `Loop.end_all`. Rows under way are given up."""
+        if self._plan is not None and self._plan.n_rows and not self._plan.is_given_up:
+            self._give_up(self._plan)
+        super().end_all(error)
+
+    def _settle_death(self, plan: Plan | None, error: ModelDied, now: float) -> list[Event]:
+        events = self.scheduler.apply_death(plan, error, now)
+        self._hand_down()
+        return events
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    async def _step(self, plan: Plan) -> None:
+        self._progress_at = trio.current_time()
+        self._plan = plan
+        try:
+            token = trio.lowlevel.current_trio_token()
+            if self.thread.is_busy:  # an embedder's step runs: what is owed need not wait for its end
+                self._deliver_owed()
+            if self.scheduler.has_deadlines:
+                self._timed.set()
+            self._n_taken = self.thread.n_taken + 1
+            output = await self._turns.run(self._compute, plan, token)
+        except ModelDied as error:
+            if self._life is None or self._has_ended:
+                raise
+            # A text that may have killed it is tried again, and found by itself: no step is to blame.
+            await self._replace(self._life, error, partial(self._settle_death, None if self._life.may_be_a_texts else plan, error))
+            return
+        except Exception as error:
+            self._progress_at = trio.current_time()
+            self._report(plan, error)
+            self._owed += self.scheduler.apply_failure(plan, error, self._progress_at)
+            self._hand_down()
+            return
+        finally:
+            self._plan = None
+            self._look_no_more()
+        self._progress_at = now = trio.current_time()
+        self._metrics.step(plan, output)
+        self._owed += self.scheduler.apply(plan, output, now)
+        self._hand_down()
+
+    def _compute(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
+        """In the models' thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
+        if self._owed:
+            token.run_sync_soon(self._deliver_soon)
+        if plan.is_given_up:  # an abort that came while the call was on its way here is lost
+            raise Aborted("nobody waits for this step")
+        if self._worker is not None:
+            return self._worker.compute(plan)
+        return compute(self._model, plan, time.perf_counter)
+
+    def _report(self, plan: Plan, error: Exception) -> None:
+        if isinstance(error, Aborted) and plan.is_given_up:
+            self._metrics.step_aborted()
+            log.debug("step.aborted", n_rows=plan.n_rows)
+            return
+        self._metrics.step_failed(error)
+        if isinstance(error, NoRoom | Aborted):
+            log.info("step.retried", why=str(error) or type(error).__name__, n_rows=plan.n_rows)
+        else:
+            log.error("step.failed", why=f"{type(error).__name__}: {error}", n_rows=plan.n_rows, n_sequences=len(plan.members()))
+            log.debug("step.failed", exc_info=error)
+
+    # --- how the cells lie --------------------------------------------------------------------------------------------
+
+    async def _lay_out(self, layout: KvLayout) -> None:
+        """Lay the model's cells out anew; everybody waits meanwhile, and is computed again unless it can be carried. Raises: ModelDied."""
+        assert isinstance(self._model, LaysOut)
+        assert self._limits_of is not None
+        began_at = trio.current_time()
+        n_running, n_slots = self.scheduler.n_running, self.scheduler.limits.n_slots_apart or 1
+        self.scheduler.interrupt(began_at)
+        self._deliver_owed()
+        while (plan := self.scheduler.plan_departure(trio.current_time())) is not None:
+            await self._step(plan)
+        self.scheduler.vacate()
+        vacated_at = self._progress_at = trio.current_time()
+        with self._all_waiting():
+            try:
+                await self._turns.run(self._model.lay_out, layout, n_slots)
+            except ModelDied:
+                raise
+            except LoadFailed as error:
+                log.warning("layout.failed", layout=layout.value, why=str(error))
+            except Exception as error:
+                self._metrics.step_failed(error)
+                log.error("layout.failed", layout=layout.value, why=in_one_line(error))
+                await self._turns.run(_empty_all, self._model)  # they may be as they were, and nobody knows who has cells in them
+            self._progress_at = trio.current_time()
+            self._owed += self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
+            self.on_layout(self._model)
+            try:
+                await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
+            except Exception as error:  # the system has no thread left: the next start begins as this one did
+                log.warning("layout.unkept", why=in_one_line(error))
+        log.info("layout", layout=layout.value, n_running=n_running, seconds=round(self._progress_at - began_at, 2))
+
+    # --- while nothing is owed ----------------------------------------------------------------------------------------
+
+    async def _idle(self) -> None:
+        if self._stopping and not self.scheduler.n_sequences:  # it was told so while cells were laid out, say
+            return
+        self._work, self._is_idle = trio.Event(), True
+        if self.disk is not None:
+            await self._back_up(self.disk)
+        await self._work.wait()
+        if self.disk is not None:
+            self.disk.back_up_no_more()
+        self._is_idle = False
+        # Requests that came at the same moment are still being read: a step that began without them would keep them waiting for its end.
+        for _ in range(N_TURNS_FOR_COMPANIONS):
+            await trio.lowlevel.checkpoint()
+        latest = self._roused_at + COMPANIONS_S
+        while (silence_s := self._silence_s()) >= SILENCE_S_LEAST and trio.current_time() < latest:
+            n_before, self._work = self._n_companions, trio.Event()
+            with trio.move_on_at(min(trio.current_time() + silence_s, latest)):
+                await self._work.wait()
+            if self._n_companions == n_before:
+                return
+
+    def _silence_s(self) -> float:
+        """How long to wait for one more who comes at the same moment: many who were answered together take a while to ask again."""
+        patience = PATIENCE if self._n_companions < self._n_companions_before else 1.0
+        return min(patience * self.scheduler.companions_s(), SILENCE_S_MOST)
+
+    # --- what is kept on the host and on disk -------------------------------------------------------------------------
+
+    def _hand_down(self) -> None:
+        """Let the disk tier have what the host pool had to give up, and forget what the model did not take."""
+        offload = self.scheduler.memory.offload
+        if self.disk is not None and offload is not None:
+            self.disk.refuse(offload.pool.take_refused())
+            self.disk.offer(offload.pool.take_evicted())
+
+    async def _back_up(self, disk: DiskTier) -> None:
+        """Nobody asks: what is cached is copied and written to disk, so that it outlives whatever ends the process.
+
+        Returns as soon as there is work; who comes, to whichever model, waits for the copy of one branch at most.
+        """
+        offload = self.scheduler.memory.offload
+        if offload is None:
+            return
+        tried: set[int] = set()  # each slot once: a copy may fail
+        n_stored = partial(disk.n_stored, pool=offload.pool)
+        while await self._is_quiet() and not disk.rests:
+            n_taken = self.thread.n_taken
+            while not self._work.is_set() and disk.keeps_up and self.thread.n_taken == n_taken:
+                plan = self.scheduler.plan_copy(tried, n_stored)
+                if plan is None:
+                    disk.back_up(offload.pool.pieces())
+                    return
+                await self._step(plan)
+                n_taken += 1
+
+    async def _is_quiet(self) -> bool:
+        """Wait until no model of this process has computed for a while, since all of them do so in one thread; False as soon as there is
+        work here.
+        """
+        while not self._work.is_set():
+            n_taken = self.thread.n_taken
+            with trio.move_on_after(BACK_UP_AFTER_S):
+                await self._work.wait()
+            if not self._work.is_set() and self.thread.n_taken == n_taken and not self.thread.is_busy:
+                return True
+        return False
+
+    @property
+    def keeps_for_later(self) -> bool:
+        """See `Loop.keeps_for_later`."""
+        return self.disk is not None
+
+    async def keep_prefixes(self) -> None:
+        """See `Loop.keep_prefixes`. It goes to the disk tier, if there is one: from the model's memory and from the host."""
+        offload = self.scheduler.memory.offload
+        if self.disk is None or offload is None:
+            return
+        try:
+            while (plan := self.scheduler.plan_retirement()) is not None:
+                await self._step(plan)
+        except ModelDied as error:
+            if self._life is None:
+                raise
+            log.warning("disk.unsaved", why=str(error))  # what a worker had; nobody wants another one for that
+        await self.disk.keep(offload.pool.pieces())
+
+    def forget_host(self) -> None:
+        """See `Loop.forget_host`."""
+        offload = self.scheduler.memory.offload
+        if offload is not None:
+            offload.pool.clear()
+
+
+def _empty_all(model: StepModel) -> None:
+    for slot in range(model.n_slots):
+        empty(model, slot)
