@@ -21,6 +21,10 @@ class Takes(Protocol):
         """Several of them, and between other turns."""
 
     @property
+    def takes_system_before_results(self) -> bool:
+        """One at the beginning, also if the last turn is not the user's; some write it into his last turn, and only if that is the last."""
+
+    @property
     def takes_neighbours(self) -> bool:
         """Two turns of the user's, one after the other."""
 
@@ -66,6 +70,8 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     elif not takes.takes_system_anywhere:
         n_leading = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
         messages = [*_joined(messages[:n_leading]), *_told_by_users(messages[n_leading:])]
+    if not takes.takes_system_before_results:
+        messages = _told_in_last_question(messages)
     if not (takes.takes_neighbours and takes.takes_text_after_results):
         messages = _apart(messages, takes)
     if not takes.takes_several_calls:
@@ -175,6 +181,16 @@ def _told_by_users(messages: list[Message]) -> list[Message]:
     if pending:
         told.append([_user(pending)])
     return [_one(turns) for turns in told]
+
+
+def _told_in_last_question(messages: list[Message]) -> list[Message]:
+    """The system message where it was when the user's turn was the last one, before the model called."""
+    places = [place for place, message in enumerate(messages) if message.get("role") == "user"]
+    if not places or places[-1] == len(messages) - 1 or messages[0].get("role") != "system":
+        return messages
+    system, question = messages[0], messages[places[-1]]
+    told = question | {"content": together([system["content"], question["content"]])}
+    return [*messages[1 : places[-1]], told, *messages[places[-1] + 1 :]]
 
 
 def _user(contents: list[Any]) -> Message:

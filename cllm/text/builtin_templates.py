@@ -1,7 +1,9 @@
-"""The chat template for models that bring none."""
+"""Chat templates for models that bring none, or the name of one alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 # The form that most models of unknown descent have seen in training (ChatML). It says each turn's role, and nothing else.
@@ -13,3 +15,62 @@ CHATML: Final = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
+
+_MISTRAL_TURNS: Final = """\
+{%- set turn = namespace(is_begun=false) %}
+{%- for message in messages %}
+    {%- set content = message.content or '' %}
+    {%- if not turn.is_begun %}
+        {{- 'LEAD[INST]TRAIL' }}
+        {%- set turn.is_begun = true %}
+    {%- endif %}
+    {%- if message.role == 'system' %}
+        {{- content + '\\n\\n' }}
+    {%- elif message.role == 'user' %}
+        {{- content + 'LEAD[/INST]' }}
+    {%- else %}
+        {{- 'TRAIL' + ANSWER + eos_token }}
+        {%- set turn.is_begun = false %}
+    {%- endif %}
+{%- endfor %}
+"""
+
+_MISTRAL_MARKS: Final = """\
+{%- for message in messages %}
+    {%- set content = message.content or '' %}
+    {%- if message.role == 'system' %}
+        {{- '[SYSTEM_PROMPT]TRAIL' + content + '[/SYSTEM_PROMPT]' }}
+    {%- elif message.role == 'user' %}
+        {{- '[INST]TRAIL' + content + '[/INST]' }}
+    {%- else %}
+        {{- 'TRAIL' + content + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+def _mistral(form: str, *, lead: str = "", trail: str = "", answer: str = "content") -> str:
+    return form.replace("LEAD", lead).replace("TRAIL", trail).replace("ANSWER", answer)
+
+
+NAMED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "chatml": CHATML,
+        "mistral-v1": _mistral(_MISTRAL_TURNS, lead=" ", trail=" "),
+        "mistral-v3": _mistral(_MISTRAL_TURNS, trail=" ", answer="content | trim"),
+        "mistral-v3-tekken": _mistral(_MISTRAL_TURNS),
+        "mistral-v7": _mistral(_MISTRAL_MARKS, trail=" "),
+        "mistral-v7-tekken": _mistral(_MISTRAL_MARKS),
+    }
+)
+"""By the names that llama.cpp and its converter write in the place of a template.
+
+Source: the formats of Mistral's tokenisers, as llama.cpp's `llama_chat_apply_template` has them.
+"""
+
+
+def source_of(told: str | None) -> str | None:
+    """Return the Jinja of what a model brings, which may be the name of a template alone; None where it is none that is known."""
+    if told is None or "{" in told:  # without one, a template would say the same of every conversation
+        return told or None
+    return NAMED.get(told.strip())

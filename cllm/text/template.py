@@ -39,6 +39,7 @@ class TemplateFeatures:
 
     variables: frozenset[str]  # names that it expects from outside: "tools", "enable_thinking", ...
     supports_system: bool  # a system message at the beginning reaches the prompt
+    takes_system_before_results: bool  # one at the beginning, also if the last turn is not the user's
     takes_system_anywhere: bool  # several of them, also between other turns
     takes_neighbours: bool  # two of the user's turns, one after the other
     takes_text_after_results: bool  # a user's turn after a tool's result
@@ -383,6 +384,11 @@ class _Prober:
         turns = self.called(content, as_object=as_object)
         return not self.shows(turns) or _NEEDLE in self.shows([*turns, self.said("user", _NEEDLE)])
 
+    def takes_system_before_results(self, content: str | None, *, as_object: bool) -> bool:
+        system, turns = self.said("system", _NEEDLE), self.called(content, as_object=as_object)
+        is_shown = _NEEDLE in self.shows([system, self.said("user", "hello")])
+        return not is_shown or not self.shows(turns) or _NEEDLE in self.shows([system, *turns])
+
     def takes_empty_turns(self) -> bool:
         empty, other = (
             [self.said("user", "hello"), self.said("assistant", text), self.said("user", _NEEDLE)] for text in ("", _OTHER_NEEDLE)
@@ -403,7 +409,11 @@ class _Prober:
         )
         beside, apart, as_model = (self.shows(tell(each)) for each in ways)
         has_head = not _is_behind(as_model) and _n_between(as_model) > _n_between(apart)
-        return with_calls, not _is_behind(beside) or _is_behind(apart), _MODEL if has_head else "assistant"
+        takes_text = not _is_behind(beside) or _is_behind(apart)
+        if beside and _NEEDLE not in beside and _NEEDLE in apart and not _is_behind(apart):  # it would be lost beside a call
+            first = tell(ways[1])
+            takes_text = not self.shows([*first, *first[1:]])  # some count it as a turn, which is not to be followed by another of theirs
+        return with_calls, takes_text, _MODEL if has_head else "assistant"
 
     def _told_apart(self, turns: list[Message]) -> list[Message]:
         return [*turns[:-1], turns[-1] | {"content": self.said("tool", _OTHER_NEEDLE)["content"]}]
@@ -518,6 +528,7 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
     return TemplateFeatures(
         variables=variables,
         supports_system=_NEEDLE in prober.shows([prober.said("system", _NEEDLE), hello]),
+        takes_system_before_results=prober.takes_system_before_results(empty_content, as_object=wants_object_arguments),
         takes_system_anywhere=prober.takes_system_anywhere(),
         takes_neighbours=prober.takes_neighbours(),
         takes_text_after_results=prober.takes_text_after_results(empty_content, as_object=wants_object_arguments),

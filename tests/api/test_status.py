@@ -263,13 +263,29 @@ async def test_props_are_what_llama_servers_clients_look_for(serve: Any) -> None
     assert (props["bos_token"], props["eos_token"]) == ("<bos>", "<end>")
 
 
-async def test_props_show_the_template_in_use_where_the_model_brings_none_and_a_line_was_logged(serve: Any, logged: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("told", "why"), [(None, "the model brings none"), ("rwkv-world", "the model names 'rwkv-world', and brings none")]
+)
+async def test_props_show_the_template_in_use_where_the_model_brings_none_and_a_line_was_logged(
+    serve: Any, logged: list[Any], told: str | None, why: str
+) -> None:
     model = FakeModel()
-    model.vocabulary.chat_template = None
+    model.vocabulary.chat_template = told
     async with serve(model) as api:
         props = (await api.get("/props")).json
     assert props["chat_template"] == CHATML
-    assert [entry["log_level"] for entry in logged if entry["event"] == "chat_template.fallback"] == ["warning"]
+    fallbacks = [(entry["log_level"], entry["why"]) for entry in logged if entry["event"] == "chat_template.fallback"]
+    assert fallbacks == [("warning", why)]
+
+
+async def test_a_name_in_a_templates_place_is_the_template_that_it_names(serve: Any, logged: list[Any]) -> None:
+    model = FakeModel()
+    model.vocabulary.chat_template = "mistral-v7-tekken"
+    async with serve(model) as api:
+        messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+        shown = (await api.post("/apply-template", {"messages": messages})).json["prompt"]
+    assert shown == "[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]U[/INST]"
+    assert not [entry for entry in logged if entry["event"] == "chat_template.fallback"]
 
 
 async def test_a_models_own_template_is_no_news(serve: Any, logged: list[Any]) -> None:

@@ -22,6 +22,7 @@ class Takes:
     """See `cllm.text.arrangement.Takes`."""
 
     supports_system: bool = True
+    takes_system_before_results: bool = True
     takes_system_anywhere: bool = True
     takes_neighbours: bool = True
     takes_text_after_results: bool = True

@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cllm.errors import InvalidRequest, LoadFailed, TemplateInvalid
-from cllm.text.builtin_templates import CHATML
+from cllm.text.builtin_templates import CHATML, NAMED, source_of
 from cllm.text.call_signs import format_of
 from cllm.text.template import ChatTemplate
 
@@ -587,3 +587,79 @@ def test_a_template_that_collects_all_tools_in_a_variable_takes_hundreds() -> No
 def test_of_more_than_it_takes_the_request_is_told() -> None:
     with pytest.raises(InvalidRequest, match="too long to render"):
         made(COLLECTS).render([said("user", "hello")], tools=described(512, 1900))
+
+
+# --- names in the place of templates -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("mistral-v1", " [INST] S\n\nU [/INST]  A </s> [INST] V [/INST]"),
+        ("mistral-v3", "[INST] S\n\nU[/INST] A</s>[INST] V[/INST]"),
+        ("mistral-v3-tekken", "[INST]S\n\nU[/INST] A </s>[INST]V[/INST]"),
+        ("mistral-v7", "[SYSTEM_PROMPT] S[/SYSTEM_PROMPT][INST] U[/INST]  A </s>[INST] V[/INST]"),
+        ("mistral-v7-tekken", "[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]U[/INST] A </s>[INST]V[/INST]"),
+        (
+            "chatml",
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n A <|im_end|>\n"
+            "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n",
+        ),
+    ],
+)
+def test_a_template_that_is_known_by_name_is_written_as_its_model_has_learnt_it(name: str, shown: str) -> None:
+    template = ChatTemplate(source_of(f" {name}\n") or "", bos_token="<s>", eos_token="</s>")
+    turns = [("system", "S"), ("user", "U"), ("assistant", " A "), ("user", "V")]
+    assert template.render([{"role": role, "content": content} for role, content in turns]) == shown
+
+
+def test_what_is_no_name_is_a_template_and_an_unknown_name_is_none() -> None:
+    assert source_of("{{ messages }}") == "{{ messages }}"
+    assert [source_of(told) for told in (None, "", "rwkv-world")] == [None, None, None]
+    assert all(source_of(name) == source for name, source in NAMED.items())
+
+
+# --- what a template would lose ----------------------------------------------------------------------------------------
+
+_SYSTEM_IN_LAST_TURN = """\
+{%- if messages[0].role == 'system' %}{%- set system, messages = messages[0].content, messages[1:] %}{%- endif %}
+{%- for message in messages %}
+    {%- if message.tool_calls %}{{- '[CALL]' + message.tool_calls[0].function.name }}
+    {%- elif message.role == 'user' %}{{- '[USER]' + (system + '|' if loop.last and system else '') + message.content }}
+    {%- else %}{{- '[' + message.role + ']' + message.content }}{%- endif %}
+{%- endfor %}"""
+
+_CALL = {"id": "call12345", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+def test_a_system_message_that_is_shown_in_the_last_turn_alone_stays_there_when_a_tool_has_told() -> None:
+    template = ChatTemplate(_SYSTEM_IN_LAST_TURN, bos_token="", eos_token="")
+    said = (("system", "BE"), ("user", "hi"), ("assistant", "yes"), ("user", "find"))
+    asked = [{"role": role, "content": text} for role, text in said]
+    call, result = (
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "call12345", "content": "it"},
+    )
+    assert template.render(asked).endswith("[USER]BE|find")
+    assert template.render([*asked, call, result]) == "[USER]hi[assistant]yes[USER]BE\n\nfind[CALL]look[tool]it"
+
+
+_TEXT_OR_CALL = """\
+{%- for message in messages %}
+    {%- if message.tool_calls %}{{- '[CALL]' + message.tool_calls[0].function.name }}
+    {%- else %}REFUSED{{- '[' + message.role + ']' + message.content }}{%- endif %}
+{%- endfor %}"""
+_REFUSES_A_SECOND = """\
+{%- if messages | selectattr('role', 'equalto', 'assistant') | rejectattr('tool_calls') | list | length > 1 %}
+    {{- raise_exception('alternate') }}
+{%- endif %}"""
+
+
+@pytest.mark.parametrize("refusal", ["", _REFUSES_A_SECOND])
+def test_text_that_would_be_lost_beside_a_call_is_a_turn_of_its_own_unless_such_turns_are_refused(refusal: str) -> None:
+    template = ChatTemplate(_TEXT_OR_CALL.replace("REFUSED", refusal), bos_token="", eos_token="")
+    call = {"role": "assistant", "content": "I look", "tool_calls": [_CALL]}
+    result = {"role": "tool", "tool_call_id": "call12345", "content": "it"}
+    shown = template.render([{"role": "user", "content": "find"}, call, result, call, result])
+    assert shown.count("I look") == (0 if refusal else 2)
+    assert shown.count("[CALL]look") == 2
