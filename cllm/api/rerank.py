@@ -53,6 +53,7 @@ def blueprint(context: Context) -> Blueprint:
 
 async def answer(context: Context, body: RerankRequest) -> Response:
     """The documents that answer the query best, the best first. Raises: RequestError."""
+    vectors.check_number(len(body.documents), "documents")
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     judged, scores = await vectors.judge(context, body.model, body.query, texts)
     order = sorted(range(len(texts)), key=lambda i: scores[i], reverse=True)[: body.top_n]

@@ -109,13 +109,19 @@ def told(model: ServedModel, form: Form | None, *, after: str = "") -> StreamFor
     kind = _KINDS[form.source.kind]
     if kind not in model.heeds:
         raise NotHeeded(f"this model's backend cannot do {form.field}", param=form.field)
-    if kind == "json_schema" and model.reads_text:
-        _check_schema(form)
+    if model.reads_text:
+        _check_text(form)
     return StreamForm(kind, form.source.text, form.field, after)
 
 
-def _check_schema(form: Form) -> None:
-    """Refuse what is no JSON Schema at all, where nothing is compiled that would say so. Raises: InvalidRequest."""
+def _check_text(form: Form) -> None:
+    """Refuse what is too long, and what is no JSON Schema at all, where nothing is compiled that would say so. Raises: InvalidRequest."""
+    is_schema = form.source.kind is Kind.JSON_SCHEMA
+    n_chars, n_max = len(form.source.text), grammar.N_CHARS_MAX["schema" if is_schema else "other"]
+    if n_chars > n_max:
+        raise InvalidRequest(f"{form.param}: it has {n_chars} characters, and {n_max} are the most that is taken", param=form.param)
+    if not is_schema:
+        return
     try:
         schema = json.loads(form.source.text, parse_constant=_no_constant)
         json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()  # half a surrogate, and 1e999, could not be told on

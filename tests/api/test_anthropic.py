@@ -172,6 +172,21 @@ async def test_of_an_image_that_a_tool_gave_the_model_is_told_and_one_of_the_use
         assert words in answer.error["message"]
 
 
+async def test_documents_of_plain_text_and_search_results_are_read_wherever_they_stand(serve: Any) -> None:
+    paper = {"type": "document", "title": "Notes", "source": {"type": "text", "media_type": "text/plain", "data": "the sky is blue"}}
+    found = {"type": "search_result", "source": "https://a.test", "title": "Seas", "content": [{"type": "text", "text": "they are salt"}]}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "read", "input": {}}]}
+    given = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [paper, found]}]}
+    async with serve() as api:
+        asked = await prompt_of(api, messages=[{"role": "user", "content": [paper, found, {"type": "text", "text": "and?"}]}])
+        told = await prompt_of(api, messages=[{"role": "user", "content": "one"}, called, given])
+        misplaced = await api.post("/v1/messages", body(messages=[{"role": "assistant", "content": [found]}]))
+    said = "Notes\nthe sky is blue\nSeas\nhttps://a.test\nthey are salt"
+    assert f"{said}\nand?" in asked
+    assert said in told
+    assert (misplaced.status, "cannot hold this" in misplaced.error["message"]) == (400, True)
+
+
 async def test_reasoning_is_signed_since_clients_drop_it_otherwise(serve: Any) -> None:
     template = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<end>{% endfor %}<turn>assistant\n<think>"
     async with serve(ScriptedModel("<think>hm</think>It is 5.", template=template)) as api:

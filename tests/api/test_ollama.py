@@ -91,6 +91,17 @@ async def test_a_negative_num_predict_is_no_limit(serve: Any) -> None:
     assert answer.json["done_reason"] == "length"
 
 
+async def test_a_penalty_of_0_is_none_as_some_clients_mean_it(serve: Any) -> None:
+    async with serve() as api:
+        none, one = [
+            await api.post("/api/chat", chat(stream=False, options={"repeat_penalty": penalty, "temperature": 0, "num_predict": 9}))
+            for penalty in (0, 1)
+        ]
+        below = await api.post("/api/chat", chat(options={"repeat_penalty": -1}))
+    assert none.json["message"] == one.json["message"]
+    assert (below.status, "options.repeat_penalty" in below.json["error"]) == (400, True)
+
+
 async def test_stop_strings_and_seeds_come_in_the_options(serve: Any) -> None:
     async with serve(ScriptedModel("Good day.")) as api:
         answer = await api.post("/api/chat", chat(stream=False, options={"stop": ["day"], "seed": 1, "num_ctx": 2048, "mirostat": 0}))

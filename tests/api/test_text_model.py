@@ -208,6 +208,13 @@ def test_a_strict_tool_goes_to_it_as_such_where_it_heeds_that() -> None:
     assert (chat.strict, [tool["function"].get("strict") for tool in chat.tools]) == (True, [True, None])
 
 
+def test_a_schema_that_is_longer_than_any_may_be_is_refused_before_it_hears_of_it(model: Told, url: str) -> None:
+    status, body, _ = post(url + CHAT, hello(json_schema={"title": "x" * 131_072}))
+    error = json.loads(body)["error"]
+    assert (status, error["param"], model.started) == (400, "json_schema", []), body
+    assert "are the most that is taken" in error["message"]
+
+
 @pytest.mark.parametrize(
     "schema",
     ["not json", "[[[[", '{"minimum": NaN}', '{"minimum": 1e999}', '{"title": "\\ud83d"}', 5, "5", "[" * 3000],

@@ -39,8 +39,39 @@ class Image(msgspec.Struct, tag_field="type", tag="image"):
     """Refused, but for what a tool gave: of that the model is told that it cannot be seen."""
 
 
+class Source(msgspec.Struct):
+    """What a document is, if that is plain text."""
+
+    type: str | None = None
+    data: str | None = None
+
+
 class Document(msgspec.Struct, tag_field="type", tag="document"):
-    """As an image."""
+    """As an image, but for one that is plain text."""
+
+    source: Source | None = None
+    title: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        """All of it, where it can be read."""
+        source = self.source
+        if source is None or source.type != "text" or source.data is None:
+            return None
+        return f"{self.title}\n{source.data}" if self.title else source.data
+
+
+class SearchResult(msgspec.Struct, tag_field="type", tag="search_result"):
+    """A passage that a client has found, to be quoted from."""
+
+    source: str
+    title: str
+    content: list[Text]
+
+    @property
+    def text(self) -> str:
+        """Where it is from, and what it says."""
+        return "\n".join([self.title, self.source, *(block.text for block in self.content)])
 
 
 class ToolReference(msgspec.Struct, tag_field="type", tag="tool_reference"):
@@ -49,7 +80,7 @@ class ToolReference(msgspec.Struct, tag_field="type", tag="tool_reference"):
     tool_name: str
 
 
-ResultBlock: TypeAlias = Text | Image | Document | ToolReference
+ResultBlock: TypeAlias = Text | Image | Document | SearchResult | ToolReference
 
 
 class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
@@ -155,6 +186,7 @@ Block: TypeAlias = (
     | ToolRemoval
     | Image
     | Document
+    | SearchResult
     | ServerToolUse
     | AdvisorResult
     | WebSearchResult

@@ -14,6 +14,7 @@ from cllm.api.anthropic.blocks import (
     Document,
     Image,
     RedactedThought,
+    SearchResult,
     ServersDoing,
     Text,
     Thought,
@@ -181,6 +182,8 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
                 said.setdefault("tool_calls", []).append(_call(block))
             case Thought() if message.role == "assistant":
                 thoughts.append(block.thinking)
+            case Document(text=str(text)) | SearchResult(text=text) if message.role == "user":
+                texts.append(text)
             case Compaction():
                 texts += [block.content] if block.content else []
             case RedactedThought():
@@ -214,6 +217,8 @@ def _result(block: ToolResult) -> str:
                 texts.append(f"The tool {one.tool_name} may be called.")
             case Image():  # which the model asked for: to refuse it would end the conversation, of which it stays a part
                 texts.append("(an image, which cannot be seen here)")
+            case Document(text=str(text)) | SearchResult(text=text):
+                texts.append(text)
             case Document():
                 texts.append("(a document, which cannot be read here)")
     return "\n".join(texts)

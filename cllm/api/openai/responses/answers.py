@@ -76,10 +76,9 @@ def _tools(tools: list[ToolFields], sent: list[dict[str, Any]]) -> list[Any]:
     own = {"function", "namespace"}
     told = [msgspec.to_builtins(tool) for tool in tools]
     try:
-        given = _public(sent)
+        return [tool if tool["type"] in own else _public(whole) for tool, whole in zip(told, sent or told, strict=True)]
     except RecursionError:  # then what is known of them must do
-        given = []
-    return [tool if tool["type"] in own else whole for tool, whole in zip(told, given or told, strict=True)]
+        return told
 
 
 def _public(value: Any) -> Any:

@@ -88,7 +88,8 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest, se
     conversation = await prompts.of_turns(model, items, lambda: requests.conversation_of(body, items))
     chat = await open_chat(context, model, conversation, asked, endpoint=ENDPOINT)
     stores = body.store is not False and store.is_open
-    head = ResponseHead.of(body, sent, asked, model.name, stored=stores)
+    # What is known of a tool is bounded, and what is not known here is shown as it was sent, however long.
+    head = await prompts.of_many(len(body.tools or ()), lambda: ResponseHead.of(body, sent, asked, model.name, stored=stores))
 
     def keep(response: dict[str, Any]) -> None:
         if stores:
