@@ -11,6 +11,7 @@ A profile of the server's Trio thread says which functions a token's time goes t
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import sys
 import tempfile
@@ -40,13 +41,22 @@ N_PROMPT: Final = 32
 N_SHORT, N_TOKENS_LEAST = 4, 1000  # requests of so few tokens come in such numbers that a pass takes a while
 N_STREAMS_MAX: Final = 256
 OPTIONS: Final = ["--parallel", str(N_STREAMS_MAX)]
+WATCHED: Final = "sse"  # whose steps are taken apart
 PROFILED: Final = 64  # streams, where they are among those that are measured
 
 # Which layers each stage must pass through; the fakes have nothing of llama.cpp's.
 ENGINE: Final = ("sampling", "engine")
 LOOP: Final = (*ENGINE, "loop")
-APP: Final = (*LOOP, "app", "sse")
-LAYERS_OF: Final = {"engine": ENGINE, "loop": LOOP, "app": APP, "sse": (*APP, "http"), "http": (*LOOP, "app", "http")}
+HTTP: Final = (*LOOP, "app", "http")
+LAYERS_OF: Final = {
+    "sampling": ("sampling",),
+    "engine": ENGINE,
+    "loop": LOOP,
+    "app": (*LOOP, "app"),
+    "http": HTTP,
+    "sse": (*HTTP, "sse"),
+    "client": (*HTTP, "sse", "client"),
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -141,8 +151,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     rungs = []
     with CountedServer(None, OPTIONS, instant=fake.fields) as server:
         for n_streams in arguments.streams:
-            inner: list[Stage] = [stages.EngineStage(bench), stages.LoopStage(bench), stages.AppStage(bench, stream=True)]
-            measured = [Measured(stage=stage) for stage in [*inner, stages.sse_stage(server)]]
+            measured = [Measured(stage=stage) for stage in _stages(fake, bench, server)]
             one_piece, phases = stages.http_stage(server), Phases(server.port)
             requests: list[Ran] = []
             for turn in range(-1, arguments.turns):
@@ -157,6 +166,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"rungs": rungs, "profile": page, "reading_ms": reading_ms(model.logits[:PROFILED])}
 
 
+def _stages(fake: Fake, bench: stages.Bench, server: CountedServer) -> list[Stage]:
+    """Each adds a layer to the one before. Who draws by himself has no drawing of ours to be measured apart."""
+    found: list[Stage] = [] if fake.draws else [stages.SamplingStage(bench)]
+    found += [stages.EngineStage(bench), stages.LoopStage(bench), stages.AppStage(bench, stream=False)]
+    found += [stages.http_stage(server), stages.sse_stage(server)]
+    if importlib.util.find_spec("openai") is not None:
+        found.append(stages.ClientStage(server, Counter(("client",))))
+    return found
+
+
 def _seed(n_streams: int, turn: int) -> int:
     """Of requests that are new to the server, which has those of all rungs before."""
     return 100_000 * n_streams + 1000 * (turn + 2)
@@ -166,7 +185,7 @@ def _turn(arguments: argparse.Namespace, fake: Fake, measured: list[Measured], p
     work = work_of(fake, n_streams, arguments.generated if turn >= 0 else 4, _seed(n_streams, turn), arguments.least)
     for one in measured:
         run = partial(run_checked, one.stage, work, fake.layers[one.stage.name])
-        ran = phases.watch(run) if turn >= 0 and one is measured[-1] else run()
+        ran = phases.watch(run) if turn >= 0 and one.stage.name == WATCHED else run()
         if turn >= 0:
             one.passes.append(ran)
             tell(f"{fake.name} {n_streams:3} streams, turn {turn} {one.stage.name:7} {ran.n_tokens / ran.wall_s:9.0f} tokens/s")
@@ -200,7 +219,7 @@ def show(fake: Fake, rung: dict[str, Any]) -> None:
         )
     requests, cost = rung["requests_per_s"]["median"], rung["cpu_us_per_request"]["median"]
     step = rung["step"]
-    print(f"a step of the last: model {step['model_ms']:.2f} ms, sampling {step['sample_ms']:.2f}, between steps {step['rest_ms']:.2f}")
+    print(f"a step of {WATCHED}: model {step['model_ms']:.2f} ms, sampling {step['sample_ms']:.2f}, between steps {step['rest_ms']:.2f}")
     print(f"requests of one token, in one piece: {requests:.0f} a second, {cost:.0f} us CPU each", flush=True)
 
 

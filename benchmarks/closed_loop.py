@@ -26,6 +26,7 @@ class Loop:
     wall_s: float
     client_cpu_s: float
     answers: list[bytes]
+    n_reads: list[int]  # in how many pieces each of them came
 
 
 @attrs.define(eq=False)
@@ -33,6 +34,7 @@ class _Connection:
     sock: socket.socket
     number: int = 0
     received: bytearray = attrs.field(factory=bytearray)
+    n_reads: int = 0
     n_bytes: int | None = None  # of the whole answer, where it says so
 
     def is_complete(self) -> bool:
@@ -59,7 +61,7 @@ def post(path: str, body: bytes) -> bytes:
 
 def run(port: int, requests: Sequence[bytes], concurrency: int) -> Loop:
     """Send the requests, `concurrency` at a time, each on a connection that is kept."""
-    answers = [b""] * len(requests)
+    answers, n_reads = [b""] * len(requests), [0] * len(requests)
     numbers = iter(range(len(requests)))
     connections = [_Connection(socket.create_connection(("127.0.0.1", port))) for _ in range(min(concurrency, len(requests)))]
     with selectors.DefaultSelector() as selector:
@@ -74,33 +76,34 @@ def run(port: int, requests: Sequence[bytes], concurrency: int) -> Loop:
             if not ready:
                 raise RuntimeError(f"the server has said nothing for {SILENCE_S:.0f} s")
             for key, _ in ready:
-                if _read(key.data, answers) and not _next(key.data, requests, numbers):
+                if _read(key.data, answers, n_reads) and not _next(key.data, requests, numbers):
                     n_open -= 1
                     selector.unregister(key.data.sock)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
     for connection in connections:
         connection.sock.close()
-    return Loop(wall_s=wall_s, client_cpu_s=cpu_s, answers=answers)
+    return Loop(wall_s=wall_s, client_cpu_s=cpu_s, answers=answers, n_reads=n_reads)
 
 
 def _next(connection: _Connection, requests: Sequence[bytes], numbers: Iterator[int]) -> bool:
     number = next(numbers, None)
     if number is None:
         return False
-    connection.number, connection.received, connection.n_bytes = number, bytearray(), None
+    connection.number, connection.received, connection.n_reads, connection.n_bytes = number, bytearray(), 0, None
     connection.sock.sendall(requests[number])
     return True
 
 
-def _read(connection: _Connection, answers: list[bytes]) -> bool:
+def _read(connection: _Connection, answers: list[bytes], n_reads: list[int]) -> bool:
     """Take what has come; True at the end of an answer."""
     received = connection.sock.recv(N_BYTES)
     connection.received += received
+    connection.n_reads += 1
     if not received:
         raise RuntimeError(f"the server closed the connection after {bytes(connection.received[:300])!r}")
     if not connection.is_complete():
         return False
-    answers[connection.number] = bytes(connection.received)
+    answers[connection.number], n_reads[connection.number] = bytes(connection.received), connection.n_reads
     return True
 
 

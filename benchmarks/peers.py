@@ -3,13 +3,13 @@
     python -m benchmarks peers --llama-server PATH [--workloads seed-40x8,mixed-small] [--pairs 10] [--model FILE] [--backend NAME]
 
 Each setting of a peer first gets a few pairs; those that are the best at anything go on to all of them. A pair is a pass of ours and one of
-theirs, one after the other, with the same fresh requests; which goes first alternates. After every few pairs both servers are started
-anew, since passes of one start have much in common; the first pass of a start does not count (with `--no-warm-up` it does, after a few
-small requests), for no server is as it will be in service: ours finds out how its cells had better lie, others have nothing yet in their
-caches. What is compared is the ratio within a pair, so that the machine's own speed cancels out, and every figure of ours stands against
-the setting that is best at that figure. A run that is told to end (SIGTERM, Ctrl-C) ends after the pair that it is in, and keeps what it
-has; one that is told to `--add` goes on from what an earlier one has kept, so that ten pairs of a long workload can be those of several
-evenings.
+theirs, one after the other, with the same fresh requests; which goes first alternates. After every few pairs both servers are started anew
+(while settings are screened, after each), since passes of one start have much in common; the first pass of a start does not count (with
+`--no-warm-up` it does, after a few small requests), for no server is as it will be in service: ours finds out how its cells had better lie,
+others have nothing yet in their caches. What is compared is the ratio within a pair, so that the machine's own speed cancels out, and every
+figure of ours stands against the setting that is best at that figure. A run that is told to end (SIGTERM, Ctrl-C) ends after the pair that
+it is in, and keeps what it has; one that is told to `--add` goes on from what an earlier one has kept, so that ten pairs of a long workload
+can be those of several evenings.
 
 `data` of a result:
 
@@ -242,7 +242,9 @@ def _play(
                 with side.contender.server() as theirs:
                     match = Match(plan, generator, mine, theirs, side, seeds)
                     match.warm_up()
-                    for number in range(side.n_pairs, min(side.n_pairs + plan.n_pairs_start, n_to)):
+                    # Starts differ more than pairs of one start: who is screened has a start for each pair.
+                    n_in_start = 1 if n_to <= plan.n_screen else plan.n_pairs_start
+                    for number in range(side.n_pairs, min(side.n_pairs + n_in_start, n_to)):
                         if not is_ended():
                             match.pair(number)
             except GeneratorDied as error:  # which says nothing of them: the pairs that are left get a start of their own, once
@@ -299,7 +301,7 @@ def _side_page(side: Side) -> dict[str, Any]:
         "passes": {name: [_kept(one) for one in passes] for name, passes in (("ours", side.ours), ("theirs", side.theirs))},
         "n_failed": {"ours": sum(s["n_failed"] for s in side.ours), "theirs": sum(s["n_failed"] for s in side.theirs)},
         "n_inexact": {"ours": sum(s["n_inexact"] for s in side.ours), "theirs": sum(s["n_inexact"] for s in side.theirs)},
-        "n_cached": {"ours": sum(s["n_cached"] for s in side.ours), "theirs": sum(s["n_cached"] for s in side.theirs)},
+        "n_cached": {"ours": sum(s["n_cached"] or 0 for s in side.ours), "theirs": sum(s["n_cached"] or 0 for s in side.theirs)},
         "client_cpu_share_max": max(summary["client_cpu_share"] for summary in side.ours + side.theirs),
         "idle_cpu_share": statistics.median(side.idle_cpu_shares["theirs"]),
         "idle_cpu_share_ours": statistics.median(side.idle_cpu_shares["ours"]),

@@ -640,7 +640,7 @@ class Probe:
     """Whether a backend can work here."""
 
     available: bool
-    reason: str = ""  # one line: what was found, or why not and what to install
+    reason: str = ""  # one line, never empty: what was found, or why not and what to install
     preference: int = 0  # `--backend auto` takes the available one with the highest; 0: only when named
 
 

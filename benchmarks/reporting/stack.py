@@ -77,7 +77,7 @@ def _served(rung: Run) -> str:
     lines = []
     if step := rung.get("step"):
         model, sample, rest = (number(step[name]) for name in ("model_ms", "sample_ms", "rest_ms"))
-        lines.append(f"A step of the last stage: {model} ms in the model, {sample} ms in sampling, {rest} ms between steps.")
+        lines.append(f"A step of {SERVED}: {model} ms in the model, {sample} ms in sampling, {rest} ms between steps.")
     if requests := rung.get("requests_per_s"):
         cost = number(rung["cpu_us_per_request"]["median"])
         lines.append(f"Requests of one token, in one piece: {number(requests['median'])} a second, {cost} us of CPU time each.")

@@ -42,7 +42,7 @@ class Answer:
     is_stream: bool = True
     chunks_at: list[float] = attrs.field(factory=list)  # of each chunk with text; servers send one a token or fewer
     n_prompt: int = 0
-    n_cached: int = 0  # of the prompt's tokens, those that the server did not compute
+    n_cached: int | None = None  # of the prompt's tokens, those that the server did not compute; None: it does not say
     n_generated: int = 0
     n_reasoned: int = 0  # of these, by the server's count
     shows_reasoning: bool = False
@@ -201,7 +201,7 @@ def _take_usage(answer: Answer, usage: dict[str, Any] | None) -> None:
         return
     answer.n_prompt = usage.get("prompt_tokens") or 0
     answer.n_generated = usage["completion_tokens"]
-    answer.n_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    answer.n_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     answer.n_reasoned = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     answer.counted_by = "usage"
 

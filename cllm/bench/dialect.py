@@ -13,7 +13,7 @@ from cllm.bench.load import FAULTS, Connections, fault
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target
 from cllm.bench.workloads import GREEDY, Ask, Sampling, id_range
 
-PROBE_S: Final = 120.0  # a server may load its model with the first request
+PROBE_S: Final = 600.0  # a server may load its model with the first request
 # What a server answers when it does not understand; anything else is no question of dialect.
 NOT_UNDERSTOOD: Final = frozenset({400, 422, 500, 501})
 OK: Final = 200
@@ -61,7 +61,7 @@ async def _told(target: Target, wanted: str) -> Dialect:
         other_status, other_page = await _fetch(target, target.head("GET", "/models"))
         if other_status == OK:
             prefix, status, page = "", other_status, other_page
-    if status in (401, 403):
+    if status in (401, 403) and not wanted:  # a key may be good for answers alone; one that is not is told so when they are asked for
         raise BenchFailed(f"{target.url} answers {status}: {message_of(page)}")
     try:
         models = json.loads(page)["data"]
@@ -113,6 +113,8 @@ async def _fetch(target: Target, request: bytes) -> tuple[int, str]:
     try:
         with trio.fail_after(PROBE_S):
             reader = await connections.fetch(request, pieces.append)
+    except trio.TooSlowError as error:
+        raise BenchFailed(f"{target.url} did not answer within {PROBE_S:.0f} s") from error
     except FAULTS as error:
         raise BenchFailed(f"cannot reach {target.url}: {fault(error)}") from error
     finally:

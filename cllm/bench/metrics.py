@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -70,12 +70,13 @@ class Summary:
     n_failed: int
     failures: dict[str, int]  # how many failed why
     n_prompt: int
-    n_cached: int
+    n_cached: int | None  # by those who tell; None: nobody does
     n_generated: int
     counted_by: str
     n_inexact: int  # answers that have not exactly the asked tokens, or to a part of the prompt only
     n_uncounted: int  # those of which nobody knows that
     n_stopped: int  # those that ended by themselves before they had as many
+    n_cut: int  # those to a part of their prompt, by what the server says that it read
     n_textless: int  # those whose stream showed nothing of it
     tokens_per_s: float
     requests_per_s: float  # those that were answered
@@ -111,6 +112,8 @@ class Summary:
             lines.append(f"the client took {self.client_cpu_share:.0%} of a core: it may be what limits these figures")
         if self.counted_by == "chunks":
             lines.append("the server reports no usage: tokens are counted by chunks of text, which may hold several")
+        if self.n_cut:
+            lines.append(f"{self.n_cut} answers are to a part of their prompt, as the server tells: that is quicker than to the whole")
         if self.n_stopped:
             lines.append(f"{self.n_stopped} answers ended by themselves: the server leaves ignore_eos out, or has no such thing")
         if self.n_textless:
@@ -131,6 +134,7 @@ def summarize(
     answered = [answer for answer in done.answers if not answer.is_failed]
     n_good = sum(goal.is_met(answer) for answer in answered)
     late = done.answers[-1] if has_late else None  # whose times are not for the others' percentiles: of eight, they would be their p90
+    is_late_whole = late is not None and not late.is_failed and not late.is_cut
     others = [answer for answer in answered if answer is not late]
     return Summary(
         wall_s=done.wall_s,
@@ -138,12 +142,13 @@ def summarize(
         n_failed=len(done.answers) - len(answered),
         failures=dict(Counter(answer.error for answer in done.answers if answer.is_failed).most_common()),
         n_prompt=sum(answer.n_prompt for answer in answered),
-        n_cached=sum(answer.n_cached for answer in answered),
+        n_cached=_sum_told(answer.n_cached for answer in answered),
         n_generated=sum(answer.n_generated for answer in done.answers),
         counted_by=min((answer.counted_by for answer in answered), default="nothing"),
         n_inexact=sum(answer.is_exact is False for answer in done.answers),
         n_uncounted=sum(answer.is_exact is None for answer in done.answers),
         n_stopped=sum(answer.has_stopped for answer in answered),
+        n_cut=sum(answer.is_cut for answer in answered),
         n_textless=sum(answer.ttft_s is None for answer in answered),
         tokens_per_s=done.tokens_per_s,
         requests_per_s=len(answered) / done.wall_s,
@@ -157,10 +162,15 @@ def summarize(
         server_cpu_s=server_cpu_s,
         server_rss_peak_mb=rss_peak_mb,
         late_gap_max_s=_longest_gap_since(late.sent_at, done.answers[:-1]) if late else None,
-        late_ttft_s=late.ttft_s if late and not late.is_failed else None,
-        late_e2e_s=late.e2e_s if late and not late.is_failed else None,
+        late_ttft_s=late.ttft_s if is_late_whole and late else None,
+        late_e2e_s=late.e2e_s if is_late_whole and late else None,
         is_late_alone=late is not None and bool(others) and all(other.ended_at <= late.sent_at for other in others),
     )
+
+
+def _sum_told(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _longest_gap_since(at: float, answers: list[Answer]) -> float | None:

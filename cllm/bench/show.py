@@ -84,8 +84,8 @@ def rows(summary: Summary) -> dict[str, str]:
         "failed": f"{summary.n_failed}",
         "with exactly the asked tokens": f"{summary.n_requests - summary.n_inexact - summary.n_uncounted}",
         **({"with tokens that nobody counted": f"{summary.n_uncounted}"} if summary.n_uncounted else {}),
-        "prompt tokens": f"{summary.n_prompt}",
-        "of these not computed": f"{summary.n_cached}",
+        **({"prompt tokens": f"{summary.n_prompt}"} if summary.n_prompt else {}),  # where the server tells of them
+        **({} if summary.n_cached is None else {"of these not computed": f"{summary.n_cached}"}),
         "generated tokens": f"{summary.n_generated}",
         **_spread_rows("first text", summary.ttft_s),
         **_spread_rows("between texts", summary.itl_s),

@@ -490,6 +490,18 @@ async def test_a_refusal_is_told_in_one_line(status: str) -> None:
             await find_dialect(target, endpoint="completions")
 
 
+async def test_a_key_that_may_not_list_models_is_good_for_a_model_that_is_named() -> None:
+    async def only_answers(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        if path.endswith("/models"):
+            return await send_page(stream, {"error": {"message": "missing scopes"}}, "403 Forbidden")
+        return await answer(path, body, stream)
+
+    async with served(only_answers) as (target, _):
+        assert (await find_dialect(target, endpoint="completions", model="named")).model == "named"
+        with pytest.raises(BenchFailed, match="403: missing scopes"):
+            await find_dialect(target, endpoint="completions")
+
+
 # --- the command -------------------------------------------------------------------------------------------------------
 
 

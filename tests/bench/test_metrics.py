@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cllm.bench.answers import Answer, Pass
 from cllm.bench.metrics import Goal, curve, percentile, spread, summarize
-from cllm.bench.show import N_REASONS, print_table
+from cllm.bench.show import N_REASONS, print_table, rows
 
 
 def answer(
@@ -132,6 +132,26 @@ def test_the_longest_wait_is_that_of_the_others_from_when_the_late_one_was_sent(
     assert (figures.late_ttft_s, figures.ttft_s.max) == (2.5, 1.0)
     assert (figures.late_e2e_s, figures.e2e_s.max, figures.e2e_s.p50) == (3.0, 8.0, 7.25)
     assert (all_alike.late_ttft_s, all_alike.ttft_s.max, all_alike.late_gap_max_s) == (None, 2.5, None)
+
+
+def test_answers_to_a_part_of_their_prompt_are_warned_of_and_a_late_one_has_no_times_then() -> None:
+    late = attrs.evolve(answer(4.0, [5.0, 6.0]), n_prompt_asked=40)
+    figures = summarize(Pass(wall_s=9.0, client_cpu_s=0.0, answers=[answer(0.0, [1.0, 8.0]), late]), has_late=True)
+    assert (figures.n_cut, figures.late_ttft_s, figures.late_e2e_s) == (1, None, None)
+    (line,) = figures.warnings()
+    assert line.startswith("1 answers are to a part of their prompt")
+
+
+def test_what_a_server_does_not_tell_of_its_prompts_is_not_shown_as_nothing() -> None:
+    silent, tells = answer(0.0, [1.0]), attrs.evolve(answer(0.0, [1.0]), n_cached=0)
+    shown = {
+        name: rows(summarize(Pass(wall_s=1.0, client_cpu_s=0.0, answers=answers)))
+        for name, answers in {"nothing": [attrs.evolve(silent, n_prompt=0)], "prompts": [silent], "both": [silent, tells]}.items()
+    }
+    assert "prompt tokens" not in shown["nothing"]
+    assert shown["prompts"]["prompt tokens"] == "10"
+    assert "of these not computed" not in shown["prompts"]
+    assert shown["both"]["of these not computed"] == "0"
 
 
 def test_a_late_request_that_came_when_the_others_had_ended_is_warned_of() -> None:

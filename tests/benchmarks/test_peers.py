@@ -62,9 +62,9 @@ class Started(AbstractContextManager[str]):
     def __exit__(self, *_: object) -> None: ...
 
 
-def run(is_ended: Any = None, *, n_pairs_start: int = 2, kept: Sequence[Page] = ()) -> dict[str, Any]:
+def run(is_ended: Any = None, *, n_pairs_start: int = 2, n_screen: int = 1, kept: Sequence[Page] = ()) -> dict[str, Any]:
     workload = WORKLOADS["seed-40x8"]
-    sizes = {"n_pairs": 3, "n_screen": 1, "n_pairs_start": n_pairs_start}
+    sizes = {"n_pairs": 3, "n_screen": n_screen, "n_pairs_start": n_pairs_start}
     plan = peers.Plan(name="x", workload=workload, rate=None, seed=1, warms_up=True, sampling="usual", goal=Goal(), **sizes)
     contenders = [Contender(peer="other", setting=name, command=("other",)) for name in "ab"]
     return peers.run_plan(plan, cllm_serve(HOUSE, ()), contenders, is_ended or (lambda: False), kept)
@@ -150,6 +150,14 @@ def test_both_servers_are_started_anew_after_every_few_pairs(
     run(n_pairs_start=n_pairs_start)
     assert len(played) == 4
     assert Started.names == ["cllm as it comes", "other a", *n_starts * ["cllm as it comes", "other b"]]
+
+
+def test_who_is_screened_has_a_start_for_each_pair(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts differ more than pairs of one."""
+    monkeypatch.setattr(Started, "names", [])
+    run(n_screen=2, n_pairs_start=2)
+    assert played == ["a 0", "a 1", "b 0", "b 1", "b 2"]
+    assert Started.names == [*2 * ["cllm as it comes", "other a"], *3 * ["cllm as it comes", "other b"]]
 
 
 def test_a_peer_that_does_not_start_is_told_and_the_others_are_played(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,10 @@
 
 For the author of a plugin. Install cLLM beside your distribution, with pytest, and run::
 
-    pytest --pyargs cllm.testing.contract --backend NAME [--model FILE] [--backend-option NAME=VALUE]...
+    python -m pytest --pyargs cllm.testing.contract --backend NAME [--model FILE] [--backend-option NAME=VALUE]...
 
-`--backend` is the name of your entry point in the group ``cllm.backends``, or, before you have one, ``module:callable``: what the entry
-point would say. Other options:
+`--backend` is the name of your entry point in the group ``cllm.backends``, or, before you have one, ``module:callable``, from the folder of
+the module: what the entry point would say. Other options:
 
 ``--model FILE``
     What your backend is asked to load; best a small model, since it is loaded several times. ``tiny:ARCHITECTURE`` makes a tiny GGUF
