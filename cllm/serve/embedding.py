@@ -204,7 +204,7 @@ class EmbedLoop:
         finally:
             self._is_replacing = False
         self._progress_at = trio.current_time()
-        log.warning("worker.replaced", pid=life.pid)
+        log.warning("worker.replaced", pid=life.pid, ended=life.last_end)
 
     def _notice_death(self, token: trio.lowlevel.TrioToken) -> None:
         """From a thread: an idle loop is woken to look."""

@@ -239,6 +239,8 @@ class House:
             with trio.move_on_after(max(min(self._load_wait_s, timeout_s), 0.0)):
                 await hold.settled.wait()
             self._check_worth(tenant)
+            if hold.settled.is_set() and not hold.is_granted and tenant not in self.tenants:
+                raise NotFound(f"{tenant.name} was unloaded while it was waited for", param="model", code="model_not_found")
             if not hold.is_granted and timeout_s < self._load_wait_s:
                 raise DeadlineExceeded("timeout_s passed while the model was being loaded", param="timeout_s")
             if not hold.is_granted:

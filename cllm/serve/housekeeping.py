@@ -162,6 +162,8 @@ class Housekeeper:
         return tenant in self.house.tenants
 
     async def _load(self, tenant: Tenant) -> None:
+        if self.house.is_draining:
+            await trio.lowlevel.checkpoint()  # the cancelling came when this was about to run: a life that began now would hear of nothing
         tenant.become(State.LOADING)
         if self._has_unloaded:
             self._has_unloaded = False

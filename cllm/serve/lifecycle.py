@@ -158,11 +158,11 @@ class EngineLife:
             self._embed_loop.end_all(error)
 
     async def _work(self, loaded: Loaded, thread: ModelThread) -> None:
-        disk = None if self._settings.cache_dir is None else await _apart(open_disk, loaded, self._settings)
         keep = partial(keep_layout, loaded.curve_key, self._settings)
         limits, self._mapped_bytes = loaded.limits, loaded.step_model.info.mapped_bytes
         if promised := self._promised():
             limits = attrs.evolve(limits, host_pool_n_bytes=host_pool_bytes(loaded.step_model, self._settings, promised))
+        disk = None if self._settings.cache_dir is None else await _apart(open_disk, attrs.evolve(loaded, limits=limits), self._settings)
         loop = make_loop(loaded.step_model, self._settings, limits, loaded.cost, self.engine.metrics, thread, disk, keep)
         if self._draining:
             return

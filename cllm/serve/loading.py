@@ -391,7 +391,7 @@ def _mark_of(loaded: Loaded, settings: Settings) -> str:
 
 def _why_no_disk(model: StepModel, limits: Limits) -> str:
     if not limits.keeps_prefixes or not limits.host_pool_n_bytes:
-        return "--cache-dir needs the prefix cache and --host-cache-mb"
+        return "--cache-dir needs the prefix cache and --host-cache-mb, for which other models may have left no memory"
     if not model.capabilities.can_save or not model.info.fingerprint:
         return "this backend cannot save what it has computed"
     return ""

@@ -209,7 +209,7 @@ class Loop(ABC):
         finally:
             self._is_replacing = False
         self._progress_at = trio.current_time()
-        log.warning("worker.replaced", pid=life.pid, seconds=round(self._progress_at - died_at, 2))
+        log.warning("worker.replaced", pid=life.pid, ended=life.last_end, seconds=round(self._progress_at - died_at, 2))
 
     def _notice_death(self, token: trio.lowlevel.TrioToken) -> None:
         """From a thread: an idle loop is woken to look."""

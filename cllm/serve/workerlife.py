@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class WorkerLife:
         self.on_start: Callable[[WorkerProcess], None] = lambda process: None  # called before anybody else may use a new one
         self.process: WorkerProcess | None = None  # None: there is none just now
         self.is_closed = False
+        self.last_end = ""  # how the last one ended, in words
         self.may_be_a_texts = False  # the last death, in a call: a text was being tokenised, of which it may have come
         self._factory = factory
         self._spec = spec
@@ -131,10 +133,10 @@ class WorkerLife:
             process.channel.send(message)
             is_sent = True
             answer = _answer(process, on_progress)
-        except Ended:
+        except Ended as error:
             self._n_beside_texts += any(process.texts_under_way.values())
             self.may_be_a_texts = any(process.texts_under_way.values()) and self._n_beside_texts <= N_BESIDE_TEXTS_MAX
-            raise ModelDied(f"the worker died: {self.bury()}") from None
+            raise ModelDied(f"the worker died: {self.bury(error)}") from None
         except Exception as error:
             if not is_sent:
                 raise
@@ -159,11 +161,14 @@ class WorkerLife:
             assert self.process is not None
             return self.process
 
-    def bury(self) -> str:
-        """Make sure that the worker is gone; return in words how it ended."""
+    def bury(self, after: Ended | None = None) -> str:
+        """Make sure that the worker is gone; return in words how it ended. `after` as for `WorkerProcess.slay`."""
         with self._alive:
             process, self.process = self.process, None
-        return "" if process is None else process.kill(asks_why=not self.is_closed)
+        if process is None:
+            return ""
+        self.last_end = process.kill(asks_why=not self.is_closed, after=after)
+        return self.last_end
 
     def close(self) -> None:
         """End it for good."""
@@ -217,8 +222,11 @@ def _load(process: WorkerProcess, load: frames.Load, on_progress: OnProgress) ->
         answer = _answer(process, on_progress)
     except Garbled as error:  # a plugin that tells of its model what is not of the contract's types
         raise LoadFailed(f"{load.spec.path}: {error}") from error
-    except Ended:
-        raise LoadFailed(f"{load.spec.path}: the worker died while it loaded this: {process.kill()}") from None
+    except UnicodeEncodeError as error:
+        path = os.fsencode(load.spec.path).decode("utf-8", "backslashreplace")
+        raise LoadFailed(f"{path}: a path that is not UTF-8 cannot be told to a process of its own") from error
+    except Ended as error:
+        raise LoadFailed(f"{load.spec.path}: the worker died while it loaded this: {process.kill(after=error)}") from None
     if isinstance(answer, frames.AnyLoaded):
         return answer
     raise error_of(answer) if isinstance(answer, frames.Failed) else LoadFailed("the worker did not load anything")

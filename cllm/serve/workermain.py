@@ -348,8 +348,10 @@ def main() -> None:
     code = 0
     try:
         Worker([socket.socket(fileno=int(number)) for number in sys.argv[1:5]]).run()
-    except (Ended, ModelDied):
+    except Ended:
         pass
+    except ModelDied as error:
+        print(error, file=sys.stderr)
     except BaseException:  # whose last line the parent tells with the death
         code = 1
         traceback.print_exc()

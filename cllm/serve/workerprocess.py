@@ -71,6 +71,8 @@ class WorkerProcess:
         self._on_end = on_end
         self._n_aborted = 0  # the last step that was to end
         self.is_lost = False  # it has ended, or is about to
+        self._silence_s = 0.0  # that is taken for the end
+        self._why = ""  # it was ended here, where that is not to be taken for another's doing, as the kernel's for want of memory
         self.texts_under_way = {"short": False, "long": False}  # or were, when it ended
         try:
             threading.Thread(target=self._listen, name="worker log", daemon=True).start()
@@ -96,22 +98,31 @@ class WorkerProcess:
 
     def limit(self, seconds: float) -> None:
         """Take so long a silence, in the middle of a call, for the end."""
+        self._silence_s = seconds
         engine, _, short, long = self._ends
         for end in (engine, short, long):
             end.settimeout(seconds)
 
-    def slay(self) -> None:
-        """Let it end now; those who wait for it learn of it, and the loop at once: a process that it began may keep its output open."""
-        self._end()
+    def slay(self, after: Ended | None = None) -> None:
+        """Let it end now, since it was silent if `after` says so; those who wait for it learn of it.
+
+        The loop does at once: a process that it began may keep its output open.
+        """
+        self._end(after)
         self._on_end()
 
-    def _end(self) -> None:
+    def _end(self, after: Ended | None) -> None:
+        if after is not None and isinstance(after.__cause__, TimeoutError) and not self._why and self._popen.poll() is None:
+            self._why = f"it was silent for {self._silence_s:g} s, and was ended; "
         self.is_lost = True
         self._popen.kill()
 
-    def kill(self, *, asks_why: bool = True) -> str:
-        """End the process if it has not ended; close everything; return in words how it ended, with its last ones if one `asks_why`."""
-        self._end()
+    def kill(self, *, asks_why: bool = True, after: Ended | None = None) -> str:
+        """End the process if it has not ended; close everything; return in words how it ended, with its last ones if one `asks_why`.
+
+        `after` as for `slay`.
+        """
+        self._end(after)
         for end in self._ends:  # who waits at one is woken, should the process take long to go
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -120,11 +131,11 @@ class WorkerProcess:
         try:
             code = self._popen.wait(END_S)
         except subprocess.TimeoutExpired:  # much memory is given back, or a driver hangs: `_listen` waits for it
-            return f"killed, and not gone after {END_S:g} s"
+            return f"{self._why}killed, and not gone after {END_S:g} s"
         if asks_why:
             self._is_heard.wait(LAST_WORDS_S)
         last = f": {self._last_lines[-1]}" if self._last_lines else ""
-        return _how(code) + last
+        return self._why + _how(code) + last
 
     def _listen(self) -> None:
         assert self._popen.stdout is not None

@@ -96,8 +96,8 @@ class WorkerStreams:
         try:
             while (message := to_say.get()) is not None:
                 process.channel.send_encoded(message)
-        except Ended:  # or it stopped in the middle of a message
-            process.slay()
+        except Ended as error:  # or it stopped in the middle of a message
+            process.slay(error)
 
     def _listen(self, process: WorkerProcess) -> None:
         if self._hearing is not None:
@@ -116,24 +116,25 @@ class WorkerStreams:
         self._hearing = hearing
 
     def _hear(self, process: WorkerProcess, to_say: queue.SimpleQueue[bytes | None]) -> None:
+        after: Ended | None = None
         try:
             while True:
                 self._wait(process)
                 told = process.channel.receive()
                 self._take(event_of(told))
-        except Ended:
-            pass
+        except Ended as error:
+            after = error
         except Exception as error:  # what is no event, or no memory for one: nobody would hear of the others, nor of a silence
             log.error("worker.not_heard", why=in_one_line(error))
         finally:
-            process.slay()
+            process.slay(after)
             to_say.put(None)
 
     def _wait(self, process: WorkerProcess) -> None:
         """Wait until something is told. Raises: Ended after too long a silence."""
         while not process.channel.wait(self._patience_s()):
             if not self._patience_s():
-                raise Ended("it is silent")
+                raise Ended("it is silent") from TimeoutError()
 
     def _patience_s(self) -> float:
         with self._lock:

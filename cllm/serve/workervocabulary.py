@@ -81,8 +81,8 @@ class WorkerVocabulary:
             channel.send(wish)
             is_sent = True
             answer = channel.receive()
-        except Ended:  # or silent for too long
-            process.slay()
+        except Ended as end:  # or silent for too long
+            process.slay(end)
             raise
         except MemoryError as lack:
             if not is_sent:  # it is written down before anything is sent

@@ -396,7 +396,7 @@ async def test_an_adapter_that_is_asked_for_while_it_is_unloaded_is_not_left_to_
                     kept.house.forget(adapter)
 
                 async def ask(adapter: Tenant = adapter) -> None:
-                    with suppress(Unavailable):
+                    with suppress(NotFound):
                         (await kept.house.hold(adapter)).release()
 
                 nursery.start_soon(unload_and_forget)
@@ -638,12 +638,12 @@ async def test_a_model_that_is_forgotten_while_its_load_waits_for_its_turn_is_no
         backend.during_load = wait
         nursery.start_soon(kept.ask, "b")
         await until(begun.is_set)
-        refused: list[Unavailable] = []
+        refused: list[NotFound] = []
 
         async def ask_forgotten() -> None:
             try:
                 await kept.ask("c")
-            except Unavailable as error:
+            except NotFound as error:
                 refused.append(error)
 
         forgotten = kept.tenant("c")
@@ -698,6 +698,17 @@ async def test_what_one_model_may_still_take_of_the_free_memory_is_not_promised_
         assert pools_mib(kept) == [1536, 1152, 1376], "a quarter of what the others leave"
     async with keep("a", "b", host_cache_mb=500) as kept:
         assert pools_mib(kept) == [500, 500]
+
+
+async def test_where_others_leave_no_memory_for_the_host_there_is_no_disk_either_and_that_is_told(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: list[Any]
+) -> None:
+    monkeypatch.setattr("cllm.machine.free_memory_bytes", lambda: 8 << 30)
+    monkeypatch.setattr("cllm.serve.lifecycle.EngineLife.promised_bytes", 8 << 30)
+    async with keep("a", "b", cache_dir=str(tmp_path)) as kept:
+        assert pools_mib(kept) == [2048, 0]
+    (off,) = [entry for entry in logged if entry["event"] == "disk.off"]
+    assert "other models" in off["why"]
 
 
 async def test_a_key_that_floods_a_cold_model_does_not_shut_another_out(keep: Keep) -> None:

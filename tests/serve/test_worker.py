@@ -389,13 +389,16 @@ async def test_a_worker_that_hangs_is_ended_and_replaced() -> None:
         model.close()
 
 
-async def test_a_stopped_worker_is_replaced_too() -> None:
+async def test_a_stopped_worker_is_replaced_too_and_its_silence_is_told(logged: list[Any]) -> None:
     model = load(hang_s=HANG_S)
     try:
         async with serving(model) as running:
             kill(model, signal.SIGSTOP)
             (answer,) = await answers(running, make_spec("the sea", 8))
         assert answer.text == text_alone("the sea", 8)
+        ended = f"it was silent for {HANG_S:g} s, and was ended; killed by SIGKILL"
+        assert [entry["why"] for entry in logged if entry["event"] == "worker.died"] == [f"the worker died: {ended}"]
+        assert [entry["ended"] for entry in logged if entry["event"] == "worker.replaced"] == [ended]
     finally:
         model.close()
 
@@ -641,6 +644,11 @@ async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
 
 
 # --- when there is no way on ------------------------------------------------------------------------------------------
+
+
+def test_a_path_that_cannot_be_told_to_another_process_is_refused_as_that() -> None:
+    with pytest.raises(LoadFailed, match=r"^/srv/caf\\xe9.gguf: a path that is not UTF-8 cannot be told to a process of its own$"):
+        load(os.fsdecode(b"/srv/caf\xe9.gguf"))
 
 
 def test_a_worker_that_dies_while_it_loads_is_told_in_one_line() -> None:

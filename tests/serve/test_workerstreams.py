@@ -130,13 +130,15 @@ async def test_a_request_that_kills_the_worker_every_time_gets_an_error(model: W
     assert answer.text == text_alone("the sea", 8)
 
 
-async def test_one_that_tells_nothing_for_too_long_is_replaced() -> None:
+async def test_one_that_tells_nothing_for_too_long_is_replaced_and_that_is_told(logged: list[Any]) -> None:
     model = load(hang_s=HANG_S)
     try:
         async with serving(StreamsOnly(model)) as running:
             kill(model, signal.SIGSTOP)
             (answer,) = await answers(running, make_spec("the sea", 8))
         assert answer.text == text_alone("the sea", 8)
+        ended = f"it was silent for {HANG_S:g} s, and was ended; killed by SIGKILL"
+        assert [entry["ended"] for entry in logged if entry["event"] == "worker.replaced"] == [ended]
     finally:
         model.close()
 
