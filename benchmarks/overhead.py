@@ -43,7 +43,7 @@ MEMORIES: Final[dict[str, Callable[[int], dict[str, Any]]]] = {  # by how their 
     "parts": lambda n: {
         "n_slots": n,
         "n_cells": n * N_CELLS_PART,
-        "rows_by_slot": True,
+        "apart": True,
         "copies_slots": True,
         "can_save": True,
         "host_pool_n_bytes": HOST_POOL_N_BYTES,

@@ -123,7 +123,7 @@ class Simulation:
     ) -> None:
         limits = Limits(
             n_cells=n_cells_kept or 65536, n_slots=256, n_ctx=n_cells_kept or 16384, n_rows_max=2048, row_budget=row_budget,
-            itl_target_s=itl_target_s, n_live_max=concurrency if apart else 64, n_waiting_max=1000, rows_by_slot=apart,
+            itl_target_s=itl_target_s, n_live_max=concurrency if apart else 64, n_waiting_max=1000, apart=apart,
             keeps_prefixes=n_cells_kept is not None, can_share=True, can_trim=True,
         )  # fmt: skip
         self._machine = CostModel(curve, n_rows_max=2048, apart=apart)  # the truth, which never learns

@@ -73,10 +73,10 @@ NOBODY_RIDES = Riding()
 class BatchFormer:
     """Fills the columns of one batch anew for every step."""
 
-    def __init__(self, budget: RowBudget, *, n_rows_max: int, rows_by_slot: bool, fillers: Fillers | None = None) -> None:
+    def __init__(self, budget: RowBudget, *, n_rows_max: int, apart: bool, fillers: Fillers | None = None) -> None:
         self._columns = Columns(n_rows_max)
         self._budget = budget
-        self._rows_by_slot = rows_by_slot
+        self._apart = apart
         self._fillers = fillers  # None: gaps between slots stay
         self._singles_known: dict[tuple[int, ...], tuple[Seq[int], int]] = {}
         self._n_asked = 0
@@ -110,7 +110,7 @@ class BatchFormer:
         if who.prompts:
             outputs = decoding.copy()
             first = who.ranked[0]
-            riding = self._riding(decoding, who.prompts, first) if self._rows_by_slot and decoding else NOBODY_RIDES
+            riding = self._riding(decoding, who.prompts, first) if self._apart and decoding else NOBODY_RIDES
             n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in who.prompts])
             load = Load(len(running), n_cells, n_owed_all, n_attended, n_keys, places_taken)
             n_room = self._n_room_after(who, load) if who.put_off else self._n_room_beside(who, load, riding)
@@ -124,7 +124,7 @@ class BatchFormer:
         batch = self._columns.batch
         sizes: tuple[int, ...] = ()
         fillers: Seq[tuple[int, int]] = ()
-        if self._rows_by_slot and batch.n_rows > 1:
+        if self._apart and batch.n_rows > 1:
             rows = sorted([(sequence.slot, 1) for sequence in decoding] + [(sequence.slot, n) for sequence, n in prefilling])
             sizes = passes(rows)
             if not scoring.scorings:  # those name their outputs by number
@@ -158,13 +158,13 @@ class BatchFormer:
             ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
             if decoding:
                 n_deep = N_DEEPER + max([sequence.n_computed for sequence in decoding])
-                if self._is_apart(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].account, running):
+                if self._is_kept_out(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].account, running):
                     if self._n_turns:
                         prompts = []
                     else:
                         decoding, put_off = [], decoding
-                elif self._rows_by_slot:
-                    ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_apart(sequence, len(decoding), n_deep)]
+                elif self._apart:
+                    ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_kept_out(sequence, len(decoding), n_deep)]
                     prompts = prompts if len(ranked) == len(prompts) else ranked
         if decoding:
             self._n_turns = max(self._n_turns - 1, 0)  # whoever else is in a step of theirs; one on trial may have a step in between
@@ -225,7 +225,7 @@ class BatchFormer:
             0, n_running, n_cells, n_owed=sum(owed), n_keys=n_keys, places_taken=places_taken, are_alike=owe_alike(owed)
         )
 
-    def _is_apart(self, prompt: Sequence, n_decoding: int, n_deep: int) -> bool:
+    def _is_kept_out(self, prompt: Sequence, n_decoding: int, n_deep: int) -> bool:
         """Whether a prompt is kept out of the steps of so many answers: it has `n_deep` cells or more, and owed more than a few rows when
         it came. That of a key with few places goes beside answers all the same, when it is first.
         """

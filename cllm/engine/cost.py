@@ -119,7 +119,7 @@ class CostModel:
         self._attention = _Part(((1, 1.0),), 1, int.bit_length, bend_max=math.inf, variance=ATTENTION)  # a factor of what that says
         self._attended = _Part(attended, N_TOGETHER, int.bit_length, bend_max=ATTENDED_BEND_MAX, variance=ATTENDED)
         seen_s = min(seconds / n for n, seconds in attended)
-        self._is_apart = apart
+        self._apart = apart
         self._row_cell_s = 0.0 if apart else max(curve.row_cell_s, WALKED * seen_s)
         self.apart_gain_cell_s = min(curve.apart_gain_cell_s or 0.0, WALKED_MOST * seen_s)  # of each row, for each cell that it walks by
         self._measured = measured
@@ -179,7 +179,7 @@ class CostModel:
 
     def carry_s(self, n_cells: int, n_rows: int) -> float:
         """Seconds that `n_cells` cells which nobody reads add to a step of `n_rows` rows, because attention walks them too in a pool."""
-        return 0.0 if self._is_apart else self._scale * self._cells_s(n_rows, n_cells)
+        return 0.0 if self._apart else self._scale * self._cells_s(n_rows, n_cells)
 
     def save_s(self, n_cells: int) -> float | None:
         """Seconds to save a state of `n_cells` cells; None when it was not measured."""

@@ -38,7 +38,7 @@ class Limits:
     cell_n_bytes: float = 1.0  # of a saved cell, as far as it is known before one was saved
     itl_max_s: float | None = None  # time between tokens that so many sequences may run as keep; None: as many as there is room for
     itl_target_s: float | None = None  # how long a step with running answers may take; None: some times as long as without prompts
-    rows_by_slot: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
+    apart: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
     n_slots_apart: int | None = None  # where the layout may be changed: slots, if each had cells of its own; None: it stays as it is
     n_cells_slot_apart: int = 0  # and cells of each
     carries_states: bool = False  # whether a whole slot's state fits in either layout
@@ -49,7 +49,7 @@ class Limits:
         assert min(self.n_cells, self.n_slots, self.n_rows_max, self.n_live_max, self.n_waiting_max) >= 1
         assert self.row_budget is None or self.row_budget >= 1
         assert self.n_ctx >= 2
-        assert self.n_ctx <= self.n_cells or (self.rows_by_slot and self.n_slots_apart), "a sequence alone must always fit"
+        assert self.n_ctx <= self.n_cells or (self.apart and self.n_slots_apart), "a sequence alone must always fit"
 
 
 def n_live_max_of(limits: Limits) -> int:
@@ -65,7 +65,7 @@ def memory_limits(limits: Limits) -> MemoryLimits:
         can_share=limits.can_share,
         can_trim=limits.can_trim,
         copies_slots=limits.copies_slots,
-        has_parts=limits.rows_by_slot,
+        apart=limits.apart,
     )
 
 
@@ -74,5 +74,5 @@ def offload_of(limits: Limits, prices: Prices) -> Offload | None:
     if not (limits.keeps_prefixes and limits.can_save and limits.host_pool_n_bytes):
         return None
     pool = HostPool(limits.host_pool_n_bytes, can_cut=limits.can_trim)
-    n_cells_slot = limits.n_cells // limits.n_slots if limits.rows_by_slot else limits.n_cells
+    n_cells_slot = limits.n_cells // limits.n_slots if limits.apart else limits.n_cells
     return Offload(pool, prices, can_save_part=limits.can_save_part, n_cells_slot=n_cells_slot, cell_n_bytes=limits.cell_n_bytes)

@@ -40,7 +40,7 @@ class MemoryLimits:
     can_share: bool = False  # see cllm.backend.Capabilities
     can_trim: bool = False
     copies_slots: bool = False  # whether a slot may be copied whole; the copy has cells of its own
-    has_parts: bool = False  # whether each slot has a part of the cells to itself
+    apart: bool = False  # whether each slot has a part of the cells to itself
 
     @property
     def n_cells_slot(self) -> int:
@@ -291,7 +291,7 @@ class Memory:
         """Tokens from which on a copy between slots pays; 0 where cells are shared and not copied."""
         if self.limits.can_share:
             return 0
-        return max(N_COPY_LEAST, -(-self.limits.n_cells_slot // COPY_GAIN)) if self.limits.has_parts else N_COPY_LEAST
+        return max(N_COPY_LEAST, -(-self.limits.n_cells_slot // COPY_GAIN)) if self.limits.apart else N_COPY_LEAST
 
     def filler_position(self, slot: int) -> int | None:
         """Where a row that closes a gap may go in a slot that no live sequence has, since it is cut off again; None: nowhere."""

@@ -40,7 +40,7 @@ class Scheduler:
     def __init__(self, limits: Limits, vocabulary: Vocabulary, cost: CostModel | None = None) -> None:
         self.limits = limits
         if cost is None:
-            cost = CostModel(DEFAULT_CURVE, n_rows_max=limits.n_rows_max, measured=False, apart=limits.rows_by_slot)
+            cost = CostModel(DEFAULT_CURVE, n_rows_max=limits.n_rows_max, measured=False, apart=limits.apart)
         self.cost = cost
         prices = Prices(self.cost)
         self.memory = Memory(memory_limits(limits), offload_of(limits, prices), prices)

@@ -70,15 +70,15 @@ class StepScheduler(Scheduler):
             n_rows_fixed=limits.row_budget,
             itl_target_s=limits.itl_target_s,
             itl_max_s=limits.itl_max_s,
-            apart=limits.rows_by_slot,
+            apart=limits.apart,
         )
         has_room = limits.n_rows_max >= limits.n_slots + N_TILE  # for a row of every slot, and a tile to its end
-        may_fill = limits.rows_by_slot and limits.can_trim and has_room
+        may_fill = limits.apart and limits.can_trim and has_room
         fillers = Fillers(limits.n_slots, cost.pass_s, cost.read_s, self.memory.filler_position) if may_fill else None
         former = BatchFormer(
             budget,
             n_rows_max=limits.n_rows_max,
-            rows_by_slot=limits.rows_by_slot,
+            apart=limits.apart,
             fillers=fillers,
         )
         return Places(cost, n_max=self._n_live_max, itl_max_s=limits.itl_max_s), former
@@ -366,14 +366,14 @@ class StepScheduler(Scheduler):
     def laid_out(self, limits: Limits, seconds: float) -> list[Event]:
         """After `vacate`: the cells lie as `limits` say, which took `seconds`; they are as before if that failed."""
         assert self._choice is not None
-        if limits.rows_by_slot == self.limits.rows_by_slot:
+        if limits.apart == self.limits.apart:
             n_cells_slot, self._choice = self._choice.apart.n_cells_slot, None  # it will not be tried again
-            return self._hold_to(n_cells_slot) if limits.rows_by_slot else []
+            return self._hold_to(n_cells_slot) if limits.apart else []
         # What one sequence may have was promised, and does not change: who outgrows a part brings the pool back. What is saved may take no
         # less than before for what it has taken meanwhile.
         self.limits = attrs.evolve(limits, n_ctx=self.limits.n_ctx, host_pool_n_bytes=self.limits.host_pool_n_bytes)
         if self._cost_other is None:
-            self._cost_other = self.cost.beside(n_rows_max=limits.n_rows_max, apart=limits.rows_by_slot)
+            self._cost_other = self.cost.beside(n_rows_max=limits.n_rows_max, apart=limits.apart)
         other = self._cost_other
         other.keep_up(self.cost)
         self.cost, self._cost_other = other, self.cost
@@ -510,7 +510,7 @@ class StepScheduler(Scheduler):
         n = min(len(self._running) + self.n_waiting + n_coming, self._n_wanted_max)
         if not self.limits.n_slots_apart or n <= self.limits.n_slots_apart:  # they have room in either
             return n
-        places = self._places_other if self.limits.rows_by_slot and self._places_other is not None else self._places
+        places = self._places_other if self.limits.apart and self._places_other is not None else self._places
         return min(n, max(self._n_bearable(places), self.limits.n_slots_apart))
 
     def _is_hurried(self, running: Seq[Sequence], now: float) -> bool:

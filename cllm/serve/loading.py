@@ -313,7 +313,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         can_save=can.can_save,
         can_save_part=can.can_save_part,
         host_pool_n_bytes=host_pool_bytes(model, settings),
-        rows_by_slot=layout is KvLayout.STREAMS,
+        apart=layout is KvLayout.STREAMS,
         n_slots_apart=n_slots_apart if n_cells_apart and may_change_layout(model, settings) else None,
         n_cells_slot_apart=n_cells_apart,
         carries_states=_carries_states(model),

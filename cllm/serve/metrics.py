@@ -176,7 +176,7 @@ class _SchedulerCollector(Collector):
         if error is not None:
             yield GaugeMetricFamily("cllm_step_prediction_error_median", "Median of that over the last steps", value=error)
         layout = GaugeMetricFamily("cllm_kv_apart", "1 while each slot has cells of its own, 0 while they are one pool")
-        layout.add_metric([], int(scheduler.limits.rows_by_slot))
+        layout.add_metric([], int(scheduler.limits.apart))
         yield layout
         by_state = GaugeMetricFamily("cllm_cells", "Cells of the KV cache", labels=["state"])
         by_state.add_metric(["free"], cells.n_free)

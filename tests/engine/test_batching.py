@@ -83,7 +83,7 @@ def step_with_prompts_waiting(cost: CostModel, *, n_decoding: int = 12, n_before
     """The first step in which so many of sixteen generate while long prompts of the others wait, or the one `n_before` steps after it."""
     limits = Limits(
         n_cells=16384, n_slots=N_RUNNING, n_ctx=1024, n_rows_max=512, row_budget=None,
-        n_live_max=N_RUNNING, n_waiting_max=100, rows_by_slot=True,
+        n_live_max=N_RUNNING, n_waiting_max=100, apart=True,
     )  # fmt: skip
     scheduler = StepScheduler(limits, FakeVocabulary(1000), cost)
     for i in range(N_RUNNING):

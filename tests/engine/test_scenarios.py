@@ -230,7 +230,7 @@ class Conversation:
         is_apart = layout is KvLayout.STREAMS
         n_slots = (limits.n_slots_apart or 1) if is_apart else LIMITS["n_slots"]
         slots = {"n_slots": n_slots, "n_live_max": min(LIMITS["n_live_max"], n_slots)}  # as `limits_of` has it
-        changes = {"rows_by_slot": is_apart, "copies_slots": is_apart, "can_share": not is_apart, "can_save_part": not is_apart}
+        changes = {"apart": is_apart, "copies_slots": is_apart, "can_share": not is_apart, "can_save_part": not is_apart}
         self.scheduler.laid_out(attrs.evolve(limits, **changes, **slots), 0.1)
         return lines
 

@@ -38,7 +38,7 @@ def test_a_prompt_is_scored_beside_others_as_alone(load: Any, drive: Any, some_t
         row_budget=row_budget,
         n_live_max=8,
         n_waiting_max=8,
-        rows_by_slot=model.capabilities.kv_layout is KvLayout.STREAMS,
+        apart=model.capabilities.kv_layout is KvLayout.STREAMS,
     )
     scheduler = StepScheduler(limits, model.vocabulary)
     greedy = {"sampling": SamplingParams(temperature=0), "stopping": StopParams(max_tokens=12, ignore_eos=True)}
