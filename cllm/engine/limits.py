@@ -7,9 +7,13 @@ from collections.abc import Mapping
 import attrs
 
 from cllm.engine.hostpool import HostPool
-from cllm.engine.memory import MemoryLimits
 from cllm.engine.offload import Offload
 from cllm.engine.prices import Prices
+
+N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
+# Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's
+# whole part of the cells, however few of them are in use.
+COPY_GAIN = 32
 
 
 @attrs.frozen(kw_only=True)
@@ -50,6 +54,35 @@ class Limits:
         assert self.row_budget is None or self.row_budget >= 1
         assert self.n_ctx >= 2
         assert self.n_ctx <= self.n_cells or (self.apart and self.n_slots_apart), "a sequence alone must always fit"
+
+
+@attrs.frozen(kw_only=True)
+class MemoryLimits:
+    """What there is to deal out, and what the model's memory can do."""
+
+    n_cells: int
+    n_slots: int
+    can_share: bool = False  # see cllm.backend.Capabilities
+    can_trim: bool = False
+    copies_slots: bool = False  # whether a slot may be copied whole; the copy has cells of its own
+    apart: bool = False  # whether each slot has a part of the cells to itself
+
+    @property
+    def n_cells_slot(self) -> int:
+        """Cells of each slot, where it has some of its own."""
+        return self.n_cells // self.n_slots
+
+    @property
+    def shares_live(self) -> bool:
+        """Whether a sequence can have cells of one that still runs."""
+        return self.can_share or self.copies_slots
+
+    @property
+    def n_copied_least(self) -> int:
+        """Tokens from which on a copy between slots pays; 0 where cells are shared and not copied."""
+        if self.can_share:
+            return 0
+        return max(N_COPY_LEAST, -(-self.n_cells_slot // COPY_GAIN)) if self.apart else N_COPY_LEAST
 
 
 def n_live_max_of(limits: Limits) -> int:

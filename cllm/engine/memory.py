@@ -5,52 +5,26 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable
-from enum import Enum
 
 import attrs
 
 from cllm.engine.carrying import Carrying
 from cllm.engine.cells import Cells
 from cllm.engine.hostpool import Piece, Text
+from cllm.engine.limits import N_COPY_LEAST, MemoryLimits
 from cllm.engine.offload import Offload
 from cllm.engine.pieces import Chain
 from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, Trim
-from cllm.engine.prefix import Key, Leaving, Match, PrefixTree
+from cllm.engine.prefix import Key, Leaving, PrefixTree
 from cllm.engine.prices import Prices
+from cllm.engine.reuse import N_TAIL_FORGONE, Finder, Known, Reuse, Way
 from cllm.engine.sequence import Miss, Sequence
 
 N_EVICT_LEAST = 64  # cells that a trim frees, if there are so many: a move for each token of a step would cost more than the tokens
 N_EVICT_MOST = 256  # that one step moves to the host unasked, or saves for a few that it needs: all who generate wait for it
 N_AWAITED_MOST = 256  # who wait, whose pieces on the host are kept before others: they are looked for whenever one must go
-N_TAIL_FORGONE = 16  # cells beyond a match that are not worth a slot of their own: less than a step's rows
-N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
 N_BACKED_UP_LEAST = 64  # new cells of a cached branch for which a copy and a file of its own are worth it
 SHARE_BACKED_UP_LEAST = 0.25  # of a branch that is new, where only the whole of it can be copied, into one more file as large
-# Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's
-# whole part of the cells, however few of them are in use.
-COPY_GAIN = 32
-
-
-@attrs.frozen(kw_only=True)
-class MemoryLimits:
-    """What there is to deal out, and what the model's memory can do."""
-
-    n_cells: int
-    n_slots: int
-    can_share: bool = False  # see cllm.backend.Capabilities
-    can_trim: bool = False
-    copies_slots: bool = False  # whether a slot may be copied whole; the copy has cells of its own
-    apart: bool = False  # whether each slot has a part of the cells to itself
-
-    @property
-    def n_cells_slot(self) -> int:
-        """Cells of each slot, where it has some of its own."""
-        return self.n_cells // self.n_slots
-
-    @property
-    def shares_live(self) -> bool:
-        """Whether a sequence can have cells of one that still runs."""
-        return self.can_share or self.copies_slots
 
 
 @attrs.define(eq=False)
@@ -63,47 +37,6 @@ class MemoryTotals:
     n_evicted_cells: int = 0  # cached ones that made room
     n_evicted_slots: int = 0
     n_retired_slots: int = 0  # of these, such as went because carrying them cost more
-
-
-class Way(Enum):
-    """How a sequence comes by cells that are there already."""
-
-    ADOPT = "adopt"  # it goes on in the slot of one that has ended
-    SHARE = "share"  # its slot has the same cells as another
-    COPY = "copy"  # its slot is filled from another
-
-
-@attrs.frozen
-class Reuse:
-    """Cells that a waiting sequence can have without computing them."""
-
-    way: Way
-    slot: int  # that has them
-    match: Match
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens whose cells it will have."""
-        return self.match.n_tokens
-
-
-@attrs.frozen
-class Known:
-    """What there is of a waiting sequence's tokens: cells in the model's memory, and behind them pieces on the host."""
-
-    reuse: Reuse | None = None
-    chain: Chain[Piece] | None = None
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens that need not be computed."""
-        if self.chain is not None:
-            return self.chain.end
-        return 0 if self.reuse is None else self.reuse.n_tokens
-
-
-NOTHING = Known()
-_Basis = tuple[int, int, int, int]  # versions of tree and host pool, tokens, free slots
 
 
 class Memory:
@@ -124,7 +57,10 @@ class Memory:
         self._tell_who_waits()
         self._to_save: list[Sequence] = []  # as they are now, where slots cannot be cut back to it later
         self._restoring: dict[int, Restore] = {}  # by slot: planned, and not settled yet
-        self._found: tuple[Sequence, _Basis, Known] | None = None  # the last answer of `_find`, and what it rests on
+        self._finder = self._new_finder()
+
+    def _new_finder(self) -> Finder:
+        return Finder(self.limits, self.tree, self.cells, self.offload, self._n_in, self._restoring)
 
     @property
     def prices(self) -> Prices:
@@ -140,7 +76,7 @@ class Memory:
 
     def n_known(self, sequence: Sequence) -> int:
         """How many tokens of a waiting sequence need not be computed if it comes now."""
-        return self._find(sequence).n_tokens
+        return self._finder.find(sequence).n_tokens
 
     def n_shared(self, sequence: Sequence) -> int:
         """How many tokens of a waiting sequence somebody who runs has cells of, whether or not it can have them without computing.
@@ -189,7 +125,7 @@ class Memory:
     def n_missing(self, sequence: Sequence, n_spare: int) -> int:
         """How many cells are wanting for that; 0 or less: none."""
         n_wanted = len(sequence.tokens) + n_spare
-        reuse = self._find(sequence).reuse
+        reuse = self._finder.find(sequence).reuse
         n_usable = self.cells.n_free + self.cells.n_cached
         if reuse is not None and reuse.way is not Way.COPY:
             n_wanted -= reuse.n_tokens
@@ -201,7 +137,7 @@ class Memory:
 
         What others have as well is free only when the last of them goes, and what the newcomer would share is not wanted of anybody.
         """
-        reuse = self._find(newcomer).reuse
+        reuse = self._finder.find(newcomer).reuse
         leaving = Leaving(self.tree, None if reuse is None or reuse.way is Way.COPY else reuse.match)
 
         def n_freed(sequence: Sequence) -> int:
@@ -220,7 +156,7 @@ class Memory:
         self._waiting[sequence.seq_id] = sequence
         if not is_another:
             self.prices.demand.came(sequence.cache_key, sequence.tokens)
-        reuse = self._find(sequence).reuse
+        reuse = self._finder.find(sequence).reuse
         if reuse is not None and self.tree.is_resting(reuse.slot) and 2 * reuse.n_tokens >= self.tree.n_tokens(reuse.slot):
             self._wait_for(sequence, reuse.slot)
 
@@ -285,13 +221,6 @@ class Memory:
             is_saved = self.offload is not None and sequence.may_keep and not self.limits.can_trim
             if is_saved and sequence.n_computed in (sequence.n_prompt, sequence.stop_at):
                 self._to_save.append(sequence)
-
-    @property
-    def n_copied_least(self) -> int:
-        """Tokens from which on a copy between slots pays; 0 where cells are shared and not copied."""
-        if self.limits.can_share:
-            return 0
-        return max(N_COPY_LEAST, -(-self.limits.n_cells_slot // COPY_GAIN)) if self.limits.apart else N_COPY_LEAST
 
     def filler_position(self, slot: int) -> int | None:
         """Where a row that closes a gap may go in a slot that no live sequence has, since it is cut off again; None: nowhere."""
@@ -506,12 +435,12 @@ class Memory:
         self.limits = limits
         self.cells = Cells(limits.n_cells, limits.n_slots)
         self.tree = PrefixTree(self.cells, can_trim=limits.can_trim)
-        self._found = None
         if offload is not None and self.offload is not None:
             offload.succeeds(self.offload, carries_states=carries_states)
         else:
             prices.succeed(self.prices)
         self.offload, self._prices = offload, prices
+        self._finder = self._new_finder()
         self._tell_who_waits()
 
     @property
@@ -539,7 +468,7 @@ class Memory:
     def _restored(self, outcome: Restored) -> None:
         sequence = self._live[outcome.move.slot]
         del self._restoring[sequence.slot]
-        self._found = None  # the slot can be copied again
+        self._finder.forget()  # the slot can be copied again
         sequence.is_restoring = False
         if sequence.first_token_at is None:
             sequence.n_cached = min(sequence.n_cached, max(outcome.n_tokens, sequence.n_computed))
@@ -579,80 +508,7 @@ class Memory:
                 assert n_known <= sequence.n_computed
                 assert tree.tokens_of(sequence.slot) == sequence.tokens[:n_known]
 
-    # --- finding what is there ----------------------------------------------------------------------------------------
-
-    def _find(self, sequence: Sequence) -> Known:
-        """The answer is kept until the tree, the host pool or the free slots change: who waits is looked at before every step."""
-        if not sequence.may_share:
-            return NOTHING
-        pool_version = 0 if self.offload is None else self.offload.pool.version
-        basis = (self.tree.version, pool_version, len(sequence.tokens), self.cells.n_free_slots)
-        if self._found is None or self._found[0] is not sequence or self._found[1] != basis:
-            self._found = (sequence, basis, self._look_for(sequence))
-        return self._found[2]
-
-    def _look_for(self, sequence: Sequence) -> Known:
-        """In the model's memory, then on the host, from where what follows can be restored."""
-        reuse = self._look_in_tree(sequence, sequence.n_shareable)
-        n_have = 0 if reuse is None else reuse.n_tokens
-        tokens = sequence.tokens[: sequence.n_shareable]
-        chain = None if self.offload is None else self.offload.chain_for(sequence.cache_key, tokens, n_have)
-        if chain is None or chain.start == n_have:
-            return Known(reuse, chain)
-        before = self._look_in_tree(sequence, chain.start)
-        if (0 if before is None else before.n_tokens) != chain.start:
-            return Known(reuse)
-        return Known(before, chain)
-
-    def _look_in_tree(self, sequence: Sequence, n_max: int) -> Reuse | None:
-        match = self.tree.match(sequence.cache_key, sequence.tokens, n_max, whole=not self.limits.can_trim, n_in=self._n_in)
-        if match is None:
-            return None
-        slot = self._slot_of(match)
-        way = self._way(sequence, match, slot)
-        return None if way is None else Reuse(way, slot, match)
-
-    def _slot_of(self, match: Match) -> int:
-        """Some slot that has the cells of `match`; where slots cannot be cut, one that has no more, if there is one."""
-        if not self.limits.can_trim:
-            for slot in match.node.tips:
-                if self._n_in(slot) == match.n_tokens:
-                    return slot
-        return self.tree.slot_through(match.node)
-
-    def _way(self, sequence: Sequence, match: Match, slot: int) -> Way | None:
-        """How to come by the cells of `match`, which `slot` has; None: not at all."""
-        rests = match.node.tips == {slot} and self.tree.is_resting(slot)
-        n_lost = match.node.end - match.n_tokens  # if a sequence goes on in the slot
-        if rests and n_lost <= (N_TAIL_FORGONE if self.limits.can_trim else 0):
-            return Way.ADOPT
-        if not self.limits.can_trim and self._n_in(slot) != match.n_tokens:
-            return None
-        if self.limits.can_share:
-            return self._way_of_sharing(sequence, slot, n_lost if rests else None)
-        return self._way_apart(match.n_tokens, slot, may_adopt=rests and n_lost <= match.n_tokens)
-
-    def _way_of_sharing(self, sequence: Sequence, slot: int, n_lost: int | None) -> Way | None:
-        """Into an empty slot, else in place of the oldest branch, or on in the slot if that has less to lose that somebody waits for."""
-        if self.cells.n_free_slots:
-            return Way.SHARE
-        oldest = self.tree.oldest(but=slot)
-        if oldest is None:
-            return Way.ADOPT if self.tree.is_resting(slot) else None
-        if n_lost is None:
-            return Way.SHARE
-        tail = self.tree.is_awaited(slot, but=sequence.own_order), n_lost
-        return Way.ADOPT if tail <= (self.tree.is_awaited(oldest), self.tree.n_alone(oldest)) else Way.SHARE
-
-    def _way_apart(self, n_tokens: int, slot: int, *, may_adopt: bool) -> Way | None:
-        """Where slots share no part of their cells: into an empty slot a copy, else on in the slot, else a copy in place of another."""
-        # A slot is copied whole: from one that is being restored there would come more than is known of it.
-        pays = self.limits.copies_slots and n_tokens >= self.n_copied_least and slot not in self._restoring
-        if pays and self.cells.n_free_slots:
-            return Way.COPY
-        if may_adopt:
-            return Way.ADOPT
-        return Way.COPY if pays and self.tree.oldest(but=slot) is not None else None
+    # --- reusing what is there ----------------------------------------------------------------------------------------
 
     def _n_in(self, slot: int) -> int:
         """Cells that the model has in a slot."""
@@ -668,17 +524,15 @@ class Memory:
         match = self.tree.match(sequence.cache_key, sequence.tokens, sequence.n_shareable)
         sequence.miss = Miss.UNKNOWN if match is None or match.n_tokens < N_COPY_LEAST else Miss.OUT_OF_REACH
 
-    # --- reusing it ---------------------------------------------------------------------------------------------------
-
     def _with_a_slot(self, sequence: Sequence) -> Known:
         """Find what can be reused, once there is a slot for it."""
-        known = self._find(sequence)
+        known = self._finder.find(sequence)
         reuse = known.reuse
         if not self.cells.n_free_slots and (reuse is None or reuse.way is not Way.ADOPT):
             oldest = self.tree.oldest(but=None if reuse is None else reuse.slot)
             assert oldest is not None, "nobody fits without a slot"
             self._evict_slot(oldest)
-            known = self._find(sequence)
+            known = self._finder.find(sequence)
         return known
 
     def _reuse(self, sequence: Sequence, reuse: Reuse) -> None:
@@ -818,7 +672,7 @@ class Memory:
     def _let_go(self, sequence: Sequence) -> None:
         restore = self._restoring.pop(sequence.slot, None)
         if restore is not None:
-            self._found = None
+            self._finder.forget()
             sequence.is_restoring = False
             self._moves = [move for move in self._moves if move is not restore]
         del self._live[sequence.slot]

@@ -580,7 +580,9 @@ class StepScheduler(Scheduler):
         """Set a sequence aside that has only to wait for what another computes already; those behind it are not held up."""
         if not self.memory.limits.shares_live or not sequence.may_share or self._trials or len(self._running) >= self._n_places():
             return False
-        leader = self._followers.leader_for(sequence, self._running, self.memory.n_known(sequence), n_least=self.memory.n_copied_least)
+        leader = self._followers.leader_for(
+            sequence, self._running, self.memory.n_known(sequence), n_least=self.memory.limits.n_copied_least
+        )
         if leader is None:
             return False
         self._queue.set_aside(sequence)
