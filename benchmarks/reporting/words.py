@@ -202,13 +202,14 @@ With several starts, each counts once, since starts of one server differ by more
 pass, each start counts with its sums; if those are 0, too, the interval is by a bootstrap, of six starts at least.) If the interval has 1
 in it, it is unclear who is better, which does not say that both are alike: in how many pairs cLLM was better stands beside it. Of fewer
 than three starts nobody is called better, since two may agree by luck. A ratio is 1000 at most, which is what much to nothing is told as.
-cLLM's own figure is that of the pairs with this peer, so that figures of one column may be of different minutes.
+cLLM's own figure is that of the pairs with this peer, so that figures of one column may be of different minutes. A percentile is of a
+pass's own values: first texts are 7 to 160, so that at p99 they are the slowest, or nearly so.
 """
 
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
 are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at 8 and 16, `chat-turns` at 8, `shared-prefix` and
-`long-among-short` have all of llama-server's settings, two to six of them for two to four pairs. Told how many slots there are, as it
+`long-among-short` have all of llama-server's settings, one to six of them for two to four pairs. Told how many slots there are, as it
 always is here, llama-server as it comes gives each slot cells of its own, so that it is what `-no-kvu` is; and at one slot `-kvu` is too,
 and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of equals, too. The other runs have fewer, chosen by shorter runs
 that are not kept, and a setting that is not there is not known to be slower; nor is one that was left after two pairs of one start: at 8,
@@ -252,28 +253,30 @@ than one in ten has such a piece. First texts come later at p50 there; of `mixed
 of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls
 above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool
 in pieces of 25. (`mixed` has fourteen.) `mixed-small` at 16 and at 8 has all settings, on a machine with AVX2 alone. At 16 these are ten
-pairs of `-no-kvu`, `-b 32`, `-b 64` and `no prompt cache` each, two of each other one. Who has more tokens/s is not told apart: cLLM has
-1.03 of `-no-kvu`'s (0.94 to 1.12) and 0.96 of those of `no prompt cache` (0.85 to 1.09), beside which it does worst at nearly everything.
-Gaps are 1.34 and 1.32 times as long at p50 and 0.40 and 0.38 at p99, first texts come at p99 after 1.28 and 1.37 times the time. At p50
-they come after 1.00 times `-no-kvu`'s and 1.40 times the other's (0.97 to 2.02), which saves nothing on the host and takes 0.87 of cLLM's
-memory; `-no-kvu` takes 1.6 times as much. Beside `-b 64`, which computes them in pieces too, it has 1.10 times the tokens/s (1.06 to 1.15),
-first texts at p50, p90 and p99 after 0.67, 0.75 and 0.84 of its time, whole answers at p50 after 0.89, and gaps at p99 that are 1.05 times
-as long (0.80 to 1.37). Beside `-b 32`, whose pieces are smaller, it has 1.26 times the tokens/s (1.16 to 1.36), first texts at p50, p90 and
-p99 after 0.43, 0.31 and 0.25 of its time, and gaps 0.74 times as long at p50, 1.91 times at p90 (1.63 to 2.24) and 1.39 times at p99 (0.94
-to 2.05). In two pairs, beside `-kvu`, it had gaps 1.5 times as long at p50, and first texts at p50, p90 and p99 after 1.4, 1.06 and 1.6
-times the time. A run on the machine with AMX, which is not kept, had first texts after 1.39 times `-no-kvu`'s time at p50 and 1.37 at p99,
-and 1.8 times as many good requests; one of an earlier revision on a machine with AVX-512 0.91 and 1.18 of these times. There pieces four
-times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. At 8 these are the same settings' pairs.
-Who has more tokens/s is not told apart: cLLM has 0.975 of `-no-kvu`'s (0.85 to 1.12), 0.97 of those of `no prompt cache` (0.90 to 1.06),
-1.02 of `-b 64`'s (0.98 to 1.07) and 1.04 of `-b 32`'s (0.95 to 1.14). Beside the first and the second first texts come at p50 after 1.39
-and 1.62 times the time, and gaps at p99 are 0.37 and 0.36 times as long; beside `-b 64` first texts come at p50 after 1.19 times the time
-(0.98 to 1.45), and gaps are 1.20 times as long at p50, 0.69 at p90 and 0.78 at p99; beside `-b 32` first texts come at p50, p90 and p99
-after 0.80 (0.62 to 1.03), 0.67 and 0.70 of its time, and gaps are 0.78 times as long at p50, 1.23 at p90 (0.94 to 1.63) and 1.34 at p99
-(0.87 to 2.06). `no prompt cache`, which saves nothing on the host, takes 0.73 of cLLM's memory. In two pairs each cLLM had 1.06 (as it
-comes) to 1.29 times (`-kvu -b 64`) the tokens/s, and beside `-kvu` gaps 1.3 times as long at p50, 1.5 at p90 and a fifth as long at p99.
-The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were
-not as slow in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent.
-Eight starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not kept.
+pairs of each but `-kvu -b 64`, of which there are two, and of llama-server as it comes, which is what `-no-kvu` is. Who has more tokens/s
+is not told apart: cLLM has 1.03 of `-no-kvu`'s (0.94 to 1.12) and 0.96 of those of `no prompt cache` (0.85 to 1.09), beside which it does
+worst at nearly everything. Gaps are 1.34 and 1.32 times as long at p50 and 0.40 and 0.38 at p99, first texts come at p99 after 1.28 and
+1.37 times the time. At p50 they come after 1.00 times `-no-kvu`'s and 1.40 times the other's (0.97 to 2.02), which saves nothing on the
+host and takes 0.87 of cLLM's memory; `-no-kvu` takes 1.6 times as much. Beside `-b 64`, which computes them in pieces too, it has 1.10
+times the tokens/s (1.06 to 1.15), first texts at p50, p90 and p99 after 0.67, 0.75 and 0.84 of its time, whole answers at p50 after 0.89,
+and gaps at p99 that are 1.05 times as long (0.80 to 1.37). Beside `-b 32`, whose pieces are smaller, it has 1.26 times the tokens/s (1.16
+to 1.36), first texts at p50, p90 and p99 after 0.43, 0.31 and 0.25 of its time, and gaps 0.74 times as long at p50, 1.91 times at p90 (1.63
+to 2.24) and 1.39 times at p99 (0.94 to 2.05). Beside `-kvu` it has 1.20 times the tokens/s (1.07 to 1.36), whole answers at p50 and p99
+after 0.80 of the time, gaps at p90 and p99 that are 0.58 and 0.37 times as long, and first texts after 0.83 of the time at p90 and 1.27
+times at p99 (1.06 to 1.52). A run on the machine with AMX, which is not kept, had first texts after 1.39 times `-no-kvu`'s time at p50 and
+1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on a machine with AVX-512 0.91 and 1.18 of these times. There
+pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. At 8 they are of the same
+settings but `-kvu`, of which there are two. Who has more tokens/s is not told apart: cLLM has 0.975 of `-no-kvu`'s (0.85 to 1.12), 0.97 of
+those of `no prompt cache` (0.90 to 1.06), 1.02 of `-b 64`'s (0.98 to 1.07) and 1.04 of `-b 32`'s (0.95 to 1.14). Beside the first and the
+second first texts come at p50 after 1.39 and 1.62 times the time, and gaps at p99 are 0.37 and 0.36 times as long; beside `-b 64` first
+texts come at p50 after 1.19 times the time (0.98 to 1.45), and gaps are 1.20 times as long at p50, 0.69 at p90 and 0.78 at p99; beside
+`-b 32` first texts come at p50, p90 and p99 after 0.80 (0.62 to 1.03), 0.67 and 0.70 of its time, and gaps are 0.78 times as long at p50,
+1.23 at p90 (0.94 to 1.63) and 1.34 at p99 (0.87 to 2.06). `no prompt cache`, which saves nothing on the host, takes 0.73 of cLLM's memory.
+In two pairs each cLLM had 1.06 (as it comes) to 1.29 times (`-kvu -b 64`) the tokens/s, and beside `-kvu` gaps 1.3 times as long at p50,
+1.5 at p90 and a fifth as long at p99. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and
+one 0.80, the slow one's requests were not as slow in another start, and in a simulation the scheduler needs as long for all of them as the
+faster starts did, within four percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for
+the same step; these are not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for
@@ -349,7 +352,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-chat-turns-c8": "2026-11-29 80e22e9270",
     "peers-long-among-short": "2026-11-29 8aaae89e0d",
     "peers-mixed-c8": "2026-11-27 0543dee0f6",
-    "peers-mixed-small-c16": "2026-11-30 d509503084",
+    "peers-mixed-small-c16": "2026-11-30 7459a21f53",
     "peers-mixed-small-c8": "2026-11-30 ba06412438",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-27 3751b6e58f",
