@@ -574,7 +574,8 @@ class Memory:
         if n_lost > N_TAIL_FORGONE and self.offload is not None:
             if self.offload.can_save_part:
                 self._save(slot, n_lost)
-            elif self.prices.is_tail_worth_saving(n_keep + n_lost, n_lost, is_awaited=self.tree.is_awaited(slot, but=sequence.own_order)):
+            # Else all of it would be copied for its end, which hardly anybody asks for: it is a question about what all have in common.
+            elif self.tree.is_awaited(slot, but=sequence.own_order) and self.prices.is_tail_worth_saving(n_keep + n_lost, n_lost):
                 self._save(slot)
         self.tree.wake(slot)
         if self.tree.n_tokens(slot) > n_keep:

@@ -108,10 +108,9 @@ class Prices:
                 dearer.scale(FADE)
         return save_s < share * gain_s
 
-    def is_tail_worth_saving(self, n_cells: int, n_tail: int, *, is_awaited: bool = False) -> bool:
-        """Say the same where only `n_tail` of them go, but no less than all can be saved."""
-        share = 1.0 if is_awaited else self.demand.share
-        return self.save_s(n_cells) < share * (self.prefill_s(n_tail) - self.restore_s(n_cells))
+    def is_tail_worth_saving(self, n_cells: int, n_tail: int) -> bool:
+        """Say whether `n_cells` are to be saved, as no less can be, of which `n_tail` go that somebody waits for."""
+        return self.save_s(n_cells) < self.prefill_s(n_tail) - self.restore_s(n_cells)
 
     def is_worth_restoring(self, n_cells: int, n_gained: int) -> bool:
         """Say whether to restore `n_cells` cells, of which `n_gained` would have to be computed otherwise."""

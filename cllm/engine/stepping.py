@@ -88,7 +88,7 @@ class StepScheduler(Scheduler):
         seq_id = super().submit(spec, now)
         if self._choice is not None:
             self._choice.grew(len(spec.prompt))
-            self._choice.waits(self._n_crowd(0))
+            self._choice.waits(self._n_crowd())
         return seq_id
 
     # --- a step -------------------------------------------------------------------------------------------------------
@@ -486,7 +486,7 @@ class StepScheduler(Scheduler):
     def _is_crowded(self, sequence: Sequence) -> bool:
         """Say whether prompts that go before its own fill some steps already. Inside it would only wait, and keep a fresher one out.
 
-        As long as no step had room for prompts, nobody knows: on a model that makes its steps by itself, never.
+        As long as no step had room for prompts, nobody knows.
         """
         if self.limits.itl_max_s is None or self._trials or not self._former.n_room:
             return False
@@ -505,9 +505,9 @@ class StepScheduler(Scheduler):
         n_room = self._former.n_room_alone(n_running, n_cells, owed, self._n_keys(), places_taken)
         return n_before > N_STEPS_OWED * n_room
 
-    def _n_crowd(self, n_coming: int) -> int:
-        """How many would run in a pool, and `n_coming` with them; of a slow model no more than leave the time between tokens bearable."""
-        n = min(len(self._running) + self.n_waiting + n_coming, self._n_wanted_max)
+    def _n_crowd(self) -> int:
+        """How many would run in a pool; of a slow model no more than leave the time between tokens bearable."""
+        n = min(len(self._running) + self.n_waiting, self._n_wanted_max)
         if not self.limits.n_slots_apart or n <= self.limits.n_slots_apart:  # they have room in either
             return n
         places = self._places_other if self.limits.apart and self._places_other is not None else self._places
@@ -547,7 +547,7 @@ class StepScheduler(Scheduler):
     def _start(self, sequence: Sequence, now: float) -> None:
         if self._choice is not None and sequence.admitted_at is None and not sequence.n_followed:
             n_alike = n_computing(sequence, self._running, self.memory.n_shared(sequence))
-            self._choice.came(sequence.n_prompt, n_alike, self._n_crowd(0))
+            self._choice.came(sequence.n_prompt, n_alike, self._n_crowd())
         super()._start(sequence, now)
 
     def _reserve_decode_cells(self) -> None:
@@ -589,7 +589,7 @@ class StepScheduler(Scheduler):
         self._weigh(sequence, self._followers.n_common(sequence))
         sequence.timeline.note(self._now, "following")
         if self._choice is not None and sequence.admitted_at is None and sequence.n_followed == 1:
-            self._choice.came(sequence.n_prompt, self._followers.n_common(sequence), self._n_crowd(0))
+            self._choice.came(sequence.n_prompt, self._followers.n_common(sequence), self._n_crowd())
         if sequence.order < leader.order:
             self._rank(leader, sequence.order)
         return True

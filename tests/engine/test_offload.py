@@ -216,7 +216,21 @@ def test_what_a_preempted_sequence_left_is_saved_where_another_goes_on_from_its_
     answer(model, scheduler, "a" * 300 + "c" * 20)
     assert scheduler.totals.n_preempted == 1
     assert offload.pool.totals.n_restores == n_restores
+    assert (offload.pool.totals.n_saves > 0) == (n_restores > 0)
     assert scheduler.totals.n_prefill_rows == 50 + 500 + 20 + (0 if n_restores else 200)
+
+
+def test_of_a_question_about_what_all_have_in_common_nothing_is_saved_for_the_next_one() -> None:
+    """All of a slot would be, for an end that nobody waits for: each time as many cells as the document has."""
+    model = FakeModel(n_cells=4000, n_slots=2, kv_layout=KvLayout.STREAMS)
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=2)), model.vocabulary)
+    offload = scheduler.memory.offload
+    assert offload is not None
+    offload.prices = Prices(Costs(prefill=3.5e-3, save=1.5e-5, restore=1.5e-5))
+    for i in range(8):
+        answer(model, scheduler, "a" * 1200 + chr(98 + i) * 20, n_tokens=60)
+    assert scheduler.totals.n_prefill_rows < 1220 + 7 * 40, "the document was computed once"
+    assert offload.pool.totals.n_saves == 0
 
 
 def test_choices_of_one_request_have_asked_for_what_was_left_once(monkeypatch: pytest.MonkeyPatch) -> None:
