@@ -182,8 +182,9 @@ def _seed(n_streams: int, turn: int) -> int:
 
 
 def _turn(arguments: argparse.Namespace, fake: Fake, measured: list[Measured], phases: Phases, n_streams: int, turn: int) -> None:
-    work = work_of(fake, n_streams, arguments.generated if turn >= 0 else 4, _seed(n_streams, turn), arguments.least)
-    for one in measured:
+    n_generated = arguments.generated if turn >= 0 else 4
+    for place, one in enumerate(measured):  # some have the same server, which is to find nothing computed
+        work = work_of(fake, n_streams, n_generated, _seed(n_streams, turn) + place, arguments.least)
         run = partial(run_checked, one.stage, work, fake.layers[one.stage.name])
         ran = phases.watch(run) if turn >= 0 and one.stage.name == WATCHED else run()
         if turn >= 0:

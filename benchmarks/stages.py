@@ -672,28 +672,23 @@ class ClientStage:
 
         numbers = iter(range(len(work.asks)))
         n_tokens = 0
-        n_texts = [0] * len(work.asks)
         async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self.server.port}/v1", api_key="none", max_retries=0) as client:
 
             async def ask_one_after_another() -> None:
                 nonlocal n_tokens
                 for number in numbers:
-                    n_read, n_texts[number] = await self._ask(client, work.fields(number, stream=True))
+                    n_read = await self._ask(client, work.fields(number, stream=True))
                     n_tokens += n_read
 
             began, cpu_began = time.perf_counter(), time.process_time()
             await asyncio.gather(*(ask_one_after_another() for _ in range(work.concurrency)))
-            wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-        refuse_unstreamed(self.name, n_texts, work)
-        return n_tokens, wall_s, cpu_s
+            return n_tokens, time.perf_counter() - began, time.process_time() - cpu_began
 
-    async def _ask(self, client: Any, fields: dict[str, Any]) -> tuple[int, int]:
-        """The tokens of an answer, and the chunks that it came in."""
+    async def _ask(self, client: Any, fields: dict[str, Any]) -> int:
         known = {name: fields.pop(name) for name in KNOWN_TO_OPENAI if name in fields}
         chunks = await client.completions.create(model="", extra_body=fields, **known)
-        n_tokens = n_chunks = 0
+        n_tokens = 0
         async for chunk in chunks:
-            n_chunks += 1
             if chunk.usage is not None:
                 n_tokens = chunk.usage.completion_tokens
-        return n_tokens, n_chunks
+        return n_tokens

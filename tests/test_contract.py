@@ -243,6 +243,15 @@ class Uncut(FakeTextModel):
     def open(self, tell):
         super().open(lambda event: tell(attrs.evolve(event, is_cut=False) if isinstance(event, StreamEnd) else event))
 
+class Short(FakeTextModel):
+    n_tokens = 5
+
+    def start(self, seq_id, request):
+        super().start(seq_id, attrs.evolve(request, n_tokens_max=min(request.n_tokens_max or 1000, self.n_tokens)))
+
+class Early(Short, Uncut):
+    pass
+
 class Sampled(HeedingFakeModel):
     def start(self, seq_id, request):
         self.is_sure = request.top_k == 1
@@ -256,6 +265,8 @@ class Sampled(HeedingFakeModel):
 
 class Backend(FakeStreamBackend):
     uncut = classmethod(lambda cls: cls(Uncut))
+    short = classmethod(lambda cls: cls(Short))
+    early = classmethod(lambda cls: cls(Early))
     sampled = classmethod(lambda cls: cls(Sampled))
 """
 
@@ -264,12 +275,18 @@ class Backend(FakeStreamBackend):
     ("make", "seen_by"),
     the_first_everywhere(
         ("uncut", "test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end"),
+        ("short", "test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end"),
         ("sampled", "test_logprobs_are_the_models_own_whatever_is_done_before_a_token_is_drawn"),
     ),
 )
 def test_a_model_that_tells_what_is_not_so_fails_the_suite(tmp_path: Path, make: str, seen_by: str) -> None:
     (tmp_path / "telling.py").write_text(TELLING)
     check_fails(run_contract("--backend", f"telling:Backend.{make}", "-k", "as_it_may or models_own", folder=tmp_path), seen_by)
+
+
+def test_a_text_model_that_ends_by_itself_where_nobody_can_keep_it_from_that_keeps_the_contract(tmp_path: Path) -> None:
+    (tmp_path / "telling.py").write_text(TELLING)
+    check(run_contract("--backend", "telling:Backend.early", "-k", "as_it_may or given_up or many_at_once", folder=tmp_path))
 
 
 CARELESS = """

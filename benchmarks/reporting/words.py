@@ -203,7 +203,7 @@ pass, each start counts with its sums; if those are 0, too, the interval is by a
 in it, it is unclear who is better, which does not say that both are alike: in how many pairs cLLM was better stands beside it. Of fewer
 than three starts nobody is called better, since two may agree by luck. A ratio is 1000 at most, which is what much to nothing is told as.
 cLLM's own figure is that of the pairs with this peer, so that figures of one column may be of different minutes. A percentile is of a
-pass's own values: first texts are 7 to 160, so that at p99 they are the slowest, or nearly so.
+pass's own values: first texts are 7 to 192, so that at p99 they are the slowest, or nearly so.
 """
 
 PEERS_FOUND: Final = """\

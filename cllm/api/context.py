@@ -122,7 +122,7 @@ class Context:
     async def held(self, tenant: Tenant) -> Engine:
         """The engine of a model that is not unloaded before the current exchange has ended.
 
-        Raises: Unavailable · DeadlineExceeded when the request's `timeout_s` passes while the model is loaded.
+        Raises: Unavailable · NotFound · DeadlineExceeded when the request's `timeout_s` passes while the model is loaded.
         """
         held: Engine | None = g.get("engine")
         if held is not None and held is tenant.engine:  # who asked for it once more while it is to be unloaded would wait for himself

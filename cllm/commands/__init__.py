@@ -1,1 +1,1 @@
-"""What `cllm` does at a terminal beside serving and measuring: one file for each command."""
+"""What `cllm` does at a terminal beside serving and measuring: a file for each command, and one for those of the hub."""

@@ -1,4 +1,4 @@
-"""What `cllm pull` and `cllm models` show of the hub and its cache."""
+"""`cllm pull`, `cllm models` and `cllm models remove`: the hub, and what is kept of it here."""
 
 from __future__ import annotations
 

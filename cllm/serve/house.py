@@ -216,7 +216,7 @@ class House:
         """A hold on a model, which is loaded for that and waited for. Returns at once if it is there; the caller releases it.
 
         Raises: Unavailable while the server starts or drains, when it takes longer than a request waits, cannot be loaded, or too many of
-        this key wait for it · DeadlineExceeded when it takes longer than `timeout_s`.
+        this key wait for it · DeadlineExceeded when it takes longer than `timeout_s` · NotFound when it is unloaded for good meanwhile.
         """
         hold = Hold(tenant, key)
         if tenant.state is State.LOADED:

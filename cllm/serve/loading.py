@@ -366,7 +366,7 @@ def open_disk(loaded: Loaded, settings: Settings) -> DiskTier | None:
     """Open the folder that the settings name, if any; blocks. Raises: LoadFailed when it cannot be used."""
     if settings.cache_dir is None:
         return None
-    what_is_missing = _why_no_disk(loaded.step_model, loaded.limits)
+    what_is_missing = _why_no_disk(loaded.step_model, loaded.limits, settings)
     if what_is_missing:
         log.warning("disk.off", why=what_is_missing)
         return None
@@ -389,9 +389,11 @@ def _mark_of(loaded: Loaded, settings: Settings) -> str:
     return repr((loaded.served.backend, info.size_bytes, loras, info.fingerprint))
 
 
-def _why_no_disk(model: StepModel, limits: Limits) -> str:
-    if not limits.keeps_prefixes or not limits.host_pool_n_bytes:
-        return "--cache-dir needs the prefix cache and --host-cache-mb, for which other models may have left no memory"
+def _why_no_disk(model: StepModel, limits: Limits, settings: Settings) -> str:
+    if not limits.keeps_prefixes or settings.host_cache_mb == 0:
+        return "--cache-dir needs the prefix cache and --host-cache-mb"
+    if not limits.host_pool_n_bytes:
+        return "--cache-dir needs --host-cache-mb, for which no memory is left (what other models may still take counts first): name it"
     if not model.capabilities.can_save or not model.info.fingerprint:
         return "this backend cannot save what it has computed"
     return ""

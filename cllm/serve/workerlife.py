@@ -140,7 +140,7 @@ class WorkerLife:
         except Exception as error:
             if not is_sent:
                 raise
-            self.bury()  # what is left of its answer, for want of memory, say, would be taken for the next one
+            self.bury(error)  # what is left of its answer, for want of memory, say, would be taken for the next one
             raise ModelDied(f"the worker's answer could not be read: {in_one_line(error)}") from error
         if isinstance(answer, frames.Failed):
             raise error_of(answer)
@@ -161,7 +161,7 @@ class WorkerLife:
             assert self.process is not None
             return self.process
 
-    def bury(self, after: Ended | None = None) -> str:
+    def bury(self, after: Exception | None = None) -> str:
         """Make sure that the worker is gone; return in words how it ended. `after` as for `WorkerProcess.slay`."""
         with self._alive:
             process, self.process = self.process, None
@@ -208,7 +208,7 @@ def _what_stays(loaded: frames.AnyLoaded | None) -> dict[str, object]:
         left_out.add("n_cells")
     facts = {name: getattr(loaded, name) for name in loaded.__struct_fields__ if name not in left_out}
     info = attrs.evolve(loaded.info, build="", cells_bytes=0, mapped_bytes=0)
-    return {**facts, **{name: getattr(info, name) for name in attrs.fields_dict(type(info))}}
+    return {**facts, **{f"info.{name}": getattr(info, name) for name in attrs.fields_dict(type(info))}}
 
 
 def _changed(before: dict[str, object], now: dict[str, object]) -> str:
@@ -223,8 +223,8 @@ def _load(process: WorkerProcess, load: frames.Load, on_progress: OnProgress) ->
     except Garbled as error:  # a plugin that tells of its model what is not of the contract's types
         raise LoadFailed(f"{load.spec.path}: {error}") from error
     except UnicodeEncodeError as error:
-        path = os.fsencode(load.spec.path).decode("utf-8", "backslashreplace")
-        raise LoadFailed(f"{path}: a path that is not UTF-8 cannot be told to a process of its own") from error
+        text = os.fsencode(error.object).decode("utf-8", "backslashreplace")
+        raise LoadFailed(f"{text}: what is not UTF-8 cannot be told to a process of its own") from error
     except Ended as error:
         raise LoadFailed(f"{load.spec.path}: the worker died while it loaded this: {process.kill(after=error)}") from None
     if isinstance(answer, frames.AnyLoaded):

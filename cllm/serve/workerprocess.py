@@ -16,8 +16,9 @@ from typing import Final
 
 import msgspec
 
+from cllm.errors import in_one_line
 from cllm.serve import frames
-from cllm.serve.frames import Channel, Ended
+from cllm.serve.frames import Channel, Ended, Garbled
 
 N_LINE_MAX: Final = 1 << 16  # bytes of what it writes that are one line at most
 N_LINES_KEPT: Final = 4  # of what it said last, to explain its death
@@ -103,21 +104,31 @@ class WorkerProcess:
         for end in (engine, short, long):
             end.settimeout(seconds)
 
-    def slay(self, after: Ended | None = None) -> None:
-        """Let it end now, since it was silent if `after` says so; those who wait for it learn of it.
+    def slay(self, after: Exception | None = None) -> None:
+        """Let it end now, because of `after` if it lives; those who wait for it learn of it.
 
         The loop does at once: a process that it began may keep its output open.
         """
         self._end(after)
         self._on_end()
 
-    def _end(self, after: Ended | None) -> None:
-        if after is not None and isinstance(after.__cause__, TimeoutError) and not self._why and self._popen.poll() is None:
-            self._why = f"it was silent for {self._silence_s:g} s, and was ended; "
+    def _end(self, after: Exception | None) -> None:
+        why = self._why_after(after)
+        if why and not self._why and self._popen.poll() is None:
+            self._why = f"{why}, and was ended; "
         self.is_lost = True
         self._popen.kill()
 
-    def kill(self, *, asks_why: bool = True, after: Ended | None = None) -> str:
+    def _why_after(self, after: Exception | None) -> str:
+        if after is None:
+            return ""
+        if isinstance(after.__cause__, TimeoutError):
+            return f"it was silent for {self._silence_s:g} s"
+        if isinstance(after, Ended) and not isinstance(after, Garbled):
+            return ""  # by itself, then
+        return f"it could not be understood: {in_one_line(after)}"
+
+    def kill(self, *, asks_why: bool = True, after: Exception | None = None) -> str:
         """End the process if it has not ended; close everything; return in words how it ended, with its last ones if one `asks_why`.
 
         `after` as for `slay`.

@@ -116,7 +116,7 @@ class WorkerStreams:
         self._hearing = hearing
 
     def _hear(self, process: WorkerProcess, to_say: queue.SimpleQueue[bytes | None]) -> None:
-        after: Ended | None = None
+        after: Exception | None = None
         try:
             while True:
                 self._wait(process)
@@ -125,6 +125,7 @@ class WorkerStreams:
         except Ended as error:
             after = error
         except Exception as error:  # what is no event, or no memory for one: nobody would hear of the others, nor of a silence
+            after = error
             log.error("worker.not_heard", why=in_one_line(error))
         finally:
             process.slay(after)

@@ -88,7 +88,7 @@ class WorkerVocabulary:
             if not is_sent:  # it is written down before anything is sent
                 process.texts_under_way[kind] = False
                 raise
-            process.slay()  # what is left of the answer would be taken for the next one's
+            process.slay(lack)  # what is left of the answer would be taken for the next one's
             raise Ended("there is no memory for what it tells") from lack
         process.texts_under_way[kind] = False
         if isinstance(answer, frames.Failed):

@@ -70,10 +70,10 @@ def arranged(messages: list[Message], takes: Takes) -> list[Message]:
     elif not takes.takes_system_anywhere:
         n_leading = next((i for i, message in enumerate(messages) if message.get("role") != "system"), len(messages))
         messages = [*_joined(messages[:n_leading]), *_told_by_users(messages[n_leading:])]
-    if not takes.takes_system_before_results:
-        messages = _told_in_last_question(messages)
     if not (takes.takes_neighbours and takes.takes_text_after_results):
         messages = _apart(messages, takes)
+    if not takes.takes_system_before_results:  # now that what is said after a result is no turn of its own any more
+        messages = _told_in_last_question(messages)
     if not takes.takes_several_calls:
         messages = _one_call_each(messages, takes.empty_content)
     if not takes.takes_text_beside_calls:

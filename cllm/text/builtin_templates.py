@@ -17,20 +17,20 @@ CHATML: Final = """\
 """
 
 _MISTRAL_TURNS: Final = """\
-{%- set turn = namespace(is_begun=false) %}
+{%- set turn = namespace(is_begun=false, is_asked=false) %}
 {%- for message in messages %}
     {%- set content = message.content or '' %}
-    {%- if not turn.is_begun %}
-        {{- 'LEAD[INST]TRAIL' }}
-        {%- set turn.is_begun = true %}
-    {%- endif %}
-    {%- if message.role == 'system' %}
-        {{- content + '\\n\\n' }}
-    {%- elif message.role == 'user' %}
-        {{- content + 'LEAD[/INST]' }}
-    {%- else %}
+    {%- if message.role not in ('system', 'user') %}
         {{- 'TRAIL' + ANSWER + eos_token }}
         {%- set turn.is_begun = false %}
+        {%- set turn.is_asked = false %}
+    {%- elif turn.is_asked %}
+        {{- raise_exception('an answer is to follow what the user says') }}
+    {%- else %}
+        {{- '' if turn.is_begun else 'LEAD[INST]TRAIL' }}
+        {%- set turn.is_begun = true %}
+        {%- set turn.is_asked = message.role == 'user' %}
+        {{- content + ('LEAD[/INST]' if turn.is_asked else '\\n\\n') }}
     {%- endif %}
 {%- endfor %}
 """

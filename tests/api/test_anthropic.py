@@ -173,7 +173,8 @@ async def test_of_an_image_that_a_tool_gave_the_model_is_told_and_one_of_the_use
 
 
 async def test_documents_of_plain_text_and_search_results_are_read_wherever_they_stand(serve: Any) -> None:
-    paper = {"type": "document", "title": "Notes", "source": {"type": "text", "media_type": "text/plain", "data": "the sky is blue"}}
+    source = {"type": "text", "media_type": "text/plain", "data": "the sky is blue"}
+    paper = {"type": "document", "title": "Notes", "context": "of a walk", "source": source}
     found = {"type": "search_result", "source": "https://a.test", "title": "Seas", "content": [{"type": "text", "text": "they are salt"}]}
     called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "read", "input": {}}]}
     given = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [paper, found]}]}
@@ -181,7 +182,7 @@ async def test_documents_of_plain_text_and_search_results_are_read_wherever_they
         asked = await prompt_of(api, messages=[{"role": "user", "content": [paper, found, {"type": "text", "text": "and?"}]}])
         told = await prompt_of(api, messages=[{"role": "user", "content": "one"}, called, given])
         misplaced = await api.post("/v1/messages", body(messages=[{"role": "assistant", "content": [found]}]))
-    said = "Notes\nthe sky is blue\nSeas\nhttps://a.test\nthey are salt"
+    said = "Notes\nof a walk\nthe sky is blue\nSeas\nhttps://a.test\nthey are salt"
     assert f"{said}\nand?" in asked
     assert said in told
     assert (misplaced.status, "cannot hold this" in misplaced.error["message"]) == (400, True)

@@ -708,7 +708,7 @@ async def test_where_others_leave_no_memory_for_the_host_there_is_no_disk_either
     async with keep("a", "b", cache_dir=str(tmp_path)) as kept:
         assert pools_mib(kept) == [2048, 0]
     (off,) = [entry for entry in logged if entry["event"] == "disk.off"]
-    assert "other models" in off["why"]
+    assert "what other models may still take counts first" in off["why"]
 
 
 async def test_a_key_that_floods_a_cold_model_does_not_shut_another_out(keep: Keep) -> None:

@@ -647,7 +647,7 @@ async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
 
 
 def test_a_path_that_cannot_be_told_to_another_process_is_refused_as_that() -> None:
-    with pytest.raises(LoadFailed, match=r"^/srv/caf\\xe9.gguf: a path that is not UTF-8 cannot be told to a process of its own$"):
+    with pytest.raises(LoadFailed, match=r"^/srv/caf\\xe9.gguf: what is not UTF-8 cannot be told to a process of its own$"):
         load(os.fsdecode(b"/srv/caf\xe9.gguf"))
 
 

@@ -613,6 +613,16 @@ def test_a_template_that_is_known_by_name_is_written_as_its_model_has_learnt_it(
     assert template.render([{"role": role, "content": content} for role, content in turns]) == shown
 
 
+@pytest.mark.parametrize("name", ["mistral-v1", "mistral-v3", "mistral-v3-tekken"])
+def test_what_would_stand_in_the_answers_place_is_a_part_of_the_turn_before(name: str) -> None:
+    template = ChatTemplate(NAMED[name], bos_token="", eos_token="</s>")
+    two = template.render([{"role": "user", "content": "A"}, {"role": "user", "content": "B"}])
+    late = template.render([{"role": "user", "content": "A"}, {"role": "system", "content": "S"}])
+    assert [text.rstrip().endswith("[/INST]") and text.count("[/INST]") for text in (two, late)] == [1, 1]
+    assert two.index("A") < two.index("B")
+    assert "S" in late
+
+
 def test_what_is_no_name_is_a_template_and_an_unknown_name_is_none() -> None:
     assert source_of("{{ messages }}") == "{{ messages }}"
     assert [source_of(told) for told in (None, "", "rwkv-world")] == [None, None, None]
@@ -642,6 +652,21 @@ def test_a_system_message_that_is_shown_in_the_last_turn_alone_stays_there_when_
     )
     assert template.render(asked).endswith("[USER]BE|find")
     assert template.render([*asked, call, result]) == "[USER]hi[assistant]yes[USER]BE\n\nfind[CALL]look[tool]it"
+
+
+def test_and_where_what_is_said_after_a_result_is_a_part_of_that() -> None:
+    refusal = (
+        "{%- if loop.index0 and messages[loop.index0 - 1].role == 'tool' and message.role == 'user' %}"
+        "{{ raise_exception('no') }}{%- endif %}"
+    )
+    source = _SYSTEM_IN_LAST_TURN.replace("{%- for message in messages %}", "{%- for message in messages %}" + refusal)
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    question = [{"role": "system", "content": "BE"}, {"role": "user", "content": "find"}]
+    call = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+    result = {"role": "tool", "tool_call_id": "call12345", "content": "it"}
+    for later in ([], [call, result]):
+        shown = template.render([*question, call, result, {"role": "user", "content": "quick"}, *later])
+        assert shown.startswith("[USER]BE\n\nfind[CALL]look[tool]it\n\nquick")
 
 
 _TEXT_OR_CALL = """\

@@ -51,6 +51,7 @@ class Document(msgspec.Struct, tag_field="type", tag="document"):
 
     source: Source | None = None
     title: str | None = None
+    context: str | None = None  # words about it
 
     @property
     def text(self) -> str | None:
@@ -58,7 +59,7 @@ class Document(msgspec.Struct, tag_field="type", tag="document"):
         source = self.source
         if source is None or source.type != "text" or source.data is None:
             return None
-        return f"{self.title}\n{source.data}" if self.title else source.data
+        return "\n".join(filter(None, (self.title, self.context, source.data)))
 
 
 class SearchResult(msgspec.Struct, tag_field="type", tag="search_result"):

@@ -68,12 +68,13 @@ class Ear:
         self.until(lambda: self.errors.keys() >= set(seq_ids))
 
     def has_heard(self, seq_id: int, n_tokens: int) -> bool:
-        return self.n_told[seq_id] >= n_tokens
+        """Or all of it, where nobody can keep the model from ending by itself."""
+        return self.n_told[seq_id] >= n_tokens or (self._may_end_itself and seq_id in self.errors)
 
     def is_whole(self, seq_id: int) -> bool:
         """Whether it has all the tokens that were asked for, or some, where nobody can keep the model from ending by itself."""
         n_told = self.n_told[seq_id]
-        return n_told == N_TOKENS or (self._may_end_itself and 1 <= n_told < N_TOKENS)
+        return n_told == N_TOKENS or (self._may_end_itself and 1 <= n_told < N_TOKENS and seq_id not in self.cut)
 
     def silence(self) -> None:
         """Hear what comes in a while."""

@@ -11,7 +11,7 @@ from quart import Blueprint, Response, g, request
 
 from cllm.api import prompts, wire
 from cllm.api.context import Context
-from cllm.api.conversation import open_chat
+from cllm.api.conversation import Conversation, open_chat
 from cllm.api.errors import openai_shape
 from cllm.api.openai.responses import requests
 from cllm.api.openai.responses.answers import ResponseHead, ResponseStream, items_of, new_id
@@ -85,11 +85,13 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest, se
     kept = {item_id: store.item(item_id, key=key, now=now) for item_id in references}
     inputs = await prompts.of_turns(model, given, lambda: _with_ids(requests.input_items(body, kept.get)))
     items = (*_said_before(store, body), *inputs)
-    conversation = await prompts.of_turns(model, items, lambda: requests.conversation_of(body, items))
-    chat = await open_chat(context, model, conversation, asked, endpoint=ENDPOINT)
     stores = body.store is not False and store.is_open
-    # What is known of a tool is bounded, and what is not known here is shown as it was sent, however long.
-    head = await prompts.of_many(len(body.tools or ()), lambda: ResponseHead.of(body, sent, asked, model.name, stored=stores))
+
+    def read() -> tuple[Conversation, ResponseHead]:  # tools that are not known here are shown as they were sent, however long
+        return requests.conversation_of(body, items), ResponseHead.of(body, sent, asked, model.name, stored=stores)
+
+    conversation, head = await prompts.of_turns(model, items, read)
+    chat = await open_chat(context, model, conversation, asked, endpoint=ENDPOINT)
 
     def keep(response: dict[str, Any]) -> None:
         if stores:
