@@ -47,7 +47,7 @@ PROMPTS: Final = (
 SHARE_KILLED: Final = 0.95  # of how long the streams take undisturbed: up to then one may be killed
 N_TRIES: Final = 5  # of a round whose kill came too late
 ROUND_S: Final = 300.0
-WORKER: Final = b"cllm.serve.workerstart"
+WORKER: Final = b"cllm.serve.worker.start"
 
 
 @attrs.define

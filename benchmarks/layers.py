@@ -47,7 +47,7 @@ def _with_rows(_model: Any, plan: Any, *_arguments: Any) -> int:
 GATES: Final = (
     Gate("native", "llama_cpp", "llama_decode", "step", is_timed=True),
     Gate("backend", "cllm_llamacpp.model", "LlamaModel.step", "step"),
-    Gate("sampling", "cllm.engine.compute", "sample", "draw", is_timed=True),
+    Gate("sampling", "cllm.engine.batch.compute", "sample", "draw", is_timed=True),
     Gate("engine", "cllm.engine.stepping", "StepScheduler.plan", "step", is_timed=True),
     Gate("engine", "cllm.engine.stepping", "StepScheduler.apply", "step", is_timed=True),
     Gate("loop", "cllm.serve.steploop", "StepLoop._step", "step"),
@@ -60,9 +60,9 @@ GATES: Final = (
     Gate("sse", "cllm.api.sse", "SseBody._chunk", "request"),
     Gate("sse", "cllm.api.openai.completions", "CompletionStream.delta", "token"),
     Gate("client", "openai.resources.completions", "AsyncCompletions.create", "request"),
-    Gate("isolated", "cllm.serve.worker", "WorkerModel.compute", "step", _with_rows),
-    Gate("isolated", "cllm.serve.frames", "Channel.send", "step"),
-    Gate("isolated", "cllm.serve.frames", "Channel.receive", "step"),
+    Gate("isolated", "cllm.serve.worker.model", "WorkerModel.compute", "step", _with_rows),
+    Gate("isolated", "cllm.serve.worker.frames", "Channel.send", "step"),
+    Gate("isolated", "cllm.serve.worker.frames", "Channel.receive", "step"),
 )
 BORDER: Final = "isolated"  # between two processes: what is below the engine is on its other side, and so are the gates of that
 LAYERS: Final = tuple(dict.fromkeys(gate.layer for gate in GATES if gate.layer != BORDER))  # from the bottom up

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.workload import Ask
+from cllm.engine.batch.plan import Drop, Move, Save, Share, StepOutput, Trim
 from cllm.engine.limits import Limits
-from cllm.engine.params import StopParams
-from cllm.engine.plan import Drop, Move, Save, Share, StepOutput, Trim
+from cllm.engine.sampling.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.testing.fake import FakeVocabulary

@@ -21,9 +21,9 @@ import trio
 
 from benchmarks.instant import InstantModel
 from cllm.config import Settings
-from cllm.engine.compute import compute
+from cllm.engine.batch.compute import compute
 from cllm.engine.events import Delta
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of

@@ -17,8 +17,8 @@ import attrs
 import numpy as np
 
 from cllm.backend import Logits
-from cllm.engine.params import SamplingParams
-from cllm.engine.sampling import Sampler, Workspace, sample
+from cllm.engine.sampling.params import SamplingParams
+from cllm.engine.sampling.step import Sampler, Workspace, sample
 
 N_VOCAB = 151_936
 CASES = {

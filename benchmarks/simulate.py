@@ -21,13 +21,13 @@ from collections.abc import Iterator
 import attrs
 
 from cllm.bench.workloads import WORKLOADS, Ask, Work, with_load
-from cllm.engine import budget
-from cllm.engine.cost import CostModel
-from cllm.engine.curve import Curve
+from cllm.engine.batch import budget
+from cllm.engine.batch.plan import StepOutput
+from cllm.engine.cost.curve import Curve
+from cllm.engine.cost.model import CostModel
 from cllm.engine.events import Delta, Finished
 from cllm.engine.limits import Limits
-from cllm.engine.params import StopParams
-from cllm.engine.plan import StepOutput
+from cllm.engine.sampling.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.testing.fake import FakeVocabulary

@@ -31,12 +31,12 @@ from cllm.api.app import create_app
 from cllm.backend import Batch, StepModel
 from cllm.bench import process
 from cllm.config import Settings
-from cllm.engine.compute import compute, do_move
-from cllm.engine.cost import CostModel
+from cllm.engine.batch.compute import compute, do_move
+from cllm.engine.batch.plan import Move, Plan, Save, StepOutput, StepWork
+from cllm.engine.cost.model import CostModel
 from cllm.engine.events import Delta, Event, Finished
-from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.plan import Move, Plan, Save, StepOutput, StepWork
-from cllm.engine.sampling import Sampler
+from cllm.engine.sampling.params import SamplingParams, StopParams
+from cllm.engine.sampling.step import Sampler
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.serve.engine import Engine
@@ -47,7 +47,7 @@ from cllm.testing.engine import running_engine
 from cllm.threadtimes import Threads, ThreadTimes
 
 PATH: Final = "/v1/completions"
-STEP_ACROSS: Final = "cllm.serve.worker.WorkerModel.compute"
+STEP_ACROSS: Final = "cllm.serve.worker.model.WorkerModel.compute"
 N_STREAMED: Final = 16  # tokens of an answer that is looked at
 N_PIECES_UNSTREAMED: Final = 3  # in which it may come that is no stream: its head, its body, and the end of that
 KNOWN_TO_OPENAI: Final = ("prompt", "max_tokens", "seed", "temperature", "top_p", "stream", "stream_options")
@@ -292,7 +292,7 @@ class Bench:
 
 def n_steps_of(counts: Counts) -> int:
     """Steps, by the lowest layer that the pass had."""
-    keys = ("llama_cpp.llama_decode", "cllm.engine.compute.sample", STEP_ACROSS, "cllm.engine.stepping.StepScheduler.apply")
+    keys = ("llama_cpp.llama_decode", "cllm.engine.batch.compute.sample", STEP_ACROSS, "cllm.engine.stepping.StepScheduler.apply")
     return next((counts[key] for key in keys if counts.get(key)), 0)
 
 

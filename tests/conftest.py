@@ -14,7 +14,7 @@ import trio.testing
 from hypothesis import HealthCheck, settings
 from werkzeug.routing import Rule
 
-from cllm.engine import cost
+from cllm.engine.cost import model as cost
 from cllm.serve import loading
 from cllm.testing.loopback import pass_by_proxies
 

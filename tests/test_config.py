@@ -23,7 +23,7 @@ from cllm.config import (
     warnings,
     with_keys_read,
 )
-from cllm.engine.params import SamplingProfile
+from cllm.engine.sampling.params import SamplingProfile
 from cllm.serve.spec import model_spec
 from cllm.sources import load_settings
 

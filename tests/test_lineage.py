@@ -17,10 +17,10 @@ import trio
 from structlog.testing import capture_logs
 
 from cllm.backend import Batch, Logits
-from cllm.engine.compute import compute
+from cllm.engine.batch.compute import compute
+from cllm.engine.batch.plan import Plan
 from cllm.engine.events import Event, Finished
 from cllm.engine.limits import Limits
-from cllm.engine.plan import Plan
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import NoRoom, StepFailed
 from cllm.testing.fake import FakeModel

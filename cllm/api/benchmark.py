@@ -16,7 +16,7 @@ from cllm.api import prompts, wire
 from cllm.api.context import Context
 from cllm.api.sampling_fields import priority_of
 from cllm.engine.events import Delta, Failed, Finished
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import NotPermitted, QuotaExceeded, RequestError
 

@@ -19,7 +19,7 @@ from cllm.api.operations import Operation
 from cllm.api.room import Room
 from cllm.api.sampling_fields import SamplingFields, Wanted, base_params, wanted
 from cllm.config import Profile, Settings
-from cllm.engine.params import SamplingParams
+from cllm.engine.sampling.params import SamplingParams
 from cllm.engine.streaming import heeded
 from cllm.errors import RequestError, Unavailable
 from cllm.serve.engine import Engine, ServedModel

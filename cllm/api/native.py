@@ -22,7 +22,7 @@ from cllm.api.sampling_fields import SamplingFields, Wanted
 from cllm.api.sse import SseBody, TextFrame, data, sse_response
 from cllm.api.tokens import TokenIds
 from cllm.engine.events import Delta, Finished
-from cllm.engine.params import SamplingParams
+from cllm.engine.sampling.params import SamplingParams
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from cllm.backend import StreamForm
 from cllm.config import Profile
-from cllm.engine.params import SamplingParams, SamplingProfile, StopParams
+from cllm.engine.sampling.params import SamplingParams, SamplingProfile, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import InvalidRequest, NotHeeded
 from cllm.serve.engine import ServedModel

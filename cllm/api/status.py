@@ -16,7 +16,7 @@ from cllm.api.metric_aliases import WithAliases
 from cllm.api.openai.shapes import json_response
 from cllm.api.operations import TEXT, Operation
 from cllm.config import aliases_of
-from cllm.engine.params import SamplingParams
+from cllm.engine.sampling.params import SamplingParams
 from cllm.engine.views import SequenceView
 from cllm.errors import Unavailable
 from cllm.serve.embedding import ServedEmbedder

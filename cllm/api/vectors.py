@@ -19,7 +19,7 @@ from cllm.api.context import Context, current_key
 from cllm.api.prompts import N_TOKEN_BYTES_MAX, by_length
 from cllm.api.sampling_fields import check_tokens
 from cllm.backend import Pooling, Vectors
-from cllm.engine.embedding import InputEmpty, InputTooLong
+from cllm.engine.embedding.scheduler import InputEmpty, InputTooLong
 from cllm.errors import DeadlineExceeded, InvalidRequest, NotSupported, RequestError, TokenizeFailed
 from cllm.serve.embedding import ServedEmbedder
 from cllm.serve.engine import Embeddings

@@ -10,8 +10,8 @@ from rich.table import Table
 from cllm.bench import plot
 from cllm.bench.outputs import check_output
 from cllm.config import Settings
-from cllm.engine.cost import CostModel
-from cllm.engine.curve import Curve
+from cllm.engine.cost.curve import Curve
+from cllm.engine.cost.model import CostModel
 from cllm.errors import BackendUnavailable
 from cllm.serve.loading import load
 from cllm.serve.logs import configure_logging

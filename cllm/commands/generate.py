@@ -9,9 +9,9 @@ import time
 import attrs
 
 from cllm.config import Settings, SettingsError
-from cllm.engine.compute import compute
+from cllm.engine.batch.compute import compute
 from cllm.engine.events import Delta, Event, Failed, Finished
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import BackendUnavailable, LoadFailed, NotSupported, RequestError

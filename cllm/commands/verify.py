@@ -16,7 +16,7 @@ from rich.table import Table
 from cllm import hub
 from cllm.backend import Backend, Batch, Logits, ModelSpec, StepModel, StreamModel, TellsLogits, Vocabulary
 from cllm.config import Settings, SettingsError
-from cllm.engine.divergence import Divergence, compare_rows, summary
+from cllm.engine.sampling.divergence import Divergence, compare_rows, summary
 from cllm.errors import BackendUnavailable, LoadFailed
 from cllm.registry import checked_model, load_backend
 from cllm.serve.loading import blaming

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import attrs
 
-from cllm.engine.hostpool import HostPool
-from cllm.engine.offload import Offload
-from cllm.engine.prices import Prices
+from cllm.engine.memory.hostpool import HostPool
+from cllm.engine.memory.offload import Offload
+from cllm.engine.memory.prices import Prices
 
 N_COPY_LEAST = 32  # tokens for which a copy is worth its two calls
 # Cells that are copied in less time than one is computed: 66 measured on a CPU, fewer where computing is fast. llama.cpp copies a slot's

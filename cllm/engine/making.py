@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cllm.backend import Vocabulary
-from cllm.engine.fairness import Accounts
 from cllm.engine.limits import Limits
-from cllm.engine.sampler import make_sampler
+from cllm.engine.sampling.sampler import make_sampler
 from cllm.engine.sequence import Sequence, SequenceSpec
+from cllm.engine.waiting.fairness import Accounts
 from cllm.text.detokenizer import TokenTexts
 from cllm.text.transcript import Transcript
 

@@ -12,20 +12,20 @@ from collections.abc import Iterator
 import attrs
 
 from cllm.backend import Vocabulary
-from cllm.engine.cost import CostModel
-from cllm.engine.curve import DEFAULT_CURVE
+from cllm.engine.cost.curve import DEFAULT_CURVE
+from cllm.engine.cost.model import CostModel
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason, TokenLogprob
 from cllm.engine.failures import too_late, unread, without_token
-from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK, PROMPT_TOKEN, Accounts, Work
-from cllm.engine.gate import Behind, Coming, Gate, Newcomer, Service
 from cllm.engine.limits import Limits, memory_limits, n_live_max_of, offload_of
 from cllm.engine.making import SequenceMaker
-from cllm.engine.memory import Memory
-from cllm.engine.prices import Prices
-from cllm.engine.queue import Queue, order
+from cllm.engine.memory.dealing import Memory
+from cllm.engine.memory.prices import Prices
 from cllm.engine.sequence import FINISHED, PREFILL, Miss, Phase, Sequence, SequenceSpec
 from cllm.engine.timeline import Timeline
 from cllm.engine.views import SequenceView, Totals, usage_of, view_of
+from cllm.engine.waiting.fairness import GENERATED_TOKEN, NO_WORK, PROMPT_TOKEN, Accounts, Work
+from cllm.engine.waiting.gate import Behind, Coming, Gate, Newcomer, Service
+from cllm.engine.waiting.queue import Queue, order
 from cllm.errors import ContextExceeded, GenerationFailed, RequestError
 
 N_DEADLINES_SPARE = 64  # ended sequences whose deadlines are kept before they are cleared away

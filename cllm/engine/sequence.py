@@ -8,11 +8,11 @@ from enum import Enum
 import attrs
 
 from cllm.backend import StreamForm
-from cllm.engine.dry import TokenSet
-from cllm.engine.fairness import NO_WORK, Account, Work
-from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.sampling import Sampler
+from cllm.engine.sampling.dry import TokenSet
+from cllm.engine.sampling.params import SamplingParams, StopParams
+from cllm.engine.sampling.step import Sampler
 from cllm.engine.timeline import Timeline
+from cllm.engine.waiting.fairness import NO_WORK, Account, Work
 from cllm.text.answers import AnswerFormat
 from cllm.text.grammar import Grammar
 from cllm.text.transcript import Transcript

@@ -15,25 +15,25 @@ from collections.abc import Sequence as Seq
 import attrs
 
 from cllm.backend import KvLayout, Vocabulary
-from cllm.engine.batching import NO_MEETINGS, BatchFormer, goes_before, n_owed
-from cllm.engine.budget import ALONE_FULL_S, RowBudget
-from cllm.engine.cost import CostModel
+from cllm.engine.batch.budget import ALONE_FULL_S, RowBudget
+from cllm.engine.batch.fillers import N_TILE, Fillers
+from cllm.engine.batch.former import NO_MEETINGS, BatchFormer, goes_before, n_owed
+from cllm.engine.batch.plan import Plan, Scoring, StepOutput
+from cllm.engine.cost.model import CostModel
+from cllm.engine.cost.places import Places
 from cllm.engine.events import Delta, Event, TokenLogprob
 from cllm.engine.failures import in_vain, invalid_logits, without_token
-from cllm.engine.fairness import GENERATED_TOKEN, NO_WORK
-from cllm.engine.fillers import N_TILE, Fillers
-from cllm.engine.following import Followers, is_of_use, n_computing
-from cllm.engine.gate import CERTAINTY, Behind
-from cllm.engine.layout import Apart, LayoutChoice, likely_length
 from cllm.engine.limits import Limits, memory_limits, n_live_max_of, offload_of
-from cllm.engine.places import Places
-from cllm.engine.plan import Plan, Scoring, StepOutput
-from cllm.engine.prefix import Key
-from cllm.engine.prices import Prices
-from cllm.engine.queue import gives_way, may_yield, order, who_yields
+from cllm.engine.memory.layout import Apart, LayoutChoice, likely_length
+from cllm.engine.memory.prefix import Key
+from cllm.engine.memory.prices import Prices
 from cllm.engine.scheduler import Scheduler, note_cached
 from cllm.engine.sequence import DECODE, FINISHED, PREFILL, Phase, Sequence, SequenceSpec
-from cllm.engine.trials import Trials
+from cllm.engine.waiting.fairness import GENERATED_TOKEN, NO_WORK
+from cllm.engine.waiting.following import Followers, is_of_use, n_computing
+from cllm.engine.waiting.gate import CERTAINTY, Behind
+from cllm.engine.waiting.queue import gives_way, may_yield, order, who_yields
+from cllm.engine.waiting.trials import Trials
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom
 
 KNOWN_S = 20.0  # after the last step, for which the machine is believed to be as slow as it was

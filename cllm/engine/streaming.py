@@ -9,11 +9,11 @@ import attrs
 
 from cllm.backend import StreamEnd, StreamRequest, StreamToken, Vocabulary
 from cllm.engine.events import Event, FinishReason, TokenLogprob
-from cllm.engine.fairness import GENERATED_TOKEN
 from cllm.engine.limits import Limits
-from cllm.engine.params import SamplingParams
+from cllm.engine.sampling.params import SamplingParams
 from cllm.engine.scheduler import Scheduler
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
+from cllm.engine.waiting.fairness import GENERATED_TOKEN
 from cllm.errors import GenerationFailed, NotHeeded
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")

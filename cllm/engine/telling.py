@@ -6,10 +6,10 @@ import attrs
 
 from cllm.backend import StreamChat, StreamEnd, StreamRequest, StreamText, StreamUsage
 from cllm.engine.events import Delta, Event, Finished, FinishReason, TokenLogprob, Usage
-from cllm.engine.fairness import GENERATED_TOKEN
 from cllm.engine.limits import Limits
 from cllm.engine.sequence import Phase, Sequence, SequenceSpec
 from cllm.engine.streaming import SAMPLING, SHARING, StreamScheduler, check_heeded
+from cllm.engine.waiting.fairness import GENERATED_TOKEN
 from cllm.errors import GenerationFailed
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
 from cllm.text.transcript import told

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from cllm.backend import Batch, KvLayout, LaysOut, OnProgress, StepModel
-from cllm.engine.cost import N_TOGETHER, WALKED
-from cllm.engine.curve import DEFAULT_CURVE, Curve, Points
+from cllm.engine.cost.curve import DEFAULT_CURVE, Curve, Points
+from cllm.engine.cost.model import N_TOGETHER, WALKED
 from cllm.errors import LoadAborted, LoadFailed
 from cllm.threadtimes import ThreadTimes, cpu_share, own_times
 

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from cllm.backend import KvLayout, ModelSpec, StepModel
-from cllm.engine.curve import Curve
+from cllm.engine.cost.curve import Curve
 from cllm.registry import list_backends
 from cllm.threadtimes import cpu_share
 

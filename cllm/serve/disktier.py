@@ -21,10 +21,10 @@ import attrs
 import structlog
 import trio
 
-from cllm.engine.hostpool import HostPool, Piece
-from cllm.engine.memory import Memory
-from cllm.engine.pieces import Chain, PieceTree
-from cllm.engine.prefix import Key
+from cllm.engine.memory.dealing import Memory
+from cllm.engine.memory.hostpool import HostPool, Piece
+from cllm.engine.memory.pieces import Chain, PieceTree
+from cllm.engine.memory.prefix import Key
 from cllm.serve.beside import beside
 from cllm.serve.statefiles import StateFiles, StoredPiece, Unfit, touch
 

@@ -13,15 +13,15 @@ import structlog
 import trio
 
 from cllm.backend import Embedder, ModelInfo, Pooling, Vectors, Vocabulary
-from cllm.engine.embedding import EmbedPlan, EmbedScheduler, Job, Sums, compute
-from cllm.engine.fairness import Accounts, finds_room
-from cllm.engine.gate import Service, bearable
-from cllm.engine.pace import Pace
+from cllm.engine.embedding.pace import Pace
+from cllm.engine.embedding.scheduler import EmbedPlan, EmbedScheduler, Job, Sums, compute
+from cllm.engine.waiting.fairness import Accounts, finds_room
+from cllm.engine.waiting.gate import Service, bearable
 from cllm.errors import ModelDied, RequestError, Unavailable
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, Waiting, run_apart
-from cllm.serve.workerembedder import WorkerEmbedder
-from cllm.serve.workerlife import WorkerLife
+from cllm.serve.worker.embedder import WorkerEmbedder
+from cllm.serve.worker.life import WorkerLife
 
 log = structlog.get_logger("cllm.embedding")
 

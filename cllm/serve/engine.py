@@ -16,8 +16,8 @@ import trio
 
 from cllm.backend import Capabilities, ModelInfo, StepModel, Vocabulary
 from cllm.config import Settings
-from cllm.engine.dry import dry_breaker_tokens
-from cllm.engine.history import dries
+from cllm.engine.sampling.dry import dry_breaker_tokens
+from cllm.engine.sampling.history import dries
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.views import SequenceView
 from cllm.errors import DeadlineExceeded, ModelDied, NotSupported, QuotaExceeded, Unavailable, call_foreign

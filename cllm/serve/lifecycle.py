@@ -13,7 +13,7 @@ import trio
 
 from cllm.backend import KvLayout, StepModel, n_logprobs_max_of
 from cllm.config import Settings
-from cllm.engine.cost import CostModel
+from cllm.engine.cost.model import CostModel
 from cllm.engine.limits import Limits
 from cllm.engine.stepping import StepScheduler
 from cllm.engine.streaming import StreamScheduler

@@ -15,10 +15,10 @@ import structlog
 from cllm import hub, machine
 from cllm.backend import Backend, Embedder, KvLayout, LaysOut, LoadsEmbedders, OnProgress, StepModel
 from cllm.config import Settings, SettingsError, api_keys, name_of_model
-from cllm.engine.cost import CostModel
-from cllm.engine.curve import DEFAULT_CURVE, Curve
-from cllm.engine.layout import N_FEW
+from cllm.engine.cost.curve import DEFAULT_CURVE, Curve
+from cllm.engine.cost.model import CostModel
 from cllm.engine.limits import Limits
+from cllm.engine.memory.layout import N_FEW
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, call_foreign, in_one_line
 from cllm.registry import choose_backend, factory_of
 from cllm.serve import curves
@@ -29,8 +29,8 @@ from cllm.serve.engine import ServedModel
 from cllm.serve.spec import embedder_spec, model_spec
 from cllm.serve.statefiles import StateFiles
 from cllm.serve.stepless import Stepless, StreamsOnly
-from cllm.serve.worker import WorkerBackend, WorkerModel
-from cllm.serve.workerembedder import WorkerEmbedder
+from cllm.serve.worker.embedder import WorkerEmbedder
+from cllm.serve.worker.model import WorkerBackend, WorkerModel
 from cllm.text.builtin_templates import CHATML, source_of
 from cllm.text.dialect import UNKNOWN, dialect_of
 from cllm.text.grammar import Grammars

@@ -21,9 +21,9 @@ from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, run_apart
 from cllm.serve.stepless import StreamsOnly
 from cllm.serve.streams import EventStream
-from cllm.serve.worker import WorkerModel
-from cllm.serve.workerlife import WorkerLife
-from cllm.serve.workerstreams import WorkerStreams
+from cllm.serve.worker.life import WorkerLife
+from cllm.serve.worker.model import WorkerModel
+from cllm.serve.worker.streams import WorkerStreams
 
 log = structlog.get_logger("cllm.loop")
 

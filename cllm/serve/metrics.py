@@ -12,9 +12,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cllm.backend import Measure, Measures
+from cllm.engine.batch.plan import Plan, StepOutput
 from cllm.engine.events import Failed, Finished, FinishReason
-from cllm.engine.hostpool import HostPool
-from cllm.engine.plan import Plan, StepOutput
+from cllm.engine.memory.hostpool import HostPool
 from cllm.engine.scheduler import Scheduler
 from cllm.errors import (
     Aborted,

@@ -20,8 +20,8 @@ from typing import BinaryIO, Final
 import attrs
 import numpy as np
 
-from cllm.engine.hostpool import N_BYTES_TOKEN, Piece
-from cllm.engine.prefix import Key
+from cllm.engine.memory.hostpool import N_BYTES_TOKEN, Piece
+from cllm.engine.memory.prefix import Key
 
 SUFFIX: Final = ".cllmkv"
 SECRET_NAME: Final = "secret"

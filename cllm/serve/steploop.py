@@ -11,10 +11,10 @@ from functools import partial
 import trio
 
 from cllm.backend import KvLayout, LaysOut, StepModel
-from cllm.engine.compute import compute, empty
+from cllm.engine.batch.compute import compute, empty
+from cllm.engine.batch.plan import Plan, StepOutput
 from cllm.engine.events import Event
 from cllm.engine.limits import Limits
-from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, call_foreign, in_one_line
@@ -23,7 +23,7 @@ from cllm.serve.loop import Loop, log
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread, Waiting
 from cllm.serve.streams import EventStream
-from cllm.serve.worker import WorkerModel
+from cllm.serve.worker.model import WorkerModel
 
 N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs from its socket to the queue; 0.1 ms when nobody else comes
 # Others who come so soon after the one that ended an idle time belong to it; and how long they are waited for at most.

@@ -16,11 +16,11 @@ from cllm.engine.sequence import Sequence, SequenceSpec
 from cllm.engine.streaming import StreamScheduler, Turn, request_of
 from cllm.engine.telling import TextScheduler, text_request_of
 from cllm.errors import LoadFailed, ModelDied, RequestError, call_foreign, in_one_line
-from cllm.serve.crossing import WrongEvent
 from cllm.serve.loop import Loop, log
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.stepless import StreamsOnly
+from cllm.serve.worker.crossing import WrongEvent
 
 
 class StreamLoop(Loop):

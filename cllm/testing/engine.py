@@ -10,7 +10,7 @@ import trio
 
 from cllm.backend import Embedder, KvLayout, StepModel
 from cllm.config import Settings
-from cllm.engine.cost import CostModel
+from cllm.engine.cost.model import CostModel
 from cllm.engine.scheduler import Scheduler
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, embeddings_of, loaded_embedder

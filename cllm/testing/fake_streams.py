@@ -262,7 +262,7 @@ def _stay_closed(_tell: Callable[[StreamEvent], None]) -> None:
 
 def make_isolated() -> object:
     """For the contract suite: such a model in a process of its own."""
-    from cllm.serve.worker import WorkerBackend
+    from cllm.serve.worker.model import WorkerBackend
 
     return WorkerBackend(FakeStreamBackend(), "cllm.testing.fake_streams:make_backend", hang_s=60.0)
 

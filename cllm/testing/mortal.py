@@ -101,7 +101,7 @@ def make_backend() -> MortalBackend:
 
 def make_isolated_fake() -> object:
     """For the contract suite: a fake model in a process of its own."""
-    from cllm.serve.worker import WorkerBackend
+    from cllm.serve.worker.model import WorkerBackend
 
     return WorkerBackend(FakeBackend(), "cllm.testing.fake:make_backend", hang_s=60.0)
 
@@ -109,6 +109,6 @@ def make_isolated_fake() -> object:
 def make_isolated_llama() -> object:
     """For the contract suite: llama.cpp in a process of its own."""
     from cllm.registry import load_backend
-    from cllm.serve.worker import WorkerBackend
+    from cllm.serve.worker.model import WorkerBackend
 
     return WorkerBackend(load_backend("llama-cpu"), "cllm_llamacpp:make_cpu_backend", hang_s=60.0)

@@ -272,7 +272,7 @@ async def test_breakers_are_looked_for_before_the_request_is_queued_and_never_in
     def in_the_step(vocabulary: Any, breakers: tuple[str, ...]) -> Any:
         raise MemoryError("a search in the step")
 
-    monkeypatch.setattr("cllm.engine.sampler.dry_breaker_tokens", in_the_step)
+    monkeypatch.setattr("cllm.engine.sampling.sampler.dry_breaker_tokens", in_the_step)
     async with serve() as api:
         answer = await api.complete("once upon once upon", max_tokens=20, dry_multiplier=2.0, dry_sequence_breakers=["e", "n"])
     assert answer.status == 200

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from cllm.backend import ModelSpec
-from cllm.serve import workerlife
-from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.serve.worker import life as workerlife
+from cllm.serve.worker.model import WorkerBackend, WorkerModel
 from cllm.testing import mortal
 from tests.api.conftest import Answer, Api, Serve
 

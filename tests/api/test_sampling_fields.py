@@ -13,7 +13,7 @@ import pytest
 
 from cllm.api.sampling_fields import SamplingFields, Wanted, base_params, wanted
 from cllm.api.wire import decode
-from cllm.engine.params import SamplingParams, SamplingProfile
+from cllm.engine.sampling.params import SamplingParams, SamplingProfile
 from cllm.engine.streaming import heeded
 from cllm.errors import InvalidRequest
 from cllm.serve.engine import ServedModel

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.kills import Round, Streamed, worker_of
 from cllm.backend import ModelSpec
-from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.serve.worker.model import WorkerBackend, WorkerModel
 from cllm.testing.fake import FakeBackend
 
 

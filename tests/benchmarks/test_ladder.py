@@ -27,7 +27,7 @@ from cllm.bench import process
 from cllm.bench.workloads import id_range
 from cllm.config import Settings
 from cllm.serve.modelthread import ModelThread
-from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.serve.worker.model import WorkerBackend, WorkerModel
 from cllm.testing.fake import FakeBackend
 from cllm.threadtimes import ThreadTimes
 
@@ -141,7 +141,7 @@ def test_a_step_with_a_part_of_a_prompt_alone_draws_nothing_and_is_no_way_round(
     work = Work(asks=[Ask(prompt=tuple(range(40, 70)), n_generated=4)], concurrency=1, sampling=GREEDY, seed=7)
     small = Bench(InstantModel(n_tokens=512, n_rows=8), Settings(row_budget=8), Counter())
     ran = run_checked(stages.EngineStage(small), work, ENGINE)
-    assert (ran.n_tokens, ran.counts["cllm.engine.compute.sample"]) == (4, 4)
+    assert (ran.n_tokens, ran.counts["cllm.engine.batch.compute.sample"]) == (4, 4)
     n_steps = ran.counts["cllm.engine.stepping.StepScheduler.apply"]
     assert n_steps > 4
     needed = work.needed({**ran.counts, "llama_cpp.llama_decode": n_steps})  # which these would be of llama.cpp
@@ -196,7 +196,7 @@ def test_an_isolated_stage_sends_every_step_across_and_takes_every_answer() -> N
     with isolated_fake() as model:
         ran = run_checked(stages.isolated_stage(Bench(model, Settings(), Counter())), small_work())
     assert ran.n_tokens == 15
-    assert ran.counts["cllm.serve.frames.Channel.send"] >= ran.n_steps >= 8
+    assert ran.counts["cllm.serve.worker.frames.Channel.send"] >= ran.n_steps >= 8
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import attrs
 
 from cllm.backend import StepModel
 from cllm.config import Settings
-from cllm.engine.compute import compute
+from cllm.engine.batch.compute import compute
 from cllm.engine.events import Delta, Event, Failed, TokenLogprob
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler

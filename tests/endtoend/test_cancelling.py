@@ -9,7 +9,7 @@ import trio
 
 from cllm.backend import Batch, Logits
 from cllm.config import Settings
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import Aborted
 from cllm.testing.engine import running_engine

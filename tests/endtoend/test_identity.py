@@ -10,8 +10,8 @@ import pytest
 
 from cllm import demo
 from cllm.backend import KvLayout, ModelSpec, StepModel
-from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.prices import Prices
+from cllm.engine.memory.prices import Prices
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.registry import load_backend

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cllm.backend import KvLayout, StepModel
-from cllm.engine.compute import compute
-from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.prices import Prices
+from cllm.engine.batch.compute import compute
+from cllm.engine.memory.prices import Prices
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.testing.tiny import ARCHITECTURES

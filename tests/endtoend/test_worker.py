@@ -12,11 +12,11 @@ import trio
 from cllm import demo
 from cllm.backend import FlashAttention, KvLayout, ModelSpec
 from cllm.config import Settings
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import LoadFailed
 from cllm.registry import factory_of, load_backend
-from cllm.serve.worker import WorkerBackend, WorkerModel
+from cllm.serve.worker.model import WorkerBackend, WorkerModel
 from cllm.testing.engine import RunningEngine, running_engine
 from tests.endtoend.conftest import LoadModel
 from tests.endtoend.running import alone

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
+from cllm.engine.batch.plan import Plan, StepOutput
 from cllm.engine.events import Delta, Failed, Finished
-from cllm.engine.params import StopParams
-from cllm.engine.plan import Plan, StepOutput
+from cllm.engine.sampling.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import RequestError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from cllm.engine.batch.plan import StepOutput
 from cllm.engine.events import Delta, Event, Finished, FinishReason
 from cllm.engine.limits import Limits
-from cllm.engine.params import StopParams
-from cllm.engine.plan import StepOutput
+from cllm.engine.sampling.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.testing.fake import FakeVocabulary

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pytest
 
 from cllm.config import Settings
-from cllm.engine.budget import RowBudget
-from cllm.engine.cost import CostModel
-from cllm.engine.curve import Curve
+from cllm.engine.batch.budget import RowBudget
+from cllm.engine.batch.plan import Plan, StepOutput
+from cllm.engine.cost.curve import Curve
+from cllm.engine.cost.model import CostModel
 from cllm.engine.events import Finished
 from cllm.engine.limits import Limits
-from cllm.engine.plan import Plan, StepOutput
 from cllm.engine.sequence import Phase
 from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of

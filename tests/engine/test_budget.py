@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from cllm.engine.budget import RowBudget
-from cllm.engine.cost import CostModel
-from cllm.engine.curve import Curve
+from cllm.engine.batch.budget import RowBudget
+from cllm.engine.cost.curve import Curve
+from cllm.engine.cost.model import CostModel
 
 CURVE = Curve(
     rows=[(1, 0.013), (2, 0.02), (4, 0.038), (8, 0.071), (12, 0.097), (16, 0.095), (32, 0.2), (64, 0.3), (128, 0.6), (512, 2.5)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cllm.config import Settings
-from cllm.engine.prices import Prices
+from cllm.engine.memory.prices import Prices
 from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel

@@ -4,8 +4,8 @@ import random
 import attrs
 import pytest
 
-from cllm.engine.cost import CostModel, one_by_one
-from cllm.engine.curve import DEFAULT_CURVE, Curve
+from cllm.engine.cost.curve import DEFAULT_CURVE, Curve
+from cllm.engine.cost.model import CostModel, one_by_one
 
 # Two cores, a model of 0.6 billion parameters: seconds of steps without outputs, and what as many outputs add.
 ROWS = {1: 8, 2: 18, 3: 29, 4: 41, 6: 50, 8: 60, 12: 73, 15: 88, 16: 71, 24: 94, 32: 120, 48: 179, 64: 225, 128: 435, 256: 850, 512: 1725}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cllm.engine.demand import N_AT_FIRST, N_BRANCHES_MAX, SHARE_AT_FIRST, Demand
+from cllm.engine.memory.demand import N_AT_FIRST, N_BRANCHES_MAX, SHARE_AT_FIRST, Demand
 
 KEY = ("", "")
 

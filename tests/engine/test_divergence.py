@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cllm.engine.divergence import compare_rows, summary
+from cllm.engine.sampling.divergence import compare_rows, summary
 
 
 def logits(*rows: list[float]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from cllm.backend import Batch, Draw, Drawn, DrawsTokens
-from cllm.engine.compute import compute
-from cllm.engine.params import SamplingParams, SamplingProfile
-from cllm.engine.plan import Scored, StepOutput, StepWork
-from cllm.engine.sampling import Sampler, keys_of, sample
+from cllm.engine.batch.compute import compute
+from cllm.engine.batch.plan import Scored, StepOutput, StepWork
+from cllm.engine.sampling.params import SamplingParams, SamplingProfile
+from cllm.engine.sampling.step import Sampler, keys_of, sample
 from cllm.errors import StepFailed
 from cllm.testing.fake import END_OF_TURN, FakeModel
 from cllm.testing.fake_drawing import DrawingFakeModel, draw_one

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cllm.backend import Batch, Pooling, Vectors
-from cllm.engine.embedding import EmbedScheduler, InputTooLong, Job, compute
-from cllm.engine.fairness import Accounts
-from cllm.engine.pace import N_ROWS_FIRST, N_ROWS_LEAST, Pace
+from cllm.engine.embedding.pace import N_ROWS_FIRST, N_ROWS_LEAST, Pace
+from cllm.engine.embedding.scheduler import EmbedScheduler, InputTooLong, Job, compute
+from cllm.engine.waiting.fairness import Accounts
 from cllm.errors import GenerationFailed, InvalidRequest, ModelDied, StepFailed, Unavailable
 from cllm.testing.fake_embedder import FakeEmbedder
 

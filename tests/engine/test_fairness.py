@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from cllm.engine.fairness import Account, Accounts, Work
+from cllm.engine.waiting.fairness import Account, Accounts, Work
 
 WORK = 100.0
 URGENT, LATER = 0, 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cllm.engine.fillers import N_STEPS_KEPT, Fillers
+from cllm.engine.batch.fillers import N_STEPS_KEPT, Fillers
 
 CHEAP = 0.010, 0.001  # seconds of a pass, and of each of its rows
 DEAR = 0.001, 0.010

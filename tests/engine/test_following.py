@@ -6,12 +6,12 @@ import attrs
 import pytest
 
 from cllm.config import Settings
-from cllm.engine import following
-from cllm.engine.compute import compute
-from cllm.engine.fairness import NO_WORK, Work
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.batch.compute import compute
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import Phase, SequenceSpec
 from cllm.engine.stepping import StepScheduler
+from cllm.engine.waiting import following
+from cllm.engine.waiting.fairness import NO_WORK, Work
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 from tests.clock import tick

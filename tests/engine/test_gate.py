@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cllm.engine.fairness import N_LATE, Accounts, Work
-from cllm.engine.gate import Gate, Newcomer, Service
+from cllm.engine.waiting.fairness import N_LATE, Accounts, Work
+from cllm.engine.waiting.gate import Gate, Newcomer, Service
 from cllm.errors import DeadlineExceeded, QuotaExceeded, Unavailable
 
 

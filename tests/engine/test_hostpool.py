@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cllm.engine.hostpool import HostPool, Piece
-from cllm.engine.pieces import PieceTree
+from cllm.engine.memory.hostpool import HostPool, Piece
+from cllm.engine.memory.pieces import PieceTree
 
 KEY, OTHER_KEY = ("", ""), ("somebody else", "")
 TEXT = list(range(100, 200))

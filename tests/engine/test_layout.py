@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cllm.engine.layout import N_FEW, N_REMEMBERED, N_SEEN_LEAST, Apart, LayoutChoice
+from cllm.engine.memory.layout import N_FEW, N_REMEMBERED, N_SEEN_LEAST, Apart, LayoutChoice
 
 CHANGE_S = 0.5
 APART = Apart(n_slots=12, n_cells_slot=512, gain_cell_s=1e-6, change_s=CHANGE_S)

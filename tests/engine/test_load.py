@@ -11,11 +11,11 @@ from typing import Any
 import attrs
 import pytest
 
-from cllm.engine.cost import CostModel
-from cllm.engine.curve import Curve
+from cllm.engine.cost.curve import Curve
+from cllm.engine.cost.model import CostModel
+from cllm.engine.cost.places import Places
 from cllm.engine.limits import Limits
-from cllm.engine.params import StopParams
-from cllm.engine.places import Places
+from cllm.engine.sampling.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import Unavailable

@@ -14,11 +14,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from cllm.backend import KvLayout
 from cllm.config import Settings
-from cllm.engine.compute import compute, do_move
+from cllm.engine.batch.compute import compute, do_move
+from cllm.engine.batch.plan import Save
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason
-from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.plan import Save
-from cllm.engine.prices import Prices
+from cllm.engine.memory.prices import Prices
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import Phase, SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, ModelDied, NoRoom, QuotaExceeded, StepFailed, Unavailable

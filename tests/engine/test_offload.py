@@ -7,11 +7,11 @@ import pytest
 
 from cllm.backend import KvLayout
 from cllm.config import Settings
-from cllm.engine.compute import compute
-from cllm.engine.hostpool import Piece
-from cllm.engine.offload import Offload
-from cllm.engine.plan import Restore
-from cllm.engine.prices import MOVE_S, Prices
+from cllm.engine.batch.compute import compute
+from cllm.engine.batch.plan import Restore
+from cllm.engine.memory.hostpool import Piece
+from cllm.engine.memory.offload import Offload
+from cllm.engine.memory.prices import MOVE_S, Prices
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import Aborted, ModelDied, NoRoom
 from cllm.serve.loading import limits_of

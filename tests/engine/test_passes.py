@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cllm.engine.passes import passes
+from cllm.engine.batch.passes import passes
 
 
 def test_slots_that_follow_one_another_with_equally_many_rows_are_one_pass() -> None:

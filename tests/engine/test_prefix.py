@@ -7,8 +7,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cllm.engine.cells import Cells
-from cllm.engine.prefix import PrefixTree, n_common
+from cllm.engine.memory.cells import Cells
+from cllm.engine.memory.prefix import PrefixTree, n_common
 
 KEY = ("", "")
 

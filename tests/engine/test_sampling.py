@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cllm.config import Settings
-from cllm.engine import compute as computing
-from cllm.engine.noise import coin, grid_of, row_key
-from cllm.engine.params import SamplingParams, SamplingProfile
-from cllm.engine.sampling import Sampler, Workspace, sample
+from cllm.engine.batch import compute as computing
+from cllm.engine.sampling.noise import coin, grid_of, row_key
+from cllm.engine.sampling.params import SamplingParams, SamplingProfile
+from cllm.engine.sampling.step import Sampler, Workspace, sample
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.serve.loading import limits_of

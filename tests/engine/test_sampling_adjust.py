@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cllm.engine.dry import Dry, _Identity, _words_of
-from cllm.engine.params import SamplingParams, SamplingProfile
-from cllm.engine.penalties import TokenCounts, repeat
-from cllm.engine.sampling import Sampler, dry_breaker_tokens, sample
+from cllm.engine.sampling.dry import Dry, _Identity, _words_of
+from cllm.engine.sampling.params import SamplingParams, SamplingProfile
+from cllm.engine.sampling.penalties import TokenCounts, repeat
+from cllm.engine.sampling.step import Sampler, dry_breaker_tokens, sample
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary
 from cllm.text.grammar import Grammars, GrammarSource, Kind
 from tests.lines import n_lines

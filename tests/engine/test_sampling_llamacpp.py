@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cllm.engine import truncation
-from cllm.engine.dry import Dry
-from cllm.engine.params import SamplingParams, SamplingProfile
-from cllm.engine.sampling import Sampler, sample
+from cllm.engine.sampling import truncation
+from cllm.engine.sampling.dry import Dry
+from cllm.engine.sampling.params import SamplingParams, SamplingProfile
+from cllm.engine.sampling.step import Sampler, sample
 
 llama_cpp = pytest.importorskip("llama_cpp")
 N_VOCAB = 6000  # more than what is sorted at once

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cllm.engine.logprobs import score
-from cllm.engine.params import SamplingParams
-from cllm.engine.sampling import Sampler, sample
+from cllm.engine.sampling.logprobs import score
+from cllm.engine.sampling.params import SamplingParams
+from cllm.engine.sampling.step import Sampler, sample
 
 
 def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

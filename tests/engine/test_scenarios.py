@@ -47,13 +47,13 @@ import pytest
 
 from cllm import errors
 from cllm.backend import KvLayout
-from cllm.engine.cost import CostModel
-from cllm.engine.curve import DEFAULT_CURVE, Curve
+from cllm.engine.batch.plan import Drop, Move, Plan, Restore, Restored, Save, Share, StepOutput, Trim
+from cllm.engine.cost.curve import DEFAULT_CURVE, Curve
+from cllm.engine.cost.model import CostModel
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
 from cllm.engine.limits import Limits
-from cllm.engine.params import SamplingParams, StopParams
-from cllm.engine.plan import Drop, Move, Plan, Restore, Restored, Save, Share, StepOutput, Trim
-from cllm.engine.prices import Prices
+from cllm.engine.memory.prices import Prices
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import Sequence, SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.testing.fake import END_OF_TURN, FakeVocabulary

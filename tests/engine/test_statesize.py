@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cllm.engine.statesize import StateSize
+from cllm.engine.memory.statesize import StateSize
 
 
 def test_before_one_was_saved_what_memory_was_given_for_a_cell_counts() -> None:

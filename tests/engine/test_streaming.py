@@ -10,7 +10,7 @@ import pytest
 from cllm.backend import StreamEnd, StreamForm, StreamToken
 from cllm.engine.events import Failed, Finished
 from cllm.engine.limits import Limits
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.streaming import StreamScheduler, request_of
 from cllm.errors import NotHeeded

@@ -7,7 +7,7 @@ import pytest
 from cllm.backend import StreamCall, StreamChat, StreamEnd, StreamForm, StreamText, StreamUsage
 from cllm.engine.events import Delta, Failed, Finished, FinishReason
 from cllm.engine.limits import Limits
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.telling import TextScheduler, text_request_of
 from cllm.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, NotHeeded

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from cllm.engine.fairness import Accounts
-from cllm.engine.turns import Turns
+from cllm.engine.embedding.turns import Turns
+from cllm.engine.waiting.fairness import Accounts
 
 
 def taken(turns: Turns[str], n: int = 1000, cost: float = 1.0) -> list[str]:

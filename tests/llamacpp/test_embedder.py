@@ -13,7 +13,7 @@ import pytest
 from cllm.backend import Batch, Embeds, FlashAttention, LoadsEmbedders, Lora, ModelSpec, Pooling, Vectors
 from cllm.commands import generate
 from cllm.config import Settings
-from cllm.engine.embedding import EmbedScheduler, InputTooLong, compute
+from cllm.engine.embedding.scheduler import EmbedScheduler, InputTooLong, compute
 from cllm.errors import DoesNotGenerate, LoadFailed, ModelDied, StepFailed
 from cllm.serve.embedders import LoadedEmbedder
 from cllm.serve.loading import load as load_served

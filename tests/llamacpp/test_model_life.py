@@ -15,7 +15,7 @@ import pytest
 
 from cllm.backend import Backend, Batch, FlashAttention, KvLayout, Lora, ModelSpec, StepModel
 from cllm.errors import LoadAborted, LoadFailed, ModelDied
-from cllm.serve.worker import WorkerBackend
+from cllm.serve.worker.model import WorkerBackend
 from cllm.testing import tiny
 from cllm.testing.tiny import ARCHITECTURES, N_CTX_TRAIN
 from cllm_llamacpp import facts, make_cpu_backend, settings

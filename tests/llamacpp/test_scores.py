@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cllm.backend import KvLayout
-from cllm.engine.compute import compute
+from cllm.engine.batch.compute import compute
 from cllm.engine.events import Delta, TokenLogprob
 from cllm.engine.limits import Limits
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.testing.tiny import ARCHITECTURES

@@ -19,10 +19,10 @@ from structlog.testing import capture_logs
 
 from cllm.backend import StepModel
 from cllm.config import Settings
-from cllm.engine.compute import compute
+from cllm.engine.batch.compute import compute
 from cllm.engine.events import Delta, Event, Failed, Finished
 from cllm.engine.limits import Limits
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import call_foreign
@@ -30,9 +30,9 @@ from cllm.serve import loading, steploop
 from cllm.serve.disktier import DiskTier
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.streams import EventStream
-from cllm.serve.worker import WorkerModel
-from cllm.serve.workerembedder import WorkerEmbedder
-from cllm.serve.workerstreams import WorkerStreams
+from cllm.serve.worker.embedder import WorkerEmbedder
+from cllm.serve.worker.model import WorkerModel
+from cllm.serve.worker.streams import WorkerStreams
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
 from tests.clock import tick

@@ -12,9 +12,9 @@ import pytest
 from cllm import threadtimes
 from cllm.backend import Batch, KvLayout, Lora, ModelSpec
 from cllm.config import Settings
-from cllm.engine.cost import WALKED
-from cllm.engine.curve import Curve
-from cllm.engine.layout import N_FEW
+from cllm.engine.cost.curve import Curve
+from cllm.engine.cost.model import WALKED
+from cllm.engine.memory.layout import N_FEW
 from cllm.errors import LoadAborted, LoadFailed, StepFailed
 from cllm.serve import curves, loading
 from cllm.serve.calibration import APART_S_MAX, SECONDS_MAX, measure

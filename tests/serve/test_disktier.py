@@ -14,9 +14,9 @@ import trio
 import trio.testing
 
 from cllm.config import Settings
-from cllm.engine.hostpool import N_BYTES_TOKEN, HostPool, Piece
-from cllm.engine.prefix import Key
-from cllm.engine.prices import Prices
+from cllm.engine.memory.hostpool import N_BYTES_TOKEN, HostPool, Piece
+from cllm.engine.memory.prefix import Key
+from cllm.engine.memory.prices import Prices
 from cllm.errors import StepFailed
 from cllm.serve import disktier, statefiles, steploop
 from cllm.serve.disktier import DiskTier

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from cllm.serve import frames
-from cllm.serve.frames import Channel, Ended, Garbled
+from cllm.serve.worker import frames
+from cllm.serve.worker.frames import Channel, Ended, Garbled
 
 
 class Message(msgspec.Struct):

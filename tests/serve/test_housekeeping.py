@@ -18,7 +18,7 @@ import trio.testing
 
 from cllm.backend import Batch, ModelSpec, OnProgress, StepModel, StreamEvent
 from cllm.config import Settings
-from cllm.engine.hostpool import Piece
+from cllm.engine.memory.hostpool import Piece
 from cllm.errors import InvalidRequest, LoadAborted, LoadFailed, ModelDied, NotFound, StepFailed, Unavailable
 from cllm.serve import lifecycle, loading
 from cllm.serve.garbage import spare_what_stays

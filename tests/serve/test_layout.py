@@ -14,11 +14,11 @@ import trio
 from cllm.api.app import create_app
 from cllm.backend import KvLayout
 from cllm.config import Settings
-from cllm.engine.cost import CostModel
-from cllm.engine.curve import DEFAULT_CURVE
+from cllm.engine.cost.curve import DEFAULT_CURVE
+from cllm.engine.cost.model import CostModel
 from cllm.engine.events import Failed, Finished
-from cllm.engine.params import StopParams
-from cllm.engine.prices import PREFILL_ROW_S
+from cllm.engine.memory.prices import PREFILL_ROW_S
+from cllm.engine.sampling.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import ContextExceeded, DeadlineExceeded, LoadFailed, ModelDied, Unavailable
 from cllm.serve.disktier import DiskTier

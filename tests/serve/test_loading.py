@@ -17,7 +17,7 @@ from cllm.errors import BackendUnavailable, LoadFailed, StepFailed
 from cllm.registry import STEP_MODEL
 from cllm.serve.loading import _n_bytes_beside, check_beforehand, check_folder, limits_of, load, what_is_kept
 from cllm.serve.stepless import StreamsOnly
-from cllm.serve.workerembedder import WorkerEmbedder
+from cllm.serve.worker.embedder import WorkerEmbedder
 from cllm.testing.fake import FakeBackend, FakeModel
 from cllm.testing.fake_embedder import FakeEmbedder
 from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel

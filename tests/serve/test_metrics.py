@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cllm.backend import Measure
-from cllm.engine.compute import compute
+from cllm.engine.batch.compute import compute
 from cllm.engine.events import Finished
 from cllm.engine.limits import Limits
 from cllm.engine.stepping import StepScheduler

@@ -13,10 +13,10 @@ import trio.testing
 
 from cllm.backend import Batch, KvLayout, Logits
 from cllm.config import Settings
+from cllm.engine.batch.plan import Plan
 from cllm.engine.events import Delta, Failed, Finished, FinishReason
-from cllm.engine.params import SamplingParams
-from cllm.engine.plan import Plan
-from cllm.engine.prices import Prices
+from cllm.engine.memory.prices import Prices
+from cllm.engine.sampling.params import SamplingParams
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import Aborted, ContextExceeded, DeadlineExceeded, GenerationFailed, ModelDied, NoRoom, StepFailed, Unavailable
 from cllm.serve import steploop

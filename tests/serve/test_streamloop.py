@@ -14,12 +14,12 @@ import trio.testing
 from cllm.backend import StreamEvent, StreamRequest, StreamText, StreamToken
 from cllm.config import Settings
 from cllm.engine.events import Delta, FinishReason
-from cllm.engine.params import SamplingParams, StopParams
+from cllm.engine.sampling.params import SamplingParams, StopParams
 from cllm.engine.sequence import Phase
 from cllm.errors import DeadlineExceeded, GenerationFailed, LoadFailed, ModelDied, NotHeeded, NotSupported, Unavailable
-from cllm.serve.crossing import WrongEvent
 from cllm.serve.loading import load
 from cllm.serve.stepless import StreamsOnly
+from cllm.serve.worker.crossing import WrongEvent
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake_streams import FakeStreamBackend, FakeStreamModel
 from cllm.testing.mortal import Panic

@@ -25,18 +25,20 @@ import trio
 
 from cllm.backend import Batch, LaysOut, ModelSpec
 from cllm.config import Settings
-from cllm.engine.dry import TokenSet
-from cllm.engine.params import SamplingParams
-from cllm.engine.prices import Prices
+from cllm.engine.memory.prices import Prices
+from cllm.engine.sampling.dry import TokenSet
+from cllm.engine.sampling.params import SamplingParams
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed, Unavailable
-from cllm.serve import frames, workerlife, workermain
-from cllm.serve.crossing import Bench
 from cllm.serve.disktier import DiskTier
-from cllm.serve.frames import Ended
-from cllm.serve.worker import WorkerBackend, WorkerModel
-from cllm.serve.workerlife import WorkerLife
-from cllm.serve.workerprocess import WorkerProcess
-from cllm.serve.workervocabulary import WorkerVocabulary
+from cllm.serve.worker import frames
+from cllm.serve.worker import life as workerlife
+from cllm.serve.worker import main as workermain
+from cllm.serve.worker.crossing import Bench
+from cllm.serve.worker.frames import Ended
+from cllm.serve.worker.life import WorkerLife
+from cllm.serve.worker.model import WorkerBackend, WorkerModel
+from cllm.serve.worker.process import WorkerProcess
+from cllm.serve.worker.vocabulary import WorkerVocabulary
 from cllm.testing import mortal
 from cllm.testing.engine import RunningEngine
 from cllm.testing.fake import FakeModel, make_backend
@@ -118,7 +120,7 @@ def test_what_a_terminal_sends_to_its_group_is_not_for_it(model: WorkerModel) ->
 
 def test_it_is_deaf_to_signals_before_it_imports_what_takes_time() -> None:
     code = (
-        "import sys; from cllm.serve import workerstart; assert not {'numpy', 'msgspec', 'trio'} & sys.modules.keys(), sys.modules.keys()"
+        "import sys; from cllm.serve.worker import start; assert not {'numpy', 'msgspec', 'trio'} & sys.modules.keys(), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -12,8 +12,8 @@ import trio
 from cllm.backend import ModelSpec, Pooling, Vectors
 from cllm.config import Settings
 from cllm.errors import GenerationFailed, LoadFailed
-from cllm.serve.worker import WorkerBackend, WorkerModel
-from cllm.serve.workerembedder import WorkerEmbedder
+from cllm.serve.worker.embedder import WorkerEmbedder
+from cllm.serve.worker.model import WorkerBackend, WorkerModel
 from cllm.testing import fake_streams, mortal
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel

@@ -31,13 +31,14 @@ from cllm.errors import (
     RequestError,
     Unavailable,
 )
-from cllm.serve import frames, workerstreams
-from cllm.serve.crossing import WrongEvent, encoded_event, error_of, event_of, failed
-from cllm.serve.frames import Ended
 from cllm.serve.stepless import StreamsOnly
-from cllm.serve.worker import WorkerBackend
-from cllm.serve.workermain import Worker, _Telling
-from cllm.serve.workerstreams import WorkerStreams
+from cllm.serve.worker import frames
+from cllm.serve.worker import streams as workerstreams
+from cllm.serve.worker.crossing import WrongEvent, encoded_event, error_of, event_of, failed
+from cllm.serve.worker.frames import Ended
+from cllm.serve.worker.main import Worker, _Telling
+from cllm.serve.worker.model import WorkerBackend
+from cllm.serve.worker.streams import WorkerStreams
 from cllm.testing import fake_streams
 from tests.serve.conftest import (
     HANG_S,

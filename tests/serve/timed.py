@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cllm.backend import Batch, OnProgress
-from cllm.engine.curve import Curve
+from cllm.engine.cost.curve import Curve
 from cllm.serve.calibration import Clock, measure
 from cllm.testing.fake import FakeModel
 from cllm.threadtimes import ThreadTimes

@@ -21,15 +21,15 @@ import attrs
 import pytest
 
 from cllm.backend import Backend, Batch, Embeds, FileVocabulary, ModelSpec, Pooling, Vocabulary
-from cllm.engine.plan import Plan
+from cllm.engine.batch.plan import Plan
 from cllm.errors import LoadFailed, ModelDied
-from cllm.serve import workerlife
-from cllm.serve.frames import Channel
-from cllm.serve.worker import WorkerBackend, WorkerModel
-from cllm.serve.workerembedder import WorkerEmbedder
-from cllm.serve.workerprocess import WorkerProcess
-from cllm.serve.workerstreams import WorkerStreams
-from cllm.serve.workervocabulary import N_CHARS_SHORT
+from cllm.serve.worker import life as workerlife
+from cllm.serve.worker.embedder import WorkerEmbedder
+from cllm.serve.worker.frames import Channel
+from cllm.serve.worker.model import WorkerBackend, WorkerModel
+from cllm.serve.worker.process import WorkerProcess
+from cllm.serve.worker.streams import WorkerStreams
+from cllm.serve.worker.vocabulary import N_CHARS_SHORT
 from cllm.testing.contract.conftest import Shared
 from cllm.testing.contract.hand import Hand, Near, Outputs, PlainText, PlainTokens
 from cllm.testing.contract.options import factory_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cllm.backend import Batch, Embedder, Embeds, ModelSpec, Pooling, StepModel, Vectors
-from cllm.engine.embedding import EmbedScheduler, compute
+from cllm.engine.embedding.scheduler import EmbedScheduler, compute
 from cllm.errors import StepFailed
 from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens
 

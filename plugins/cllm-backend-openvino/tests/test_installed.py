@@ -38,7 +38,7 @@ def worker_of(url: str) -> int:
         try:
             if f"--port\0{port}" in (folder / "cmdline").read_text("utf-8", "replace"):
                 children = [int(pid) for task in (folder / "task").iterdir() for pid in (task / "children").read_text().split()]
-                return next(pid for pid in children if b"cllm.serve.workerstart" in Path(f"/proc/{pid}/cmdline").read_bytes())
+                return next(pid for pid in children if b"cllm.serve.worker.start" in Path(f"/proc/{pid}/cmdline").read_bytes())
         except (OSError, StopIteration):
             continue
     raise AssertionError("the model has no process")

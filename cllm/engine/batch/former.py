@@ -1,0 +1,367 @@
+"""Forms the batch of a step: a row for each decoding sequence, and prompts' rows as far as the row budget goes.
+
+Answers and a prompt much deeper than they are have steps of their own, by turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from functools import partial
+from types import MappingProxyType
+
+import attrs
+
+from cllm.engine.batch.budget import RowBudget
+from cllm.engine.batch.columns import Columns
+from cllm.engine.batch.fillers import N_STEPS_KEPT, Fillers
+from cllm.engine.batch.passes import consecutive, passes
+from cllm.engine.batch.plan import Move, Plan
+from cllm.engine.batch.scoring import ScoringRows
+from cllm.engine.cost.model import N_TOGETHER
+from cllm.engine.events import Event
+from cllm.engine.sequence import DECODE, PREFILL, Sequence
+from cllm.engine.waiting.fairness import Account
+
+LATE = 32  # times as many rows of prompts as one owes: if so many were computed since it was admitted, it goes before those of other keys
+N_LATE_LEAST = 64  # rows that it counts as owing at least, since what is short goes first in any case
+ALIKE = 2.0  # times what another owes is the most that a prompt owes where they are alike
+REST = 0.4  # of the room for prompts' rows, which is too little for a pass of its own
+# Where a prompt has so many cells more than any answer, these are computed in steps of their own. Of slots with cells of their own a pass
+# of llama.cpp walks as many cells of each as the deepest has: seven rows and nine of a prompt with 2,048 cells took 0.43 s in one step, and
+# 0.07 and 0.27 in two. In a pool it is 0.30 s in one, 0.08 and 0.27 in two, but what answers take without the prompt is told by no step
+# then: it was believed to be half as much again, and their gaps were as much longer. A prompt that owed less than a tile when it came is
+# through in a few steps, and would wait for twice as many.
+N_DEEPER = 512
+NO_MEETINGS: Mapping[Sequence, int] = MappingProxyType({})
+
+
+@attrs.frozen
+class Who:
+    """Those who may have rows in a step."""
+
+    decoding: list[Sequence]
+    put_off: list[Sequence]  # who generate in the next step, while this one is a prompt's; then nobody is `decoding`
+    prompts: list[Sequence]  # by order of service
+    ranked: list[Sequence]  # the same by who goes first
+
+
+@attrs.frozen
+class Riding:
+    """Prompts of which one row goes in the passes of the decode rows."""
+
+    riders: Seq[Sequence] = ()
+    singles: Seq[int] = ()  # the passes that the decode rows and those come to
+    n_fillers: int = 0  # among these rows
+
+
+@attrs.frozen
+class Load:
+    """What a step's room for prompts depends on beside who has rows in it."""
+
+    n_running: int
+    n_cells: int  # in use
+    n_owed: int  # rows, by all prompts
+    n_attended: int  # cells, by the rows of answers
+    n_keys: int  # that have asked of late
+    places_taken: bool  # nobody generates, and no more could run
+
+
+NOBODY_RIDES = Riding()
+
+
+class BatchFormer:
+    """Fills the columns of one batch anew for every step."""
+
+    def __init__(self, budget: RowBudget, *, n_rows_max: int, apart: bool, fillers: Fillers | None = None) -> None:
+        self._columns = Columns(n_rows_max)
+        self._budget = budget
+        self._apart = apart
+        self._fillers = fillers  # None: gaps between slots stay
+        self._singles_known: dict[tuple[int, ...], tuple[Seq[int], int]] = {}
+        self._n_asked = 0
+        self._n_turns = 0  # of answers, before the next one of a prompt that is much deeper than they are
+        self.n_room = 0  # rows of prompts that a step had room for, when there last were any; 0: there were none yet
+
+    def form(
+        self,
+        running: list[Sequence],
+        moves: list[Move],
+        events: list[Event],
+        n_cells: int,
+        n_prefilled: int = 0,
+        n_keys: int = 1,
+        meetings: Mapping[Sequence, int] = NO_MEETINGS,
+        places_taken: bool = False,
+    ) -> Plan:
+        """Return the step of `running`, who hold the cells of their rows, after `moves`; `n_cells` cells are in use.
+
+        Of prompts, `n_prefilled` rows have ever been computed, and `n_keys` have asked of late. Prompts in `meetings` stop after so many
+        tokens, where others go on with them. `places_taken` when nobody generates and no more could run.
+        """
+        who = self._who(running, n_prefilled)
+        decoding = who.decoding
+        self._columns.begin(decoding)
+        n_attended = sum([sequence.n_computed for sequence in decoding or who.put_off])
+        attended = [] if who.put_off else [(1, n_attended)]
+        prefilling: list[tuple[Sequence, int]] = []
+        scoring = ScoringRows()
+        outputs = decoding
+        if who.prompts:
+            outputs = decoding.copy()
+            first = who.ranked[0]
+            riding = self._riding(decoding, who.prompts, first) if self._apart and decoding else NOBODY_RIDES
+            n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in who.prompts])
+            load = Load(len(running), n_cells, n_owed_all, n_attended, n_keys, places_taken)
+            n_room = self._n_room_after(who, load) if who.put_off else self._n_room_beside(who, load, riding)
+            if decoding and _is_light(first.account, running):
+                n_room = max(n_room, self._n_room_light(who, load, riding))
+            in_order = who.ranked if n_owed_all > n_room else who.prompts
+            self._add_prompts(in_order, n_room, first.n_computed, prefilling, outputs, scoring, riding.riders, meetings)
+            n_alone = sum([sequence.n_computed for sequence, n in prefilling if n == 1])
+            n_alone = n_alone if who.put_off else n_attended + n_alone
+            attended = [(1, n_alone), *((n, sequence.n_computed + n // 2) for sequence, n in prefilling if n > 1)]
+        batch = self._columns.batch
+        sizes: tuple[int, ...] = ()
+        fillers: Seq[tuple[int, int]] = ()
+        if self._apart and batch.n_rows > 1:
+            rows = sorted([(sequence.slot, 1) for sequence in decoding] + [(sequence.slot, n) for sequence, n in prefilling])
+            sizes = passes(rows)
+            if not scoring.scorings:  # those name their outputs by number
+                sizes, fillers = self._fill(rows, sizes)
+                attended += [(1, sum(position for _, position in fillers))] if fillers else []
+                self._columns.sort_by_slot()
+                outputs = sorted(outputs, key=_slot)
+        return Plan(
+            moves=moves,
+            batch=batch,
+            decoding=decoding,
+            prefilling=prefilling,
+            outputs=outputs,
+            samplers=[sequence.sampler for sequence in outputs],
+            events=events,
+            scorings=scoring.scorings,
+            fillers=fillers,
+            n_cells=n_cells,
+            attended=attended,
+            passes=sizes,
+        )
+
+    def _who(self, running: list[Sequence], n_prefilled: int) -> Who:
+        """Answers and prompts together, or by turns where the prompt that goes first is much deeper than all answers."""
+        decoding = [sequence for sequence in running if sequence.phase is DECODE]
+        put_off: list[Sequence] = []
+        prompts: list[Sequence] = []
+        ranked: list[Sequence] = []
+        if len(running) > len(decoding):
+            prompts = [sequence for sequence in running if sequence.phase is PREFILL]
+            ranked = sorted(prompts, key=partial(_prefill_rank, n_prefilled))
+            if decoding:
+                n_deep = N_DEEPER + max([sequence.n_computed for sequence in decoding])
+                if self._is_kept_out(ranked[0], len(decoding), n_deep) and not _is_light(ranked[0].account, running):
+                    if self._n_turns:
+                        prompts = []
+                    else:
+                        decoding, put_off = [], decoding
+                elif self._apart:
+                    ranked = ranked[:1] + [sequence for sequence in ranked[1:] if not self._is_kept_out(sequence, len(decoding), n_deep)]
+                    prompts = prompts if len(ranked) == len(prompts) else ranked
+        if decoding:
+            self._n_turns = max(self._n_turns - 1, 0)  # whoever else is in a step of theirs; one on trial may have a step in between
+        return Who(decoding, put_off, prompts, ranked)
+
+    def _n_room_after(self, who: Who, load: Load) -> int:
+        """Rows of prompts that a step of theirs has room for, after which answers have some steps."""
+        n_rows, self._n_turns = self._budget.n_rows_between(
+            len(who.put_off),
+            load.n_running,
+            load.n_cells,
+            n_owed=load.n_owed,
+            n_attended=load.n_attended,
+            depth=who.ranked[0].n_computed,
+        )
+        self.n_room = max(n_rows, 1)
+        return self.n_room
+
+    def _n_room_beside(self, who: Who, load: Load, riding: Riding) -> int:
+        """Rows of prompts that a step has room for beside those of answers."""
+        first, n_decoding = who.ranked[0], len(who.decoding)
+        n_rows = self._budget.n_rows(
+            n_decoding,
+            load.n_running,
+            load.n_cells,
+            n_owed=load.n_owed,
+            n_attended=load.n_attended,
+            depth=first.n_computed,
+            n_shared=first.n_shared,
+            length=len(first.tokens),
+            singles=riding.singles,
+            n_fillers=riding.n_fillers,
+            n_keys=load.n_keys,
+            places_taken=load.places_taken,
+            are_alike=load.places_taken and _are_alike(who.prompts),
+        )
+        self.n_room = max(n_rows - n_decoding, 1)
+        return self.n_room
+
+    def _n_room_light(self, who: Who, load: Load, riding: Riding) -> int:
+        """The same for a key with few places, whose prompt goes first."""
+        first, n_decoding = who.ranked[0], len(who.decoding)
+        n_rows = self._budget.n_rows_light(
+            n_owed(first),
+            n_decoding,
+            load.n_running,
+            load.n_cells,
+            n_attended=load.n_attended,
+            depth=first.n_computed,
+            singles=riding.singles,
+            n_fillers=riding.n_fillers,
+        )
+        return n_rows - n_decoding
+
+    def n_room_alone(self, n_running: int, n_cells: int, owed: Seq[int], n_keys: int, places_taken: bool) -> int:
+        """Rows of prompts that a step has room for in which none of `n_running` generates, who owe `owed`; `n_keys` asked of late."""
+        return self._budget.n_rows(
+            0, n_running, n_cells, n_owed=sum(owed), n_keys=n_keys, places_taken=places_taken, are_alike=owe_alike(owed)
+        )
+
+    def _is_kept_out(self, prompt: Sequence, n_decoding: int, n_deep: int) -> bool:
+        """Whether a prompt is kept out of the steps of so many answers: it has `n_deep` cells or more, and owed more than a few rows when
+        it came. That of a key with few places goes beside answers all the same, when it is first.
+        """
+        is_deep = prompt.n_computed >= n_deep and len(prompt.tokens) - prompt.n_shared > N_TOGETHER
+        return is_deep and self._budget.gains_by_turns(n_decoding, prompt.n_computed)
+
+    def _riding(self, decoding: list[Sequence], prompts: list[Sequence], first: Sequence) -> Riding:
+        """Prompts one row of which goes in the pass of the decode rows, each slot having cells of its own: the first, or all.
+
+        They close the gaps between the slots that decode, each of which is a pass more, and fill the tiles that kernels work in.
+        """
+        riders = [one for one in prompts if one is first or not one.n_unscored]
+        bare, n_fillers = self._singles(decoding, (first,))
+        if len(riders) > 1:
+            filled, n_beside = self._singles(decoding, riders)
+            if self._budget.may_fill(filled, bare, len(riders) - 1):
+                return Riding(riders, filled, n_beside)
+        return Riding((first,), bare, n_fillers)
+
+    def _singles(self, decoding: Seq[Sequence], riders: Seq[Sequence]) -> tuple[Seq[int], int]:
+        """The passes over one row of each, and how many fillers are among these."""
+        stays = self._fillers is None or any(sequence.n_unscored for sequence in riders)  # as `form` leaves such steps
+        key = (stays, *[sequence.slot for sequence in decoding], *[sequence.slot for sequence in riders])
+        self._n_asked += 1
+        if self._n_asked % N_STEPS_KEPT == 0:  # as choices of fillers stand so long
+            self._singles_known.clear()
+        known = self._singles_known.get(key)
+        if known is None:
+            slots = sorted(key[1:])
+            added = [] if stays or self._fillers is None else [slot for slot, _ in self._fillers.beside(slots)]
+            sizes = [last - first + 1 for first, last in consecutive(sorted(slots + added) if added else slots)]
+            known = self._singles_known[key] = sizes, len(added)
+        return known
+
+    def _fill(self, rows: list[tuple[int, int]], sizes: tuple[int, ...]) -> tuple[tuple[int, ...], Seq[tuple[int, int]]]:
+        """Add fillers to `rows` of slots, which come to passes of `sizes`, if these take less time then; return the passes, and slots and
+        positions of the fillers.
+        """
+        batch = self._columns.batch
+        found = [] if self._fillers is None else self._fillers.beside([slot for slot, _ in rows])
+        if not found or batch.n_rows + len(found) > len(batch.tokens):
+            return sizes, ()
+        filled = passes(sorted([*rows, *((slot, 1) for slot, _ in found)]))
+        if not self._budget.is_less(filled, sizes):  # prompts whose rows would have gone together are torn apart
+            return sizes, ()
+        self._columns.fill(found)
+        return filled, found
+
+    def _add_prompts(
+        self,
+        prompts: list[Sequence],
+        n_room: int,
+        depth: int,
+        prefilling: list[tuple[Sequence, int]],
+        outputs: list[Sequence],
+        scoring: ScoringRows,
+        riders: Seq[Sequence],
+        meetings: Mapping[Sequence, int],
+    ) -> None:
+        """Add `n_room` rows of prompts that are `depth` cells deep, as far as there are so many; fewer of deeper ones.
+
+        One of each of the `riders` comes first. Beside answers, and where each slot has cells of its own, more of a prompt is a pass of its
+        own: a small rest of the room is left.
+        """
+        n_room -= len(riders)
+        n_rest = n_room * REST if riders else 0
+        riding, alone = set(riders), []
+        for sequence in prompts:
+            n_ridden = 1 if sequence in riding else 0
+            if prefilling and n_room < n_rest:
+                n_room = 0
+            if not n_ridden and not n_room:
+                continue
+            n_left = len(sequence.tokens) - sequence.n_computed
+            if not n_room and n_left > 1 and sequence.spec.n_prompt_logprobs is None:  # of a crowd, most are
+                alone.append(sequence)
+                prefilling.append((sequence, 1))
+                continue
+            if sequence.n_computed > depth:  # the room is time, of which a row takes more the more there is before it
+                n_room, depth = self._budget.deeper(n_room, depth, sequence.n_computed) if n_room else 0, sequence.n_computed
+            n_before = meetings.get(sequence, 0) - sequence.n_computed
+            n_rows = scoring.cut(sequence, min(n_left if n_before <= 0 else n_before, n_ridden + n_room))
+            if not n_rows:
+                continue
+            self._columns.add(sequence, n_rows, scoring, wants_output=n_rows == n_left)
+            prefilling.append((sequence, n_rows))
+            if n_rows == n_left:
+                outputs.append(sequence)
+            n_room -= n_rows - n_ridden
+        if alone:
+            self._columns.add_one_each(alone)
+
+
+def _is_light(account: Account, running: Seq[Sequence]) -> bool:
+    """Whether a key has at most half of the places for its weight that another has, and was not served much more."""
+    others = {sequence.account for sequence in running} - {account}
+    return any(2.0 * account.load <= other.load and account.may_pass(other) for other in others)
+
+
+def _slot(sequence: Sequence) -> int:
+    return sequence.slot
+
+
+def _prefill_rank(n_prefilled: int, sequence: Sequence) -> tuple[int, bool, float, int]:
+    """Within a priority a key with fewer places for its weight goes first, then the prompt with the fewest rows left: all wait least.
+
+    Each prompt row that is computed, of whichever prompt, makes those admitted before it older by one. So a prompt is overtaken only by
+    ones that were admitted before as many rows were computed as it had left when it came: a long one waits, but not for ever. Nor does
+    one of a key that has many places: it goes first when it has waited inside for many times as much as it owes.
+    """
+    n_left = len(sequence.tokens) - sequence.n_computed
+    is_in_time = n_prefilled - sequence.waits_from <= LATE * max(n_left, N_LATE_LEAST)
+    return sequence.order[0], is_in_time, sequence.account.load, sequence.prefill_from + n_left
+
+
+def goes_before(n_prefilled: int, prompt: Sequence, newcomer: Sequence, n_newcomer: int) -> bool:
+    """Whether a prompt that is computed would get its rows before those that a `newcomer` owes, were that let in now."""
+    rank = newcomer.order[0], newcomer.account.load
+    if (prompt.order[0], prompt.account.load) > rank:
+        return False
+    if prompt.account is not newcomer.account:  # whose key would have one more
+        return True
+    begun = n_prefilled if newcomer.admitted_at is None else newcomer.prefill_from
+    return _prefill_rank(n_prefilled, prompt) <= (rank[0], True, rank[1], begun + n_newcomer)
+
+
+def _are_alike(prompts: Seq[Sequence]) -> bool:
+    """Whether none of the prompts, if it went first, would begin much earlier than with the others."""
+    return len({sequence.order[0] for sequence in prompts}) == 1 and owe_alike([n_owed(sequence) for sequence in prompts])
+
+
+def owe_alike(owed: Seq[int]) -> bool:
+    """Whether no prompt owes much less than another."""
+    return max(owed) <= ALIKE * min(owed)
+
+
+def n_owed(sequence: Sequence) -> int:
+    """Rows that a sequence needs before its next token can be drawn. Written out where it is asked for of every prompt in every plan."""
+    return len(sequence.tokens) - sequence.n_computed

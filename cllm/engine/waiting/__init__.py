@@ -1,0 +1,1 @@
+"""Who waits, who may join, whose turn it is, and who is let in by itself."""

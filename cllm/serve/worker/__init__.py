@@ -1,0 +1,1 @@
+"""A model in a process of its own."""
