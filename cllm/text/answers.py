@@ -7,6 +7,7 @@ import attrs
 from cllm.text.call_formats import CallFormat
 from cllm.text.call_reader import CallReader
 from cllm.text.channels import ChannelReader
+from cllm.text.framing import Frame, FrameReader
 from cllm.text.parts import CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningReader, ReasoningTags
 from cllm.text.stops import StopStrings
@@ -23,6 +24,7 @@ class AnswerFormat:
     resumed: bool = False  # of which it has some words
     n_reasoning_max: int | None = None  # tokens of the reasoning, after which `closing` is written
     closing: tuple[int, ...] = ()  # the tokens that end the reasoning
+    frame: Frame | None = None  # around what is said; None: there is none
     begun: bool = False  # the prompt ends within content that has a header
     calls: CallFormat | None = None  # None: there are no tools, and no channels
     tools: tuple[Tool, ...] = ()  # that may be called
@@ -40,7 +42,8 @@ class AnswerFormat:
         reasoning = None if self.tags is None else ReasoningReader(self.tags, opened=self.opened, resumed=self.resumed)
         calls = None if self.calls is None else self._call_reader(self.calls, stops)
         unclosed = None if self.calls is None or reasoning is None else self._unclosed_reasoning(self.calls)
-        return AnswerReader(reasoning, calls, stops, unclosed, held=self.held)
+        frame = None if self.frame is None else FrameReader(self.frame)
+        return AnswerReader(reasoning, calls, stops, unclosed, frame, held=self.held)
 
     def _unclosed_reasoning(self, form: CallFormat) -> UnclosedReasoning:
         return UnclosedReasoning(form, self.tools, assured=self.assured or self.held, single=self.single)
@@ -62,6 +65,7 @@ class AnswerReader:
         calls: CallReader | ChannelReader | None,
         stops: StopStrings | None,
         unclosed: UnclosedReasoning | None = None,
+        frame: FrameReader | None = None,
         *,
         held: bool = False,
     ) -> None:
@@ -70,6 +74,7 @@ class AnswerReader:
         self._unclosed = unclosed  # of no use once the reasoning is past
         self._n_unclosed = 0  # calls that the reasoning ended with
         self._held = held
+        self._frame = frame
         self._calls = calls
         self._stops = stops
 
@@ -93,7 +98,7 @@ class AnswerReader:
     @property
     def is_idle(self) -> bool:
         """Whether all that comes from now on is content, and nothing is held back here."""
-        return self._reasoning is None and self._calls is None
+        return self._reasoning is None and self._frame is None and self._calls is None
 
     @property
     def is_done(self) -> bool:
@@ -120,18 +125,24 @@ class AnswerReader:
                     self._unclosed = None
                 if ends_here and self._held:  # what came in one token with the closing tag the grammar has written once more
                     text = ""
+        if text and self._frame is not None:
+            text = self._frame.push(text)
+            if self._frame.is_past:
+                self._frame = None
         if text:
             parts += [Content(text)] if self._calls is None else self._calls.push(text)
         return (parts, None) if self._stops is None else watched(parts, self._stops, counts=can_stop)
 
     def finish(self) -> tuple[list[Part], str | None]:
         """Return what was still undecided, the end having come otherwise than by a stop string; and the one that is found in it now."""
-        parts = [] if self._reasoning is None else self._reasoning.finish()
+        parts: list[Part] = [] if self._reasoning is None else self._reasoning.finish()
         if self._reasoning is not None and self._unclosed is not None:
             rest = [self._unclosed.push(part.text) for part in parts if isinstance(part, Reasoning)]
             content = [part for part in parts if isinstance(part, Content)]
             parts = [*_reasoning(rest), *self._unclosed.finish(is_closed=not self._reasoning.is_inside), *content]
             self._n_unclosed = sum(isinstance(part, CallBegun) for part in parts)
+        if self._frame is not None:
+            parts = [*(part for part in parts if not isinstance(part, Content)), *self._framed(parts)]
         if self._calls is not None:
             parts += self._calls.finish()
         if self._stops is None:
@@ -139,6 +150,15 @@ class AnswerReader:
         parts, match = watched(parts, self._stops)
         held = self._stops.flush()
         return parts if match is not None or not held else [*parts, Content(held)], match
+
+    def _framed(self, parts: list[Part]) -> list[Part]:
+        """What the end leaves of the content, which is undecided yet."""
+        assert self._frame is not None
+        text = "".join(part.text for part in parts if isinstance(part, Content))
+        rest = self._frame.push(text) + self._frame.finish()
+        if not rest:
+            return []
+        return [Content(rest)] if self._calls is None else self._calls.push(rest)
 
 
 def _reasoning(texts: list[str]) -> list[Part]:

@@ -46,17 +46,18 @@ _WORDS: Final = ("<|think|>", "reasoning_content", "thinking")
 
 def tags_in(template: str) -> ReasoningTags | None:
     """The tags that a chat template's source speaks of; one of a pair is enough, as some cut reasoning off at its end only."""
-    source = _without_comments(template)
+    source = without_comments(template)
     return next((tags for tags in TAGS if tags.opening in source or tags.closing in source), None)
 
 
 def mentions_reasoning(template: str) -> bool:
     """Whether a chat template's source treats reasoning apart, whatever the tags."""
-    source = _without_comments(template)
+    source = without_comments(template)
     return any(word in source for word in _WORDS)
 
 
-def _without_comments(template: str) -> str:
+def without_comments(template: str) -> str:
+    """A chat template's source without what Jinja leaves out."""
     kept, start = [], 0
     while (begin := template.find("{#", start)) >= 0 and (end := template.find("#}", begin + 2)) >= 0:
         kept.append(template[start:begin])

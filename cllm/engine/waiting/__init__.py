@@ -1,1 +1,1 @@
-"""Who waits, who may join, whose turn it is, and who is let in by itself."""
+"""Who waits, who may join them, whose turn it is, who follows another, and who is tried by himself after a failure."""
