@@ -79,6 +79,8 @@ class CallReader:
             rest = ""
         elif self._state is _State.AFTER_BODY:
             rest = self._text.lstrip(_BLANKS + ",;]")
+            markers = (*self._form.ends, self._form.begin, *self._form.ignored)
+            rest = "" if any(marker.startswith(rest) for marker in markers) else rest  # one that the end of the answer has cut
         else:
             rest = self._raw + self._text
         self._raw = self._text = ""

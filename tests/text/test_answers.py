@@ -96,6 +96,14 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(places)]
 
 
+@pytest.mark.parametrize("end", ["</tool_ca", "<tool", "", ", ", "</tool_call>\n<tool_c"])
+def test_a_marker_that_the_end_of_the_answer_has_cut_behind_a_call_is_no_content(end: str) -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n'
+    called = [CallBegun(0, "add"), Arguments(0, '{"a": 1}')]
+    assert read(of(HERMES), text + end) == called
+    assert read(of(HERMES), text + "</tool or") == [*called, Content("</tool or")]
+
+
 # --- reasoning --------------------------------------------------------------------------------------------------------
 
 
