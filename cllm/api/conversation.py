@@ -404,7 +404,7 @@ def _form(model: ServedModel, conversation: Conversation, text: str) -> AnswerFo
         resumed=goes_on,
         n_reasoning_max=_n_reasoning_max(model, conversation),
         closing=dialect.closing,
-        frame=dialect.frame,
+        wrapping=dialect.wrapping if conversation.form is None else None,  # else what the form has are its own
         begun=dialect.calls.channels and is_in_content(text),
         calls=dialect.calls if toolbox.is_open or dialect.calls.channels else None,
         tools=toolbox.callable,

@@ -7,12 +7,12 @@ import attrs
 from cllm.text.call_formats import CallFormat
 from cllm.text.call_reader import CallReader
 from cllm.text.channels import ChannelReader
-from cllm.text.framing import Frame, FrameReader
 from cllm.text.parts import CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningReader, ReasoningTags
 from cllm.text.stops import StopStrings
 from cllm.text.tools import Tool
 from cllm.text.unclosed import UnclosedReasoning
+from cllm.text.wrapping import Wrapping, WrappingReader
 
 
 @attrs.frozen(kw_only=True)
@@ -24,7 +24,7 @@ class AnswerFormat:
     resumed: bool = False  # of which it has some words
     n_reasoning_max: int | None = None  # tokens of the reasoning, after which `closing` is written
     closing: tuple[int, ...] = ()  # the tokens that end the reasoning
-    frame: Frame | None = None  # around what is said; None: there is none
+    wrapping: Wrapping | None = None  # around all that is said; None: there is none
     begun: bool = False  # the prompt ends within content that has a header
     calls: CallFormat | None = None  # None: there are no tools, and no channels
     tools: tuple[Tool, ...] = ()  # that may be called
@@ -42,8 +42,9 @@ class AnswerFormat:
         reasoning = None if self.tags is None else ReasoningReader(self.tags, opened=self.opened, resumed=self.resumed)
         calls = None if self.calls is None else self._call_reader(self.calls, stops)
         unclosed = None if self.calls is None or reasoning is None else self._unclosed_reasoning(self.calls)
-        frame = None if self.frame is None else FrameReader(self.frame)
-        return AnswerReader(reasoning, calls, stops, unclosed, frame, held=self.held)
+        markers = () if self.calls is None else self.calls.first_markers
+        wrapping = None if self.wrapping is None else WrappingReader(self.wrapping, markers)
+        return AnswerReader(reasoning, calls, stops, unclosed, wrapping, held=self.held)
 
     def _unclosed_reasoning(self, form: CallFormat) -> UnclosedReasoning:
         return UnclosedReasoning(form, self.tools, assured=self.assured or self.held, single=self.single)
@@ -65,7 +66,7 @@ class AnswerReader:
         calls: CallReader | ChannelReader | None,
         stops: StopStrings | None,
         unclosed: UnclosedReasoning | None = None,
-        frame: FrameReader | None = None,
+        wrapping: WrappingReader | None = None,
         *,
         held: bool = False,
     ) -> None:
@@ -74,7 +75,7 @@ class AnswerReader:
         self._unclosed = unclosed  # of no use once the reasoning is past
         self._n_unclosed = 0  # calls that the reasoning ended with
         self._held = held
-        self._frame = frame
+        self._wrapping = wrapping
         self._calls = calls
         self._stops = stops
 
@@ -98,7 +99,7 @@ class AnswerReader:
     @property
     def is_idle(self) -> bool:
         """Whether all that comes from now on is content, and nothing is held back here."""
-        return self._reasoning is None and self._frame is None and self._calls is None
+        return self._reasoning is None and self._wrapping is None and self._calls is None
 
     @property
     def is_done(self) -> bool:
@@ -125,10 +126,10 @@ class AnswerReader:
                     self._unclosed = None
                 if ends_here and self._held:  # what came in one token with the closing tag the grammar has written once more
                     text = ""
-        if text and self._frame is not None:
-            text = self._frame.push(text)
-            if self._frame.is_past:
-                self._frame = None
+        if text and self._wrapping is not None:
+            text = self._wrapping.push(text)
+            if self._wrapping.is_past:
+                self._wrapping = None
         if text:
             parts += [Content(text)] if self._calls is None else self._calls.push(text)
         return (parts, None) if self._stops is None else watched(parts, self._stops, counts=can_stop)
@@ -141,8 +142,8 @@ class AnswerReader:
             content = [part for part in parts if isinstance(part, Content)]
             parts = [*_reasoning(rest), *self._unclosed.finish(is_closed=not self._reasoning.is_inside), *content]
             self._n_unclosed = sum(isinstance(part, CallBegun) for part in parts)
-        if self._frame is not None:
-            parts = [*(part for part in parts if not isinstance(part, Content)), *self._framed(parts)]
+        if self._wrapping is not None:
+            parts = [*(part for part in parts if not isinstance(part, Content)), *self._unwrapped(parts)]
         if self._calls is not None:
             parts += self._calls.finish()
         if self._stops is None:
@@ -151,11 +152,11 @@ class AnswerReader:
         held = self._stops.flush()
         return parts if match is not None or not held else [*parts, Content(held)], match
 
-    def _framed(self, parts: list[Part]) -> list[Part]:
+    def _unwrapped(self, parts: list[Part]) -> list[Part]:
         """What the end leaves of the content, which is undecided yet."""
-        assert self._frame is not None
+        assert self._wrapping is not None
         text = "".join(part.text for part in parts if isinstance(part, Content))
-        rest = self._frame.push(text) + self._frame.finish()
+        rest = self._wrapping.push(text) + self._wrapping.finish()
         if not rest:
             return []
         return [Content(rest)] if self._calls is None else self._calls.push(rest)

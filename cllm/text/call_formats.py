@@ -52,6 +52,11 @@ class CallFormat:
         """All that it has; some may be control tokens, which a text shows only where asked to."""
         return (self.begin, *([self.opens] if self.opens else []), *self.ends, *self.ignored, *self.separators)
 
+    @property
+    def first_markers(self) -> tuple[str, ...]:
+        """What calls begin with, or what stands before all of them."""
+        return (self.begin, *([self.opens] if self.opens else []), *self.ignored)
+
     def body(self, first: str, tools: Mapping[str, Tool]) -> Body:
         """A reader for what follows `begin`; `first` is the first character of it that is not blank."""
         if first == "{":

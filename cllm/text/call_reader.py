@@ -36,6 +36,7 @@ class CallReader:
     def __init__(self, form: CallFormat, tools: Sequence[Tool], *, assured: bool, single: bool, keeps_blanks: bool) -> None:
         """`single`: the answer is over with the end of its first call; `keeps_blanks`: those before a call are content, told at once."""
         self.n_calls = 0
+        self.has_rest = False  # at the end: what was undecided was more than blanks, be it a marker that was cut
         self._form = form
         self._tools = {tool.name: tool for tool in tools}
         self._assured = assured
@@ -79,10 +80,12 @@ class CallReader:
             rest = ""
         elif self._state is _State.AFTER_BODY:
             rest = self._text.lstrip(_BLANKS + ",;]")
-            markers = (*self._form.ends, self._form.begin, *self._form.ignored)
+            self.has_rest = bool(rest)
+            markers = (*self._form.ends, self._form.begin, *self._form.ignored, *self._form.again)
             rest = "" if any(marker.startswith(rest) for marker in markers) else rest  # one that the end of the answer has cut
         else:
             rest = self._raw + self._text
+        self.has_rest = self.has_rest or bool(rest)
         self._raw = self._text = ""
         return [Content(rest)] if rest else []
 

@@ -9,11 +9,11 @@ import attrs
 from cllm.backend import Vocabulary
 from cllm.errors import TokenizeFailed
 from cllm.text import channels
-from cllm.text.call_formats import FORMATS, HERMES, CallFormat
+from cllm.text.call_formats import FORMATS, HERMES, MINIMAX, CallFormat
 from cllm.text.call_signs import format_of
-from cllm.text.framing import Frame, frame_in
 from cllm.text.reasoning import ReasoningTags, tags_in
 from cllm.text.template import ChatTemplate
+from cllm.text.wrapping import Wrapping, wrapping_in
 
 GENERIC = "generic"  # Hermes' form, told to the model in a system message
 
@@ -25,7 +25,7 @@ class Dialect:
     tags: ReasoningTags | None  # None: it does not reason apart
     closing: tuple[int, ...]  # the tokens that end its reasoning
     calls: CallFormat
-    frame: Frame | None = None  # around all that it says; None: there is none
+    wrapping: Wrapping | None = None  # around all that it says; None: there is none
     knows_tools: bool  # its template tells it of tools
     control: Mapping[str, int]  # markers that are control tokens, which text does not show by itself
 
@@ -56,7 +56,8 @@ def dialect_of(template: ChatTemplate, vocabulary: Vocabulary, tool_format: str 
         tags=tags,
         closing=() if tags is None else _tokens(vocabulary, tags.cut),
         calls=calls,
-        frame=None if tags is None or in_channels else frame_in(template.source),
+        # MiniMax speaks of such tags as well, which it has around what tools gave.
+        wrapping=None if tags is None or in_channels or form is MINIMAX else wrapping_in(template.source),
         knows_tools=knows_tools,
         control={marker: token for marker in markers if (token := _control_token(vocabulary, marker)) is not None},
     )

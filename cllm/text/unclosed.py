@@ -54,7 +54,7 @@ class UnclosedReasoning:
 
     def finish(self, *, is_closed: bool) -> list[Part]:
         """Return what was undecided, the answer having ended, after the reasoning's closing tag or before: calls, or reasoning."""
-        has_called = self._reader is not None and self._reader.n_calls > 0 and not self._reader.finish()
+        has_called = self._reader is not None and self._reader.n_calls > 0 and self._ends_with(self._reader)
         rest = self.give_up()
         told: list[Part] = [Reasoning(rest)] if rest else []
         if not has_called:
@@ -65,6 +65,10 @@ class UnclosedReasoning:
         if self._assured:
             return [*told, *calls] if is_closed else told
         return calls
+
+    def _ends_with(self, reader: CallReader) -> bool:
+        """Whether nothing comes after the last call, nor was about to."""
+        return not reader.finish() and not reader.has_rest
 
     def _look_for_marker(self) -> str:
         found = first_marker(self._text, self._markers)

@@ -104,6 +104,16 @@ def test_a_marker_that_the_end_of_the_answer_has_cut_behind_a_call_is_no_content
     assert read(of(HERMES), text + "</tool or") == [*called, Content("</tool or")]
 
 
+def test_nor_is_one_of_those_that_another_call_may_begin_with() -> None:
+    assert read(of(QWEN_CODER), "<tool_call>\n<function=add>\n</function>\n<fun")[-1] == Arguments(0, "{}")
+
+
+def test_a_call_in_reasoning_after_which_another_was_begun_was_but_thought_of() -> None:
+    form = attrs.evolve(of(HERMES, thinks=True), opened=True)
+    text = 'hm <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_c'
+    assert read(form, text) == [Reasoning(text)]
+
+
 # --- reasoning --------------------------------------------------------------------------------------------------------
 
 
