@@ -132,23 +132,27 @@ own and attention walks that; in a pool all share one. The calls take turns, and
 
 STACK: Final = """\
 Fake models, so that the stack's own cost shows: `instant` takes no time, greedy on a small vocabulary; `gpu` takes 2 ms for 64 rows and
-gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms. The stages are those above
-that need no real model, but that `app` is asked for streams here, so that `sse` over it is the socket and the server's process. CPU time is
-that of the process that serves. Up to `app` that is its own client, too; with `sse` the client is a process by itself on the same cores, so
-that `sse` looks cheaper over `app` than it is, and may come out below 0. Between steps the scheduler applies what came and plans anew; what
-is sent at that time takes its part of it.
+gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms, so that it has no stage
+for that. The stages are those above that need no real model. CPU time is that of the process that serves. Up to `app` that is its own
+client, too; from `http` on the client is a process by itself on the same cores, so that `http` looks cheaper over `app` than it is, and may
+come out below 0. Between steps the scheduler applies what came and plans anew; what is sent at that time takes its part of it.
 """
 
 STACK_FOUND: Final = """\
-What bounds `instant` over SSE is one thread of Python: an event and a packet for each token. The kernel's send is a sixth of it under the
-profiler, which makes Python's part more than twice as long and hardly the kernel's; of the time that a token takes without one, what the
-profile says of the send would be a third. What bounds `gpu` at 64 streams is sampling, at seven and a half times its floor, which is to
-read all logits once. Two threads for the rows, tried on the way, had 0.90 to 0.94 of the time for 64 of them, and 0.94 to 1.15 for 32, so
-that one draws them all.
+What a token costs depends on how many share a step. With one stream a step of `instant` is a hop into the models' thread and back, and
+Trio's turn for what came of it: seven tenths of what it takes up to there. With 64 a token takes 39 us over SSE: 2 to draw it, 6 in the
+scheduler, 9 in the loop and the hop, 5 in the API, 11 in HTTP and the server's process, 6 for an event and a packet of its own. The
+official client reads some 5,000 tokens/s and takes a core for that, so that `client` says what it bears, not what the server does.
 
-The aim of 475 steps/s is missed: `gpu` makes 101. The aim leaves 0.1 ms of each step to everything but the model, which is less than to
-read the logits takes, and less than the scheduler's own part: of `gpu-draws`, whose host draws nothing, the bare `engine` makes 421, and
-what is served 342.
+What bounds `instant` over SSE is one thread of Python. The kernel's send is 15 % of it under the profiler, which makes Python's part nearly
+twice as long and hardly the kernel's; of the time that a token takes without one, what the profile says of the send would be more than a
+quarter. What bounds `gpu` at 64 streams is sampling, at 6.4 times its floor, which is to read all logits once. Two threads for the rows,
+tried on the way, had 0.90 to 0.94 of the time for 64 of them, and 0.94 to 1.15 for 32, so that one draws them all.
+
+The aim of 475 steps/s is missed: `gpu` makes 65. The aim leaves 0.1 ms of each step to everything but the model, which is less than to read
+the logits takes, and less than the scheduler's own part: of `gpu-draws`, whose host draws nothing, the bare `engine` makes 402, and what is
+served 300. On a machine with AVX-512, at an earlier revision, these were 101, 421 and 342, and `instant` carried 47,000 tokens/s at 64
+streams, where it carries 26,000 here.
 """
 
 KILLS: Final = """\
@@ -319,20 +323,22 @@ lets each sequence have an eighth of them, into which the prompt has to fit.
 change. Eight end a turn together and begin the next together, and their prompts are computed at once, however many steps of answers that
 takes, since all owe about as much. Of 32 in 8 slots ten pairs of ten starts do not tell who has more tokens/s, llama-server as it comes or
 cLLM (0.95 to 1.06), nor anything else but memory, of which cLLM has 1.14 times as much after the one pass of a start. Of eight, with all
-settings, there are ten pairs of five starts beside `-no-kvu`, `-b 64` and `-kvu -b 64` each. Those of `-no-kvu` do not tell who has more
-tokens/s either (0.98 to 1.05); there cLLM has first texts at p90 after 0.83 of its time, and 0.46 of its memory. `-b 64` and `-kvu -b 64`
-compute the prompts of those who come together one after the other, so that half of the first texts come after 2.5 and 3.2 s, cLLM's after
-3.42 and 2.52 times as long, and those at p99 after 1.72 and 1.51 times. Who has begun waits then: cLLM's gaps are 0.30 and 0.19 as long at
-p90, 0.36 and 0.15 at p99. It has 1.10 (0.99 to 1.22) and 1.52 times their tokens/s, and the latter 0.94 of its memory. Who would rather
-have that says it: with `--row-budget 64`, in ten pairs beside `-b 64`, it has 1.02 of its tokens/s (0.97 to 1.07) and first texts at p50
-after 1.07 times its time, 2.3 s, and nothing else tells the two apart. In two pairs of one start each it had 1.2 times the tokens/s of
-`-b 32`, which does the same, and of `-kvu`, and 1.7 times those of `no prompt cache`. With `no prompt cache` gaps at p99 are of 7.4 s; it
-takes 0.65 of cLLM's memory, and is the only one that finds nothing again. Few requests are good with either, 5 to 8 % of cLLM's and 7 to 9
-% of theirs in the mean beside the three settings with ten pairs, since most first texts come after 4 s. Each turn goes on from other tokens
-than were answered, which had to be known in advance, so that only prompts can be found again: of eight, both have 11,680 of 16,752 tokens
-from their caches; of 32, llama-server has 46,720 in every pass and cLLM 512 less in eight of ten. Half of the first texts come after 48 s.
-The eight places are filled and emptied together, by a log of a pass, so that no step has both answers and prompts, and it is strictly in
-turn here as it is there. Other work, at the lowest priority, went on beside some of these pairs.
+settings, there are ten pairs of five starts beside `-no-kvu`, `-b 64`, `-kvu -b 64` and `no prompt cache` each. Those of `-no-kvu` do not
+tell who has more tokens/s either (0.98 to 1.05); there cLLM has first texts at p90 after 0.83 of its time, and 0.46 of its memory. `-b 64`
+and `-kvu -b 64` compute the prompts of those who come together one after the other, so that half of the first texts come after 2.5 and 3.2
+s, cLLM's after 3.42 and 2.52 times as long, and those at p99 after 1.72 and 1.51 times. Who has begun waits then: cLLM's gaps are 0.30 and
+0.19 as long at p90, 0.36 and 0.15 at p99. It has 1.10 (0.99 to 1.22) and 1.52 times their tokens/s, and the latter 0.94 of its memory. Who
+would rather have that says it: with `--row-budget 64`, in ten pairs beside `-b 64`, it has 1.02 of its tokens/s (0.97 to 1.07) and first
+texts at p50 after 1.07 times its time, 2.3 s, and nothing else tells the two apart. `no prompt cache` finds nothing again: beside it cLLM
+has 1.81 times the tokens/s (1.53 to 2.14), first texts at p50, p90 and p99 after 0.70, 0.49 and 0.39 of its time, whole answers at p50
+after 0.56, and gaps at p99 that are 0.06 times as long, where its own are of 8 s; it takes 0.64 of cLLM's memory. In two pairs of one start
+each it had 1.2 times the tokens/s of `-b 32`, which cuts prompts as `-b 64` does, and of `-kvu`. Few requests are good with either, 5 to 8
+% of cLLM's and 7 to 15 % of theirs in the mean beside the four settings with ten pairs, since most first texts come after 4 s. Each turn
+goes on from other tokens than were answered, which had to be known in advance, so that only prompts can be found again: of eight, both have
+11,680 of 16,752 tokens from their caches; of 32, llama-server has 46,720 in every pass and cLLM 512 less in eight of ten. Half of the first
+texts come after 48 s. The eight places are filled and emptied together, by a log of a pass, so that no step has both answers and prompts,
+and it is strictly in turn here as it is there. Other work went on beside some of these pairs, single test files of up to a minute and a
+half beside those of `no prompt cache`.
 """
 
 VERIFY: Final = """\
@@ -349,7 +355,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "ladder-seed-c8-served": "2026-11-28 c08fe9f147",
     "peers-chat-turns-c32": "2026-11-27 42d3cda5f7",
     "peers-chat-turns-c8-row-budget": "2026-11-29 b3eb8e40c7",
-    "peers-chat-turns-c8": "2026-11-29 80e22e9270",
+    "peers-chat-turns-c8": "2026-11-30 7459a21f53",
     "peers-long-among-short": "2026-11-29 8aaae89e0d",
     "peers-mixed-c8": "2026-11-27 0543dee0f6",
     "peers-mixed-small-c16": "2026-11-30 7459a21f53",
@@ -380,8 +386,8 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "promises-overload": "2026-11-25 bf613b25e9",
     "promises-planner": "2026-11-25 6ac7d36829",
     "promises-two-keys": "2026-11-25 8391f77520",
-    "stack-gpu-draws": "2026-11-27 3751b6e58f",
-    "stack-gpu": "2026-11-27 3751b6e58f",
-    "stack-instant": "2026-11-27 3751b6e58f",
+    "stack-gpu-draws": "2026-11-30 041a669bbb",
+    "stack-gpu": "2026-11-30 041a669bbb",
+    "stack-instant": "2026-11-30 041a669bbb",
 }
 FOUND: Final = {"ladder": LADDER_FOUND, "stack": STACK_FOUND, "promises": PROMISES_FOUND, "peers": PEERS_FOUND}
