@@ -1,4 +1,7 @@
-"""The report's plots: the ladder as a waterfall, peers at a glance and as grouped bars, latency as distributions. Needs matplotlib."""
+"""The report's plots: the ladder as a waterfall, the stack's prices, peers at a glance and as grouped bars, latency as distributions.
+
+Needs matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,10 @@ TIMES_MOST: Final = 8.0  # better or worse, that is drawn; the number says how f
 
 def draw(runs: Sequence[Run], folder: Path) -> None:
     """Draw everything that the page shows."""
-    for run in [*of_kind(runs, "ladder"), *of_kind(runs, "stack")]:
-        for rung in run["data"]["rungs"]:
-            draw_waterfall(rung, str(folder / plot_of(run, rung_slug(rung))), f"{run['name']}: {rung_title(rung)}")
+    for kind, draw_rung in (("ladder", draw_waterfall), ("stack", draw_prices)):
+        for run in of_kind(runs, kind):
+            for rung in run["data"]["rungs"]:
+                draw_rung(rung, str(folder / plot_of(run, rung_slug(rung))), f"{run['name']}: {rung_title(rung)}")
     for run in of_kind(runs, "peers"):
         if run["data"]["best"]:
             draw_bars(run["data"]["sides"], str(folder / plot_of(run, "bars")), run["name"])
@@ -81,6 +85,28 @@ def draw_waterfall(rung: Run, path: str, title: str) -> None:
         _draw_costs(rung["stages"], axes[1][0])
     axes[-1][0].set_xticks(range(len(rung["stages"])), [f"{stage['number']} {stage['name']}" for stage in rung["stages"]], rotation=20)
     axes[0][0].set_title(title)
+    save(figure, path)
+
+
+def draw_prices(rung: Run, path: str, title: str) -> None:
+    """What a token takes of the serving process's CPU time up to each stage, and what that adds; lines go over the turns."""
+    figure, axes = pyplot().subplots(1, 1, figsize=(8, 3.2), squeeze=False)
+    axis, before, most = axes[0][0], 0.0, 0.0
+    for place, stage in enumerate(rung["stages"]):
+        us = stage["cpu_us_per_token"]
+        now, least, greatest = us["median"], us["min"], us["max"]
+        axis.bar(place, now - before, bottom=before, color=LOSS if now > before else GAIN)
+        axis.plot([place - 0.4, place + 0.4], [now, now], color="black", linewidth=1)
+        axis.vlines(place, least, greatest, color="black", linewidth=0.8)
+        axis.annotate(f"{now:.3g} ({now - before:+.2g})", (place, max(now, before, greatest)), ha="center", va="bottom", fontsize=8)
+        before, most = now, max(most, now, greatest)
+    axis.set_ylim(0.0, 1.14 * most)
+    axis.set_ylabel("CPU us a token")
+    axis.set_xticks(range(len(rung["stages"])), [f"{stage['number']} {stage['name']}" for stage in rung["stages"]], rotation=20)
+    axis.set_title(title)
+    handles = [pyplot().Rectangle((0, 0), 1, 1, color=color) for color in (LOSS, GAIN)]
+    names = ("more than the stage before", "less than it")
+    axis.legend([*handles, pyplot().Line2D([], [], color="black", linewidth=0.8)], [*names, "turns, least to most"], **BESIDE)
     save(figure, path)
 
 

@@ -135,7 +135,8 @@ Fake models, so that the stack's own cost shows: `instant` takes no time, greedy
 gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms, so that it has no stage
 for that. The stages are those above that need no real model. CPU time is that of the process that serves. Up to `app` that is its own
 client, too; from `http` on the client is a process by itself on the same cores, so that `http` looks cheaper over `app` than it is, and may
-come out below 0. Between steps the scheduler applies what came and plans anew; what is sent at that time takes its part of it.
+come out below 0. Between steps the scheduler applies what came and plans anew; what is sent at that time takes its part of it. A picture
+has what a token takes of CPU time up to each stage, and in brackets what that adds to the one before.
 """
 
 STACK_FOUND: Final = """\
