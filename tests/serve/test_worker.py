@@ -702,13 +702,13 @@ def test_an_answer_of_the_tokeniser_for_which_there_is_no_memory_is_nobody_elses
     def receive() -> NoReturn:
         raise MemoryError
 
-    slain: list[bool] = []
+    slain: list[type] = []
     channel = SimpleNamespace(send=lambda _wish: None, receive=receive)
-    process: Any = SimpleNamespace(short=channel, texts_under_way={}, slay=lambda: slain.append(True))
+    process: Any = SimpleNamespace(short=channel, texts_under_way={}, slay=lambda lack: slain.append(type(lack)))
     facts: Any = SimpleNamespace(**dict.fromkeys(frames.VocabularyFacts.__struct_fields__))
     with pytest.raises(Ended):
         WorkerVocabulary(facts, lambda _s: process)._answer(process, frames.Tokenize(b"a", True, True), "short")
-    assert slain == [True], "what is left of it stands in the socket"
+    assert slain == [MemoryError], "what is left of it stands in the socket"
 
 
 def test_a_load_can_be_given_up() -> None:
