@@ -121,4 +121,7 @@ def _part(file: str) -> str:
 
 
 def _name(file: str, line: int, name: str) -> str:
-    return name if file == "~" else f"{Path(file).parent.name}/{Path(file).name}:{line} {name}"
+    if file == "~":
+        return name
+    _, is_ours, path = file.rpartition("/cllm/")
+    return f"{path if is_ours else '/'.join(Path(file).parts[-2:])}:{line} {name}"
