@@ -195,12 +195,12 @@ twice what was ever answered.
 """
 
 PEERS: Final = """\
-**How it is measured.** Model file, threads, slots and cells are the same for all. (llama-cpp-python's server has one slot, so that
-requests wait for one another there; vLLM's cells are its own affair.) cLLM and a peer take turns with the same requests, new ones in
-every pair, and who begins alternates. llama-server was built from the sources of llama.cpp that are in llama-cpp-python's own, so that
-both compute with the same code; what a build calls itself says nothing, since those sources have no history. Where settings name
-`n_pairs_start`, both servers are started anew after so many pairs; where `warms_up` is True, a whole pass that does not count goes first,
-where it is False a few small requests.
+**How it is measured.** Model file, threads, slots and cells are the same for all. (llama-cpp-python's server has one slot, so that requests
+wait for one another there; vLLM's cells are its own affair.) cLLM and a peer take turns with the same requests, new ones in every pair, and
+who begins alternates. llama-server was built from the sources of llama.cpp that are in llama-cpp-python's own, so that both compute with
+the same code; what a build calls itself says nothing, since those sources have no history. Where settings name `n_pairs_start`, both
+servers are started anew after so many pairs at most; where `warms_up` is True, a whole pass that does not count goes first, where it is
+False a few small requests.
 
 **How to read a ratio.** It is cLLM's figure over the other's: the geometric mean over the pairs, with its 95 % interval by Student's t.
 With several starts, each counts once, since starts of one server differ by more than passes of one start do. (Where a figure is 0 in some
@@ -268,20 +268,20 @@ and gaps at p99 that are 1.05 times as long (0.80 to 1.37). Beside `-b 32`, whos
 to 1.36), first texts at p50, p90 and p99 after 0.43, 0.31 and 0.25 of its time, and gaps 0.74 times as long at p50, 1.91 times at p90 (1.63
 to 2.24) and 1.39 times at p99 (0.94 to 2.05). Beside `-kvu` it has 1.20 times the tokens/s (1.07 to 1.36), whole answers at p50 and p99
 after 0.80 of the time, gaps at p90 and p99 that are 0.58 and 0.37 times as long, and first texts after 0.83 of the time at p90 and 1.27
-times at p99 (1.06 to 1.52). A run on the machine with AMX, which is not kept, had first texts after 1.39 times `-no-kvu`'s time at p50 and
-1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on a machine with AVX-512 0.91 and 1.18 of these times. There
-pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. At 8 they are of the same
-settings but `-kvu`, of which there are two. Who has more tokens/s is not told apart: cLLM has 0.975 of `-no-kvu`'s (0.85 to 1.12), 0.97 of
-those of `no prompt cache` (0.90 to 1.06), 1.02 of `-b 64`'s (0.98 to 1.07) and 1.04 of `-b 32`'s (0.95 to 1.14). Beside the first and the
-second first texts come at p50 after 1.39 and 1.62 times the time, and gaps at p99 are 0.37 and 0.36 times as long; beside `-b 64` first
-texts come at p50 after 1.19 times the time (0.98 to 1.45), and gaps are 1.20 times as long at p50, 0.69 at p90 and 0.78 at p99; beside
-`-b 32` first texts come at p50, p90 and p99 after 0.80 (0.62 to 1.03), 0.67 and 0.70 of its time, and gaps are 0.78 times as long at p50,
-1.23 at p90 (0.94 to 1.63) and 1.34 at p99 (0.87 to 2.06). `no prompt cache`, which saves nothing on the host, takes 0.73 of cLLM's memory.
-In two pairs each cLLM had 1.06 (as it comes) to 1.29 times (`-kvu -b 64`) the tokens/s, and beside `-kvu` gaps 1.3 times as long at p50,
-1.5 at p90 and a fifth as long at p99. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and
-one 0.80, the slow one's requests were not as slow in another start, and in a simulation the scheduler needs as long for all of them as the
-faster starts did, within four percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for
-the same step; these are not kept.
+times at p99 (1.06 to 1.52); single test files of some seconds ran beside these pairs. A run on the machine with AMX, which is not kept, had
+first texts after 1.39 times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on a
+machine with AVX-512 0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps
+1.4 times as long at p99. At 8 they are of the same settings but `-kvu`, of which there are two. Who has more tokens/s is not told apart:
+cLLM has 0.975 of `-no-kvu`'s (0.85 to 1.12), 0.97 of those of `no prompt cache` (0.90 to 1.06), 1.02 of `-b 64`'s (0.98 to 1.07) and 1.04
+of `-b 32`'s (0.95 to 1.14). Beside the first and the second first texts come at p50 after 1.39 and 1.62 times the time, and gaps at p99 are
+0.37 and 0.36 times as long; beside `-b 64` first texts come at p50 after 1.19 times the time (0.98 to 1.45), and gaps are 1.20 times as
+long at p50, 0.69 at p90 and 0.78 at p99; beside `-b 32` first texts come at p50, p90 and p99 after 0.80 (0.62 to 1.03), 0.67 and 0.70 of
+its time, and gaps are 0.78 times as long at p50, 1.23 at p90 (0.94 to 1.63) and 1.34 at p99 (0.87 to 2.06). `no prompt cache`, which saves
+nothing on the host, takes 0.73 of cLLM's memory. In two pairs each cLLM had 1.06 (as it comes) to 1.29 times (`-kvu -b 64`) the tokens/s,
+and beside `-kvu` gaps 1.3 times as long at p50, 1.5 at p90 and a fifth as long at p99. The interval of `mixed` at 8 is wide, since starts
+differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a simulation
+the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the bare model, each in turns
+with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for

@@ -134,7 +134,7 @@ def summarize(
     answered = [answer for answer in done.answers if not answer.is_failed]
     n_good = sum(goal.is_met(answer) for answer in answered)
     late = done.answers[-1] if has_late else None  # whose times are not for the others' percentiles: of eight, they would be their p90
-    is_late_whole = late is not None and not late.is_failed and not late.is_cut
+    timed = late if late is not None and not late.is_failed and not late.is_cut else None
     others = [answer for answer in answered if answer is not late]
     return Summary(
         wall_s=done.wall_s,
@@ -162,8 +162,8 @@ def summarize(
         server_cpu_s=server_cpu_s,
         server_rss_peak_mb=rss_peak_mb,
         late_gap_max_s=_longest_gap_since(late.sent_at, done.answers[:-1]) if late else None,
-        late_ttft_s=late.ttft_s if is_late_whole and late else None,
-        late_e2e_s=late.e2e_s if is_late_whole and late else None,
+        late_ttft_s=timed.ttft_s if timed else None,
+        late_e2e_s=timed.e2e_s if timed else None,
         is_late_alone=late is not None and bool(others) and all(other.ended_at <= late.sent_at for other in others),
     )
 

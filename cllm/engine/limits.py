@@ -42,7 +42,7 @@ class Limits:
     cell_n_bytes: float = 1.0  # of a saved cell, as far as it is known before one was saved
     itl_max_s: float | None = None  # time between tokens that so many sequences may run as keep; None: as many as there is room for
     itl_target_s: float | None = None  # how long a step with running answers may take; None: some times as long as without prompts
-    apart: bool = False  # where each slot has cells of its own, a step is one pass only if the rows' slots ascend without a gap
+    apart: bool = False  # each slot has cells of its own: a step is one pass only if the rows' slots ascend without a gap
     n_slots_apart: int | None = None  # where the layout may be changed: slots, if each had cells of its own; None: it stays as it is
     n_cells_slot_apart: int = 0  # and cells of each
     carries_states: bool = False  # whether a whole slot's state fits in either layout

@@ -181,11 +181,11 @@ async def test_documents_of_plain_text_and_search_results_are_read_wherever_they
     async with serve() as api:
         asked = await prompt_of(api, messages=[{"role": "user", "content": [paper, found, {"type": "text", "text": "and?"}]}])
         told = await prompt_of(api, messages=[{"role": "user", "content": "one"}, called, given])
-        misplaced = await api.post("/v1/messages", body(messages=[{"role": "assistant", "content": [found]}]))
+        misplaced = [await api.post("/v1/messages", body(messages=[{"role": "assistant", "content": [one]}])) for one in (paper, found)]
     said = "Notes\nof a walk\nthe sky is blue\nSeas\nhttps://a.test\nthey are salt"
     assert f"{said}\nand?" in asked
     assert said in told
-    assert (misplaced.status, "cannot hold this" in misplaced.error["message"]) == (400, True)
+    assert [(answer.status, "cannot hold this" in answer.error["message"]) for answer in misplaced] == [(400, True)] * 2
 
 
 async def test_reasoning_is_signed_since_clients_drop_it_otherwise(serve: Any) -> None:
