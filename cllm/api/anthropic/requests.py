@@ -199,9 +199,8 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
 
 
 def _misplaced(block: Block, role: str, place: str) -> InvalidRequest:
-    if isinstance(block, Image) or (
-        isinstance(block, Document) and block.text is None
-    ):  # by these words Claude Code knows what to take out, and goes on without it
+    is_unreadable = isinstance(block, Image) or (isinstance(block, Document) and block.text is None)
+    if is_unreadable:  # by these words Claude Code knows what to take out, and goes on without it
         what = "image" if isinstance(block, Image) else "PDF"
         return InvalidRequest(f"{place}: Could not process {what}: this model takes text alone", param=place)
     return InvalidRequest(f"{place}: a message of the role {role} cannot hold this", param=place)
