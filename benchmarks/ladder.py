@@ -3,7 +3,8 @@
 The stages (`benchmarks.stages`) run the same requests turn by turn, each turn in a random order and every second one in that of the last
 backwards, so that the machine's own drift meets all of them alike. For each start, model and server are loaded anew, since starts differ by
 more than turns of one do; what warms up then is a whole answer of each sequence. A stage's ratio is to the bare loop of the same turn. The
-last one is no layer above the others: what it costs is told beside `loop`. Every pass is counted at the entry points of its layers
+last two are no layers above the others: what `isolated` costs is told beside `loop`, and `replay`, beside `native`, tells how much of what
+`sse` loses is due to the batches that it computes. Every pass is counted at the entry points of its layers
 (`benchmarks.layers`), and one that did not pass through them ends the run.
 """
 
@@ -26,8 +27,9 @@ import attrs
 
 from benchmarks import results, stages
 from benchmarks.arguments import model_path, numbers, positive, result_name
-from benchmarks.layers import Counter
+from benchmarks.layers import REPLAY, Counter
 from benchmarks.models import QUANTIZATIONS, model_file
+from benchmarks.replay import RecordedStage, ReplayStage
 from benchmarks.serving import CountedServer
 from benchmarks.stages import Ran, Stage, Work, run_checked
 from benchmarks.workload import GREEDY, PLAIN, USUAL, Ask, Sampling, seed_workload
@@ -37,8 +39,10 @@ from cllm.serve.loading import load
 from cllm.serve.logs import configure_logging
 
 SAMPLINGS: Final = {"greedy": (GREEDY,), "all": (GREEDY, PLAIN, USUAL), "plain": (PLAIN,), "usual": (USUAL,)}
-STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse", "client", "isolated")
-BESIDE: Final = {"isolated": "loop"}  # which stage another one is compared with, where that is not the one below
+STAGES: Final = ("native", "backend", "sampling", "engine", "loop", "app", "http", "sse", "client", "isolated", REPLAY)
+BESIDE: Final = {"isolated": "loop", REPLAY: "native"}  # which stage another one is compared with, where that is not the one below
+REPLAYED: Final = "sse"  # whose calls `replay` makes again
+SERVED: Final = frozenset({"http", "sse", "client"})  # by a server of their own
 COMPUTED: Final = ("native", "sampling")  # layers that compute what a step is for
 WARM_UP: Final = -1  # in the place of a turn's number
 BESIDE_THOSE: Final = "rest"  # of a step, which is in no layer that is timed
@@ -76,15 +80,19 @@ class Measured:
             per_token, per_step = _costs(self.passes, below.passes, "n_tokens"), _costs(self.passes, below.passes, "n_steps")
             page |= {"us_per_token": statistics.median(per_token), "us_per_token_spread": spread(per_token)}
             page |= {"us_per_step": statistics.median(per_step), "us_per_step_spread": spread(per_step)}
-            own_us, below_us = self._spent(), below._spent()
-            page["more_us_per_step"] = {
-                part: spread([own - less for own, less in zip(values, below_us[part], strict=True)])
-                for part, values in own_us.items()
-                if part in below_us
-            }
+            page["more_us_per_step"] = self.more_than(below)
             if self.stage.name in BESIDE:
                 page["beside"] = below.stage.name
         return page
+
+    def more_than(self, other: Measured) -> dict[str, dict[str, float]]:
+        """Microseconds of a step over another stage's, by part: the spread over the turns."""
+        own_us, other_us = self._spent(), other._spent()
+        return {
+            part: spread([own - less for own, less in zip(values, other_us[part], strict=True)])
+            for part, values in own_us.items()
+            if part in other_us
+        }
 
     def _spent(self) -> dict[str, list[float]]:
         """Microseconds of a step, turn by turn, that its calls into the layers below took, and what is left beside them."""
@@ -138,16 +146,18 @@ def open_stages(model: Path, options: list[str], settings: Settings, names: Sequ
             lambda: stages.LoopStage(bench),
             lambda: stages.AppStage(bench),
         ]
-        chosen = [make() for make, name in zip(inner, STAGES, strict=False) if name in names]
-        if {"http", "sse", "client"} & set(names):
-            server = opened.enter_context(CountedServer(str(model), options))
-            n = settings.threads or 1
-            client = stages.ClientStage(server, Counter(("client",)), n)
-            outer: list[Stage] = [stages.http_stage(server, n), stages.sse_stage(server, n), client]
-            chosen += [stage for stage in outer if stage.name in names]
+        chosen: list[Stage] = [make() for make, name in zip(inner, STAGES, strict=False) if name in names]
         if "isolated" in names:
             chosen.append(stages.isolated_stage(opened.enter_context(_open_bench(attrs.evolve(settings, isolate=True)))))
-        yield n_vocab, chosen
+        if SERVED & set(names):
+            server = opened.enter_context(CountedServer(str(model), options, records_calls=REPLAY in names))
+            n = settings.threads or 1
+            chosen += [stages.http_stage(server, n), stages.sse_stage(server, n), stages.ClientStage(server, Counter(("client",)), n)]
+            if REPLAY in names:
+                recorded = RecordedStage(chosen[-2], server)
+                chosen[-2] = recorded
+                chosen.append(ReplayStage(opened.enter_context(_open_bench(settings)), recorded))
+        yield n_vocab, sorted((stage for stage in chosen if stage.name in names), key=lambda stage: STAGES.index(stage.name))
 
 
 @contextmanager
@@ -257,10 +267,14 @@ def pages_of(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     """The stages' figures from the floor up, each over the one below or the one that it stands beside, if that was measured."""
     by_name = {one.stage.name: one for one in measured}
     before = [None, *measured[:-1]]
-    return [
+    pages = [
         one.page(measured[0], by_name.get(BESIDE[one.stage.name]) if one.stage.name in BESIDE else below)
         for one, below in zip(measured, before, strict=True)
     ]
+    if REPLAY in by_name:
+        page = next(page for page in pages if page["name"] == REPLAYED)
+        page["more_us_per_step_than_replay"] = by_name[REPLAYED].more_than(by_name[REPLAY])
+    return pages
 
 
 def tell(line: str) -> None:
@@ -277,7 +291,7 @@ def show(rung: dict[str, Any]) -> None:
         costs = f"{page['us_per_token']:9.1f} {page['us_per_step']:9.1f}" if "us_per_token" in page else " " * 19
         beside = f"  over {page['beside']}" if "beside" in page else ""
         print(
-            f"{page['number']} {page['name']:9} {speed:9.1f} {costs} {n_steps:6.0f}  "
+            f"{page['number']:<2} {page['name']:8} {speed:9.1f} {costs} {n_steps:6.0f}  "
             f"{ratio['median']:6.3f} {ratio['min']:6.3f} {ratio['max']:6.3f}{beside}",
             flush=True,
         )
@@ -336,6 +350,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     most = max(asked.concurrency) * (asked.prompt + asked.generated)
     if most > asked.ctx_size:
         parser.error(f"--ctx-size: {max(asked.concurrency)} sequences of {asked.prompt} and {asked.generated} tokens take {most} cells")
+    if REPLAY in asked.stages and REPLAYED not in asked.stages:
+        parser.error(f"--stages: {REPLAY} makes the calls of {REPLAYED} again, which has to be among them")
     if not found(asked.stages):
         parser.error(f"--stages: {', '.join(asked.stages)} needs a package that is not installed")
     name = asked.name or usual_name(asked)

@@ -65,6 +65,7 @@ GATES: Final = (
     Gate("isolated", "cllm.serve.worker.frames", "Channel.receive", "step"),
 )
 BORDER: Final = "isolated"  # between two processes: what is below the engine is on its other side, and so are the gates of that
+REPLAY: Final = "replay"  # no layer: the calls that a served stage made of llama.cpp, in a bare loop (`benchmarks.replay`)
 LAYERS: Final = tuple(dict.fromkeys(gate.layer for gate in GATES if gate.layer != BORDER))  # from the bottom up
 
 TIMED: Final = tuple(dict.fromkeys(gate.layer for gate in GATES if gate.is_timed))

@@ -15,11 +15,12 @@ from typing import Any, Final
 
 import attrs
 
+from benchmarks.calls import Call
 from benchmarks.layers import Counts, Seconds
 from benchmarks.server import START_S, without_settings
 from cllm.testing.ports import free_port
 
-INSTANT, PROFILE = "BENCHMARK_INSTANT", "BENCHMARK_PROFILE"  # what the child is told by its environment
+CALLS, INSTANT, PROFILE = "BENCHMARK_CALLS", "BENCHMARK_INSTANT", "BENCHMARK_PROFILE"  # what the child is told by its environment
 ROOT: Final = str(Path(__file__).parents[1])
 # At the end of the path, so that an installed cllm goes before the checkout's.
 MAIN: Final = f"import sys; sys.path.append({ROOT!r}); from benchmarks.counted_server import main; sys.exit(main())"
@@ -37,11 +38,18 @@ class Reading:
 class CountedServer:
     """`cllm serve` on a free port, ready when entered, drained when left.
 
-    `instant` are the fields of a fake model that it serves instead of a file; `profile` is where the profile of its Trio thread goes.
+    `instant` are the fields of a fake model that it serves instead of a file; `profile` is where the profile of its Trio thread goes;
+    `records_calls` of who asks for them (`calls`).
     """
 
     def __init__(
-        self, model: str | None, options: list[str], *, instant: dict[str, Any] | None = None, profile: Path | None = None
+        self,
+        model: str | None,
+        options: list[str],
+        *,
+        instant: dict[str, Any] | None = None,
+        profile: Path | None = None,
+        records_calls: bool = False,
     ) -> None:
         self.port = free_port()
         named = [] if model is None else [model]
@@ -51,6 +59,8 @@ class CountedServer:
             self._environment[INSTANT] = json.dumps(instant)
         if profile is not None:
             self._environment[PROFILE] = str(profile)
+        if records_calls:
+            self._environment[CALLS] = "1"
 
     def __enter__(self) -> CountedServer:
         self._process = subprocess.Popen(
@@ -78,13 +88,22 @@ class CountedServer:
 
     def reading(self) -> Reading:
         """Ask the process."""
+        told = self._ask("")
+        return Reading(told["counts"], told["seconds"], told["cpu_s"])
+
+    def calls(self) -> list[Call]:
+        """What the server asked of llama.cpp since it was asked this last (`benchmarks.calls`)."""
+        calls: list[Call] = self._ask(CALLS)["calls"]
+        return calls
+
+    def _ask(self, line: str) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(b"\n")
-        while line := self._process.stdout.readline():
-            if line.startswith(b"{"):  # it also announces itself
-                read = json.loads(line)
-                return Reading(read["counts"], read["seconds"], read["cpu_s"])
+        self._process.stdin.write(f"{line}\n".encode())
+        while answer := self._process.stdout.readline():
+            if answer.startswith(b"{"):  # it also announces itself
+                told: dict[str, Any] = json.loads(answer)
+                return told
         raise RuntimeError("the server has ended")
 
     def pid(self) -> int:

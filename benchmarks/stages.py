@@ -2,7 +2,8 @@
 
 Stages `native` to `app` run in this process on one loaded model, so that they share the context and its parameters; `http`, `sse` and
 `client` run against `cllm serve` in a process of its own, as a user has it, and this process is the client. `isolated` is no layer above
-these: it is `loop` once more, with the model in a process of its own. Only one of the processes computes at a time.
+these: it is `loop` once more, with the model in a process of its own. Nor is `replay` (`benchmarks.replay`). Only one of the processes
+computes at a time.
 
 In the first three the batches are fixed in advance, with every sequence's tokens; from `engine` on the model's own tokens are fed back,
 as many of them.
@@ -16,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 import trio
 
 from benchmarks import closed_loop
-from benchmarks.layers import BORDER, LAYERS, Bypassed, Counter, Counts, Seconds, check, difference
+from benchmarks.layers import BORDER, LAYERS, REPLAY, Bypassed, Counter, Counts, Seconds, check, difference
 from benchmarks.serving import CountedServer
 from benchmarks.workload import Ask, Sampling
 from cllm.api.app import create_app
@@ -53,6 +54,7 @@ N_PIECES_UNSTREAMED: Final = 3  # in which it may come that is no stream: its he
 KNOWN_TO_OPENAI: Final = ("prompt", "max_tokens", "seed", "temperature", "top_p", "stream", "stream_options")
 
 Ints = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -157,6 +159,8 @@ class Stage(Protocol):
 
 def layers_of(name: str) -> tuple[str, ...]:
     """The layers that the stage of that name must pass through. Streaming and its client stand on what comes before."""
+    if name == REPLAY:
+        return (LAYERS[0],)
     return ("engine", "loop", BORDER) if name == BORDER else LAYERS[: LAYERS.index(name) + 1]
 
 
@@ -264,30 +268,45 @@ class Bench:
         """The pass's batches."""
         return fixed_batches(self.model, self.settings, work, drawn_in_advance(work, self.model.vocabulary.n_tokens), self.cost)
 
-    def timed(self, work: Work, run: Callable[[], int]) -> Ran:
-        """Run a pass that returns its number of tokens, in a thread that ends with it.
+    def timed(self, run: Callable[[], int]) -> Ran:
+        """Run a pass that returns its number of tokens, with all slots free before and after it."""
 
-        The served stages compute in a thread of their own. Had this one computed before and lived on, llama.cpp's OpenMP runtime would
-        count its threads too, find more than there are cores, and sleep at every barrier: a step would take a fifth longer.
-        """
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(self._timed, run).result()
+        def cleared() -> Ran:
+            self.clear()
+            try:
+                return self._timed(run)
+            finally:
+                self.clear()
+
+        return in_thread(cleared)
+
+    def timed_as_it_is(self, run: Callable[[], int]) -> Ran:
+        """The same, with the slots as they are."""
+        return in_thread(lambda: self._timed(run))
 
     def _timed(self, run: Callable[[], int]) -> Ran:
-        self.clear()
         with self.counter.counting():
             before, threads_before = self.counter.reading(), process.threads(os.getpid())
             began, cpu_began = time.perf_counter(), time.process_time()
             n_tokens = run()
             wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
             (counts, seconds), cores = self.counter.since(before), self.cores_since(threads_before)
-        self.clear()
         n_steps = n_steps_of(counts)
         return Ran(wall_s=wall_s, n_steps=n_steps, n_tokens=n_tokens, counts=counts, seconds=seconds, server_cpu_s=cpu_s, cores=cores)
 
     def cores_since(self, before: Threads) -> Cores | None:
         """How this process and its children used the cores."""
         return Cores.between(before, process.threads(os.getpid()), self.settings.threads or 1)
+
+
+def in_thread(run: Callable[[], T]) -> T:
+    """Run it in a thread that ends with it.
+
+    The served stages compute in a thread of their own. Had this one computed before and lived on, llama.cpp's OpenMP runtime would
+    count its threads too, find more than there are cores, and sleep at every barrier: a step would take a fifth longer.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
 
 
 def n_steps_of(counts: Counts) -> int:
@@ -326,7 +345,7 @@ class NativeStage:
             return sum(len(fixed.owners) for fixed in batches)
 
         try:
-            return self.bench.timed(work, decode_all)
+            return self.bench.timed(decode_all)
         finally:
             llama_cpp.llama_memory_clear(memory, True)
             llama_cpp.llama_batch_free(batch)
@@ -354,7 +373,7 @@ class BackendStage:
                 model.step(batch)
             return sum(len(fixed.owners) for fixed in batches)
 
-        return self.bench.timed(work, step_all)
+        return self.bench.timed(step_all)
 
 
 def _work(moves: Sequence[Move], batch: Batch, samplers: list[Sampler]) -> StepWork:
@@ -388,7 +407,7 @@ class SamplingStage:
                     samplers[owner].tokens.append(next(drawn[owner]))
             return n_tokens
 
-        return self.bench.timed(work, compute_all)
+        return self.bench.timed(compute_all)
 
     def _samplers(self, work: Work) -> list[Sampler]:
         end_tokens = self.bench.model.vocabulary.end_tokens
@@ -417,7 +436,7 @@ class EngineStage:
         """Run a pass."""
         model = self.bench.model
         scheduler = StepScheduler(limits_of(model, self.bench.settings), model.vocabulary, self.bench.cost)
-        return self.bench.timed(work, lambda: _closed_loop(scheduler, work, lambda plan: compute(model, plan, time.perf_counter)))
+        return self.bench.timed(lambda: _closed_loop(scheduler, work, lambda plan: compute(model, plan, time.perf_counter)))
 
 
 @attrs.define(eq=False)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.figures import N_STARTS_LEAST, Compared, compare
-from benchmarks.layers import BORDER
+from benchmarks.layers import BORDER, REPLAY
 from benchmarks.reporting.forms import (
     SERVED,
     UNKNOWN,
@@ -30,6 +30,7 @@ FLOOR: Final = "native"  # the first stage, without which there is no ratio to l
 SERVED_LEAST: Final = 0.95  # of the first stage, with so many at a time:
 SERVED_AT: Final = 8
 LOSS_TOLD: Final = 0.01  # of the stage below, or of its step outside llama.cpp; what costs more is told with what it is spent on
+BESIDE_OTHERS: Final = (BORDER, REPLAY)  # no layers above those before them
 LESS_ABOVE: Final = 0.9  # of a stage's time beside the layers that are timed, that one with more layers may have had
 COMPUTED: Final = "native"  # the part of a step that is in llama.cpp
 PARTS: Final = {"native": "in llama.cpp", "sampling": "in drawing", "engine": "in the scheduler", "rest": "beside these"}
@@ -123,13 +124,15 @@ def _ladder(run: Run) -> str:
             line + _less_above(stage, rung["stages"]) for below, stage in _with_below(rung["stages"]) if (line := _loss(rung, stage, below))
         ]:
             parts.append("\n".join(told) + "\n")
+        parts += _replayed(rung)
     return "\n".join(parts)
 
 
 def _with_below(stages: Sequence[Run]) -> list[tuple[Run, Run]]:
     """Each stage but the floor, after the one that it is compared with; without that one, what stands beside the others has none."""
     by_name = {stage["name"]: stage for stage in stages}
-    pairs = [(below, stage) for below, stage in itertools.pairwise(stages) if stage["name"] != BORDER or "beside" in stage]
+    pairs = [(below, stage) for below, stage in itertools.pairwise(stages) if stage["name"] not in BESIDE_OTHERS or "beside" in stage]
+    pairs = [(below, stage) for below, stage in pairs if stage["name"] != REPLAY]  # which tells of another's loss
     return [(by_name.get(stage.get("beside"), below), stage) for below, stage in pairs]
 
 
@@ -151,9 +154,7 @@ def _loss(rung: Run, stage: Run, below: Run) -> str:
     if len(set(steps)) == 2:
         late = ", since clients come back a step late" if steps[0] > steps[1] else ""
         lost += f", in {steps[0]} steps instead of {steps[1]}{late}"
-    took = ", ".join(
-        f"{number(spread['median'])} ({number(spread['min'])} to {number(spread['max'])}) us {PARTS[part]}" for part, spread in more.items()
-    )
+    took = ", ".join(f"{_spread_told(spread)} us {PARTS[part]}" for part, spread in more.items())
     where = f" A step took more: {took}." if took else ""
     if own_share is not None:
         lost += f"; outside llama.cpp a step took {_percent(abs(own_share))} {'more' if own_share >= 0 else 'less'}"
@@ -165,6 +166,25 @@ def _loss(rung: Run, stage: Run, below: Run) -> str:
     if len(between) > 1 and "beside" not in stage:
         return f"{lost}: all that lies between, {', '.join(between)}.{where} What was done about each is told of it by itself."
     return f"{lost}: {REASONS[stage['name']]}.{where} Done about it: {MENDED[stage['name']]}."
+
+
+def _replayed(rung: Run) -> list[str]:
+    """How much of what a served stage loses to the first is its batches, and how much what runs beside them."""
+    by_name = {stage["name"]: stage for stage in rung["stages"]}
+    if not {FLOOR, SERVED, REPLAY} <= set(by_name):
+        return []
+    floor, served, replay = (by_name[name] for name in (FLOOR, SERVED, REPLAY))
+    more = served["more_us_per_step_than_replay"]
+    parts = ", ".join(f"{_spread_told(spread)} us {PARTS[part]}" for part, spread in more.items())
+    return [
+        f"The calls into llama.cpp that the server of {SERVED} made, made again by a bare loop with nothing beside it ({REPLAY}), had "
+        f"{mean_of_first(by_start(rung, replay, floor))} of {FLOOR}'s tokens/s by the mean: that is what its batches cost. {SERVED} had "
+        f"{mean_of_first(by_start(rung, served, replay))} of {REPLAY}'s: that is what runs beside them. A step took more there: {parts}.\n"
+    ]
+
+
+def _spread_told(spread: Run) -> str:
+    return f"{number(spread['median'])} ({number(spread['min'])} to {number(spread['max'])})"
 
 
 def _lost_below(rung: Run, stage: Run, of_first: float) -> str:

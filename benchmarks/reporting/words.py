@@ -42,15 +42,18 @@ Each stage adds one real layer to the one above it in the table and answers the 
 which differ so that nobody finds a prompt computed; the first three stages feed back tokens that were drawn before, not the model's. Calls
 through each layer are counted, and a run in which a stage went round its layer fails. The stages take turns within a run. Ratios are to the
 first stage of the same turn: median, least and most over the turns. `isolated` is the loop with the model in a process of its own
-(`--isolate`), and is compared with `loop`. Without a core is how long, in a step, a thread that computes could have run and had none, by
+(`--isolate`), and is compared with `loop`. `replay` is no layer either: the calls that the server of `sse` made of llama.cpp are noted and
+made again by the loop of `native`, on a context that has had all earlier ones too, while nothing else runs: what it has less than `native`
+is what a served pass's batches cost, whose requests come when their clients do and lie beside the cells of earlier ones; what `sse` has
+less than `replay` is what runs beside them. Without a core is how long, in a step, a thread that computes could have run and had none, by
 the kernel's own count: its team waits for it at the next barrier of the model's graph, up to that long for each thread. The CPU that serves
 is that of the process's other threads. What takes more than 1 % off the one above, by the median of the turns, or makes a step more than 1
 % longer outside llama.cpp, is told below the table. What a step took more is told apart: in llama.cpp's own call, which is the same rows'
 work in every stage, so that more of it is the machine's doing, or that of the cores which a stage's other processes take; in drawing; in
 the scheduler; and in all the rest, where a stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp
 is put down to the stage, and the second table says what its layer spends that on and what was done about it; why llama.cpp's calls took
-longer is not told apart: threads, other processes' cores and the machine are all in there. Times in llama.cpp, without a core and of CPUs
-are microseconds of a step.
+longer is told apart by `replay` alone: threads, other processes' cores and the machine are all in there. Times in llama.cpp, without a core
+and of CPUs are microseconds of a step.
 
 In a ladder's picture the upper part has the medians of tokens/s, in percent of the first stage's, and what each stage takes off or adds;
 the lower one what a step spends outside llama.cpp, by its parts, which is what layers cost whatever the machine's speed was.

@@ -300,6 +300,9 @@ def test_a_ladder_on_a_tiny_model_has_every_stage_and_its_figures(tiny_file: Pat
         assert ("us_per_token" in page) == ("us_per_step" in page) == (number > 0)
         assert page.get("beside") == ladder.BESIDE.get(page["name"])
     assert rung["stages"][0]["ratios"] == [1.0, 1.0]
+    by_name = {page["name"]: page for page in rung["stages"]}
+    assert by_name["replay"]["counts"] == {"llama_cpp.llama_decode": by_name["replay"]["n_steps"][-1]}
+    assert set(by_name["sse"]["more_us_per_step_than_replay"]) == {"native", "sampling", "engine", "rest"}
     assert "concurrency 2, temperature 1" in capsys.readouterr().out
 
 
@@ -323,6 +326,12 @@ def test_a_start_has_as_many_turns_as_were_asked_for_and_warms_up_first(monkeypa
     assert [rung["starts"] for rung in data["rungs"]] == [[0, 0, 1, 1, 2]]
     assert done == [(ladder.WARM_UP, 0), (0, 1), (1, 2), (ladder.WARM_UP, 3), (2, 4), (3, 5), (ladder.WARM_UP, 6), (4, 7)]
     assert len(opened) == 3
+
+
+def test_calls_that_nobody_makes_are_not_made_again(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ladder.main(["--model", __file__, "--stages", "native,replay"])
+    assert "--stages: replay makes the calls of sse again, which has to be among them" in capsys.readouterr().err
 
 
 def test_no_stage_keeps_anything_on_the_host_since_only_new_schedulers_would() -> None:

@@ -730,6 +730,22 @@ def test_what_stands_beside_the_ladder_loses_to_the_stage_that_it_is_compared_wi
     assert "- isolated, 10.0 % off loop (off: 9.9 % to 10.0 %); its own part of that is not told apart." in report.page([run])
 
 
+def test_what_a_served_stage_loses_is_told_apart_by_its_own_calls_made_again() -> None:
+    more = {"native": {"median": 1500.0, "min": -20.0, "max": 1900.0}, "rest": {"median": 300.0, "min": 200.0, "max": 400.0}}
+    stages = [
+        stage(0, "native", 100.0),
+        stage(7, "sse", 90.0, more_us_per_step_than_replay=more),
+        stage(10, "replay", 95.0, beside="native"),
+    ]
+    run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages}]}), "kind": "ladder"}
+    page = report.page([run])
+    assert "had 0.950 of native's tokens/s by the mean: that is what its batches cost. sse had 0.948 of replay's" in page
+    assert "A step took more there: 1500 (-20 to 1900) us in llama.cpp, 300 (200 to 400) us beside these." in page
+    assert "- replay," not in page
+    stages.pop()
+    assert "made again by a bare loop with nothing beside it" not in report.page([run])
+
+
 def test_without_the_stage_that_it_is_compared_with_what_stands_beside_the_ladder_has_lost_to_none() -> None:
     stages = [stage(0, "native", 100.0), stage(9, "isolated", 50.0)]
     run = {**run_of({"rungs": [{"concurrency": 8, "stages": stages, "not_found": ["client"]}]}), "kind": "ladder"}
