@@ -29,7 +29,7 @@ from benchmarks import results, stages
 from benchmarks.arguments import model_path, numbers, positive, result_name
 from benchmarks.layers import REPLAY, Counter
 from benchmarks.models import QUANTIZATIONS, model_file
-from benchmarks.replay import RecordedStage, ReplayStage
+from benchmarks.replay import RecordedStage, ReplayStage, second_context
 from benchmarks.serving import CountedServer
 from benchmarks.stages import Ran, Stage, Work, run_checked
 from benchmarks.workload import GREEDY, PLAIN, USUAL, Ask, Sampling, seed_workload
@@ -154,9 +154,9 @@ def open_stages(model: Path, options: list[str], settings: Settings, names: Sequ
             n = settings.threads or 1
             chosen += [stages.http_stage(server, n), stages.sse_stage(server, n), stages.ClientStage(server, Counter(("client",)), n)]
             if REPLAY in names:
-                recorded = RecordedStage(chosen[-2], server)
-                chosen[-2] = recorded
-                chosen.append(ReplayStage(opened.enter_context(_open_bench(settings)), recorded))
+                server.calls()  # of its load, which has left no cells
+                chosen[-2] = recorded = RecordedStage(chosen[-2], server)
+                chosen.append(ReplayStage(bench, opened.enter_context(second_context(bench.model)), recorded))
         yield n_vocab, sorted((stage for stage in chosen if stage.name in names), key=lambda stage: STAGES.index(stage.name))
 
 
@@ -258,7 +258,12 @@ def _turn(
 
 
 def in_turn(measured: Sequence[Measured], seed: int, turn: int) -> list[Measured]:
-    """The stages in a random order, and in every second turn in the last one's backwards: then a drift of the machine meets all alike."""
+    """The stages in a random order, and in every second turn in the last one's backwards: then a drift of the machine meets all alike.
+
+    What warms up comes in the ladder's own order, so that what makes another stage's calls again has none of them left.
+    """
+    if turn == WARM_UP:
+        return list(measured)
     order = random.Random(f"order {seed} {turn // 2}").sample(measured, len(measured))
     return order[::-1] if turn % 2 else order
 
@@ -350,8 +355,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     most = max(asked.concurrency) * (asked.prompt + asked.generated)
     if most > asked.ctx_size:
         parser.error(f"--ctx-size: {max(asked.concurrency)} sequences of {asked.prompt} and {asked.generated} tokens take {most} cells")
-    if REPLAY in asked.stages and REPLAYED not in asked.stages:
-        parser.error(f"--stages: {REPLAY} makes the calls of {REPLAYED} again, which has to be among them")
+    if REPLAY in asked.stages and not {BESIDE[REPLAY], REPLAYED} <= set(asked.stages):
+        parser.error(f"--stages: {REPLAY} makes the calls of {REPLAYED} again beside {BESIDE[REPLAY]}, which have to be among them")
     if not found(asked.stages):
         parser.error(f"--stages: {', '.join(asked.stages)} needs a package that is not installed")
     name = asked.name or usual_name(asked)

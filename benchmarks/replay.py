@@ -1,13 +1,15 @@
 """Two stages of the ladder that tell what a served step costs by its batches from what it costs by what runs beside it.
 
 `recorded` is a served stage whose calls into llama.cpp are noted; `replay` makes them again in a bare loop (`benchmarks.calls`), in a
-process that does nothing else then, on a context that has had all calls before them too, so that the cells lie as they lay.
+process that does nothing else then, on a context that has had all calls before them too, so that the cells lie as they lay. That context
+has the weights that the bare loop has: models differ from load to load, and these two do not.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,7 +27,6 @@ class Pass:
 
     before: Sequence[Call]
     calls: Sequence[Call]
-    n_tokens: int
 
 
 @attrs.define(eq=False)
@@ -50,19 +51,30 @@ class RecordedStage:
         """Run a pass."""
         before = self.server.calls()
         ran = self.stage.run(work)
-        self.passes.append(Pass(before, self.server.calls(), ran.n_tokens))
+        self.passes.append(Pass(before, self.server.calls()))
         return ran
+
+
+@contextmanager
+def second_context(model: Any) -> Iterator[Any]:
+    """Another context on a `LlamaModel`'s weights, as its own was made."""
+    contexts = attrs.evolve(model._native.contexts, handle=None)
+    try:
+        yield contexts.make(model._laid_out).handle
+    finally:
+        contexts.free()
 
 
 @attrs.define(eq=False)
 class ReplayStage:
-    """The calls of the earliest recorded pass of the same size that was not made again yet.
+    """The calls of the earliest recorded pass that was not made again yet.
 
     The first turn may have this stage before what it makes again: then that is served for it, untimed, and the turn's own pass is left for
     the next turn. So either may come first in a turn, as with the other stages.
     """
 
-    bench: Bench  # of its own: the others clear its slots
+    bench: Bench
+    context: Any  # beside the model's own, whose slots the other stages clear
     served: RecordedStage
     name: str = REPLAY
     adds: str = "no layer: the very calls that sse's server made of llama.cpp, in native's bare loop"
@@ -73,17 +85,13 @@ class ReplayStage:
 
         batch = llama_cpp.llama_batch_init(self.bench.model.n_rows_max, 0, 1)
         try:
-            while True:
-                if not self.served.passes:
-                    self.served.run(work)
-                recorded = self.served.passes.popleft()
-                in_thread(self._made(recorded.before, batch))
-                made = self._made(recorded.calls, batch)
-                if recorded.n_tokens == work.n_tokens:
-                    return self.bench.timed_as_it_is(made)
-                in_thread(made)  # the warm-up's
+            if not self.served.passes:
+                self.served.run(work)
+            recorded = self.served.passes.popleft()
+            in_thread(self._made(recorded.before, batch))
+            return self.bench.timed_as_it_is(self._made(recorded.calls, batch))
         finally:
             llama_cpp.llama_batch_free(batch)
 
     def _made(self, calls: Sequence[Call], batch: Any) -> Callable[[], int]:
-        return partial(make, steps_of(calls), self.bench.model._context, batch)
+        return partial(make, steps_of(calls), self.context, batch)

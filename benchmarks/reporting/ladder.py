@@ -137,7 +137,7 @@ def _with_below(stages: Sequence[Run]) -> list[tuple[Run, Run]]:
 
 
 def _loss(rung: Run, stage: Run, below: Run) -> str:
-    """What is told of a stage that costs more than a little. Its own is what is outside llama.cpp, which computes the same for all."""
+    """What is told of a stage that costs more than a little. Its own is what is outside llama.cpp, which computes the same rows for all."""
     losses = [1 - own / less for own, less in zip(stage["tokens_per_s"], below["tokens_per_s"], strict=True)]
     more, spent = stage.get("more_us_per_step", {}), below.get("spent_us_per_step", {})
     own_share = sum(spread["median"] for part, spread in more.items() if part != COMPUTED) / sum(spent.values()) if more and spent else None
@@ -178,9 +178,16 @@ def _replayed(rung: Run) -> list[str]:
     parts = ", ".join(f"{_spread_told(spread)} us {PARTS[part]}" for part, spread in more.items())
     return [
         f"The calls into llama.cpp that the server of {SERVED} made, made again by a bare loop with nothing beside it ({REPLAY}), had "
-        f"{mean_of_first(by_start(rung, replay, floor))} of {FLOOR}'s tokens/s by the mean: that is what its batches cost. {SERVED} had "
-        f"{mean_of_first(by_start(rung, served, replay))} of {REPLAY}'s: that is what runs beside them. A step took more there: {parts}.\n"
+        f"{_share_of(FLOOR, by_start(rung, replay, floor))}: that tells what its batches cost. {SERVED} had "
+        f"{_share_of(REPLAY, by_start(rung, served, replay))}: that tells what runs between and beside them. A step took more there: "
+        f"{parts}.\n"
     ]
+
+
+def _share_of(other: str, compared: Compared) -> str:
+    """The mean ratio, and whether it can be told from 1."""
+    is_told = compared.low is not None and _has_starts(compared) and not compared.low < 1 < (compared.high or 0.0)
+    return f"{mean_of_first(compared)} of {other}'s tokens/s by the mean" + ("" if is_told else ", which is not told from 1")
 
 
 def _spread_told(spread: Run) -> str:
@@ -197,7 +204,7 @@ def _less_above(stage: Run, stages: Sequence[Run]) -> str:
     """Whether a stage that has all of this one's layers and more spends less beside those that are timed: then it is not these layers."""
     if "beside" in stage or (own_us := stage.get("spent_us_per_step", {}).get("rest")) is None:
         return ""
-    above = [one for one in stages if one["number"] > stage["number"] and "beside" not in one]
+    above = [one for one in stages if one["number"] > stage["number"] and one["name"] not in BESIDE_OTHERS]
     known = [(one["spent_us_per_step"]["rest"], one["name"]) for one in above if "rest" in one.get("spent_us_per_step", {})]
     if not known or min(known)[0] >= LESS_ABOVE * own_us:
         return ""

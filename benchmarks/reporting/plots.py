@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.figures import FIGURES_BY_NAME
-from benchmarks.layers import BORDER
 from benchmarks.reporting.forms import GLANCE_PLOT, Run, number, of_kind, plot_of, rung_slug, rung_title
 from benchmarks.reporting.glance import FIGURES, SPEED, Standing, standings
-from benchmarks.reporting.ladder import PARTS
+from benchmarks.reporting.ladder import BESIDE_OTHERS, PARTS
 from benchmarks.reporting.peers import as_it_comes
 from benchmarks.standings import BOTH, median_of, n_wrong
 from cllm.bench.plot import plot_latency, pyplot, save
@@ -117,7 +116,7 @@ def _draw_ratios(stages: Sequence[Run], axis: Any) -> None:
         ratios = [100 * ratio for ratio in stage["ratios"]]
         now = at[stage["name"]] = statistics.median(ratios)
         # What stands beside the others has lost to none of them unless it says to which: its bar then shows the floor's rest.
-        before = at.get(stage.get("beside"), 100.0 if stage["name"] == BORDER else before)
+        before = at.get(stage.get("beside"), 100.0 if stage["name"] in BESIDE_OTHERS else before)
         if place == 0:
             axis.bar(place, now, color=OURS)
         else:

@@ -43,17 +43,17 @@ which differ so that nobody finds a prompt computed; the first three stages feed
 through each layer are counted, and a run in which a stage went round its layer fails. The stages take turns within a run. Ratios are to the
 first stage of the same turn: median, least and most over the turns. `isolated` is the loop with the model in a process of its own
 (`--isolate`), and is compared with `loop`. `replay` is no layer either: the calls that the server of `sse` made of llama.cpp are noted and
-made again by the loop of `native`, on a context that has had all earlier ones too, while nothing else runs: what it has less than `native`
-is what a served pass's batches cost, whose requests come when their clients do and lie beside the cells of earlier ones; what `sse` has
-less than `replay` is what runs beside them. Without a core is how long, in a step, a thread that computes could have run and had none, by
-the kernel's own count: its team waits for it at the next barrier of the model's graph, up to that long for each thread. The CPU that serves
-is that of the process's other threads. What takes more than 1 % off the one above, by the median of the turns, or makes a step more than 1
-% longer outside llama.cpp, is told below the table. What a step took more is told apart: in llama.cpp's own call, which is the same rows'
-work in every stage, so that more of it is the machine's doing, or that of the cores which a stage's other processes take; in drawing; in
-the scheduler; and in all the rest, where a stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp
-is put down to the stage, and the second table says what its layer spends that on and what was done about it; why llama.cpp's calls took
-longer is told apart by `replay` alone: threads, other processes' cores and the machine are all in there. Times in llama.cpp, without a core
-and of CPUs are microseconds of a step.
+made again by the loop of `native`, on another context of the same weights that has had all earlier ones too, while nothing else runs. What
+it has less than `native` is what a served pass's batches cost, whose requests come when their clients do and lie beside the cells of
+earlier ones; what `sse` has less than `replay` is what runs between and beside them. Without a core is how long, in a step, a thread that
+computes could have run and had none, by the kernel's own count: its team waits for it at the next barrier of the model's graph, up to that
+long for each thread. The CPU that serves is that of the process's other threads. What takes more than 1 % off the one above, by the median
+of the turns, or makes a step more than 1 % longer outside llama.cpp, is told below the table. What a step took more is told apart: in
+llama.cpp's own call, which is the same rows in every stage, so that more of it is how they are batched and where their cells lie, of which
+`replay` tells, or the machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in all
+the rest, where a stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage,
+and the second table says what its layer spends that on and what was done about it. Times in llama.cpp, without a core and of CPUs are
+microseconds of a step.
 
 In a ladder's picture the upper part has the medians of tokens/s, in percent of the first stage's, and what each stage takes off or adds;
 the lower one what a step spends outside llama.cpp, by its parts, which is what layers cost whatever the machine's speed was.
@@ -211,7 +211,7 @@ pass, each start counts with its sums; if those are 0, too, the interval is by a
 in it, it is unclear who is better, which does not say that both are alike: in how many pairs cLLM was better stands beside it. Of fewer
 than three starts nobody is called better, since two may agree by luck. A ratio is 1000 at most, which is what much to nothing is told as.
 cLLM's own figure is that of the pairs with this peer, so that figures of one column may be of different minutes. A percentile is of a
-pass's own values: first texts are 7 to 192, so that at p99 they are the slowest, or nearly so.
+pass's own values: first texts are 3 to 192, so that at p99 they are the slowest, or nearly so.
 """
 
 PEERS_FOUND: Final = """\

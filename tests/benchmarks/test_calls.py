@@ -14,7 +14,7 @@ from benchmarks import calls
 from benchmarks.calls import MemoryMove, Recorder, steps_of
 from benchmarks.layers import Bypassed, Counter
 from benchmarks.native import FixedBatch
-from benchmarks.replay import Pass, RecordedStage, ReplayStage
+from benchmarks.replay import RecordedStage, ReplayStage
 from benchmarks.stages import Bench, Ran, Work, run_checked
 from benchmarks.workload import GREEDY, Ask
 from cllm.backend import Batch
@@ -129,8 +129,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def replaying() -> tuple[RecordedStage, ReplayStage]:
     stage = Served()
     recorded = RecordedStage(stage, Server(stage))  # type: ignore[arg-type]
-    model = SimpleNamespace(_context=None, n_rows_max=8)
-    return recorded, ReplayStage(Bench(model, Settings(), Counter()), recorded)
+    return recorded, ReplayStage(Bench(SimpleNamespace(n_rows_max=8), Settings(), Counter()), None, recorded)
 
 
 def test_each_served_pass_is_made_again_once_after_all_that_came_before_it(made: list[int]) -> None:
@@ -150,13 +149,6 @@ def test_before_the_first_served_pass_one_is_served_for_it(made: list[int]) -> N
     recorded.run(WORK)
     replay.run(WORK)
     assert made == [0, 1, 1, 2]
-
-
-def test_a_pass_of_another_size_is_made_again_without_being_the_answer(made: list[int]) -> None:
-    recorded, replay = replaying()
-    recorded.passes.append(Pass([], [["llama_memory_seq_rm", 77, -1, -1]], n_tokens=1))
-    replay.run(WORK)
-    assert made == [77, 0, 1]
 
 
 def test_who_computes_nothing_has_made_nothing_again(made: list[int]) -> None:

@@ -282,6 +282,7 @@ def test_of_two_turns_each_stage_comes_as_early_in_one_as_late_in_the_other_and_
     assert all(sorted(order) == measured for order in turns)
     assert [a + b for a, b in zip(*(map(order.index, measured) for order in turns[:2]), strict=True)] == [9] * 10
     assert len({tuple(order) for order in turns}) == 4
+    assert ladder.in_turn(measured, 1, ladder.WARM_UP) == measured
 
 
 def test_a_ladder_on_a_tiny_model_has_every_stage_and_its_figures(tiny_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,7 +332,7 @@ def test_a_start_has_as_many_turns_as_were_asked_for_and_warms_up_first(monkeypa
 def test_calls_that_nobody_makes_are_not_made_again(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         ladder.main(["--model", __file__, "--stages", "native,replay"])
-    assert "--stages: replay makes the calls of sse again, which has to be among them" in capsys.readouterr().err
+    assert "--stages: replay makes the calls of sse again beside native, which have to be among them" in capsys.readouterr().err
 
 
 def test_no_stage_keeps_anything_on_the_host_since_only_new_schedulers_would() -> None:
