@@ -39,6 +39,7 @@ from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom
 KNOWN_S = 20.0  # after the last step, for which the machine is believed to be as slow as it was
 N_STEPS_OWED = 2  # room for prompts' rows that is spoken for: whoever comes then waits outside
 COMPANIONS_SHARE = 0.02  # of a step, for which others who come at the same moment may be waited for
+MOVING_S_MAX = 0.1  # of cells that come back from the host or are copied in one step, for which answers wait; the first may take longer
 N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often in a row while it is alone in them is the culprit
 
 
@@ -429,6 +430,8 @@ class StepScheduler(Scheduler):
         if self._followers:
             self._release_followers()
         while (sequence := self._trials.first_of(self._queue) if self._trials else self._queue.first(now)) is not None:
+            if self._is_moving_enough():
+                return
             if self._follows(sequence):
                 continue
             if (error := self._hopeless(sequence, now)) is not None:
@@ -441,6 +444,10 @@ class StepScheduler(Scheduler):
                     return
                 sequence = passing
             self._start(sequence, now)
+
+    def _is_moving_enough(self) -> bool:
+        """Whether what comes back from the host or is copied in the next step takes long enough already for those who wait for it."""
+        return self.memory.moving_s >= MOVING_S_MAX and (self.has_neighbours or any(one.phase is DECODE for one in self._running))
 
     def _passes(self, first: Sequence, now: float, events: list[Event]) -> Sequence | None:
         """Who may come though it is the turn of `first`, whose prompt would only wait inside; that of a key with fewer places would not."""
@@ -578,11 +585,10 @@ class StepScheduler(Scheduler):
 
     def _follows(self, sequence: Sequence) -> bool:
         """Set a sequence aside that has only to wait for what another computes already; those behind it are not held up."""
-        if not self.memory.limits.shares_live or not sequence.may_share or self._trials or len(self._running) >= self._n_places():
+        if not self.memory.limits.shares_live or not sequence.may_share or len(self._running) >= self._n_places():
             return False
-        leader = self._followers.leader_for(
-            sequence, self._running, self.memory.n_known(sequence), n_least=self.memory.limits.n_copied_least
-        )
+        running = self._trials.companions(sequence, self._running)  # others' turns may be long in coming
+        leader = self._followers.leader_for(sequence, running, self.memory.n_known(sequence), n_least=self.memory.limits.n_copied_least)
         if leader is None:
             return False
         self._queue.set_aside(sequence)

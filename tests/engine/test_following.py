@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
@@ -12,6 +14,8 @@ from cllm.engine.sequence import Phase, SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.engine.waiting import following
 from cllm.engine.waiting.fairness import NO_WORK, Work
+from cllm.engine.waiting.trials import Trials
+from cllm.errors import StepFailed
 from cllm.serve.loading import limits_of
 from cllm.testing.fake import FakeModel
 from tests.clock import tick
@@ -128,3 +132,53 @@ def test_who_comes_while_a_slot_that_cannot_be_cut_generates_does_not_have_what_
     run_step(scheduler, model)
     assert scheduler._sequences[second].may_keep
     scheduler.check()
+
+
+# --- while a culprit is looked for -------------------------------------------------------------------------------------
+
+
+def prompt_rows(n_good_steps: int | None, prompts: list[list[int]]) -> int:
+    """The rows of prompts that answers to `prompts` take, if the step after so many good ones fails; None: none does."""
+    model = FakeModel(n_cells=30_000)
+    limits = limits_of(model, Settings(parallel=12, row_budget=256))
+    scheduler = StepScheduler(attrs.evolve(limits, host_pool_n_bytes=0), model.vocabulary)
+    for prompt in prompts:
+        scheduler.submit(spec(prompt), 0.0)
+    n_steps = 0
+    while (plan := scheduler.plan(0.0)) is not None:
+        if n_steps == n_good_steps:
+            assert not scheduler.apply_failure(plan, StepFailed("for once"), 0.0)
+        else:
+            scheduler.apply(plan, compute(model, plan, tick), 0.0)
+        n_steps += 1
+        scheduler.check()
+    assert scheduler.totals.n_generated == 20 * len(prompts)
+    return scheduler.totals.n_prefill_rows
+
+
+DOCUMENT = [40 + i * i % 80 for i in range(2000)]
+
+
+@pytest.mark.parametrize("n_good_steps", [1, 7])
+def test_a_step_that_fails_once_has_one_prompt_computed_by_who_is_on_trial_and_once_for_all_others(n_good_steps: int) -> None:
+    prompts = [DOCUMENT] * 8
+    assert prompt_rows(None, prompts) < 2100
+    assert prompt_rows(n_good_steps, prompts) < n_good_steps * 256 + 2000 + 2100, "what was lost, and two of it"
+
+
+def test_halves_that_are_tried_compute_what_they_have_in_common_once_each() -> None:
+    prompts = [[*DOCUMENT, 130 + i, *range(40, 60)] for i in range(8)]
+    n_rows = prompt_rows(None, prompts)
+    assert n_rows < 2000 + 8 * 40
+    assert prompt_rows(20, prompts) < 3 * n_rows + 256
+
+
+def test_nobody_waits_for_the_turn_of_who_is_under_another_suspicion() -> None:
+    trials = Trials()
+    running: list[Any] = ["tried", "later", "with it", "other"]
+    tried, later, _, other = running
+    assert trials.companions(other, running) == running
+    trials.split(running[:3])  # the first half is one
+    assert trials.companions(tried, running) == [tried]
+    assert trials.companions(other, running) == [other]
+    assert trials.companions(later, running) == []

@@ -8,7 +8,7 @@ import pytest
 from cllm.backend import KvLayout
 from cllm.config import Settings
 from cllm.engine.batch.compute import compute
-from cllm.engine.batch.plan import Restore
+from cllm.engine.batch.plan import Restore, Share
 from cllm.engine.memory.hostpool import Piece
 from cllm.engine.memory.offload import Offload
 from cllm.engine.memory.prices import MOVE_S, Prices
@@ -534,3 +534,45 @@ def test_shared_is_what_somebody_has_who_runs() -> None:
     run_step(model, scheduler, 0.0)
     assert [scheduler.memory.n_shared(one) for one in came] == [0, 0, 0]
     assert [scheduler.memory.n_known(one) for one in came] == [119, 100, 100]
+
+
+@pytest.mark.parametrize("is_generating", [False, True])
+def test_who_generates_waits_for_few_who_come_back_at_once(*, is_generating: bool) -> None:
+    model, scheduler, _ = make(Costs(restore=2e-4), n_cells=4000)
+    letters = "abcdefgh"
+    for letter in letters:
+        answer(model, scheduler, letter * 300)
+    while (plan := scheduler.plan_retirement()) is not None:
+        scheduler.apply(plan, compute(model, plan, tick), 0.0)
+    if is_generating:
+        scheduler.submit(make_spec((33,) * 20, 0, 300, 0.0), 0.0)
+        for _ in range(3):
+            run_step(model, scheduler, 0.0)
+    for letter in letters:
+        scheduler.submit(make_spec(tuple((letter * 300 + "!").encode()), 0, 2, 0.0), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert len(plan.decoding) == is_generating
+    n_restores = sum(isinstance(move, Restore) for move in plan.moves)
+    assert n_restores == (2 if is_generating else 8), "0.06 s each, and beside answers no more once they take 0.1"
+    scheduler.apply(plan, compute(model, plan, tick), 0.0)
+    while run_step(model, scheduler, 0.0) is not None:
+        pass
+    assert scheduler.memory.offload is not None
+    assert scheduler.memory.offload.pool.totals.n_restores == 8
+
+
+def test_who_generates_waits_for_few_copies_at_once() -> None:
+    model = FakeModel(n_cells=8000, n_ctx_train=1000, kv_layout=KvLayout.STREAMS, n_slots=8)
+    scheduler = StepScheduler(limits_of(model, Settings(parallel=8)), model.vocabulary)
+    assert scheduler.memory.offload is not None
+    scheduler.memory.offload.prices = Prices(Costs(save=1e-4, restore=1e-4))
+    prompt = tuple(b"a" * 300)
+    for i in range(8):
+        scheduler.submit(make_spec(prompt, i, 50, 0.0), 0.0)
+    n_copies = []
+    while (plan := scheduler.plan(0.0)) is not None and scheduler.n_sequences == 8:
+        n_copies.append(sum(isinstance(move, Share) for move in plan.moves))
+        assert n_copies[-1] <= 2, "0.06 s each"
+        scheduler.apply(plan, compute(model, plan, tick), 0.0)
+    assert sum(n_copies) == 7

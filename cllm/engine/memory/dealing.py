@@ -448,6 +448,15 @@ class Memory:
         """Sequences whose cells are on their way from the host."""
         return len(self._restoring)
 
+    @property
+    def moving_s(self) -> float:
+        """Seconds that the moves owed take which bring cells to slots: restores, and copies where cells cannot be shared."""
+        if not self._moves or (not self._restoring and self.limits.can_share):
+            return 0.0
+        n_restored = [sum(piece.n_cells for piece in move.chain.pieces) for move in self._moves if isinstance(move, Restore)]
+        n_copied = [] if self.limits.can_share else [move.n_tokens for move in self._moves if isinstance(move, Share)]
+        return sum(map(self.prices.restore_s, n_restored)) + sum([self.prices.save_s(n) + self.prices.restore_s(n) for n in n_copied])
+
     def n_coming(self, sequence: Sequence) -> int:
         """Tokens of a running sequence that are computed, or will be as soon as what is on its way from the host has come."""
         restore = self._restoring.get(sequence.slot)

@@ -77,6 +77,15 @@ class Trials:
         self._others_turn = bool(others) and not (self._others_turn and members)
         return others if self._others_turn else members
 
+    def companions(self, sequence: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Those of `running` who have their turns together with `sequence`: in its group on trial, or suspected by nobody either."""
+        if not self._groups:
+            return running
+        if self.is_tried(sequence):
+            return [other for other in running if self.is_tried(other)]
+        suspects = set().union(*self._groups)
+        return [] if sequence in suspects else [other for other in running if other not in suspects]
+
     def first_of(self, waiting: Iterable[Sequence]) -> Sequence | None:
         """The first of `waiting` that is on trial; else of those whom nobody suspects, who run by turns with the trial, the first.
 
