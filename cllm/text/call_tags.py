@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -30,6 +31,7 @@ class Tags:
     closing: str
     after_name: str = ""  # behind the name; "": the first key, or the end
     on_lines: bool = False  # values stand on lines of their own, whose ends do not belong to them
+    call_ends: tuple[str, ...] = ()  # what may stand behind `closing`, and behind a value where that was left out
 
 
 FUNCTION_TAGS: Final = Tags(
@@ -40,8 +42,9 @@ FUNCTION_TAGS: Final = Tags(
     after_value="</parameter>",
     closing="</function>",
     on_lines=True,
+    call_ends=("</tool_call>",),
 )
-SEED_TAGS: Final = attrs.evolve(FUNCTION_TAGS, on_lines=False)
+SEED_TAGS: Final = attrs.evolve(FUNCTION_TAGS, on_lines=False, call_ends=("</seed:tool_call>",))
 INVOKE_TAGS: Final = Tags(
     opening='<invoke name="',
     after_name='">',
@@ -49,6 +52,7 @@ INVOKE_TAGS: Final = Tags(
     before_value='">',
     after_value="</parameter>",
     closing="</invoke>",
+    call_ends=("</minimax:tool_call>",),
 )
 DSML_TAGS: Final = Tags(
     opening='<｜DSML｜invoke name="',
@@ -57,9 +61,9 @@ DSML_TAGS: Final = Tags(
     before_value='">',
     after_value="</｜DSML｜parameter>",
     closing="</｜DSML｜invoke>",
+    call_ends=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
 )
 KEY_TAGS: Final = Tags(opening="", before_key="<arg_key>", before_value="<arg_value>", after_value="</arg_value>", closing="</tool_call>")
-CALL_END: Final = "</tool_call>"
 N_BEHIND: Final = 64  # blanks between a value's end and what follows it
 N_LOOKED_AT_AGAIN: Final = 1024  # characters at the end of a text that goes on, in which what `_LEFT_OUT` finds may have begun
 # The next argument, or the call's end, where a value's own end was left out, as it happens in long contexts.
@@ -149,48 +153,42 @@ class TaggedBody:
     def _read_key(self) -> bool:
         taken = self._until(self._tags.before_value)
         if taken is not None:
-            self._key, self._reads = taken[0].strip(), self._read_line_value if self._tags.on_lines else self._read_value
+            self._key, self._reads = taken[0].strip(), self._read_value
             self._not_given.discard(self._key)
             self._looked_until = 0
         return taken is not None
 
     def _read_value(self) -> bool:
-        taken = self._until(self._tags.after_value)
-        if taken is not None:
-            self._tell(taken[0])
-            self._reads = self._read_next
-        return taken is not None
-
-    def _read_line_value(self) -> bool:
-        """One that stands on lines of its own, which may have the tag that ends it within, and may lack it at its end."""
+        """One that may have the tag that ends it within, as a file does that is written in such tags."""
         end = self._value_end()
         if end is None:
             return False
         inside, self._text, self._from = self._text[: end[0]], self._text[end[1] :], 0
-        self._tell(inside.removeprefix("\n").removesuffix("\n"))
+        self._tell(inside.removeprefix("\n").removesuffix("\n") if self._tags.on_lines else inside)
         self._reads = self._read_next
         return True
 
     def _value_end(self) -> tuple[int, int] | None:
         """Where the value ends, and where what is behind it begins; None while that is not known."""
         tags = self._tags
+        next_ones, call_ends = (tags.before_key, tags.closing), tags.call_ends
         while True:
             pos = self._text.find(tags.after_value, self._from)
-            left_out = self._left_out(len(self._text) if pos < 0 else pos)
+            left_out = self._left_out(len(self._text) if pos < 0 else pos) if tags.on_lines else None
             if left_out is not None:
                 return left_out, left_out
             if pos < 0:
                 self._from = max(self._from, len(self._text) - len(tags.after_value) + 1)
                 return None
             behind = pos + len(tags.after_value)
-            n_looked_at = N_BEHIND + max(map(len, (tags.before_key, tags.closing, CALL_END)))
-            rest = self._text[behind : behind + n_looked_at].lstrip()
-            if rest.startswith((tags.before_key, tags.closing)):
+            n_looked_at = N_BEHIND + max(map(len, (*next_ones, *call_ends)))
+            rest, is_all_there = self._text[behind : behind + n_looked_at].lstrip(), len(self._text) >= behind + n_looked_at
+            if rest.startswith(next_ones) or (is_all_there and not rest):  # no value goes on after so many blanks
                 return pos, behind
-            if rest.startswith(CALL_END):  # without the function's end: no call, and the next one may be
+            if rest.startswith(call_ends):  # without the function's end: no call, and the next one may be
                 self.is_bad = True
                 return None
-            if len(self._text) < behind + n_looked_at and any(end.startswith(rest) for end in (tags.before_key, tags.closing, CALL_END)):
+            if not is_all_there and any(end.startswith(rest) for end in (*next_ones, *call_ends)):
                 return None
             self._from = behind  # it belongs to the value
 
@@ -217,7 +215,7 @@ class TaggedBody:
         try:
             value = read_json(text)
         except ValueError:
-            value = text if types is None or "string" in types else _read_python(text, types)
+            value = text if types is None or "string" in types else _read_loosely(text, types)
         if types is not None and "string" in types and (isinstance(value, str) or not _type_names(value) & types):
             value = text
         return written(value)
@@ -314,13 +312,17 @@ def _type_names(value: Any) -> frozenset[str]:
     return frozenset(("array",)) if isinstance(value, list) else frozenset(("object",))
 
 
-def _read_python(text: str, types: frozenset[str]) -> Any:
-    """The value, of one of `types`, of what is written as Python does: templates write earlier values so, and models copy that.
-
-    Else the text itself.
+def _read_loosely(text: str, types: frozenset[str]) -> Any:
+    """The value, of one of `types`, of what is JSON but for line ends within its strings, or what is written as Python does: templates
+    write earlier values so, and models copy that. Else the text itself.
     """
-    try:
-        value = read_json(written(ast.literal_eval(text.strip())))
-    except NOT_PYTHON:
-        return text
-    return value if _type_names(value) & types else text
+    for read in (partial(read_json, strict=False), _read_python):
+        with suppress(*NOT_PYTHON):
+            value = read(text)
+            if _type_names(value) & types:
+                return value
+    return text
+
+
+def _read_python(text: str) -> Any:
+    return read_json(written(ast.literal_eval(text.strip())))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from cllm.backend import InfillTokens, Vocabulary
+
+N_CHARS_SHORT: Final = 4096  # such texts have threads and, in a process of its own, a tokeniser that never wait for longer ones
 
 
 def prompt_tokens(vocabulary: Vocabulary, text: str, *, is_conversation: bool) -> list[int]:

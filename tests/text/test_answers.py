@@ -576,6 +576,44 @@ def test_a_text_keeps_the_line_ends_that_are_its_own(form: CallFormat, written: 
 
 
 @pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
+def test_a_value_may_have_the_tag_within_that_ends_it(form: CallFormat, written: str) -> None:
+    assert form.tags is not None
+    value = f"<plugin>1{form.tags.after_value}\n</plugin>"
+    (_, arguments) = read(of(form), written.replace("{}", value))
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.fragment) == {"text": value}
+
+
+@pytest.mark.parametrize(("form", "written"), [one for one in VALUE_WRITTEN if one[0].tags is not None and one[0].tags.call_ends])
+def test_a_call_whose_own_end_was_left_out_does_not_take_the_next_one_for_its_value(form: CallFormat, written: str) -> None:
+    assert form.tags is not None
+    whole = written.replace("{}", "x")
+    if not whole.endswith(form.tags.call_ends):  # it stands between calls' ends, too, where one is written
+        whole += form.tags.call_ends[0]
+    parts = read(of(form), whole.replace(form.tags.closing, "", 1) + whole)
+    found = [part for part in parts if isinstance(part, Arguments)]
+    assert [json.loads(part.fragment) for part in found] in ([], [{"text": "x"}])
+
+
+@pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
+@pytest.mark.parametrize(
+    ("type_", "value", "told"),
+    [
+        ("array", '[{"k": "a\nb", "ok": true}]', [{"k": "a\nb", "ok": True}]),
+        ("object", '{"k": "a\tb", "none": null}', {"k": "a\tb", "none": None}),
+        ("array", '{"k": "a\nb"}', '{"k": "a\nb"}'),
+    ],
+)
+def test_strings_in_a_list_or_an_object_may_have_line_ends_of_their_own(
+    form: CallFormat, written: str, type_: str, value: str, told: object
+) -> None:
+    tools = (Tool("add", "adds", {"type": "object", "properties": {"text": {"type": type_}}}),)
+    (_, arguments) = read(AnswerFormat(calls=form, tools=tools), written.replace(' string="true"', "").replace("{}", value))
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.fragment) == {"text": told}
+
+
+@pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
 @pytest.mark.parametrize("value", ["1e999", "-1e999", "[1e400]", "{'a': 1e999}", "1" + "0" * 400 + ".0", "9" * 5000, "[" * 200, "NaN"])
 def test_numbers_that_no_json_has_are_texts_and_nothing_fails(form: CallFormat, written: str, value: str) -> None:
     for types in ({}, {"type": "number"}, {"type": "array"}):
