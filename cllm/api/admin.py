@@ -116,6 +116,8 @@ async def _unload(context: Context, tenant: Tenant) -> None:
     with trio.move_on_after(context.settings.load_wait_s):
         await context.house.unload(tenant)
         return
+    if tenant.state is State.LOADING:
+        raise Unavailable(f"{tenant.name} is still being loaded, and unloaded then", retry_after_s=RETRY_AFTER_S, code="loading")
     raise Unavailable(f"{tenant.name} still answers what it was asked", retry_after_s=RETRY_AFTER_S, code="unloading")
 
 

@@ -143,6 +143,11 @@ class EmbedLoop:
             await self._work.wait()
 
     @property
+    def n_waiting(self) -> int:
+        """Requests that have no vectors yet."""
+        return len(self._waiters)
+
+    @property
     def is_replacing(self) -> bool:
         """As `Loop.is_replacing`."""
         return self._is_replacing

@@ -92,26 +92,36 @@ class Housekeeper:
             for life in list(self._lives.values()):
                 nursery.start_soon(life.wait_kept)
 
+    @property
+    def n_embedding_requests(self) -> int:
+        """Requests that wait for vectors, of all models."""
+        return sum(life.n_embedding_requests for life in self._lives.values())
+
     def stop_progress(self) -> None:
         """Show no load any more."""
         if self._progress is not None:
             self._progress.stop()
 
     async def unload(self, tenant: Tenant) -> None:
-        """Let a model answer what it was asked, and give its memory back. Returns when it has; at once if it is not loaded."""
+        """Let a model answer what it was asked, and give its memory back. Returns when it has; at once if it is not loaded.
+
+        Whoever asked may lose patience; what is begun is done, and so is what waits for a load.
+        """
+        is_done = trio.Event()
+        self._nursery.start_soon(self._unload, tenant, is_done)
+        await is_done.wait()
+
+    async def _unload(self, tenant: Tenant, is_done: trio.Event) -> None:
         await tenant.until(lambda: tenant.state is not State.LOADING or self.house.is_draining)
         life = self._lives.get(tenant)
-        if life is None:
-            return
-        if tenant.state is State.LOADED:
-            log.info("unload", model=tenant.name, n_users=tenant.n_users)
-            tenant.become(State.UNLOADING)
-            self._nursery.start_soon(self._drain, tenant, life)  # whoever asked may lose patience; what is begun is done
-        await tenant.until(lambda: self._lives.get(tenant) is not life)
-
-    async def _drain(self, tenant: Tenant, life: EngineLife) -> None:
-        await tenant.until(lambda: not tenant.n_users or self.house.is_draining)
-        life.drain()
+        if life is not None:
+            if tenant.state is State.LOADED:
+                log.info("unload", model=tenant.name, n_users=tenant.n_users)
+                tenant.become(State.UNLOADING)
+                await tenant.until(lambda: not tenant.n_users or self.house.is_draining)
+                life.drain()
+            await tenant.until(lambda: self._lives.get(tenant) is not life)
+        is_done.set()
 
     # --- loading ------------------------------------------------------------------------------------------------------
 
@@ -184,7 +194,8 @@ class Housekeeper:
     async def _live(self, tenant: Tenant, life: EngineLife) -> None:
         is_failed = False
         try:
-            await life.run_on(self._thread, beside_others=len(self._lives) > 1)
+            with structlog.contextvars.bound_contextvars(model=tenant.name):  # every line that it has to do with
+                await life.run_on(self._thread, beside_others=len(self._lives) > 1)
         except LoadAborted:  # told to stop while loading
             pass
         except (BackendUnavailable, LoadFailed) as error:

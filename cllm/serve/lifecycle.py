@@ -125,6 +125,11 @@ class EngineLife:
         pool_bytes = 0 if offload is None else max(offload.pool.n_bytes_max - offload.pool.n_bytes, 0)
         return self._mapped_bytes + pool_bytes
 
+    @property
+    def n_embedding_requests(self) -> int:
+        """Requests that wait for vectors."""
+        return 0 if self._embed_loop is None else self._embed_loop.n_waiting
+
     async def wait_kept(self) -> None:
         """After `drain`, wait until what is cached is on disk or a load is given up, or the time for that is over."""
         if self._loop is None or self._loop.keeps_for_later:
@@ -150,8 +155,9 @@ class EngineLife:
             await self._loop.wait_idle()
             if self._embed_loop is not None:
                 await self._embed_loop.wait_idle()
-        if self._loop.scheduler.n_sequences:
-            log.warning("drain.cut", n_sequences=self._loop.scheduler.n_sequences, grace_s=grace_s)
+        n_sequences, n_embedding = self._loop.scheduler.n_sequences, self.n_embedding_requests
+        if n_sequences or n_embedding:
+            log.warning("drain.cut", n_sequences=n_sequences, n_embedding_requests=n_embedding, grace_s=grace_s)
         error = Unavailable("the server is shutting down", retry_after_s=5.0, code="draining")
         self._loop.end_all(error)
         if self._embed_loop is not None:

@@ -8,6 +8,7 @@ at once on few cores are slower still. So all of it happens here. A thread of ou
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -36,9 +37,10 @@ class _Call:
     work: Callable[[], Any]
     caller: trio.lowlevel.Task
     token: trio.lowlevel.TrioToken
+    context: contextvars.Context = attrs.field(factory=contextvars.copy_context)  # by which a log line says of which model it is
 
     def do(self) -> None:
-        result = outcome.capture(call_foreign, self.work)
+        result = self.context.run(outcome.capture, call_foreign, self.work)
         self.token.run_sync_soon(trio.lowlevel.reschedule, self.caller, result)
 
 
@@ -168,7 +170,8 @@ async def run_apart(work: Callable[..., T], *arguments: Any) -> T:
     results: list[outcome.Value[T] | outcome.Error] = []
     await trio.lowlevel.checkpoint_if_cancelled()
     with trio.CancelScope(shield=True):
-        thread = await _started(lambda: results.append(outcome.capture(call_foreign, work, *arguments)))
+        context = contextvars.copy_context()
+        thread = await _started(lambda: results.append(context.run(outcome.capture, call_foreign, work, *arguments)))
         try:
             await trio.to_thread.run_sync(thread.join)
         except RuntimeError:  # the system has none left for this

@@ -166,8 +166,13 @@ class Server:
                     self._exit_in(STEP_S)
                     nursery.cancel_scope.cancel()
                     return
-                n_sequences = len(self._keeper.house.sequences())
-                log.info("drain", signal=signal.Signals(number).name, n_sequences=n_sequences, grace_s=self._settings.grace_s)
+                log.info(
+                    "drain",
+                    signal=signal.Signals(number).name,
+                    n_sequences=len(self._keeper.house.sequences()),
+                    n_embedding_requests=self._keeper.n_embedding_requests,
+                    grace_s=self._settings.grace_s,
+                )
                 self._shutdown.set()
                 nursery.start_soon(self._finish)
 

@@ -203,6 +203,28 @@ async def test_models_are_loaded_and_unloaded_where_the_operator_allows_it(serve
         assert (await api.post("/models/load", {"model": "c"})).status == 404
 
 
+async def test_who_cannot_wait_for_a_load_to_be_undone_is_told_that_it_will_be(serve_several: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve_several("a", "b", enable_admin=True, load_wait_s=0.01) as api, trio.open_nursery() as nursery:
+        while (await api.post("/models/unload", {"model": "b"})).status != 200:  # noqa: ASYNC110 - as a client does
+            await trio.sleep(0.001)
+        go_on, load = threading.Event(), Backend.load
+
+        def load_late(self: Backend, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+            assert go_on.wait(TEST_S)
+            return load(self, spec, on_progress)
+
+        monkeypatch.setattr(Backend, "load", load_late)
+        nursery.start_soon(api.post, "/models/load", {"model": "b"})
+        while (await api.get("/v1/models/b")).json["status"]["value"] != "loading":  # noqa: ASYNC110
+            await trio.sleep(0.001)
+        answer = await api.post("/models/unload", {"model": "b"})
+        assert (answer.status, answer.error["code"]) == (503, "loading")
+        assert answer.error["message"] == "b is still being loaded, and unloaded then"
+        go_on.set()
+        while (await api.get("/v1/models/b")).json["status"]["value"] != "unloaded":  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/api/embed"])
 async def test_who_is_about_to_be_answered_does_not_wait_for_himself_when_his_model_has_to_make_room(
     serve_several: Any, monkeypatch: pytest.MonkeyPatch, path: str

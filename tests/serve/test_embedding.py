@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from cllm.backend import Batch, Embedder, ModelSpec, OnProgress, StepModel
 from cllm.config import Settings
@@ -118,7 +119,10 @@ async def test_when_the_grace_is_over_vectors_under_way_are_refused(monkeypatch:
 
         nursery.start_soon(ask)
         await until(lambda: embedder.n_steps > 0)
-        await life.finish(grace_s=0)
+        with capture_logs() as logged:
+            await life.finish(grace_s=0)
+        (cut,) = [line for line in logged if line["event"] == "drain.cut"]
+        assert (cut["n_sequences"], cut["n_embedding_requests"]) == (0, 1)
 
     assert await live(monkeypatch, Ordered(embedder), body, embedding_slice_ms=1) == [None]
     assert len(errors) == 1

@@ -8,13 +8,16 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
 import pytest
+import structlog
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from cllm.backend import Batch, ModelSpec, OnProgress, StepModel, StreamEvent
 from cllm.config import Settings
@@ -167,6 +170,27 @@ async def test_without_a_limit_all_are_loaded_in_order_and_each_answers(keep: Ke
     assert kept.ends == [None]
     assert [model.n_closed for _, model in kept.backend.loaded] == [1, 1, 1]
     assert not kept.house.health().ok
+
+
+async def test_whatever_is_logged_of_a_model_says_which_it_is(keep: Keep) -> None:
+    said: list[tuple[str, Any]] = []
+
+    def note(what: str, name: str) -> None:
+        said.append((f"{what} {name}", structlog.contextvars.get_contextvars().get("model")))
+
+    def before_step(name: str, _batch: Batch) -> None:
+        note("step", name)
+        raise StepFailed("as it was to")
+
+    backend = Backend()
+    backend.during_load, backend.before_step = partial(note, "load"), before_step
+    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logged:
+        async with keep("a", "b", backend=backend) as kept:
+            for name in "ab":
+                await kept.ask(name)
+    assert set(said) == {("load a", "a"), ("load b", "b"), ("step a", "a"), ("step b", "b")}
+    assert {line["model"] for line in logged if line["event"] == "step.failed"} == {"a", "b"}
+    assert structlog.contextvars.get_contextvars() == {}
 
 
 async def test_models_that_share_the_thread_take_turns_step_by_step(keep: Keep) -> None:
@@ -814,6 +838,28 @@ async def test_who_waits_to_unload_what_is_loading_does_not_hold_up_the_end(keep
         kept.keeper.drain()
         go_on.set()
     assert kept.ends == [None]
+
+
+async def test_the_wish_to_unload_what_is_loading_outlives_who_had_it(keep: Keep) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def during_load(name: str) -> None:
+        if name == "b":
+            begun.set()
+            assert go_on.wait(TEST_S)
+
+    backend = Backend()
+    backend.during_load = during_load
+    async with keep("a", "b", models_memory_mb=100, backend=backend) as kept:
+        kept.tenant("b").n_bytes = 0  # so that nobody has to make room
+        kept.keeper._want(kept.tenant("b"))
+        await until(begun.is_set)
+        with trio.move_on_after(0.01):
+            await kept.keeper.unload(kept.tenant("b"))
+        assert kept.states() == "loaded loading"
+        go_on.set()
+        await until(lambda: kept.states().endswith("unloaded"))
+    assert kept.backend.loaded[1][1].n_closed == 1
 
 
 async def test_no_load_is_shown_any_more_once_it_is_over_whatever_came_of_it(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -726,6 +726,14 @@ def test_one_that_cannot_come_back_is_given_up(model: WorkerModel, monkeypatch: 
         model.life.revive()
 
 
+def test_one_that_is_given_up_as_soon_as_it_died_says_how(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workerlife, "N_LIVES_MAX", 0)
+    kill(model)
+    model.life.bury()  # as a step does that finds it dead
+    with pytest.raises(ModelDied, match="1 times in a row, the last time: killed by SIGKILL"):
+        model.life.revive()
+
+
 def test_a_system_that_has_no_process_left_for_a_moment_does_not_end_it(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workerlife, "PAUSE_S", 0.0)
     start, shortages = workerlife.WorkerProcess, [BlockingIOError("no process left")] * 3

@@ -102,7 +102,7 @@ class WorkerLife:
         process = self.process
         is_a_texts = self.may_be_a_texts if process is None else any(process.texts_under_way.values())
         self.may_be_a_texts = False
-        why = self.bury()
+        why = self.bury() or self.last_end
         while not self.is_closed:
             self._n_deaths += 1
             self.n_lives += not is_a_texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -76,7 +78,8 @@ class WorkerProcess:
         self._why = ""  # it was ended here, where that is not to be taken for another's doing, as the kernel's for want of memory
         self.texts_under_way = {"short": False, "long": False}  # or were, when it ended
         try:
-            threading.Thread(target=self._listen, name="worker log", daemon=True).start()
+            listen = partial(contextvars.copy_context().run, self._listen)  # its lines say of which model they are
+            threading.Thread(target=listen, name="worker log", daemon=True).start()
         except RuntimeError:  # the system has no thread left
             self._popen.kill()
             self._popen.wait()
