@@ -24,8 +24,12 @@ def over_turns(values: Sequence[float]) -> str:
 
 def rung_title(rung: Run) -> str:
     """What a rung was measured at."""
-    at = f"{rung['concurrency']} at a time" if "concurrency" in rung else f"{rung['streams']} streams"
+    at = f"{rung['concurrency']} at a time" if "concurrency" in rung else _streams(rung["streams"])
     return f"{at}, {rung['sampling']}" if "sampling" in rung else at
+
+
+def _streams(n: int) -> str:
+    return f"{n} stream" if n == 1 else f"{n} streams"
 
 
 def with_requests(run: Run, rung: Run) -> str:

@@ -54,6 +54,7 @@ class Conversation:
     """What is to be answered, validated."""
 
     messages: Sequence[dict[str, Any]]
+    turns_field: str = "messages"  # what the surface calls these
     toolbox: Toolbox = attrs.field(factory=Toolbox)
     tool_fields: tuple[str, str] = ("name", "parameters")  # what the surface calls a tool's name and schema
     thinking: Thinking = attrs.field(factory=Thinking)
@@ -191,8 +192,20 @@ async def open_chat(
 ) -> Chat:
     """Submit a conversation. Raises: InvalidRequest · NotSupported · ContextExceeded · Unavailable · TemplateFailed."""
     check_room(context, asked, "n")
-    if model.reads_text:
-        return await _open_unread(context, model, conversation, asked, endpoint=endpoint, n_logprobs=n_logprobs)
+    try:
+        open_it = _open_unread if model.reads_text else _open_read
+        return await open_it(context, model, conversation, asked, endpoint=endpoint, n_logprobs=n_logprobs)
+    except InvalidRequest as error:
+        name = conversation.turns_field
+        if error.param != "messages" or name == "messages":
+            raise
+        raise InvalidRequest(f"{name}: {error.message.removeprefix('messages: ')}", param=name, code=error.code) from error
+
+
+async def _open_read(
+    context: Context, model: ServedModel, conversation: Conversation, asked: Wanted, *, endpoint: str, n_logprobs: int | None
+) -> Chat:
+    """Submit a conversation to a model that computes tokens."""
     text = await render(model, conversation)
     form = _form(model, conversation, text)
     grammar = await _grammar(context, model, conversation, form)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ import structlog
 from quart import g
 
 from cllm.api.context import Context, cleanup
-from cllm.api.prompts import text_of
+from cllm.api.prompts import by_length, text_of
 from cllm.api.sampling_fields import Wanted
 from cllm.backend import Vocabulary
 from cllm.engine.events import Delta, Event, Failed, Finished, TokenLogprob
@@ -210,8 +211,9 @@ async def open_generation(context: Context, specs: list[SequenceSpec], endpoint:
     `check_room` has let them pass. Raises: Unavailable · ContextExceeded · DeadlineExceeded.
     """
     if context.settings.log_prompts:
-        for spec in specs:
-            log.info("prompt", request_id=g.request_id, text=_prompt_text(context.engine.model.vocabulary, spec.prompt))
+        for prompt in {id(spec.prompt): spec.prompt for spec in specs}.values():  # answers to one prompt share it
+            text = await by_length(len(prompt), functools.partial(_prompt_text, context.engine.model.vocabulary, prompt))
+            log.info("prompt", request_id=g.request_id, text=text)
     specs = await context.engine.prepared(specs)
     g.gives_up_room()
     stream = context.engine.open(specs, since_s=time.perf_counter() - g.started_at, is_expected=True)

@@ -144,25 +144,32 @@ def check_texts_fit(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -
 
 async def chat_prompt(context: Context, text: str, param: str) -> list[int]:
     """The token ids of a rendered conversation. Raises: InvalidRequest."""
-    return await _tokens(context, text, param, is_conversation=True)
+    (tokens,) = await _tokens(context, [text], param, is_conversation=True)
+    return tokens
 
 
 async def text_prompt(context: Context, text: str, param: str = "prompt") -> Sequence[int]:
     """The token ids of a plain prompt, or what stands for them. Raises: InvalidRequest."""
+    (tokens,) = await text_prompts(context, [text], param)
+    return tokens
+
+
+async def text_prompts(context: Context, texts: Sequence[str], param: str = "prompt") -> Sequence[Sequence[int]]:
+    """The token ids of plain prompts, or what stands for them. All take one turn among those who tokenise. Raises: InvalidRequest."""
     model = context.engine.model
     if model.reads_text:
-        return UnreadPrompt.of(text, len(text), model.n_ctx)
-    return await _tokens(context, text, param, is_conversation=False)
+        return [UnreadPrompt.of(text, len(text), model.n_ctx) for text in texts]
+    return await _tokens(context, texts, param, is_conversation=False)
 
 
-async def _tokens(context: Context, text: str, param: str, *, is_conversation: bool) -> list[int]:
+async def _tokens(context: Context, texts: Sequence[str], param: str, *, is_conversation: bool) -> list[list[int]]:
     try:
-        tokens = await context.engine.prompt_tokens(text, is_conversation=is_conversation, key=current_key())
+        prompts = await context.engine.prompt_tokens(texts, is_conversation=is_conversation, key=current_key())
     except TokenizeFailed as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
-    if not tokens:
+    if not all(prompts):
         raise InvalidRequest(f"{param}: there is nothing in it", param=param)
-    return tokens
+    return prompts
 
 
 async def token_prompt(model: ServedModel, tokens: Sequence[int], param: str = "prompt") -> Sequence[int]:

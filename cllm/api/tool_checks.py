@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cllm.errors import InvalidRequest
@@ -29,9 +30,31 @@ def check_toolbox(toolbox: Toolbox, *, name: str, parameters: str) -> None:
         _check_name(tool, names, f"{place}.{name}")
         n_more_members, n_more_chars = _check_schema(tool.parameters, f"{place}.{parameters}")
         n_members, n_chars = n_members + n_more_members, n_chars + n_more_chars
-        if n_members > N_MEMBERS_ALL_MAX or n_chars > N_CHARS_ALL_MAX:
-            limit = f"{N_MEMBERS_ALL_MAX} members" if n_members > N_MEMBERS_ALL_MAX else f"{N_CHARS_ALL_MAX} characters"
-            raise InvalidRequest(f"tools: their schemas have more than {limit} together", param="tools")
+        _check_all(n_members, n_chars, "their schemas have")
+
+
+def check_others(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Hold tools that are not called here, and are kept and told as they were sent, to the same sizes. Raises: InvalidRequest."""
+    n_members = n_chars = 0
+    owed: list[Any] = [tools]
+    while owed:
+        members, n_more_chars = _members(owed.pop())
+        n_members, n_chars = n_members + len(members), n_chars + n_more_chars
+        _check_all(n_members, n_chars, "those that are no functions have")
+        owed += [member for member in members if isinstance(member, dict | list)]
+
+
+def _check_all(n_members: int, n_chars: int, who_have: str) -> None:
+    if n_members > N_MEMBERS_ALL_MAX or n_chars > N_CHARS_ALL_MAX:
+        limit = f"{N_MEMBERS_ALL_MAX} members" if n_members > N_MEMBERS_ALL_MAX else f"{N_CHARS_ALL_MAX} characters"
+        raise InvalidRequest(f"tools: {who_have} more than {limit} together", param="tools")
+
+
+def _members(value: Any) -> tuple[list[Any], int]:
+    """What an object or a list has in it, and how many characters there are in names and texts."""
+    members = list(value.values()) if isinstance(value, dict) else value
+    n_chars = sum(map(len, value)) if isinstance(value, dict) else 0
+    return members, n_chars + sum([len(member) for member in members if isinstance(member, str)])
 
 
 def parameters_of(given: dict[str, Any] | None) -> dict[str, Any]:
@@ -60,10 +83,8 @@ def _check_schema(schema: Any, place: str) -> tuple[int, int]:
     owed = [(schema, 1)]
     while owed:
         value, level = owed.pop()
-        members = list(value.values()) if isinstance(value, dict) else value
-        n_members += len(members)
-        n_chars += sum(map(len, value)) if isinstance(value, dict) else 0
-        n_chars += sum([len(member) for member in members if isinstance(member, str)])
+        members, n_more_chars = _members(value)
+        n_members, n_chars = n_members + len(members), n_chars + n_more_chars
         if level > N_LEVELS_MAX or n_members > N_MEMBERS_MAX:
             limit = f"{N_LEVELS_MAX} levels" if level > N_LEVELS_MAX else f"{N_MEMBERS_MAX} members"
             raise InvalidRequest(f"{place}: the schema has more than {limit}", param=place)

@@ -294,6 +294,10 @@ async def test_prompts_and_answers_are_logged_only_when_asked_for_and_keys_never
         assert "key-of-mine" not in str(logged)
         assert ("secret" in str(logged)) is log_prompts
         assert texts == (["<bos>a secret", answer.text(), "se", stream.text()] if log_prompts else [])
+    logged.clear()
+    async with serve(log_prompts=True) as api:
+        await api.complete(["one", "two"], n=3)
+    assert [entry["text"] for entry in logged if entry["event"] == "prompt"] == ["<bos>one", "<bos>two"]
 
 
 @pytest.mark.parametrize(

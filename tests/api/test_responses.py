@@ -274,6 +274,42 @@ async def test_a_hosted_tool_that_is_nested_too_deeply_to_be_told_costs_nothing(
             assert answer.status in (200, 400), depth
 
 
+@pytest.mark.parametrize(
+    ("others", "limit"),
+    [
+        ([{"type": "web_search", "x": [[]] * 100_000}], "100000 members"),
+        ([{"type": "web_search", "x": "y" * (1 << 20)}] * 2, "1048576 characters"),
+    ],
+)
+async def test_hosted_tools_with_more_in_them_than_any_in_use_are_refused(serve: Any, others: list[Any], limit: str) -> None:
+    async with serve() as api:
+        answer = await api.post("/v1/responses", {"input": "hello", "tools": [TOOL, *others]})
+    assert (answer.status, answer.error["param"]) == (400, "tools")
+    assert limit in answer.error["message"]
+
+
+async def test_what_a_hosted_tool_has_in_it_counts_for_what_is_kept(serve: Any) -> None:
+    store = ResponseStore(n_max=9, n_bytes_max=1 << 30, ttl_s=10.0)
+    store.keep({"id": "a", "tools": []}, (), (), key="", now=0.0)
+    n_bytes = store.n_bytes
+    store.keep({"id": "b", "tools": [{"type": "custom", "x": [[], {}]}]}, (), (), key="", now=0.0)
+    assert store.n_bytes >= 2 * n_bytes + 4 * N_BYTES_OBJECT
+
+
+async def test_what_a_template_refuses_is_told_by_the_name_that_it_has_here(serve: Any) -> None:
+    model = Listener().model
+    model.vocabulary.chat_template = "{{ raise_exception('not that') }}"
+    async with serve(model) as api:
+        for path, body, name in (
+            ("/v1/responses", {"input": "hello"}, "input"),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "messages"),
+        ):
+            answer = await api.post(path, body)
+            assert (answer.status, answer.error["param"]) == (400, name)
+            assert "not that" in answer.error["message"]
+        assert (await api.post("/api/generate", {"prompt": "hello"})).json["error"].startswith("prompt: ")
+
+
 NAMESPACE = {"type": "namespace", "name": "mcp__sums", "description": "sums", "tools": [TOOL]}
 CALL = '<tool_call>\n{"name": "mcp__sums__add", "arguments": {"a": 1}}\n</tool_call>'
 

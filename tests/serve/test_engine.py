@@ -149,6 +149,31 @@ async def test_long_texts_are_tokenised_in_a_thread_and_short_ones_at_once(n_cha
     assert (vocabulary.threads == [threading.current_thread()]) is inline
 
 
+async def test_many_short_texts_let_everything_else_have_its_turn_and_a_list_of_them_is_one_long_text() -> None:
+    model = FakeModel()
+    vocabulary = WhereVocabulary()
+    model.vocabulary = vocabulary
+    n_turns = 0
+
+    async def take_turns() -> None:
+        nonlocal n_turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            n_turns += 1
+
+    async with serving(model) as running, trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        for _ in range(20):
+            await running.engine.tokenize("x" * N_CHARS_INLINE, add_special=True, parse_special=False)
+        assert n_turns >= 10
+        vocabulary.threads.clear()
+        prompts = await running.engine.prompt_tokens(["x" * 300, "y" * 300] * 2, is_conversation=False)
+        nursery.cancel_scope.cancel()
+    assert [len(tokens) for tokens in prompts] == [301] * 4
+    assert threading.current_thread() not in vocabulary.threads
+    assert len(set(vocabulary.threads)) == 1
+
+
 async def test_where_the_next_process_of_a_model_takes_too_long_to_come_one_may_come_back() -> None:
     class Waiting(FakeVocabulary):
         n_chars_inline = -1  # as that of a model in a process of its own
@@ -196,7 +221,7 @@ async def test_however_many_long_texts_come_there_are_threads_for_everything_els
     async with serving(model) as running, trio.open_nursery() as nursery:
         try:
             for _ in range(100):  # more than Trio has threads
-                nursery.start_soon(partial(running.engine.prompt_tokens, "x" * 100_000, is_conversation=True))
+                nursery.start_soon(partial(running.engine.prompt_tokens, ["x" * 100_000], is_conversation=True))
             await until(lambda: len(n_tokenizing) == N_TOKENIZING_MAX)
             await trio.to_thread.run_sync(str)
             assert len(n_tokenizing) == N_TOKENIZING_MAX
@@ -223,7 +248,7 @@ async def test_short_texts_that_another_process_reads_do_not_wait_for_long_ones(
     async with serving(model) as running, trio.open_nursery() as nursery:
         try:
             for _ in range(N_TOKENIZING_MAX + 1):
-                nursery.start_soon(partial(running.engine.prompt_tokens, "x" * 100_000, is_conversation=True))
+                nursery.start_soon(partial(running.engine.prompt_tokens, ["x" * 100_000], is_conversation=True))
             await until(lambda: len(n_tokenizing) == N_TOKENIZING_MAX)
             assert await running.engine.tokenize("x", add_special=False, parse_special=False) == [1]
         finally:

@@ -76,7 +76,7 @@ async def answer(context: Context, body: TextRequest) -> Response:
     form = form_of(body)
     grammar = await compiled(context, model, form)
     specs = asked.specs(
-        [await _tokens(context, model, one) for one in given],
+        await _tokens(context, model, given),
         n_logprobs=body.n_probs or None,
         key=g.key,
         request_id=g.request_id,
@@ -127,9 +127,12 @@ def _prompts(given: str | list[int | str | Pieces], model: ServedModel) -> Seque
     return [given]  # type: ignore[list-item]  # just checked
 
 
-async def _tokens(context: Context, model: ServedModel, given: str | Pieces) -> Sequence[int]:
-    if isinstance(given, str):
-        return await prompts.text_prompt(context, given)
+async def _tokens(context: Context, model: ServedModel, given: Sequence[str | Pieces]) -> Sequence[Sequence[int]]:
+    of_texts = iter(await prompts.text_prompts(context, [one for one in given if isinstance(one, str)]))
+    return [next(of_texts) if isinstance(one, str) else await _tokens_of_pieces(context, model, one) for one in given]
+
+
+async def _tokens_of_pieces(context: Context, model: ServedModel, given: Pieces) -> Sequence[int]:
     texts = await prompts.by_length(len(given), functools.partial(_texts, given))
     if not texts:
         return await prompts.token_prompt(model, given)  # type: ignore[arg-type]  # just looked at

@@ -137,8 +137,9 @@ def options_of(body: CommonFields) -> Options:
 
 def generate_conversation(body: GenerateRequest) -> Conversation:
     """What a prompt stands for that is no text to be continued as it is. Raises: InvalidRequest."""
-    system = [{"role": "system", "content": body.system}] if body.system else []
-    return Conversation(messages=[*system, {"role": "user", "content": body.prompt}], thinking=_thinking(body), form=form_of(body))
+    messages: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": body.prompt})
+    return Conversation(messages=messages, turns_field="prompt", thinking=_thinking(body), form=form_of(body))
 
 
 def chat_conversation(body: ChatRequest, *, can_go_on: bool) -> Conversation:

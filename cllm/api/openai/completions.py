@@ -96,7 +96,7 @@ async def answer(context: Context, body: CompletionRequest) -> Response:
         prompts.check_fits(model, text)
     form = form_of(body)
     grammar = await compiled(context, model, form)
-    given = [await _prompt(context, model, body, text) for text in texts]
+    given = await _given(context, model, body, texts)
     asked = attrs.evolve(asked, n=body.n_each)
     specs = asked.specs(
         [one.tokens for one in given],
@@ -182,19 +182,19 @@ def _prompts(given: str | list[int | str | list[int]], model: ServedModel) -> li
     return given  # type: ignore[return-value]  # just checked
 
 
-async def _prompt(context: Context, model: ServedModel, body: CompletionRequest, given: str | list[int]) -> Prompt:
+async def _given(context: Context, model: ServedModel, body: CompletionRequest, given: list[str | list[int]]) -> list[Prompt]:
     tokens = await _tokens(context, model, body, given)
     if not body.echo:
-        return Prompt(tokens, "")
-    return Prompt(tokens, given if isinstance(given, str) else await prompts.detokenize(model, given))
+        return [Prompt(one, "") for one in tokens]
+    echoes = [one if isinstance(one, str) else await prompts.detokenize(model, one) for one in given]
+    return [Prompt(*both) for both in zip(tokens, echoes, strict=True)]
 
 
-async def _tokens(context: Context, model: ServedModel, body: CompletionRequest, given: str | list[int]) -> Sequence[int]:
+async def _tokens(context: Context, model: ServedModel, body: CompletionRequest, given: list[str | list[int]]) -> Sequence[Sequence[int]]:
     if body.suffix:
-        return await prompts.infill_prompt(context, model, given, body.suffix)
-    if isinstance(given, str):
-        return await prompts.text_prompt(context, given)
-    return await prompts.token_prompt(model, given)
+        return [await prompts.infill_prompt(context, model, one, body.suffix) for one in given]
+    of_texts = iter(await prompts.text_prompts(context, [one for one in given if isinstance(one, str)]))
+    return [next(of_texts) if isinstance(one, str) else await prompts.token_prompt(model, one) for one in given]
 
 
 # --- answers -----------------------------------------------------------------------------------------------------------

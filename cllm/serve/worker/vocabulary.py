@@ -13,8 +13,8 @@ from cllm.serve.worker import frames
 from cllm.serve.worker.crossing import error_of
 from cllm.serve.worker.frames import Ended
 from cllm.serve.worker.process import WorkerProcess
+from cllm.text.prompt import N_CHARS_SHORT
 
-N_CHARS_SHORT: Final = 4096  # such texts have threads and a tokeniser of their own, so that they do not wait for a long one
 N_TRIES: Final = 5  # a request whose steps kill the process does so four times before it is found; a text beside it is not to blame
 REVIVAL_S: Final = 60.0  # to wait for the next worker
 

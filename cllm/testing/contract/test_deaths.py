@@ -29,12 +29,12 @@ from cllm.serve.worker.frames import Channel
 from cllm.serve.worker.model import WorkerBackend, WorkerModel
 from cllm.serve.worker.process import WorkerProcess
 from cllm.serve.worker.streams import WorkerStreams
-from cllm.serve.worker.vocabulary import N_CHARS_SHORT
 from cllm.testing.contract.conftest import Shared
 from cllm.testing.contract.hand import Hand, Near, Outputs, PlainText, PlainTokens
 from cllm.testing.contract.options import factory_of
 from cllm.testing.contract.test_embedder import likeness, vectors
 from cllm.testing.contract.test_streams import Ear
+from cllm.text.prompt import N_CHARS_SHORT
 
 T = TypeVar("T")
 Worker: TypeAlias = WorkerModel | WorkerEmbedder | WorkerStreams

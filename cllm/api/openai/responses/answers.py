@@ -16,6 +16,7 @@ from cllm.api.openai.responses.functions import Names, ToolFields, names_of
 from cllm.api.openai.responses.requests import CreateRequest, SentTools, sealed
 from cllm.api.sampling_fields import Wanted
 from cllm.api.sse import Wire, named
+from cllm.api.tool_checks import check_others
 from cllm.engine.events import Finished, FinishReason, Usage
 
 
@@ -72,9 +73,13 @@ _SECRETS = {"authorization", "headers", "domain_secrets"}
 
 
 def _tools(tools: list[ToolFields], sent: list[dict[str, Any]]) -> list[Any]:
-    """Strict clients refuse tools that lack what their type must have, which is known here of functions alone. No secret is told."""
+    """Strict clients refuse tools that lack what their type must have, which is known here of functions alone. No secret is told.
+
+    Raises: InvalidRequest, where there is more in the others than in any in use.
+    """
     own = {"function", "namespace"}
     told = [msgspec.to_builtins(tool) for tool in tools]
+    check_others([whole for tool, whole in zip(told, sent or told, strict=True) if tool["type"] not in own])
     try:
         return [tool if tool["type"] in own else _public(whole) for tool, whole in zip(told, sent or told, strict=True)]
     except RecursionError:  # then what is known of them must do

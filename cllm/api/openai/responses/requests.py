@@ -271,6 +271,7 @@ def conversation_of(body: CreateRequest, items: Iterable[Item]) -> Conversation:
     effort = None if body.reasoning is None else body.reasoning.effort
     return Conversation(
         messages=[*system, *messages_of(items)],
+        turns_field="input",
         toolbox=toolbox_of(body.tools or [], body.tool_choice, parallel=body.parallel_tool_calls is not False),
         form=_form(body),
         thinking=Thinking(effort=effort, names={"reasoning_effort": "reasoning.effort"}),

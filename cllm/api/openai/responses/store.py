@@ -10,7 +10,7 @@ import msgspec
 
 from cllm.errors import NotFound
 
-N_BYTES_OBJECT = 256  # that an item, or a part of one, takes at least besides what it says
+N_BYTES_OBJECT = 256  # that an item, a part of one, or what a tool has in it, takes at least besides what it says
 
 
 @attrs.frozen(eq=False)
@@ -51,7 +51,8 @@ class ResponseStore:
 
         Items of earlier responses count each time, though they are shared: the earlier ones may go first.
         """
-        n_bytes = len(msgspec.json.encode([response, items])) + N_BYTES_OBJECT * sum(map(_n_objects, items))
+        n_objects = sum(map(_n_objects, items)) + _n_objects_within(response.get("tools"))
+        n_bytes = len(msgspec.json.encode([response, items])) + N_BYTES_OBJECT * n_objects
         if n_bytes > self._n_bytes_max or not self.is_open:
             return False
         self._forget_old(now)
@@ -106,6 +107,12 @@ class ResponseStore:
             of_responses.pop(response_id, None)
             if item.id and not of_responses:
                 self._items.pop((kept.key, item.id), None)
+
+
+def _n_objects_within(tools: Any) -> int:
+    """Objects and lists, at all levels; such marks in texts count too, which are few in what tools say."""
+    encoded = msgspec.json.encode(tools)
+    return encoded.count(b"{") + encoded.count(b"[")
 
 
 def _n_objects(item: Any) -> int:
