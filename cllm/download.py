@@ -7,6 +7,7 @@ tells. So a thread of ours looks on meanwhile. Blocking.
 
 from __future__ import annotations
 
+import contextvars
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +54,7 @@ class _Course:
     def looked_at(self) -> Iterator[None]:
         """Tell, and heed what is answered, while the block runs."""
         self._tell()  # that it begins, however soon it fails
-        looking = threading.Thread(target=self._look, name="download", daemon=True)
+        looking = threading.Thread(target=contextvars.copy_context().run, args=(self._look,), name="download", daemon=True)
         looking.start()
         try:
             yield

@@ -52,6 +52,7 @@ class Generation:
         self._closed = False
         self._texts: list[list[str]] | None = [[] for _ in range(n)] if context.settings.log_prompts else None
         self._request_id = g.request_id
+        self._model = context.engine.model.name
 
     async def next_events(self) -> list[tuple[int, Event]]:
         """Wait for news; return all there is as (place in the request, event). Empty when every completion has ended."""
@@ -156,7 +157,7 @@ class Generation:
             if not isinstance(event, Failed):
                 texts[index].append(_logged(event))
             if isinstance(event, Finished):
-                log.info("answer", request_id=self._request_id, index=index, text="".join(texts[index]))
+                log.info("answer", model=self._model, request_id=self._request_id, index=index, text="".join(texts[index]))
 
 
 def _sort(event: Delta | Finished, texts: list[str], parts: list[Part], is_content_last: bool) -> bool:
@@ -213,7 +214,7 @@ async def open_generation(context: Context, specs: list[SequenceSpec], endpoint:
     if context.settings.log_prompts:
         for prompt in {id(spec.prompt): spec.prompt for spec in specs}.values():  # answers to one prompt share it
             text = await by_length(len(prompt), functools.partial(_prompt_text, context.engine.model.vocabulary, prompt))
-            log.info("prompt", request_id=g.request_id, text=text)
+            log.info("prompt", model=context.engine.model.name, request_id=g.request_id, text=text)
     specs = await context.engine.prepared(specs)
     g.gives_up_room()
     stream = context.engine.open(specs, since_s=time.perf_counter() - g.started_at, is_expected=True)

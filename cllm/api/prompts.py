@@ -157,6 +157,8 @@ async def text_prompt(context: Context, text: str, param: str = "prompt") -> Seq
 async def text_prompts(context: Context, texts: Sequence[str], param: str = "prompt") -> Sequence[Sequence[int]]:
     """The token ids of plain prompts, or what stands for them. All take one turn among those who tokenise. Raises: InvalidRequest."""
     model = context.engine.model
+    if not texts:  # who brings token ids does not wait among those who tokenise
+        return []
     if model.reads_text:
         return [UnreadPrompt.of(text, len(text), model.n_ctx) for text in texts]
     return await _tokens(context, texts, param, is_conversation=False)

@@ -107,6 +107,8 @@ class Housekeeper:
 
         Whoever asked may lose patience; what is begun is done, and so is what waits for a load.
         """
+        if tenant.state is not State.LOADING and tenant not in self._lives:
+            return
         is_done = trio.Event()
         self._nursery.start_soon(self._unload, tenant, is_done)
         await is_done.wait()
@@ -178,7 +180,8 @@ class Housekeeper:
         if self._has_unloaded:
             self._has_unloaded = False
             find_what_has_ended()  # here, since every stream stands still meanwhile, and a load takes long in any case
-        self._progress = self._make_progress(tenant.settings.model or "the default model")
+        with structlog.contextvars.bound_contextvars(model=tenant.name):
+            self._progress = self._make_progress(tenant.settings.model or "the default model")
         life = self._lives[tenant] = EngineLife(
             tenant.settings,
             self._progress,

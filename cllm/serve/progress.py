@@ -73,7 +73,7 @@ class LogProgress:
 
     def __init__(self, name: str) -> None:
         self._untold = list(SHARES_TOLD)
-        log.info("load.start", model=name)
+        log.info("load.start", source=name)
 
     def update(self, share: float) -> None:
         """See `Progress.update`."""

@@ -29,9 +29,9 @@ class Tags:
     before_value: str  # behind the key
     after_value: str
     closing: str
-    after_name: str = ""  # behind the name; "": the first key, or the end
     on_lines: bool = False  # values stand on lines of their own, whose ends do not belong to them
-    call_ends: tuple[str, ...] = ()  # what may stand behind `closing`, and behind a value where that was left out
+    after_name: str = ""  # behind the name; "": the first key, or the end
+    calls_marks: tuple[str, ...]  # what ends calls or begins the next one: behind a value it shows that `closing` was left out
 
 
 FUNCTION_TAGS: Final = Tags(
@@ -42,9 +42,9 @@ FUNCTION_TAGS: Final = Tags(
     after_value="</parameter>",
     closing="</function>",
     on_lines=True,
-    call_ends=("</tool_call>",),
+    calls_marks=("</tool_call>", "<tool_call>", "<function="),
 )
-SEED_TAGS: Final = attrs.evolve(FUNCTION_TAGS, on_lines=False, call_ends=("</seed:tool_call>",))
+SEED_TAGS: Final = attrs.evolve(FUNCTION_TAGS, on_lines=False, calls_marks=("</seed:tool_call>", "<seed:tool_call>", "<function="))
 INVOKE_TAGS: Final = Tags(
     opening='<invoke name="',
     after_name='">',
@@ -52,7 +52,7 @@ INVOKE_TAGS: Final = Tags(
     before_value='">',
     after_value="</parameter>",
     closing="</invoke>",
-    call_ends=("</minimax:tool_call>",),
+    calls_marks=("</minimax:tool_call>", "<minimax:tool_call>", '<invoke name="'),
 )
 DSML_TAGS: Final = Tags(
     opening='<｜DSML｜invoke name="',
@@ -61,9 +61,22 @@ DSML_TAGS: Final = Tags(
     before_value='">',
     after_value="</｜DSML｜parameter>",
     closing="</｜DSML｜invoke>",
-    call_ends=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+    calls_marks=(
+        "</｜DSML｜function_calls>",
+        "</｜DSML｜tool_calls>",
+        "<｜DSML｜function_calls>",
+        "<｜DSML｜tool_calls>",
+        '<｜DSML｜invoke name="',
+    ),
 )
-KEY_TAGS: Final = Tags(opening="", before_key="<arg_key>", before_value="<arg_value>", after_value="</arg_value>", closing="</tool_call>")
+KEY_TAGS: Final = Tags(
+    opening="",
+    before_key="<arg_key>",
+    before_value="<arg_value>",
+    after_value="</arg_value>",
+    closing="</tool_call>",
+    calls_marks=("<tool_call>",),
+)
 N_BEHIND: Final = 64  # blanks between a value's end and what follows it
 N_LOOKED_AT_AGAIN: Final = 1024  # characters at the end of a text that goes on, in which what `_LEFT_OUT` finds may have begun
 # The next argument, or the call's end, where a value's own end was left out, as it happens in long contexts.
@@ -171,7 +184,7 @@ class TaggedBody:
     def _value_end(self) -> tuple[int, int] | None:
         """Where the value ends, and where what is behind it begins; None while that is not known."""
         tags = self._tags
-        next_ones, call_ends = (tags.before_key, tags.closing), tags.call_ends
+        next_ones, marks = (tags.before_key, tags.closing), tags.calls_marks
         while True:
             pos = self._text.find(tags.after_value, self._from)
             left_out = self._left_out(len(self._text) if pos < 0 else pos) if tags.on_lines else None
@@ -181,14 +194,14 @@ class TaggedBody:
                 self._from = max(self._from, len(self._text) - len(tags.after_value) + 1)
                 return None
             behind = pos + len(tags.after_value)
-            n_looked_at = N_BEHIND + max(map(len, (*next_ones, *call_ends)))
+            n_looked_at = N_BEHIND + max(map(len, (*next_ones, *marks)))
             rest, is_all_there = self._text[behind : behind + n_looked_at].lstrip(), len(self._text) >= behind + n_looked_at
             if rest.startswith(next_ones) or (is_all_there and not rest):  # no value goes on after so many blanks
                 return pos, behind
-            if rest.startswith(call_ends):  # without the function's end: no call, and the next one may be
+            if rest.startswith(marks):  # without the function's end: no call, and the next one may be
                 self.is_bad = True
                 return None
-            if not is_all_there and any(end.startswith(rest) for end in (*next_ones, *call_ends)):
+            if not is_all_there and any(end.startswith(rest) for end in (*next_ones, *marks)):
                 return None
             self._from = behind  # it belongs to the value
 

@@ -11,6 +11,7 @@ import pytest
 from cllm.api import prompts
 from cllm.api.openai import legacy_logprobs
 from cllm.backend import Batch
+from cllm.serve.engine import Engine
 from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
 
 
@@ -378,12 +379,23 @@ async def test_what_can_never_fit_is_refused_before_a_token_is_looked_at(serve: 
     async def touched(*_: Any, **__: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(prompts, "text_prompt", touched)
+    monkeypatch.setattr(prompts, "text_prompts", touched)
     monkeypatch.setattr(prompts, "token_prompt", touched)
     async with serve(FakeModel(n_ctx_train=64)) as api:
         answer = await api.complete(prompt)
     assert (answer.status, answer.error["type"], answer.error["n_ctx"]) == (400, "exceed_context_size_error", 64)
     assert answer.error["n_prompt_tokens"] >= 65
+
+
+async def test_who_brings_token_ids_does_not_wait_among_those_who_tokenise(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def touched(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    async with serve() as api:
+        monkeypatch.setattr(Engine, "tokenized", touched)
+        assert (await api.complete([97, 98])).status == 200
+        assert (await api.complete([[97, 98], [99]])).status == 200
+        assert (await api.post("/completion", {"prompt": [97, 98], "n_predict": 1})).status == 200
 
 
 async def test_a_prompt_whose_tokens_were_not_counted_says_that_it_has_at_least_so_many(serve: Any) -> None:

@@ -584,13 +584,24 @@ def test_a_value_may_have_the_tag_within_that_ends_it(form: CallFormat, written:
     assert json.loads(arguments.fragment) == {"text": value}
 
 
-@pytest.mark.parametrize(("form", "written"), [one for one in VALUE_WRITTEN if one[0].tags is not None and one[0].tags.call_ends])
-def test_a_call_whose_own_end_was_left_out_does_not_take_the_next_one_for_its_value(form: CallFormat, written: str) -> None:
+@pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
+@pytest.mark.parametrize("between", ["", "\n", "{mark}"])
+def test_a_call_whose_own_end_was_left_out_does_not_take_the_next_one_for_its_value(form: CallFormat, written: str, between: str) -> None:
     assert form.tags is not None
     whole = written.replace("{}", "x")
-    if not whole.endswith(form.tags.call_ends):  # it stands between calls' ends, too, where one is written
-        whole += form.tags.call_ends[0]
-    parts = read(of(form), whole.replace(form.tags.closing, "", 1) + whole)
+    value_end = form.tags.after_value
+    cut = whole[: whole.index(value_end) + len(value_end)]
+    for mark in form.tags.calls_marks:
+        parts = read(of(form), cut + between.replace("{mark}", mark) + whole)
+        found = [part for part in parts if isinstance(part, Arguments)]
+        assert [json.loads(part.fragment) for part in found] in ([], [{"text": "x"}])
+
+
+@pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
+def test_of_a_call_and_a_whole_one_behind_it_that_has_no_end_nothing_is_made_up(form: CallFormat, written: str) -> None:
+    assert form.tags is not None
+    whole = written.replace("{}", "x")
+    parts = read(of(form), whole + whole.replace(form.tags.closing, "", 1))
     found = [part for part in parts if isinstance(part, Arguments)]
     assert [json.loads(part.fragment) for part in found] in ([], [{"text": "x"}])
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import structlog
@@ -106,8 +108,10 @@ class WorkerStreams:
             self._live.clear()
             self._silent_s = 0.0
         to_say = self._to_say = queue.SimpleQueue()
-        threading.Thread(target=self._speak, args=(process, to_say), name="worker requests", daemon=True).start()
-        hearing = threading.Thread(target=self._hear, args=(process, to_say), name="worker streams", daemon=True)
+        # Their lines say of which model they are; a context is entered by one thread at a time.
+        speak, hear = (partial(contextvars.copy_context().run, work, process, to_say) for work in (self._speak, self._hear))
+        threading.Thread(target=speak, name="worker requests", daemon=True).start()
+        hearing = threading.Thread(target=hear, name="worker streams", daemon=True)
         try:
             hearing.start()
         except RuntimeError:  # the system has no thread left

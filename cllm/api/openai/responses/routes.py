@@ -87,7 +87,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest, se
     items = (*_said_before(store, body), *inputs)
     stores = body.store is not False and store.is_open
 
-    def read() -> tuple[Conversation, ResponseHead]:  # tools that are not known here are shown as they were sent, however long
+    def read() -> tuple[Conversation, ResponseHead]:  # tools that are not known here are shown as they were sent
         return requests.conversation_of(body, items), ResponseHead.of(body, sent, asked, model.name, stored=stores)
 
     conversation, head = await prompts.of_turns(model, items, read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
@@ -60,7 +61,8 @@ class UpstreamModel:
         self._nursery: trio.Nursery | None = None
         self._runs = threading.Event()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="upstream", daemon=True)
+        in_context = contextvars.copy_context().run  # in which the server has said of which model log lines are
+        self._thread = threading.Thread(target=in_context, args=(self._run,), name="upstream", daemon=True)
 
     # --- what the server calls ----------------------------------------------------------------------------------------
 
