@@ -236,7 +236,10 @@ def test_a_model_that_says_that_it_heeds_what_it_does_not_fails_the_suite(tmp_pa
 
 TELLING = """
 import attrs
-from cllm.backend import StreamEnd, StreamToken
+import numpy as np
+from cllm.backend import Batch, StreamEnd, StreamToken
+from cllm.errors import StepFailed
+from cllm.testing.fake import FakeModel
 from cllm.testing.fake_streams import FakeStreamBackend, FakeTextModel, HeedingFakeModel
 
 class Uncut(FakeTextModel):
@@ -263,7 +266,41 @@ class Sampled(HeedingFakeModel):
     def told(self, event):
         return attrs.evolve(event, logprob=0.0) if isinstance(event, StreamToken) and event.logprob is not None and self.is_sure else event
 
+class Tight(HeedingFakeModel):
+    def start(self, seq_id, request):
+        if len(request.prompt) + request.n_tokens_max >= self.n_ctx:
+            raise StepFailed("no room for the last one")
+        super().start(seq_id, request)
+
+class Scored(HeedingFakeModel):
+    # Of a text the logits behind each token are the fake's own; the mistakes are a shift by one, and one array for all texts.
+    shift, keeps = 0, False
+
+    def logits(self, tokens):
+        model, rows = FakeModel(n_cells=256), []
+        batch = Batch(1)
+        for position, token in enumerate(tokens):
+            batch.n_rows = batch.n_outputs = batch.outputs[0] = 1
+            batch.tokens[0], batch.positions[0], batch.slots[0] = token, position, 0
+            rows.append(model.step(batch)[0].copy())
+        told = np.roll(np.array(rows, np.float32), self.shift, axis=0)
+        if not self.keeps:
+            return told
+        self.all = getattr(self, "all", told)
+        self.all[:] = told
+        return self.all
+
+class Shifted(Scored):
+    shift = 1
+
+class Reused(Scored):
+    keeps = True
+
 class Backend(FakeStreamBackend):
+    tight = classmethod(lambda cls: cls(Tight))
+    scored = classmethod(lambda cls: cls(Scored))
+    shifted = classmethod(lambda cls: cls(Shifted))
+    reused = classmethod(lambda cls: cls(Reused))
     uncut = classmethod(lambda cls: cls(Uncut))
     short = classmethod(lambda cls: cls(Short))
     early = classmethod(lambda cls: cls(Early))
@@ -277,11 +314,64 @@ class Backend(FakeStreamBackend):
         ("uncut", "test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end"),
         ("short", "test_a_sequence_gives_as_many_tokens_as_it_may_and_one_end"),
         ("sampled", "test_logprobs_are_the_models_own_whatever_is_done_before_a_token_is_drawn"),
+        ("tight", "test_a_sequence_may_be_as_long_as_it_says"),
+        ("shifted", "test_who_tells_logits_tells_each_tokens_successor"),
+        ("reused", "test_who_tells_logits_tells_each_tokens_successor"),
     ),
 )
 def test_a_model_that_tells_what_is_not_so_fails_the_suite(tmp_path: Path, make: str, seen_by: str) -> None:
     (tmp_path / "telling.py").write_text(TELLING)
-    check_fails(run_contract("--backend", f"telling:Backend.{make}", "-k", "as_it_may or models_own", folder=tmp_path), seen_by)
+    chosen = "as_it_may or models_own or as_it_says or tells_logits"
+    check_fails(run_contract("--backend", f"telling:Backend.{make}", "-k", chosen, folder=tmp_path), seen_by)
+
+
+def test_a_model_that_tells_its_logits_keeps_the_contract(tmp_path: Path) -> None:
+    (tmp_path / "telling.py").write_text(TELLING)
+    run = run_contract("--backend", "telling:Backend.scored", "-k", "as_it_says or tells_logits", "-rs", folder=tmp_path)
+    check(run)
+    assert "tells no logits" not in run.stdout
+
+
+CRAMPED = """
+from cllm.testing.fake import FakeBackend, FakeModel
+from cllm.testing.fake_embedder import FakeEmbedder
+
+class Cramped(FakeEmbedder):
+    def __init__(self, more):
+        super().__init__()
+        for name, n in more.items():
+            setattr(self, name, getattr(self, name) + n)
+            self.has = {**getattr(self, "has", {}), name: getattr(self, name) - n}
+
+    def _check(self, batch):
+        told = {name: getattr(self, name) for name in self.has}
+        vars(self).update(self.has)
+        try:
+            super()._check(batch)
+        finally:
+            vars(self).update(told)
+
+class Backend(FakeBackend):
+    more = {}
+
+    def load(self, spec, on_progress):
+        model = super().load(spec, on_progress)
+        model.make_embedder = lambda _spec: Cramped(self.more)
+        return model
+
+class Longer(Backend):
+    more = {"n_tokens_max": 1}
+
+class Fuller(Backend):
+    more = {"n_cells": 16}
+"""
+
+
+@pytest.mark.parametrize("backend", the_first_everywhere("Longer", "Fuller"))
+def test_an_embedder_that_takes_less_than_it_says_fails_the_suite(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "cramped.py").write_text(CRAMPED)
+    run = run_contract("--backend", f"cramped:{backend}", "-k", "test_embedder", folder=tmp_path)
+    check_fails(run, "test_an_input_may_be_as_long_as_it_says_and_all_together_too")
 
 
 def test_a_text_model_that_ends_by_itself_where_nobody_can_keep_it_from_that_keeps_the_contract(tmp_path: Path) -> None:

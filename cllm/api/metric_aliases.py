@@ -88,9 +88,11 @@ class WithAliases:
         return {"model_name": model, **others} if model else others
 
     def _usages(self, cells: Metric | None) -> Iterator[Metric]:
-        """The share of the cells that are in use: what is cached for others may go at any time."""
+        """The share of the cells that are in use: what is cached for others may go at any time. Nothing where no cells are known."""
+        if cells is None:
+            return
         by_model: dict[str, dict[str, float]] = {}
-        for sample in cells.samples if cells else ():
+        for sample in cells.samples:
             by_model.setdefault(sample.labels.get("model", self.model), {})[sample.labels["state"]] = sample.value
         for name in _USAGES:
             usage = Metric(f"vllm:{name}", "Share of the KV cache that is in use; 1 is all", "gauge")

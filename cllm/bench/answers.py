@@ -199,11 +199,17 @@ def _take(answer: Answer, page: dict[str, Any]) -> bool:
 def _take_usage(answer: Answer, usage: dict[str, Any] | None) -> None:
     if not usage or usage.get("completion_tokens") is None:
         return
-    answer.n_prompt = usage.get("prompt_tokens") or 0
-    answer.n_generated = usage["completion_tokens"]
-    answer.n_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    answer.n_reasoned = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    answer.n_prompt = _number(usage.get("prompt_tokens")) or 0
+    answer.n_generated = _number(usage["completion_tokens"]) or 0
+    answer.n_cached = _number((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
+    answer.n_reasoned = _number((usage.get("completion_tokens_details") or {}).get("reasoning_tokens")) or 0
     answer.counted_by = "usage"
+
+
+def _number(told: Any) -> int | None:
+    if told is not None and not isinstance(told, int):
+        raise TypeError(f"{told!r} is no number of tokens")
+    return told
 
 
 def ttfts_s(answers: Iterable[Answer]) -> list[float]:

@@ -25,6 +25,7 @@ from cllm.bench.show import print_table, shown
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target, parse_url
 from cllm.bench.workloads import N_VOCAB_UNKNOWN, OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
 from cllm.config import SettingsError, is_loopback
+from cllm.descriptors import allow_descriptors
 
 OK, FAILED = 0, 1
 
@@ -119,6 +120,7 @@ def run(order: Order) -> int:
         from cllm.bench import plot
 
         plot.check(order.plot_path)  # the time to say so is before the measurement
+    allow_descriptors()
     dialect, measured = trio.run(_measure, order)
     # Where the JSON goes to standard output, the table does not.
     print_table([(one.title, one.summary) for one in measured], Console(stderr=order.json_path == "-"))

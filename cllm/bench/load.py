@@ -155,6 +155,9 @@ def fault(error: BaseException) -> str:
     if isinstance(error, trio.TooSlowError):
         return "no answer in time"
     why = str(error) or str(error.__cause__ or "")
+    if isinstance(error.__cause__, BaseExceptionGroup):  # one for each address that was tried
+        reasons = [one.strerror or str(one) if isinstance(one, OSError) else str(one) for one in error.__cause__.exceptions]
+        why = f"{why}: {', '.join(dict.fromkeys(reasons))}"
     return " ".join(why.split()) or type(error).__name__
 
 

@@ -277,12 +277,15 @@ class Scheduler:
             n_cached = self.memory.n_coming(sequence)
             # Charged at once: otherwise the same key would be given the next place too.
             sequence.account.charge(PROMPT_TOKEN * (sequence.n_prompt - n_cached))
-            self.totals.n_prompt_tokens += sequence.n_prompt
+            self._count_prompt(sequence)
         bisect.insort(self._running, sequence, key=order)
         if sequence.is_restoring:  # how much is cached is known when it has come
             sequence.timeline.note(now, "admitted", slot=sequence.slot)
         else:
             note_cached(sequence, now, "admitted", slot=sequence.slot)
+
+    def _count_prompt(self, sequence: Sequence) -> None:
+        self.totals.n_prompt_tokens += sequence.n_prompt
 
     # --- what comes of a token ----------------------------------------------------------------------------------------
 

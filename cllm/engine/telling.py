@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import attrs
 
 from cllm.backend import StreamChat, StreamEnd, StreamRequest, StreamText, StreamUsage
@@ -32,6 +34,7 @@ class TextScheduler(StreamScheduler):
     def __init__(self, limits: Limits, vocabulary: NoVocabulary, heeds: frozenset[str], n_logprobs_max: int = 0) -> None:
         super().__init__(limits, vocabulary, heeds, n_logprobs_max)
         self._book = vocabulary
+        self._too_many: Counter[str] = Counter()  # that totals counted by guesses, to be taken off what comes: they never fall
 
     def take_text(self, event: StreamText, now: float) -> list[Event]:
         """Settle what the model told. What it tells of sequences that have ended is not heard."""
@@ -47,7 +50,7 @@ class TextScheduler(StreamScheduler):
         if sequence.first_token_at is None and not self._begin(sequence, now, events):
             return events
         sequence.tokens += [0] * event.n_tokens
-        self.totals.n_generated += event.n_tokens
+        self._add("n_generated", event.n_tokens)
         try:
             logprobs = self._logprobs(event) if event.logprobs else None
         except GenerationFailed as error:
@@ -64,8 +67,21 @@ class TextScheduler(StreamScheduler):
         """See `StreamScheduler.take_end`."""
         events = super().take_end(end, now)
         if end.usage is not None and events and isinstance(events[-1], Finished):
-            events[-1].usage = _as_told(events[-1].usage, end.usage)
+            guessed = events[-1].usage
+            events[-1].usage = told = _as_told(guessed, end.usage)
+            self._add("n_prompt_tokens", told.n_prompt - guessed.n_prompt)
+            self._add("n_generated", told.n_generated - guessed.n_generated)
+            self._add("n_prefill_rows", told.n_prompt - told.n_cached - guessed.n_prompt)
+            self.memory.totals.n_prompt_tokens_saved += told.n_cached
         return events
+
+    def _count_prompt(self, sequence: Sequence) -> None:
+        self._add("n_prompt_tokens", sequence.n_prompt)
+
+    def _add(self, total: str, n: int) -> None:
+        n -= self._too_many[total]
+        self._too_many[total] = max(-n, 0)
+        setattr(self.totals, total, getattr(self.totals, total) + max(n, 0))
 
     def _logprobs(self, event: StreamText) -> list[TokenLogprob]:
         number = self._book.number
@@ -83,7 +99,7 @@ class TextScheduler(StreamScheduler):
         self._heard_at = now
         if n_rows:
             self.memory.prefilled(sequence, n_rows)
-            self.totals.n_prefill_rows += n_rows
+            self._add("n_prefill_rows", n_rows)
             sequence.move(Phase.DECODE)
         sequence.account.charge(GENERATED_TOKEN * n_tokens)
 

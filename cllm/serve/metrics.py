@@ -16,6 +16,7 @@ from cllm.engine.batch.plan import Plan, StepOutput
 from cllm.engine.events import Failed, Finished, FinishReason
 from cllm.engine.memory.hostpool import HostPool
 from cllm.engine.scheduler import Scheduler
+from cllm.engine.stepping import StepScheduler
 from cllm.errors import (
     Aborted,
     DeadlineExceeded,
@@ -178,11 +179,12 @@ class _SchedulerCollector(Collector):
         layout = GaugeMetricFamily("cllm_kv_apart", "1 while each slot has cells of its own, 0 while they are one pool")
         layout.add_metric([], int(scheduler.limits.apart))
         yield layout
-        by_state = GaugeMetricFamily("cllm_cells", "Cells of the KV cache", labels=["state"])
-        by_state.add_metric(["free"], cells.n_free)
-        by_state.add_metric(["held"], cells.n_held)
-        by_state.add_metric(["cached"], cells.n_cached)
-        yield by_state
+        if isinstance(scheduler, StepScheduler):  # what schedules itself has its own, of which nothing is known
+            by_state = GaugeMetricFamily("cllm_cells", "Cells of the KV cache", labels=["state"])
+            by_state.add_metric(["free"], cells.n_free)
+            by_state.add_metric(["held"], cells.n_held)
+            by_state.add_metric(["cached"], cells.n_cached)
+            yield by_state
         sequences = GaugeMetricFamily("cllm_sequences", "Sequences under way", labels=["state"])
         sequences.add_metric(["waiting"], scheduler.n_waiting)
         sequences.add_metric(["running"], scheduler.n_running)

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import threading
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -16,6 +15,7 @@ import trio
 import cllm
 from cllm.api.app import create_app
 from cllm.config import Settings, warnings
+from cllm.descriptors import allow_descriptors
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, OperatorError
 from cllm.serve.garbage import spare_what_stays
 from cllm.serve.house import State
@@ -31,7 +31,6 @@ BODY_GRACE_S: Final = 1.0  # the application's clock for a body runs out first: 
 log = structlog.get_logger("cllm.server")
 
 EXIT_DRAINED, EXIT_NOT_STARTED, EXIT_USAGE, EXIT_DIED = 0, 1, 2, 70
-N_DESCRIPTORS: Final = 65_536
 FLUSH_S = 0.5  # for connections to carry out the last events of streams that were ended
 STEP_S = 0.9  # a step cannot be interrupted: when everything else has ended, the process waits no longer for one
 
@@ -46,20 +45,6 @@ def run(settings: Settings) -> int:
         return trio.run(Server(settings).run)
     finally:
         give_up_stderr()
-
-
-def allow_descriptors() -> None:
-    """Raise the bound on open files to what this process may have: the usual 1,024 are from when a process could not wait for more.
-
-    Each client takes one, and each request that is passed on to another server.
-    """
-    with suppress(ImportError, ValueError, OSError):  # not on Windows; some systems bound it lower than they say
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != resource.RLIM_INFINITY and soft < N_DESCRIPTORS:
-            most = N_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, N_DESCRIPTORS)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 class Server:

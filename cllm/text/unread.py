@@ -11,7 +11,7 @@ import attrs
 from cllm.backend import StreamChat
 from cllm.errors import GenerationFailed, NotSupported
 
-N_CHARS_TOKEN: Final = 4  # of a usual text in a usual vocabulary; only fairness between keys depends on it
+N_CHARS_TOKEN: Final = 4  # of a usual text in a usual vocabulary: by this guess keys share the server
 N_TOLD_MAX: Final = 1 << 20  # tokens; the largest vocabularies have a quarter of that
 N_BYTES_MAX: Final = 1024  # of one
 

@@ -30,6 +30,7 @@ from cllm.bench.outputs import check_output
 from cllm.bench.target import BenchFailed, Client, Dialect, Target, parse_url
 from cllm.bench.workloads import GREEDY, PLAIN, USUAL, Ask, Work, arrivals
 from cllm.config import SettingsError
+from cllm.testing.ports import free_port
 from cllm.threadtimes import n_cpus
 
 TEST_S = 120.0
@@ -208,6 +209,15 @@ def test_an_error_of_trios_is_told_by_its_reason() -> None:
     error.__cause__ = ssl.SSLError(1, "certificate verify\nfailed")
     assert "certificate verify failed" in load.fault(error)
     assert load.fault(trio.BrokenResourceError()) == "BrokenResourceError"
+
+
+async def test_a_connection_that_cannot_be_made_is_told_by_its_reason_once() -> None:
+    with pytest.raises(OSError, match="all attempts") as caught:
+        await trio.open_tcp_stream("127.0.0.1", free_port())
+    assert load.fault(caught.value).endswith("failed: Connection refused")
+    both = OSError("all attempts to connect failed")
+    both.__cause__ = ExceptionGroup("", [OSError(24, "Too many open files")] * 2)
+    assert load.fault(both) == "all attempts to connect failed: Too many open files"
 
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:

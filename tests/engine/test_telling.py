@@ -50,6 +50,27 @@ def test_without_a_usage_the_count_is_a_guess(scheduler: TextScheduler) -> None:
     assert (end.usage.n_prompt, end.usage.n_generated) == (5, 3)
 
 
+def test_what_was_told_is_counted_and_no_count_ever_falls(scheduler: TextScheduler) -> None:
+    def counted() -> tuple[int, int, int, int]:
+        totals = scheduler.totals
+        return totals.n_prompt_tokens, totals.n_generated, totals.n_prefill_rows, scheduler.memory.totals.n_prompt_tokens_saved
+
+    def answered(usage: StreamUsage | None) -> tuple[int, int, int, int]:
+        seq_id = begun(scheduler)
+        before = counted()
+        scheduler.take_text(StreamText(seq_id, "ab", n_tokens=3), now=1.0)
+        assert all(a >= b for a, b in zip(counted(), before, strict=True))
+        before = counted()
+        scheduler.take_end(StreamEnd(seq_id, usage=usage), now=2.0)
+        assert all(a >= b for a, b in zip(counted(), before, strict=True))
+        return counted()
+
+    assert answered(StreamUsage(n_prompt=180, n_generated=80, n_cached=160)) == (180, 80, 20, 160)
+    assert answered(StreamUsage(n_prompt=2, n_generated=1, n_cached=0)) == (185, 83, 25, 160), "more was guessed: 5, 3 and 5"
+    assert answered(StreamUsage(n_prompt=8, n_generated=4, n_cached=0)) == (190, 85, 30, 160), "all that was told, together"
+    assert answered(None) == (195, 88, 35, 160)
+
+
 def test_a_stop_string_between_two_pieces_ends_it_and_the_model_is_told(scheduler: TextScheduler) -> None:
     seq_id = begun(scheduler, stopping=StopParams(stop=("END",)))
     (first,) = scheduler.take_text(StreamText(seq_id, "ab E"), now=1.0)

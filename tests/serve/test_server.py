@@ -19,7 +19,7 @@ def test_it_may_have_as_many_files_open_as_the_system_lets_it(soft: int, hard: i
         pytest.skip(f"this system lets nobody have {hard} files open")
     code = f"""if True:
         import resource
-        from cllm.serve.server import allow_descriptors
+        from cllm.descriptors import allow_descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
         allow_descriptors()
         print(*resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -10,7 +10,7 @@ import pytest
 from cllm.backend import Batch, Embedder, Embeds, ModelSpec, Pooling, StepModel, Vectors
 from cllm.engine.embedding.scheduler import EmbedScheduler, compute
 from cllm.errors import StepFailed
-from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens
+from cllm.testing.contract.hand import N_CELLS_TO_FILL_MAX, Hand, Near, Outputs, PlainTokens
 
 
 @pytest.fixture
@@ -62,6 +62,34 @@ def test_an_input_has_the_same_vector_alone_in_company_and_in_pieces(embedder: E
     for n_rows in (embedder.n_rows_max, 7):
         for one, other in zip(alone, vectors(embedder, inputs, n_rows), strict=True):
             assert likeness(one, other) > 0.999
+
+
+def test_an_input_may_be_as_long_as_it_says_and_all_together_too(embedder: Embedder, plain: PlainTokens) -> None:
+    n_most = min(embedder.n_tokens_max, embedder.n_cells)
+    n_slots = min(embedder.n_slots, embedder.n_cells)
+    if embedder.n_cells > N_CELLS_TO_FILL_MAX:
+        pytest.skip(f"more than {N_CELLS_TO_FILL_MAX} cells would take too long to fill")
+    longest = plain.draw(n_most, seed=11)
+    at_once = vectors(embedder, [longest], embedder.n_rows_max)[0]
+    assert np.isfinite(at_once).all()
+    if embedder.can_split:
+        assert likeness(at_once, vectors(embedder, [longest], max(1, n_most // 3))[0]) > 0.999
+    n_each = min(n_most, embedder.n_cells // n_slots)
+    for slot in range(n_slots):
+        assert np.isfinite(put(embedder, slot, plain.draw(n_each, seed=12 + slot))).all()
+
+
+def put(embedder: Embedder, slot: int, tokens: Sequence[int]) -> Vectors:
+    """Compute an input, which stays in its slot; return what its last step gave."""
+    n_rows = embedder.n_rows_max
+    for start in range(0, len(tokens), n_rows):
+        part = tokens[start : start + n_rows]
+        n = len(part)
+        batch = Batch(n)
+        batch.n_rows = batch.n_outputs = n
+        batch.tokens[:], batch.positions[:], batch.slots[:], batch.outputs[:] = part, np.arange(start, start + n), slot, 1
+        rows = embedder.step(batch)
+    return rows
 
 
 def test_other_tokens_have_another_vector(embedder: Embedder, plain: PlainTokens) -> None:

@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, get_args
 
 import attrs
+import numpy as np
 import pytest
 
 from cllm.backend import (
@@ -24,13 +25,15 @@ from cllm.backend import (
     StreamRequest,
     StreamText,
     StreamToken,
+    TellsLogits,
     n_logprobs_max_of,
 )
 from cllm.registry import vocabulary_of
-from cllm.testing.contract.hand import PlainText, PlainTokens
+from cllm.testing.contract.hand import N_CELLS_TO_FILL_MAX, PlainText, PlainTokens
 
 TELL_S: Final = 60.0  # within which something must be told of a sequence
 SILENCE_S: Final = 0.2  # for which nothing is told where nothing may be
+NEAR_LOGITS: Final = 0.1  # the same between scores of a text that is computed at once and in an answer
 NEAR: Final = 1e-3  # logprobs that differ by no more are equal, but for arithmetic
 N_TOKENS: Final = 12
 
@@ -145,6 +148,43 @@ def test_a_single_token_may_be_all(ear: Ear, words: PlainTokens | PlainText) -> 
     ear.start(0, words.draw(10), n_tokens=1)
     ear.until_ended(0)
     assert ear.n_told[0] == 1
+
+
+def test_a_sequence_may_be_as_long_as_it_says(ear: Ear, words: PlainTokens | PlainText) -> None:
+    """As every request without a limit is asked for: all tokens that have room behind its prompt."""
+    n_ctx = ear.model.n_ctx
+    if ear.vocabulary is None:
+        pytest.skip("how many tokens fit, only this model knows")
+    if not N_TOKENS < n_ctx <= N_CELLS_TO_FILL_MAX:
+        pytest.skip(f"a context of {n_ctx} tokens is not filled here")
+    ear.start(0, words.draw(n_ctx - N_TOKENS))
+    ear.until_ended(0)
+    ear.start(1, words.draw(n_ctx - 1), n_tokens=1)
+    ear.until_ended(1)
+    assert ear.errors == {0: "", 1: ""}
+    assert ear.is_whole(0)
+    assert ear.n_told[1] == 1
+
+
+def test_who_tells_logits_tells_each_tokens_successor_and_gives_them_away(streams: StreamModel) -> None:
+    if not isinstance(streams, TellsLogits):
+        pytest.skip("this model tells no logits")
+    vocabulary = vocabulary_of(streams)
+    assert vocabulary is not None
+    words = PlainTokens(vocabulary)
+    prompt = words.draw(10)
+    logits = streams.logits(prompt)
+    assert logits.shape == (len(prompt), vocabulary.n_tokens)
+    assert logits.dtype == np.float32
+    kept = logits.copy()
+    streams.logits(words.draw(10, seed=1))
+    assert np.array_equal(logits, kept), "they are the caller's, and the next call has changed them"
+    ear = Ear(streams)
+    needs(ear, "temperature")
+    ear.start(0, prompt, n_tokens=1, temperature=0.0)
+    ear.until_ended(0)
+    (token,) = ear.tokens[0]
+    assert logits[-1, token] >= logits[-1].max() - NEAR_LOGITS, "the likeliest token is not the one that is said"
 
 
 def test_a_text_without_a_limit_is_begun_and_can_be_given_up(ear: Ear, words: PlainTokens | PlainText) -> None:

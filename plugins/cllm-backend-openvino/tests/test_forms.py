@@ -137,6 +137,9 @@ def test_so_it_is_where_an_answer_may_be_as_long_as_it_likes(asker: Asker) -> No
         "(?:a|b)*?c",
         "é{2}",
         "a{0}b",
+        "([0-9]+)?x",
+        "(a{2}){3}",
+        "(?:(?:[A-Z]*)?b)+",
     ],
 )
 def test_all_of_an_answer_matches_a_regular_expression(asker: Asker, pattern: str) -> None:

@@ -313,6 +313,18 @@ def test_each_kind_is_asked_in_its_own_words() -> None:
     assert "top_p" not in asked(StreamRequest(text="once"), "tgi")
 
 
+def test_the_likeliest_come_first_also_where_the_drawn_one_is_told_first_and_takes_anothers_place() -> None:
+    request = StreamRequest(chat=StreamChat(messages=[{"role": "user", "content": "hello"}]), n_logprobs=2)
+    assert asked(request, "vllm")["top_logprobs"] == 3
+    assert asked(attrs.evolve(request, n_logprobs=20), "vllm")["top_logprobs"] == 20, "it tells no more"
+    assert asked(request, "llamacpp")["top_logprobs"] == 2
+    drawn, first, second = ({"token": letter, "logprob": logprob} for letter, logprob in (("c", -5.0), ("a", -1.0), ("b", -2.0)))
+    told = {"content": [{**drawn, "top_logprobs": [drawn, first, second]}]}
+    text = Answer(0, n_logprobs=2).take(chunk(delta={"content": "c"}, logprobs=told))
+    assert text is not None
+    assert [logprob.top for logprob in text.logprobs] == [((b"a", -1.0), (b"b", -2.0))]
+
+
 def test_who_asks_for_no_likely_tokens_has_one_asked_for_that_is_left_out_again() -> None:
     request = StreamRequest(chat=StreamChat(messages=[{"role": "user", "content": "hello"}]), n_logprobs=0)
     body = asked(request, "llamacpp")

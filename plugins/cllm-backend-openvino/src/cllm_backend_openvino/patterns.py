@@ -123,8 +123,11 @@ def written(node: Node, sets: dict[str, str]) -> str:
         body = as_set(node)
         return sets.setdefault(body, f"set{len(sets)}") if cost(node) > _COST_MIN else body
     if isinstance(node, Times):
-        most = "" if node.most is None else node.most
-        return f"{written(node.part, sets)}{{{node.least},{most}}}" if node.most != 0 else '""'
+        if node.most == 0:
+            return '""'
+        part, most = written(node.part, sets), "" if node.most is None else node.most
+        counted = f"({part})" if isinstance(node.part, Times) else part  # one count is read behind a part, and no second one
+        return f"{counted}{{{node.least},{most}}}"
     if not node.parts:
         return '""'
     return "(" + (" " if isinstance(node, Row) else " | ").join([written(part, sets) for part in node.parts]) + ")"

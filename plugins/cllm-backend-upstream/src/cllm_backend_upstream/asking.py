@@ -11,7 +11,7 @@ import msgspec
 
 from cllm.backend import StreamChat, StreamForm, StreamRequest
 from cllm.errors import NotHeeded
-from cllm_backend_upstream.kinds import Forms, Kind
+from cllm_backend_upstream.kinds import N_LOGPROBS_MAX, Forms, Kind
 
 N_STOPS_MAX: Final = 4  # more are refused by some; the server in front looks for all of them anyway
 SEED_MASK: Final = (1 << 31) - 1  # what every server takes for a seed
@@ -40,16 +40,18 @@ def body_of(request: StreamRequest, model: str, kind: Kind) -> bytes:
     if request.n_tokens_max is not None:
         body["max_tokens" if request.chat is None else kind.limit] = request.n_tokens_max
     if request.n_logprobs is not None:
-        body |= _logprobs(request.n_logprobs, is_chat=request.chat is not None)
+        body |= _logprobs(request.n_logprobs, kind, is_chat=request.chat is not None)
     if request.form is not None:
         body |= _form(request.form, kind, is_chat=request.chat is not None)
     body |= {"prompt": _prompt(request)} if request.chat is None else _chat(request.chat, kind)
     return msgspec.json.encode(body)
 
 
-def _logprobs(n: int, *, is_chat: bool) -> dict[str, Any]:
+def _logprobs(n: int, kind: Kind, *, is_chat: bool) -> dict[str, Any]:
     """0 means none at all to some; what comes too much is left out again."""
-    return {"logprobs": True, "top_logprobs": max(n, 1)} if is_chat else {"logprobs": max(n, 1)}
+    if not is_chat:
+        return {"logprobs": max(n, 1)}
+    return {"logprobs": True, "top_logprobs": min(n + 1, N_LOGPROBS_MAX) if kind.tells_drawn_first else max(n, 1)}
 
 
 def _prompt(request: StreamRequest) -> str | list[int]:

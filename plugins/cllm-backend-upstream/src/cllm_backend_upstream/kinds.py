@@ -8,6 +8,7 @@ from typing import Final
 
 import attrs
 
+N_LOGPROBS_MAX: Final = 20  # likely tokens that are told of a place: what OpenAI's reference says
 _OPENAI: Final = {name: name for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")}
 _TOOLS: Final = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 _STRICT: Final = frozenset({"strict"})
@@ -46,6 +47,7 @@ class Kind:
     text_schema: str = ""  # where a completion's JSON Schema goes; "": nowhere, it would be ignored
     sends_defaults: bool = True  # its own may be others; False: they are the same, and it refuses ours
     names_tool: bool = True  # False: one that must be called is not known by its name, and anything may be
+    tells_drawn_first: bool = False  # the drawn token is one of a conversation's likely ones, and takes the last one's place
     stops_in_content: bool = True  # False: stop strings are looked for in reasoning and in calls, too
 
     @property
@@ -58,6 +60,7 @@ class Kind:
 KINDS: Final[Mapping[str, Kind]] = {
     "openai": Kind(limit="max_completion_tokens", knows_efforts=True, sends_defaults=False),  # its models that reason refuse some
     "vllm": Kind(
+        tells_drawn_first=True,
         sampling={**_OPENAI, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"},
         others=_LOCAL | {"reasoning_effort", "continue_final_message", "cache_salt"},
         forms=Forms.STRUCTURED,

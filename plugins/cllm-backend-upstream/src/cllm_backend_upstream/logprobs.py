@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Final
 
 import msgspec
@@ -62,8 +63,12 @@ def raw_of(token: str) -> bytes:
 
 
 def _top(one: _Token) -> tuple[tuple[bytes, float], ...]:
-    return tuple((likely.raw, likely.logprob) for likely in one.top_logprobs or ())
+    return _likeliest_first((likely.raw, likely.logprob) for likely in one.top_logprobs or ())
 
 
 def _ranked(top: dict[str, float]) -> tuple[tuple[bytes, float], ...]:
-    return tuple(sorted(((raw_of(token), logprob) for token, logprob in top.items()), key=lambda pair: -pair[1]))
+    return _likeliest_first((raw_of(token), logprob) for token, logprob in top.items())
+
+
+def _likeliest_first(pairs: Iterable[tuple[bytes, float]]) -> tuple[tuple[bytes, float], ...]:
+    return tuple(sorted(pairs, key=lambda pair: -pair[1]))

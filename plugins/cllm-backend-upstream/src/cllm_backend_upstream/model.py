@@ -18,6 +18,7 @@ from cllm_backend_upstream.discovery import Found
 from cllm_backend_upstream.exchange import Answered, Exchange
 from cllm_backend_upstream.failures import Failure, KeyRefused, Silent
 from cllm_backend_upstream.health import watch
+from cllm_backend_upstream.kinds import N_LOGPROBS_MAX
 from cllm_backend_upstream.limits import limited
 from cllm_backend_upstream.lines import EventLines
 from cllm_backend_upstream.options import Options
@@ -28,7 +29,6 @@ log = logging.getLogger("cllm.upstream")
 
 USAGE_S: Final = 2.0  # for which the usage is waited for once the answer has ended
 START_S: Final = 10.0
-N_LOGPROBS_MAX: Final = 20  # what OpenAI's reference says
 BEAT_S: Final = 5.0
 
 
