@@ -34,9 +34,9 @@ async def prompt_of(api: Any, **fields: Any) -> str:
     seen: list[Any] = []
     original = api.running.engine.prompt_tokens
 
-    async def spy(text: str, **options: Any) -> Any:
-        seen.append(text)
-        return await original(text, **options)
+    async def spy(texts: list[str], **options: Any) -> Any:
+        seen.extend(texts)
+        return await original(texts, **options)
 
     api.running.engine.prompt_tokens = spy
     answer = await api.post("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}], **fields})

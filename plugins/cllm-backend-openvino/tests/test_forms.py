@@ -139,7 +139,7 @@ def test_so_it_is_where_an_answer_may_be_as_long_as_it_likes(asker: Asker) -> No
         "a{0}b",
         "([0-9]+)?x",
         "(a{2}){3}",
-        "(?:(?:[A-Z]*)?b)+",
+        "(?:(?:[A-Z]{1,2})?b){1,2}",
     ],
 )
 def test_all_of_an_answer_matches_a_regular_expression(asker: Asker, pattern: str) -> None:
