@@ -71,7 +71,7 @@ class TextScheduler(StreamScheduler):
             events[-1].usage = told = _as_told(guessed, end.usage)
             self._add("n_prompt_tokens", told.n_prompt - guessed.n_prompt)
             self._add("n_generated", told.n_generated - guessed.n_generated)
-            self._add("n_prefill_rows", told.n_prompt - told.n_cached - guessed.n_prompt)
+            self._add("n_prefill_rows", told.n_prompt - told.n_cached - (guessed.n_prompt if guessed.has_begun else 0))
             self.memory.totals.n_prompt_tokens_saved += told.n_cached
         return events
 

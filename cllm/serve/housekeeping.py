@@ -107,7 +107,7 @@ class Housekeeper:
 
         Whoever asked may lose patience; what is begun is done, and so is what waits for a load.
         """
-        if tenant.state is not State.LOADING and tenant not in self._lives:
+        if tenant not in self._lives and (tenant.state is not State.LOADING or self.house.is_draining):
             return
         is_done = trio.Event()
         self._nursery.start_soon(self._unload, tenant, is_done)

@@ -31,7 +31,8 @@ class Tags:
     closing: str
     on_lines: bool = False  # values stand on lines of their own, whose ends do not belong to them
     after_name: str = ""  # behind the name; "": the first key, or the end
-    calls_marks: tuple[str, ...]  # what ends calls or begins the next one: behind a value it shows that `closing` was left out
+    calls_ends: tuple[str, ...] = ()  # what ends all calls: behind a value it shows that `closing` was left out
+    calls_begins: tuple[str, ...]  # what begins the next one, if a function's name stands behind it
 
 
 FUNCTION_TAGS: Final = Tags(
@@ -42,9 +43,12 @@ FUNCTION_TAGS: Final = Tags(
     after_value="</parameter>",
     closing="</function>",
     on_lines=True,
-    calls_marks=("</tool_call>", "<tool_call>", "<function="),
+    calls_ends=("</tool_call>",),
+    calls_begins=("<tool_call>", "<function="),
 )
-SEED_TAGS: Final = attrs.evolve(FUNCTION_TAGS, on_lines=False, calls_marks=("</seed:tool_call>", "<seed:tool_call>", "<function="))
+SEED_TAGS: Final = attrs.evolve(
+    FUNCTION_TAGS, on_lines=False, calls_ends=("</seed:tool_call>",), calls_begins=("<seed:tool_call>", "<function=")
+)
 INVOKE_TAGS: Final = Tags(
     opening='<invoke name="',
     after_name='">',
@@ -52,7 +56,8 @@ INVOKE_TAGS: Final = Tags(
     before_value='">',
     after_value="</parameter>",
     closing="</invoke>",
-    calls_marks=("</minimax:tool_call>", "<minimax:tool_call>", '<invoke name="'),
+    calls_ends=("</minimax:tool_call>",),
+    calls_begins=("<minimax:tool_call>", '<invoke name="'),
 )
 DSML_TAGS: Final = Tags(
     opening='<｜DSML｜invoke name="',
@@ -61,13 +66,8 @@ DSML_TAGS: Final = Tags(
     before_value='">',
     after_value="</｜DSML｜parameter>",
     closing="</｜DSML｜invoke>",
-    calls_marks=(
-        "</｜DSML｜function_calls>",
-        "</｜DSML｜tool_calls>",
-        "<｜DSML｜function_calls>",
-        "<｜DSML｜tool_calls>",
-        '<｜DSML｜invoke name="',
-    ),
+    calls_ends=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+    calls_begins=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", '<｜DSML｜invoke name="'),
 )
 KEY_TAGS: Final = Tags(
     opening="",
@@ -75,12 +75,13 @@ KEY_TAGS: Final = Tags(
     before_value="<arg_value>",
     after_value="</arg_value>",
     closing="</tool_call>",
-    calls_marks=("<tool_call>",),
+    calls_begins=("<tool_call>",),
 )
 N_BEHIND: Final = 64  # blanks between a value's end and what follows it
 N_LOOKED_AT_AGAIN: Final = 1024  # characters at the end of a text that goes on, in which what `_LEFT_OUT` finds may have begun
 # The next argument, or the call's end, where a value's own end was left out, as it happens in long contexts.
 _LEFT_OUT: Final = re.compile(r"\n(?:<parameter=(?P<name>[^>\n]{1,512})>\n|</function>\s{0,64}</tool_call>)")
+_IN_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]")  # as a function's may be
 _KEY_END: Final = re.compile(r'["<]')
 _TYPE_IS_TEXT: Final = ' string="true'  # what some write behind the key
 
@@ -103,6 +104,8 @@ class TaggedBody:
         self._types = _Types({})
         self._not_given: set[str] = set()  # names of arguments that the schema has
         self._looked_until = 0  # for ends that were left out
+        marks = (tags.before_key, tags.closing, *tags.calls_ends, *tags.calls_begins)
+        self._n_behind = 2 * N_BEHIND + 2 * max(map(len, marks)) + max(map(len, tools), default=0) + 1  # characters that tell
 
     def push(self, text: str, pos: int) -> int:
         """See `Body.push`."""
@@ -184,7 +187,7 @@ class TaggedBody:
     def _value_end(self) -> tuple[int, int] | None:
         """Where the value ends, and where what is behind it begins; None while that is not known."""
         tags = self._tags
-        next_ones, marks = (tags.before_key, tags.closing), tags.calls_marks
+        next_ones = (tags.before_key, tags.closing)
         while True:
             pos = self._text.find(tags.after_value, self._from)
             left_out = self._left_out(len(self._text) if pos < 0 else pos) if tags.on_lines else None
@@ -194,16 +197,32 @@ class TaggedBody:
                 self._from = max(self._from, len(self._text) - len(tags.after_value) + 1)
                 return None
             behind = pos + len(tags.after_value)
-            n_looked_at = N_BEHIND + max(map(len, (*next_ones, *marks)))
-            rest, is_all_there = self._text[behind : behind + n_looked_at].lstrip(), len(self._text) >= behind + n_looked_at
+            rest, is_all_there = self._text[behind : behind + self._n_behind].lstrip(), len(self._text) >= behind + self._n_behind
             if rest.startswith(next_ones) or (is_all_there and not rest):  # no value goes on after so many blanks
                 return pos, behind
-            if rest.startswith(marks):  # without the function's end: no call, and the next one may be
+            is_over = self._is_over(rest)
+            if is_over:  # without the function's end: no call, and the next one may be
                 self.is_bad = True
                 return None
-            if not is_all_there and any(end.startswith(rest) for end in (*next_ones, *marks)):
+            if not is_all_there and (is_over is None or any(end.startswith(rest) for end in next_ones)):
                 return None
             self._from = behind  # it belongs to the value
+
+    def _is_over(self, rest: str) -> bool | None:
+        """Whether what stands behind a value ends all calls, or begins the next one of a function that there is; None: more must come."""
+        tags = self._tags
+        if rest.startswith(tags.calls_ends):
+            return True
+        name = rest
+        while mark := next((begin for begin in tags.calls_begins if name.startswith(begin)), ""):
+            name = name[len(mark) :].lstrip()
+        if name != rest:
+            known = [tool for tool in self._tools if name.startswith(tool) or tool.startswith(name)]
+            if any(len(name) > len(tool) and not _IN_NAME.match(name, len(tool)) for tool in known):
+                return True
+            if known:
+                return None
+        return None if any(one.startswith(name) for one in (*tags.calls_ends, *tags.calls_begins)) else False
 
     def _left_out(self, end: int) -> int | None:
         """Where a value ends before `end` though nothing says so: at an argument that is still to come, or at the call's end."""

@@ -55,10 +55,11 @@ def test_what_was_told_is_counted_and_no_count_ever_falls(scheduler: TextSchedul
         totals = scheduler.totals
         return totals.n_prompt_tokens, totals.n_generated, totals.n_prefill_rows, scheduler.memory.totals.n_prompt_tokens_saved
 
-    def answered(usage: StreamUsage | None) -> tuple[int, int, int, int]:
+    def answered(usage: StreamUsage | None, *, says: bool = True) -> tuple[int, int, int, int]:
         seq_id = begun(scheduler)
         before = counted()
-        scheduler.take_text(StreamText(seq_id, "ab", n_tokens=3), now=1.0)
+        if says:
+            scheduler.take_text(StreamText(seq_id, "ab", n_tokens=3), now=1.0)
         assert all(a >= b for a, b in zip(counted(), before, strict=True))
         before = counted()
         scheduler.take_end(StreamEnd(seq_id, usage=usage), now=2.0)
@@ -69,6 +70,7 @@ def test_what_was_told_is_counted_and_no_count_ever_falls(scheduler: TextSchedul
     assert answered(StreamUsage(n_prompt=2, n_generated=1, n_cached=0)) == (185, 83, 25, 160), "more was guessed: 5, 3 and 5"
     assert answered(StreamUsage(n_prompt=8, n_generated=4, n_cached=0)) == (190, 85, 30, 160), "all that was told, together"
     assert answered(None) == (195, 88, 35, 160)
+    assert answered(StreamUsage(n_prompt=10, n_generated=1, n_cached=4), says=False) == (205, 89, 41, 164)
 
 
 def test_a_stop_string_between_two_pieces_ends_it_and_the_model_is_told(scheduler: TextScheduler) -> None:

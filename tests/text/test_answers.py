@@ -585,16 +585,27 @@ def test_a_value_may_have_the_tag_within_that_ends_it(form: CallFormat, written:
 
 
 @pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
-@pytest.mark.parametrize("between", ["", "\n", "{mark}"])
+@pytest.mark.parametrize("between", ["", "\n", "{mark}", "\n{mark}\n"])
 def test_a_call_whose_own_end_was_left_out_does_not_take_the_next_one_for_its_value(form: CallFormat, written: str, between: str) -> None:
     assert form.tags is not None
     whole = written.replace("{}", "x")
     value_end = form.tags.after_value
     cut = whole[: whole.index(value_end) + len(value_end)]
-    for mark in form.tags.calls_marks:
+    for mark in (*form.tags.calls_ends, ""):
         parts = read(of(form), cut + between.replace("{mark}", mark) + whole)
         found = [part for part in parts if isinstance(part, Arguments)]
         assert [json.loads(part.fragment) for part in found] in ([], [{"text": "x"}])
+
+
+@pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
+@pytest.mark.parametrize("behind", ["", "\n", " "])
+def test_a_value_may_quote_what_begins_a_call_of_a_function_that_there_is_not(form: CallFormat, written: str, behind: str) -> None:
+    assert form.tags is not None
+    for begin in form.tags.calls_begins:
+        value = f"see {form.tags.after_value}{behind}{begin}nothing of ours> and on"
+        (_, arguments) = read(of(form), written.replace("{}", value))
+        assert isinstance(arguments, Arguments)
+        assert json.loads(arguments.fragment) == {"text": value}
 
 
 @pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)

@@ -32,8 +32,9 @@ from cllm.registry import vocabulary_of
 from cllm.testing.contract.hand import N_CELLS_TO_FILL_MAX, PlainText, PlainTokens
 
 TELL_S: Final = 60.0  # within which something must be told of a sequence
+LONG_S: Final = 600.0  # the same of a prompt that fills the context
 SILENCE_S: Final = 0.2  # for which nothing is told where nothing may be
-NEAR_LOGITS: Final = 0.1  # the same between scores of a text that is computed at once and in an answer
+NEAR_LOGITS: Final = 0.5  # the same of logits, where one text is computed at once and the other in an answer, by numbers of 16 bits
 NEAR: Final = 1e-3  # logprobs that differ by no more are equal, but for arithmetic
 N_TOKENS: Final = 12
 
@@ -60,15 +61,15 @@ class Ear:
             said["ignore_eos"] = True  # with one, no token is an end unless the request names it
         self.model.start(seq_id, StreamRequest(n_tokens_max=n_tokens, **said, **fields))  # type: ignore[arg-type]
 
-    def until(self, enough: Callable[[], bool]) -> None:
+    def until(self, enough: Callable[[], bool], tell_s: float = TELL_S) -> None:
         while not enough():
             try:
-                self._take(self._queue.get(timeout=TELL_S))
+                self._take(self._queue.get(timeout=tell_s))
             except Empty:
-                pytest.fail(f"nothing was told for {TELL_S:.0f} s", pytrace=False)
+                pytest.fail(f"nothing was told for {tell_s:.0f} s", pytrace=False)
 
-    def until_ended(self, *seq_ids: int) -> None:
-        self.until(lambda: self.errors.keys() >= set(seq_ids))
+    def until_ended(self, *seq_ids: int, tell_s: float = TELL_S) -> None:
+        self.until(lambda: self.errors.keys() >= set(seq_ids), tell_s)
 
     def has_heard(self, seq_id: int, n_tokens: int) -> bool:
         """Or all of it, where nobody can keep the model from ending by itself."""
@@ -158,9 +159,9 @@ def test_a_sequence_may_be_as_long_as_it_says(ear: Ear, words: PlainTokens | Pla
     if not N_TOKENS < n_ctx <= N_CELLS_TO_FILL_MAX:
         pytest.skip(f"a context of {n_ctx} tokens is not filled here")
     ear.start(0, words.draw(n_ctx - N_TOKENS))
-    ear.until_ended(0)
+    ear.until_ended(0, tell_s=LONG_S)
     ear.start(1, words.draw(n_ctx - 1), n_tokens=1)
-    ear.until_ended(1)
+    ear.until_ended(1, tell_s=LONG_S)
     assert ear.errors == {0: "", 1: ""}
     assert ear.is_whole(0)
     assert ear.n_told[1] == 1
