@@ -183,7 +183,8 @@ class LlamaEmbedder:
         batch.n_rows = batch.n_outputs = len(batch.tokens)
         batch.positions[:] = range(batch.n_rows)
         batch.outputs[:] = 1
-        self.step(batch)
+        if not np.isfinite(self.step(batch)).any():
+            raise StepFailed("its vectors are not numbers: the file is damaged, or was converted badly")
         self.drop(0)
 
     def _rows(self, n_rows: int) -> Vectors:

@@ -102,7 +102,7 @@ class LlamaModel:
         return logits
 
     def warm_up(self) -> None:
-        """Compute two rows, which brings the weights into memory, and see that the memory can be trimmed where it says so.
+        """Compute two rows, which brings the weights into memory, and see that it gives numbers, and can be trimmed where it says so.
 
         Raises: StepFailed.
         """
@@ -111,7 +111,8 @@ class LlamaModel:
         batch.n_rows, batch.n_outputs = n, 1
         batch.positions[:] = range(n)
         batch.outputs[n - 1] = 1
-        self.step(batch)
+        if not np.isfinite(self.step(batch)).any():  # each answer would fail, of a model that says that it is ready
+            raise StepFailed("its logits are not numbers: the file is damaged, or was converted badly")
         if self.capabilities.can_trim:
             self.trim(0, 1)
         self.drop(0)

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 import attrs
 import structlog
-import trio
 from quart import g, has_app_context, request
 
 from cllm.api.metrics import HttpMetrics
@@ -24,6 +23,7 @@ from cllm.engine.streaming import heeded
 from cllm.errors import RequestError, Unavailable
 from cllm.serve.engine import Engine, ServedModel
 from cllm.serve.house import RETRY_AFTER_S, House, State, Tenant
+from cllm.serve.keythreads import KeyThreads
 
 log = structlog.get_logger("cllm.api")
 
@@ -62,7 +62,7 @@ class Context:
     metrics: HttpMetrics
     operations: tuple[Operation, ...] = ()  # of every surface
     bodies: Room = attrs.field(factory=Room)  # that are long
-    decoding: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(N_DECODING_MAX))
+    decoding: KeyThreads = attrs.field(factory=lambda: KeyThreads(N_DECODING_MAX))
 
     _defaults: WeakKeyDictionary[Engine, SamplingParams] = attrs.field(factory=WeakKeyDictionary)
 

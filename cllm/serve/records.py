@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Final
 
 import attrs
@@ -29,15 +29,18 @@ class Records:
     def __init__(self, n_sequences_max: int = N_SEQUENCES_MAX) -> None:
         self._n_sequences_max = n_sequences_max
         self._n_sequences = 0
+        self._n_of: Counter[str] = Counter()  # of these, by key; none is 0
         self._records: OrderedDict[tuple[str, str], Record] = OrderedDict()
 
     def add(self, record: Record) -> None:
-        """Keep a request, and forget the oldest that there is no room for."""
+        """Keep a request, and forget the oldest of the key that has most, as long as there is no room for it."""
         self._forget(self._records.pop((record.key, record.request_id), None))
         self._records[record.key, record.request_id] = record
         self._n_sequences += len(record.timelines)
+        self._n_of[record.key] += len(record.timelines)
         while self._n_sequences > self._n_sequences_max and len(self._records) > 1:
-            self._forget(self._records.popitem(last=False)[1])
+            most = max(self._n_of, key=self._n_of.__getitem__)
+            self._forget(self._records.pop(next(place for place in self._records if place[0] == most)))
 
     def find(self, request_id: str, key: str) -> Record | None:
         """Return the request of that id that `key` made."""
@@ -46,3 +49,4 @@ class Records:
     def _forget(self, record: Record | None) -> None:
         if record is not None:
             self._n_sequences -= len(record.timelines)
+            self._n_of -= Counter({record.key: len(record.timelines)})  # which leaves out who has none

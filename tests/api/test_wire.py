@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from quart.wrappers.request import Body as RequestBody
 
 from cllm.api import wire
+from cllm.api.room import Room
 from cllm.api.wire import N_CHARS_COMPLAINT, N_OPENED_MAX, decode, is_nothing
-from cllm.errors import InvalidRequest
+from cllm.errors import InvalidRequest, Unavailable
+from tests.api.conftest import TEST_S
 
 
 class Inner(msgspec.Struct):
@@ -206,7 +209,7 @@ async def test_few_long_bodies_are_decoded_at_a_time_and_the_others_wait(serve: 
             async with trio.open_nursery() as nursery:
                 for _ in range(4):
                     nursery.start_soon(post, api)
-                await api.until(lambda: len(begun) + decoding.statistics().tasks_waiting == 4)
+                await api.until(lambda: len(begun) + sum(map(len, decoding._waiting.values())) == 4)
                 assert len(begun) == 2
                 may_go.set()
         finally:
@@ -231,6 +234,49 @@ async def test_long_bodies_that_are_being_read_take_so_much_together_and_no_more
         room.n_max = 10  # a lone one may be larger
         assert (await api.post("/v1/completions", long, **head)).status == 200
         assert room.n_taken == 0
+
+
+def test_full_the_room_for_long_bodies_takes_from_a_key_that_has_less_than_its_part() -> None:
+    room = Room(n_max=100)
+    with room.shared("flood") as take, room.shared("flood") as take_more, room.shared("other") as take_other:
+        take(60)
+        take_more(40)
+        with pytest.raises(Unavailable):
+            take_more(1)
+        take_other(50)
+        with pytest.raises(Unavailable):
+            take_other(1)
+        with room.shared("third") as take_third:
+            with pytest.raises(Unavailable):
+                take_third(34)
+            take_third(33)
+    assert (room.n_taken, room._n_of) == (0, {})
+
+
+async def test_the_long_bodies_of_one_key_do_not_go_before_those_of_all_others(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bytes] = []
+    go_on = threading.Event()
+
+    def slowly(body: bytes, decoder: Any) -> Any:
+        begun.append(body[-3:-2])
+        assert go_on.wait(TEST_S)
+        return decode(body, decoder)
+
+    monkeypatch.setattr(wire, "decode", slowly)
+
+    def body(letter: bytes) -> bytes:
+        return b'{"prompt": "x", "max_tokens": 1, "other": "' + b"x" * wire.N_BYTES_INLINE + letter + b'"}'
+
+    async with serve(api_key=("key-of-a-flood", "key-of-another")) as api:
+        decoding = api.app.extensions["cllm"].decoding
+        async with trio.open_nursery() as nursery:
+            for i in range(6):
+                nursery.start_soon(partial(api.post, "/v1/completions", body(b"f"), X_Api_Key="key-of-a-flood"))
+                await api.until(lambda i=i: len(begun) + sum(map(len, decoding._waiting.values())) == i + 1)
+            nursery.start_soon(partial(api.post, "/v1/completions", body(b"o"), X_Api_Key="key-of-another"))
+            await api.until(lambda: len(begun) + sum(map(len, decoding._waiting.values())) == 7)
+            go_on.set()
+    assert begun.index(b"o") <= 3, "behind two that ran, and one more whose turn it was"
 
 
 async def test_what_is_said_to_come_takes_no_room_before_it_has_come(serve: Any) -> None:

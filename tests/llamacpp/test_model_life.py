@@ -11,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
+import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from cllm.backend import Backend, Batch, FlashAttention, KvLayout, Lora, ModelSpec, StepModel
 from cllm.errors import LoadAborted, LoadFailed, ModelDied
@@ -32,6 +34,16 @@ def fails(path, **settings) -> str:
     line = str(failure.value)
     assert "\n" not in line
     return line
+
+
+def test_a_model_that_gives_no_numbers_is_not_loaded(tiny_files, tmp_path):
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(tiny_files["qwen3"].read_bytes())
+    (norm,) = [tensor for tensor in GGUFReader(path).tensors if tensor.name == "output_norm.weight"]
+    with path.open("r+b") as file:
+        file.seek(norm.data_offset)
+        file.write(np.full(norm.n_elements, np.nan, np.float32).tobytes())
+    assert fails(path).endswith("its logits are not numbers: the file is damaged, or was converted badly")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -43,6 +43,16 @@ def test_the_oldest_make_room_for_as_many_sequences_as_come() -> None:
     assert [bool(records.find(request_id, "")) for request_id in ("a", "b", "c", "d", "large")] == [False, False, False, True, True]
 
 
+def test_the_requests_of_one_key_leave_those_of_another_alone() -> None:
+    records = Records(n_sequences_max=6)
+    mine = record("a", "few")
+    records.add(mine)
+    for i in range(20):
+        records.add(record(str(i), "many", n=2))
+    assert records.find("a", "few") is mine
+    assert [bool(records.find(str(i), "many")) for i in range(16, 20)] == [False, False, True, True]
+
+
 def test_a_request_larger_than_the_bound_is_known_alone() -> None:
     records = Records(n_sequences_max=2)
     records.add(record("a"))

@@ -27,17 +27,18 @@ class Held:
     """What all connections of a server hold, in bytes."""
 
     n_bytes: int = 0
-    _of: dict[Holder, int] = attrs.field(factory=dict)  # who has held something the longest comes first
+    _of: dict[Holder, int] = attrs.field(factory=dict)
 
     def add(self, holder: Holder, n_bytes: int) -> None:
-        """Count so many more. Where that is too much, those are cut off that have held a large answer the longest, a lone one excepted."""
+        """Count so many more. Where that is too much, those are cut off that hold most, a lone one excepted."""
         self._of[holder] = self._of.get(holder, 0) + n_bytes
         self.n_bytes += n_bytes
         while self.n_bytes > N_BYTES_MAX and len(large := [one for one, n in self._of.items() if n > N_BYTES_LARGE]) > 1:
-            why = "too much is held for clients that do not read, and for this one the longest"
-            log.warning("answer.dropped", n_bytes=self._of[large[0]], n_bytes_of_all=self.n_bytes, why=why)
-            large[0].cut_off()
-            self.drop(large[0])
+            largest = max(large, key=self._of.__getitem__)
+            why = "too much is held for clients that do not read, and for this one most"
+            log.warning("answer.dropped", n_bytes=self._of[largest], n_bytes_of_all=self.n_bytes, why=why)
+            largest.cut_off()
+            self.drop(largest)
 
     def take(self, holder: Holder, n_bytes: int) -> None:
         """Count so many less, which were sent; nothing is counted any more for one that was dropped."""

@@ -152,6 +152,22 @@ async def test_an_accept_that_fails_is_tried_again(serving, monkeypatch, number)
         assert n_failures == 2
 
 
+async def test_a_client_that_left_before_it_was_accepted_costs_no_other_one_its_connection_and_no_time(monkeypatch):
+    class Listener:
+        n_tries = 0
+
+        def accept(self):
+            self.n_tries += 1
+            if self.n_tries == 1:
+                raise ConnectionAbortedError(errno.ECONNABORTED, "on purpose")
+            return "connection", None
+
+    listener = Listener()
+    with trio.fail_after(BOUND_S):
+        accepted = await server_module.accept(listener)
+    assert (accepted, listener.n_tries) == ("connection", 2)
+
+
 async def test_five_hundred_idle_connections_disturb_nobody(serving):
     async with serving() as server:
         for _ in range(500 if server_module.n_connections_max(server_module.HttpConfig()) > 1000 else 200):
