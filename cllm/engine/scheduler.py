@@ -302,6 +302,7 @@ class Scheduler:
             return
         tokens = sequence.tokens
         tokens.append(token)
+        is_forced = sequence.sampler.due is not None
         sequence.sampler.observe(token)
         grammar = sequence.sampler.grammar
         if grammar is not None and grammar.failure is not None:
@@ -311,7 +312,7 @@ class Scheduler:
         n_tokens = len(tokens)
         logprobs = None if logprob is None else [logprob]
         can_end = n_tokens >= sequence.n_final_from
-        if can_end and token in sequence.final_tokens:
+        if can_end and token in sequence.final_tokens and not is_forced:  # what we wrote ourselves ends nothing
             events.append(Delta(sequence.seq_id, "", [token], logprobs))
             reason: str | int | None = token if token in sequence.spec.stopping.stop_token_ids else None
             self._finish(sequence, FinishReason.STOP, reason, now, events)

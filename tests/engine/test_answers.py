@@ -20,10 +20,17 @@ LIMITS = Limits(n_cells=1000, n_slots=8, n_ctx=500, n_rows_max=64, row_budget=64
 CALL = '<tool_call>{"name": "add"}</tool_call>'
 
 
-def answer(form: AnswerFormat, drawn: str, *stop: str, grammar: Grammar | None = None, max_tokens: int | None = None) -> list[Event]:
+def answer(
+    form: AnswerFormat,
+    drawn: str,
+    *stop: str,
+    grammar: Grammar | None = None,
+    max_tokens: int | None = None,
+    stop_tokens: frozenset[int] = frozenset(),
+) -> list[Event]:
     """The events of a sequence that draws the bytes of `drawn`, save where its sampler is forced; then it ends its turn."""
     scheduler = StepScheduler(LIMITS, FakeVocabulary())
-    stopping = StopParams(stop=stop, max_tokens=max_tokens)
+    stopping = StopParams(stop=stop, max_tokens=max_tokens, stop_token_ids=stop_tokens)
     scheduler.submit(SequenceSpec(prompt=[1], answer=form, stopping=stopping, grammar=grammar), 0.0)
     tokens = [*drawn.encode(), 257]
     events: list[Event] = []
@@ -61,6 +68,15 @@ def test_what_closes_reasoning_is_no_part_of_what_a_grammar_holds() -> None:
     events = answer(form, "01234ab", grammar=grammar)
     assert told(events) == "01234ab"
     assert end(events).reason is FinishReason.STOP
+
+
+def test_a_stop_token_that_closes_reasoning_by_force_ends_nothing_and_one_that_is_drawn_does() -> None:
+    form = AnswerFormat(tags=TAGS[0], opened=True, n_reasoning_max=5, closing=tuple(b"\n</think>\n\n"))
+    grammar = Grammars(FakeVocabulary()).compile(GrammarSource(Kind.REGEX, "ab"))
+    newline = frozenset(b"\n")
+    assert told(answer(form, "01234ab", grammar=grammar, stop_tokens=newline)) == "01234ab"
+    events = answer(form, "01234ab\ncd", stop_tokens=newline)
+    assert (told(events), end(events).stop_reason) == ("01234ab", ord("\n"))
 
 
 def test_reasoning_that_ends_in_time_is_left_alone() -> None:

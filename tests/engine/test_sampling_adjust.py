@@ -379,7 +379,8 @@ GRAMMARS = Grammars(FakeVocabulary())
 def held_to(regex: str, **fields: Any) -> Sampler:
     """A sampler whose grammar takes what matches."""
     grammar = GRAMMARS.compile(GrammarSource(Kind.REGEX, regex)).start()
-    return Sampler(SamplingParams(temperature=0), seed=0, tokens=[], n_prompt=0, grammar=grammar, **fields)
+    params = SamplingParams(temperature=0, logit_bias=fields.pop("logit_bias", ()))
+    return Sampler(params, seed=0, tokens=[], n_prompt=0, grammar=grammar, **fields)
 
 
 def draw(sampler: Sampler, favourite: int) -> int:
@@ -403,6 +404,14 @@ def test_end_tokens_are_barred_where_the_grammar_allows_others_and_only_there(fi
     assert draw(sampler, END_OF_TURN) == ord("a")
     assert draw(sampler, END_OF_TURN) == ord("b")
     assert draw(sampler, ord("x")) == END_OF_TURN
+
+
+@pytest.mark.parametrize("fields", [{}, {"ignore_eos": True}, {"min_tokens": 9}])
+def test_where_a_bias_forbids_all_else_that_a_grammar_allows_the_answer_may_end(fields: dict[str, Any]) -> None:
+    sampler = held_to("ab?", end_tokens=frozenset({END_OF_TURN}), logit_bias=((ord("b"), -math.inf),), **fields)
+    assert draw(sampler, ord("b")) == ord("a")
+    assert not sampler.is_contradicted()
+    assert draw(sampler, ord("b")) == END_OF_TURN
 
 
 def test_where_a_grammar_allows_nothing_the_row_is_invalid_and_the_grammar_says_why() -> None:

@@ -54,6 +54,7 @@ class Sampler:
     _history: History | None  # None: not read yet
     _biased: npt.NDArray[np.int64]
     _biases: npt.NDArray[np.float32]
+    _banned: npt.NDArray[np.int64]  # by a bias
     _never: npt.NDArray[np.int64]
     _not_yet: npt.NDArray[np.int64]
     _adjusts_always: bool
@@ -94,6 +95,7 @@ class Sampler:
         self.is_plain = not (params.mirostat or params.dynatemp_range > 0 or params.typical_p < 1 or xtc)
         self._biased = np.array([token for token, _ in params.logit_bias if token >= 0], np.int64)
         self._biases = np.array([bias for token, bias in params.logit_bias if token >= 0], np.float32)
+        self._banned = self._biased[np.isneginf(self._biases)]
         self._never = _id_array(end_tokens - barred_until_min if ignore_eos else frozenset())  # who names one wants it
         self._not_yet = _id_array(end_tokens | barred_until_min)
         self._heeds_history = heeds_history(params)
@@ -156,7 +158,7 @@ class Sampler:
         if self.grammar_waits:
             return self._not_yet  # an answer that ended now would lack what it is held to
         barred = self._not_yet if len(self.tokens) - self.n_prompt < self.min_tokens else self._never
-        if self.mask is not None and len(barred) and not _allows_others(self.mask, barred):
+        if self.mask is not None and len(barred) and not _allows_others(self.mask, self._with_banned(barred)):
             return barred[:0]  # a grammar that is at its end knows better than a request for more
         return barred
 
@@ -165,8 +167,10 @@ class Sampler:
         if self.grammar is None or self.grammar_waits:
             return False
         self.mask = self.grammar.mask()
-        forbidden = np.concatenate([self._barred(), self._biased[np.isneginf(self._biases)]])
-        return not _allows_others(self.mask, forbidden)
+        return not _allows_others(self.mask, self._with_banned(self._barred()))
+
+    def _with_banned(self, barred: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.concatenate([barred, self._banned]) if len(self._banned) else barred
 
     def adjust(self, logits: Logits) -> None:
         """Apply penalties, bias and mask to the row in place, or what is forced. A row with a NaN or +inf keeps one."""

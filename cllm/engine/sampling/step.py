@@ -105,8 +105,11 @@ def _sample_alone(logits: Logits, sampler: Sampler, work: Workspace, sampled: Sa
 
 def _sample_part(logits: Logits, samplers: Sequence[Sampler], work: Workspace, sampled: Sampled, *, is_far: bool) -> None:
     """Draw for a few rows at once and append to `sampled`."""
+    for row, sampler in enumerate(samplers):
+        if sampler.n_logprobs is None and sampler.adjusts:  # nobody asks what the row was: it is read once
+            sampler.adjust(logits[row])
     rows = Rows.of(logits, work, is_far=is_far)
-    changing = [s.adjusts for s in samplers]
+    changing = [s.n_logprobs is not None and s.adjusts for s in samplers]
     raws = read_raw(rows, {row: s.n_logprobs for row, s in enumerate(samplers) if s.n_logprobs is not None}, changing)
     for row, sampler in enumerate(samplers):
         if changing[row]:
