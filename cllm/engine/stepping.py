@@ -40,6 +40,7 @@ KNOWN_S = 20.0  # after the last step, for which the machine is believed to be a
 N_STEPS_OWED = 2  # room for prompts' rows that is spoken for: whoever comes then waits outside
 COMPANIONS_SHARE = 0.02  # of a step, for which others who come at the same moment may be waited for
 MOVING_S_MAX = 0.1  # of cells that come back from the host or are copied in one step, for which answers wait; the first may take longer
+STALLED, STALLED_S = 32.0, 5.0  # times as long as expected, and seconds, beyond which a step was held up, by whatever it was
 N_LONE_FAILURES_MAX = 2  # a sequence whose steps fail so often in a row while it is alone in them is the culprit
 
 
@@ -216,6 +217,8 @@ class StepScheduler(Scheduler):
         While others could run, too, it is no measure for these: they will have a full house beside them.
         """
         n_running, cells = min(len(self._running), self.cost.n_rows_max), self.cells
+        if self.cost.is_grounded:  # a process that was stopped for a while says nothing of how fast it is
+            seconds = min(seconds, max(STALLED * plan.expected_s, STALLED_S))
         if n_running and self._is_full and self.cost.is_grounded:
             self._generated_token = self.cost.generated_rows(n_running, cells.n_total - cells.n_free, cells.n_held)
         self._service.step(plan.n_prompt_rows, len(plan.decoding), seconds, is_full=self._is_full, generated=self._generated_token)

@@ -82,7 +82,8 @@ class Meter:
 
     def text(self, n_chars: int) -> None:
         """Make a text, or anything else that takes the memory of one, of `n_chars` characters: below 0 is none."""
-        n_chars = max(n_chars, 0)  # a width may be any number, and none gives back what was paid
+        if not n_chars > 0:  # a width may be any number, and none gives back what was paid, nor makes the sum no number
+            n_chars = 0
         self._n_chars += n_chars
         if n_chars > self._limits.n_chars_max:
             raise TemplateLimitExceeded(f"the chat template made a value of more than {self._limits.n_chars_max} characters")

@@ -382,6 +382,8 @@ def _metered(name: str) -> Callable[..., Any]:
     @pass_context
     def metered(context: MeteredContext, value: Any, *args: Any, **kwargs: Any) -> Any:
         context.meter.step()
+        if isinstance(value, str):  # which is read, whatever comes of it: to count words takes 70 ms of a million characters
+            context.meter.step(len(value))
         if isinstance(value, Iterator) and name != "first":
             value = list(_for_each(context, value))
         place = _ATTRIBUTE_AT.get(name, len(args))

@@ -88,8 +88,9 @@ class Transcript:
     def _read(self, reader: AnswerReader, text: str, can_stop: bool) -> tuple[str, list[Part] | None, str | None]:
         self.n_reasoning += reader.is_reasoning
         parts, match = reader.push(text, can_stop=can_stop)
-        self.n_calls = reader.n_calls
         self._is_stopped = match is not None
+        if match is None:  # calls behind a stop string are not told
+            self.n_calls = reader.n_calls
         if reader.is_idle:
             self._reader = None
         return *told(parts), match

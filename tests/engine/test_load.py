@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
+from cllm.engine.batch.plan import Plan
 from cllm.engine.cost.curve import Curve
 from cllm.engine.cost.model import CostModel
 from cllm.engine.cost.places import Places
@@ -20,7 +21,7 @@ from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import Unavailable
 from cllm.testing.fake import FakeVocabulary
-from tests.engine.simulation import NO_OUTPUT_MS, STEP_MS, Asked, Simulation, ask
+from tests.engine.simulation import NO_OUTPUT_MS, STEP_MS, Asked, Simulation, ask, step_s
 
 CURVE = Curve(
     rows=tuple((n, (ms - NO_OUTPUT_MS * n) / 1000) for n, ms in STEP_MS.items()),
@@ -320,3 +321,45 @@ def test_as_long_as_nothing_was_measured_all_places_are_open() -> None:
     guessed = CostModel(CURVE, n_rows_max=512, measured=False)
     places = Places(guessed, n_max=64, itl_max_s=0.001)
     assert places.n(0, 1.0) == 64
+
+
+# --- a long prompt, and a step that was held up ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [5.0, 20.0, 30.0, 36.0])
+def test_a_short_prompt_goes_before_what_is_left_of_a_long_one_however_far_that_is(at: float) -> None:
+    simulation = Simulation(make_scheduler(n_ctx=16_000))
+    long, short = ask(0.0, 12_000, 5), ask(at, 10, 5)
+    simulation.ask([long, short])
+    simulation.run()
+    assert 37 < long.first_at < 41, "the machine takes so long for it alone"
+    assert short.ttft_s < 1.5
+
+
+def test_a_flood_of_short_prompts_does_not_keep_a_long_one_waiting_for_ever() -> None:
+    simulation = Simulation(make_scheduler(n_ctx=16_000))
+    long = ask(0.0, 4000, 5)
+    simulation.ask([long, *(ask(0.1 * i, 60, 1) for i in range(1, 1000))])
+    simulation.run(140.0)
+    assert long.first_at < 40
+
+
+@pytest.mark.parametrize("held_up_s", [0.0, 60.0, 600.0])
+def test_after_a_step_that_was_held_up_those_who_find_free_places_are_not_refused(held_up_s: float) -> None:
+    """A process that was stopped, or a machine that was moved, says nothing of how fast it is."""
+    scheduler = make_scheduler(n_live_max=16)
+    held_up = [held_up_s]
+
+    def step(plan: Plan) -> float:
+        return step_s(plan) + (held_up.pop() if held_up and simulation.now > 6 else 0.0)
+
+    simulation = Simulation(scheduler, step_s=step, refuse=lambda spec, now: scheduler.check_room(now, key=spec.key))
+    simulation.ask([ask(0.0, 60, 80) for _ in range(24)])
+    simulation.run(6.5)
+    assert not held_up
+    for seq_id in list(scheduler._sequences):
+        scheduler.cancel(seq_id)
+    bursts = [ask(100_000.0 + 20 * k + 0.01 * i, 60, 80) for k in range(6) for i in range(8)]
+    simulation.ask(bursts)
+    simulation.run(100_400.0)
+    assert not [one.at for one in bursts if one.refused]

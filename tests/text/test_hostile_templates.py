@@ -42,6 +42,9 @@ LOOPS = {
     "colons before a format": "{{ (':' * 100000 ~ '}:{').format(1) }}",
     "widths that give back": "{% set x = 'a'.center(-(10 ** 15)) %}"
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+    "a width that is no number": "{% set x = [1] | batch('nan' | float) %}"
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+    "words counted over and over": "{% set s = 'a b ' * 50000 %}{% for i in range(99999) %}{% set n = s | wordcount %}{% endfor %}",
     "sorting by many names": "{{ range(200) | list | sort(attribute='x,' * 50000) }}",
     "sorting by many names, by place": "{{ range(200) | list | sort(false, false, 'x,' * 50000) }}",
     "sorting by many names, from the end": "{{ range(9999) | reverse | sort(attribute='x,' * 10000) }}",

@@ -103,6 +103,15 @@ def test_reasoning_and_calls_come_as_parts_and_are_counted() -> None:
     assert made.n_reasoning == len("hm</think>")
 
 
+def test_a_call_that_shows_only_behind_a_stop_string_is_none() -> None:
+    made = transcript(FORM, "END")
+    written = '<tool_call>{"name": "add", "arguments": {"a": 1 END <tool_call>{"name": "add", "arguments": {}}</tool_call>]'
+    told, parts, match = say(made, written)
+    assert match == "END"
+    assert not [part for part in parts if isinstance(part, CallBegun)]
+    assert made.n_calls == 0
+
+
 def test_a_byte_of_a_character_at_the_end_is_not_lost() -> None:
     made = transcript(FORM)
     made.push(0xC3, can_stop=True)
