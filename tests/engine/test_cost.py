@@ -353,21 +353,3 @@ def test_slow_minutes_of_the_machine_do_not_make_single_rows_look_cheap() -> Non
         cost.observe(n_rows, min(n_rows, 8), 500, true.step_s(n_rows, min(n_rows, 8), 500) * slowdown)
     assert cost.n_rows_fastest(1.0) >= 16
     assert cost.n_rows_within(cost.step_s(8, 8, 500) * 3, 8, 500) >= 16
-
-
-@pytest.mark.parametrize("n_live", [1, 8])
-@pytest.mark.parametrize("times", [1.0, 3.0, 1 / 3])
-def test_a_machine_that_is_slower_than_when_it_was_measured_is_known_to_be_from_the_first_steps_on(n_live: int, times: float) -> None:
-    """As a laptop on its battery: were the common factor slow to move, attention would take the blame, and long prompts cost ten times."""
-    dice, cost, truth = random.Random(1), model(), model()
-
-    def see(n_rows: int, n_outputs: int, n_cells: int, attended: list[tuple[int, int]]) -> None:
-        seconds = times * dice.lognormvariate(0, 0.03) * truth.step_s(n_rows, n_outputs, n_cells, attended=attended)
-        cost.observe(n_rows, n_outputs, n_cells, seconds, attended=attended)
-
-    for i in range(600):
-        if i % 120 == 0:
-            see(200, 1, 200, [(200, 100)])
-        depth = (200 + i % 120) * n_live
-        see(n_live, n_live, depth, [(1, depth)])
-    assert cost.prefill_s(8000) == pytest.approx(times * truth.prefill_s(8000), rel=0.35)

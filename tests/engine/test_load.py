@@ -323,25 +323,7 @@ def test_as_long_as_nothing_was_measured_all_places_are_open() -> None:
     assert places.n(0, 1.0) == 64
 
 
-# --- a long prompt, and a step that was held up ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("at", [5.0, 20.0, 30.0, 36.0])
-def test_a_short_prompt_goes_before_what_is_left_of_a_long_one_however_far_that_is(at: float) -> None:
-    simulation = Simulation(make_scheduler(n_ctx=16_000))
-    long, short = ask(0.0, 12_000, 5), ask(at, 10, 5)
-    simulation.ask([long, short])
-    simulation.run()
-    assert 37 < long.first_at < 41, "the machine takes so long for it alone"
-    assert short.ttft_s < 1.5
-
-
-def test_a_flood_of_short_prompts_does_not_keep_a_long_one_waiting_for_ever() -> None:
-    simulation = Simulation(make_scheduler(n_ctx=16_000))
-    long = ask(0.0, 4000, 5)
-    simulation.ask([long, *(ask(0.1 * i, 60, 1) for i in range(1, 1000))])
-    simulation.run(140.0)
-    assert long.first_at < 40
+# --- a step that was held up ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("held_up_s", [0.0, 60.0, 600.0])

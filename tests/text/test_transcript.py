@@ -106,7 +106,7 @@ def test_reasoning_and_calls_come_as_parts_and_are_counted() -> None:
 def test_a_call_that_shows_only_behind_a_stop_string_is_none() -> None:
     made = transcript(FORM, "END")
     written = '<tool_call>{"name": "add", "arguments": {"a": 1 END <tool_call>{"name": "add", "arguments": {}}</tool_call>]'
-    told, parts, match = say(made, written)
+    _, parts, match = say(made, written)
     assert match == "END"
     assert not [part for part in parts if isinstance(part, CallBegun)]
     assert made.n_calls == 0

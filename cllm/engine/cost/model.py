@@ -41,7 +41,7 @@ FADE = 0.02  # of what was learned of so many rows of a sequence is forgotten wi
 KNOWN = 0.10**2  # a number with less was measured or met
 DRIFT = 0.01**2  # that the common factor gains with every step
 DRIFT_ENTRY = 0.001**2  # that a part gains whenever it is seen, so that none is believed for ever
-UNKNOWN = 1.5**2  # of the common factor before the first step
+UNKNOWN = 1.5**2  # of the common factor when nothing was measured
 N_SIGMAS_MAX = 3.0  # a step further off counts as this far off: one that was held up must not bend the curve
 N_ERRORS_KEPT = 256
 N_BITS_DEPTH = 5  # of a depth that are looked at where only sizes of step are asked for
@@ -124,7 +124,7 @@ class CostModel:
         self.apart_gain_cell_s = min(curve.apart_gain_cell_s or 0.0, WALKED_MOST * seen_s)  # of each row, for each cell that it walks by
         self._measured = measured
         self._scale = 1.0
-        self._scale_variance = UNKNOWN  # also of a curve that was measured, which may have been on another day
+        self._scale_variance = NOISE if measured else UNKNOWN
         self._counts = _counts(curve.rows, n_rows_max)
         self._reads_s: dict[int, float] = {}  # by rows, until they are corrected
         self._errors: deque[float] = deque(maxlen=N_ERRORS_KEPT)
