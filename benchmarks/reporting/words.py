@@ -85,10 +85,11 @@ median of the turns a step took 7.9 ms more of 166: 2.8 outside llama.cpp (1.1 i
 5.2 in llama.cpp's calls (from 22 less to 24 more), whose threads were without a core for 0.9 more. What serves and the client took 2.0 ms
 of these two cores for each step.
 
-On a machine with AVX2 alone `seed-c16-replay` has `native`, `sse` and `replay` in 16 turns of eight starts. By the mean `sse` has 0.968 of
-`native` (0.881 to 1.063; by the median 1.019), its calls made again have 0.975 (0.901 to 1.054), and `sse` has 0.993 of these (0.872 to
-1.131). Outside llama.cpp a step took 2.5 ms more of 250: 0.8 in drawing, 0.3 in the scheduler, 1.3 in all the rest. So there neither a
-served pass's batches nor what runs beside them is told from the machine's own swings of a tenth; on the two others it was not tried.
+On a machine with AVX2 alone `seed-c16-replay` has `native`, `sse` and `replay` in 16 turns of eight starts, beside some of which single
+tests of a few seconds ran. By the mean `sse` has 0.968 of `native` (0.881 to 1.063; by the median 1.019), its calls made again have 0.975
+(0.901 to 1.054), and `sse` has 0.993 of these (0.872 to 1.131). Outside llama.cpp a step took 2.5 ms more of 250: 0.8 in drawing, 0.3 in
+the scheduler, 1.3 in all the rest. So there neither a served pass's batches nor what runs beside them is told from the machine's own swings
+of a tenth; on the two others it was not tried.
 
 At 8 the turns of one stage differ by up to a third, so that six of each tell nothing of 0.95: `sse` has 0.955 of `native` by their median
 and 0.941 by their mean. So `seed-c8-served` has these two alone, in 36 turns, each of a start of its own: 0.979, the mean, with 0.956 to
