@@ -24,7 +24,7 @@ class Record:
 
 
 class Records:
-    """The latest requests, bounded by their sequences; of requests with the same id and key the last one."""
+    """Requests, bounded by their sequences: the latest of each key. Of those with the same id and key it is the last one."""
 
     def __init__(self, n_sequences_max: int = N_SEQUENCES_MAX) -> None:
         self._n_sequences_max = n_sequences_max
@@ -33,14 +33,14 @@ class Records:
         self._records: OrderedDict[tuple[str, str], Record] = OrderedDict()
 
     def add(self, record: Record) -> None:
-        """Keep a request, and forget the oldest of the key that has most, as long as there is no room for it."""
+        """Keep a request, and forget the oldest of the key that has most beside it, as long as there is no room for it."""
         self._forget(self._records.pop((record.key, record.request_id), None))
+        while self._records and self._n_sequences + len(record.timelines) > self._n_sequences_max:
+            most = max(self._n_of, key=self._n_of.__getitem__)
+            self._forget(self._records.pop(next(place for place in self._records if place[0] == most)))
         self._records[record.key, record.request_id] = record
         self._n_sequences += len(record.timelines)
         self._n_of[record.key] += len(record.timelines)
-        while self._n_sequences > self._n_sequences_max and len(self._records) > 1:
-            most = max(self._n_of, key=self._n_of.__getitem__)
-            self._forget(self._records.pop(next(place for place in self._records if place[0] == most)))
 
     def find(self, request_id: str, key: str) -> Record | None:
         """Return the request of that id that `key` made."""

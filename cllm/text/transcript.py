@@ -78,7 +78,7 @@ class Transcript:
             if match is None:
                 rest, match = self._reader.finish()
                 parts += rest
-                self.n_calls = self._reader.n_calls
+            self._count_calls(self._reader, parts, match)
             return *told(parts), match
         if self._stops is None:
             return text, None, None
@@ -89,22 +89,29 @@ class Transcript:
         self.n_reasoning += reader.is_reasoning
         parts, match = reader.push(text, can_stop=can_stop)
         self._is_stopped = match is not None
-        if match is None:  # calls behind a stop string are not told
-            self.n_calls = reader.n_calls
+        self._count_calls(reader, parts, match)
         if reader.is_idle:
             self._reader = None
         return *told(parts), match
 
+    def _count_calls(self, reader: AnswerReader, parts: list[Part], match: str | None) -> None:
+        """Those behind a stop string have been read, and are not told."""
+        self.n_calls = reader.n_calls if match is None else self.n_calls + _n_begun(parts)
+
     def push_parts(self, parts: list[Part], n_tokens: int) -> tuple[list[Part], str | None]:
         """Take parts that somebody else has read; for a transcript that takes no tokens, and has no form."""
-        self.n_calls += sum(isinstance(part, CallBegun) for part in parts)
         if any(isinstance(part, Reasoning) for part in parts):
             self.n_reasoning += n_tokens
-        if self._stops is None:
-            return parts, None
-        parts, match = watched(parts, self._stops)
-        self._is_stopped = match is not None
+        match = None
+        if self._stops is not None:
+            parts, match = watched(parts, self._stops)
+            self._is_stopped = match is not None
+        self.n_calls += _n_begun(parts)
         return parts, match
+
+
+def _n_begun(parts: list[Part]) -> int:
+    return sum(isinstance(part, CallBegun) for part in parts)
 
 
 def told(parts: list[Part]) -> tuple[str, list[Part] | None]:

@@ -53,6 +53,15 @@ def test_the_requests_of_one_key_leave_those_of_another_alone() -> None:
     assert [bool(records.find(str(i), "many")) for i in range(16, 20)] == [False, False, True, True]
 
 
+def test_the_request_that_comes_is_known_however_many_its_key_has_beside_others() -> None:
+    records = Records(n_sequences_max=100)
+    for letter in "abcdefghij":
+        records.add(record(letter, letter, n=10))
+    records.add(record("new", "another", n=16))
+    assert records.find("new", "another") is not None
+    assert sum(records.find(letter, letter) is not None for letter in "abcdefghij") == 8
+
+
 def test_a_request_larger_than_the_bound_is_known_alone() -> None:
     records = Records(n_sequences_max=2)
     records.add(record("a"))

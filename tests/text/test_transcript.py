@@ -112,6 +112,24 @@ def test_a_call_that_shows_only_behind_a_stop_string_is_none() -> None:
     assert made.n_calls == 0
 
 
+def test_a_call_that_is_told_before_a_stop_string_counts_though_both_come_at_once() -> None:
+    made = transcript(FORM, "END")
+    written = '<tool_call>{"name": "add", "arguments": {"a": 1 <tool_call>{"name": "add", "arguments": {}}</tool_call> END ]'
+    _, parts, match = say(made, written)
+    assert match == "END"
+    assert [part for part in parts if isinstance(part, CallBegun)] == [CallBegun(0, "add")]
+    assert made.n_calls == 1
+
+
+def test_of_parts_that_others_have_read_those_behind_a_stop_string_do_not_count() -> None:
+    made = transcript(None, "END")
+    parts, match = made.push_parts([Content("so END"), CallBegun(0, "add")], 1)
+    assert (parts, match, made.n_calls) == ([Content("so ")], "END", 0)
+    made = transcript(None, "END")
+    made.push_parts([CallBegun(0, "add"), Arguments(0, "{}")], 1)
+    assert made.n_calls == 1
+
+
 def test_a_byte_of_a_character_at_the_end_is_not_lost() -> None:
     made = transcript(FORM)
     made.push(0xC3, can_stop=True)

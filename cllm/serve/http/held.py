@@ -35,7 +35,7 @@ class Held:
         self.n_bytes += n_bytes
         while self.n_bytes > N_BYTES_MAX and len(large := [one for one, n in self._of.items() if n > N_BYTES_LARGE]) > 1:
             largest = max(large, key=self._of.__getitem__)
-            why = "too much is held for clients that do not read, and for this one most"
+            why = "too much is held for clients that have not taken it, and for this one most"
             log.warning("answer.dropped", n_bytes=self._of[largest], n_bytes_of_all=self.n_bytes, why=why)
             largest.cut_off()
             self.drop(largest)
