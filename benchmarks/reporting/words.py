@@ -283,15 +283,16 @@ machine with AVX-512 0.91 and 1.18 of these times. There pieces four times as lo
 1.4 times as long at p99. At 8 they are of the same settings. Who has more tokens/s is not told apart: cLLM has 0.975 of `-no-kvu`'s (0.85
 to 1.12), 0.97 of those of `no prompt cache` (0.90 to 1.06), 1.02 of `-b 64`'s (0.98 to 1.07) and 1.04 of `-b 32`'s (0.95 to 1.14). It has
 1.13 times those of `-kvu` (1.04 to 1.21), whole answers at p50 and p99 after 0.88 and 0.87 of its time, first texts after 0.72 at p90 and
-1.20 times at p99 (0.92 to 1.55), and gaps that are 1.63 times as long at p90 (1.34 to 1.99) and 0.28 times at p99. Beside `-no-kvu` and
-`no prompt cache` first texts come at p50 after 1.39 and 1.62 times the time, and gaps at p99 are 0.37 and 0.36 times as long; beside
-`-b 64` first texts come at p50 after 1.19 times the time (0.98 to 1.45), and gaps are 1.20 times as long at p50, 0.69 at p90 and 0.78 at
-p99; beside `-b 32` first texts come at p50, p90 and p99 after 0.80 (0.62 to 1.03), 0.67 and 0.70 of its time, and gaps are 0.78 times as
-long at p50, 1.23 at p90 (0.94 to 1.63) and 1.34 at p99 (0.87 to 2.06). `no prompt cache`, which saves nothing on the host, takes 0.73 of
-cLLM's memory. In two pairs each cLLM had 1.06 (as it comes) and 1.29 times (`-kvu -b 64`) the tokens/s. The interval of `mixed` at 8 is
-wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another start,
-and in a simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the bare
-model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not kept.
+1.20 times at p99 (0.92 to 1.55), and gaps that are 1.63 times as long at p90 (1.34 to 1.99) and 0.28 times at p99; checks of types ran
+beside these pairs for some seconds. Beside `-no-kvu` and `no prompt cache` first texts come at p50 after 1.39 and 1.62 times the time, and
+gaps at p99 are 0.37 and 0.36 times as long; beside `-b 64` first texts come at p50 after 1.19 times the time (0.98 to 1.45), and gaps are
+1.20 times as long at p50, 0.69 at p90 and 0.78 at p99; beside `-b 32` first texts come at p50, p90 and p99 after 0.80 (0.62 to 1.03), 0.67
+and 0.70 of its time, and gaps are 0.78 times as long at p50, 1.23 at p90 (0.94 to 1.63) and 1.34 at p99 (0.87 to 2.06). `no prompt cache`,
+which saves nothing on the host, takes 0.73 of cLLM's memory. In two pairs each cLLM had 1.06 (as it comes) and 1.29 times (`-kvu -b 64`)
+the tokens/s. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's
+requests were not as slow in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within
+four percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are
+not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server import Server
+from benchmarks.serving import CALLS
 
 ROOT = str(Path(__file__).parents[2])
 SERVES = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
@@ -36,12 +38,15 @@ def test_what_a_server_left_running_does_not_keep_the_cores_from_the_next(tmp_pa
     assert not is_running(pid)
 
 
-def test_a_counted_server_ends_with_the_process_that_started_it() -> None:
-    answers = "from benchmarks.counted_server import _answer; from benchmarks.layers import Counter; _answer(Counter(()))"
+@pytest.mark.parametrize(("line", "tells_calls"), [(b"\n", False), (f"{CALLS}\n".encode(), True)])
+def test_a_counted_server_tells_what_it_is_asked_and_ends_with_the_process_that_started_it(line: bytes, *, tells_calls: bool) -> None:
+    modules = ("counted_server import _answer", "layers import Counter", "calls import Recorder")
+    answers = "; ".join([*(f"from benchmarks.{module}" for module in modules), "_answer(Counter(()), Recorder())"])
     asked = subprocess.run(
-        [sys.executable, "-c", answers], input=b"\n", capture_output=True, env={**os.environ, "PYTHONPATH": ROOT}, timeout=300, check=False
+        [sys.executable, "-c", answers], input=line, capture_output=True, env={**os.environ, "PYTHONPATH": ROOT}, timeout=300, check=False
     )
-    assert asked.stdout.startswith(b'{"counts"')
+    told = json.loads(asked.stdout)
+    assert set(told) == {"counts", "seconds", "cpu_s"} | ({"calls"} if tells_calls else set())
     assert asked.returncode == -signal.SIGTERM
 
 
