@@ -203,17 +203,23 @@ async def test_models_are_loaded_and_unloaded_where_the_operator_allows_it(serve
         assert (await api.post("/models/load", {"model": "c"})).status == 404
 
 
+async def unload_and_load_late(api: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Unload b; what is loaded from now on waits for the event."""
+    while (await api.post("/models/unload", {"model": "b"})).status != 200:  # noqa: ASYNC110 - as a client does
+        await trio.sleep(0.001)
+    go_on, load = threading.Event(), Backend.load
+
+    def load_late(self: Backend, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
+        assert go_on.wait(TEST_S)
+        return load(self, spec, on_progress)
+
+    monkeypatch.setattr(Backend, "load", load_late)
+    return go_on
+
+
 async def test_who_cannot_wait_for_a_load_to_be_undone_is_told_that_it_will_be(serve_several: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve_several("a", "b", enable_admin=True, load_wait_s=0.01) as api, trio.open_nursery() as nursery:
-        while (await api.post("/models/unload", {"model": "b"})).status != 200:  # noqa: ASYNC110 - as a client does
-            await trio.sleep(0.001)
-        go_on, load = threading.Event(), Backend.load
-
-        def load_late(self: Backend, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
-            assert go_on.wait(TEST_S)
-            return load(self, spec, on_progress)
-
-        monkeypatch.setattr(Backend, "load", load_late)
+        go_on = await unload_and_load_late(api, monkeypatch)
         nursery.start_soon(api.post, "/models/load", {"model": "b"})
         while (await api.get("/v1/models/b")).json["status"]["value"] != "loading":  # noqa: ASYNC110
             await trio.sleep(0.001)
@@ -248,15 +254,7 @@ async def test_who_is_about_to_be_answered_does_not_wait_for_himself_when_his_mo
 
 async def test_who_waits_in_vain_for_a_load_is_counted_as_refused(serve_several: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve_several("a", "b", enable_admin=True, load_wait_s=0.01) as api:
-        while (await api.post("/models/unload", {"model": "b"})).status != 200:  # noqa: ASYNC110 - as a client does
-            await trio.sleep(0.001)
-        go_on, load = threading.Event(), Backend.load
-
-        def load_late(self: Backend, spec: ModelSpec, on_progress: OnProgress) -> StepModel:
-            assert go_on.wait(TEST_S)
-            return load(self, spec, on_progress)
-
-        monkeypatch.setattr(Backend, "load", load_late)
+        go_on = await unload_and_load_late(api, monkeypatch)
         refused = await api.chat(model="b")
         go_on.set()
         assert (refused.status, refused.error["code"]) == (503, "loading")

@@ -90,6 +90,19 @@ class Backend(FakeBackend):
         return model
 
 
+def waiting_with(model: str) -> tuple[Backend, threading.Event, threading.Event]:
+    """A backend whose load of `model` sets the first event, and waits for the second."""
+    backend, begun, go_on = Backend(), threading.Event(), threading.Event()
+
+    def during_load(name: str) -> None:
+        if name == model:
+            begun.set()
+            assert go_on.wait(TEST_S)
+
+    backend.during_load = during_load
+    return backend, begun, go_on
+
+
 @attrs.frozen
 class Kept:
     """A keeper under test."""
@@ -820,15 +833,7 @@ async def test_draining_lets_every_model_end_what_it_has_and_turns_away_who_wait
 
 
 async def test_who_waits_to_unload_what_is_loading_does_not_hold_up_the_end(keep: Keep) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def during_load(name: str) -> None:
-        if name == "b":
-            begun.set()
-            assert go_on.wait(TEST_S)
-
-    backend = Backend()
-    backend.during_load = during_load
+    backend, begun, go_on = waiting_with("b")
     async with keep("a", "b", models_memory_mb=100, backend=backend) as kept, trio.open_nursery() as nursery:
         kept.tenant("b").n_bytes = 0  # so that nobody has to make room
         kept.keeper._want(kept.tenant("b"))
@@ -841,15 +846,7 @@ async def test_who_waits_to_unload_what_is_loading_does_not_hold_up_the_end(keep
 
 
 async def test_the_wish_to_unload_what_is_loading_outlives_who_had_it(keep: Keep) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def during_load(name: str) -> None:
-        if name == "b":
-            begun.set()
-            assert go_on.wait(TEST_S)
-
-    backend = Backend()
-    backend.during_load = during_load
+    backend, begun, go_on = waiting_with("b")
     async with keep("a", "b", models_memory_mb=100, backend=backend) as kept:
         kept.tenant("b").n_bytes = 0  # so that nobody has to make room
         kept.keeper._want(kept.tenant("b"))
