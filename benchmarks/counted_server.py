@@ -53,9 +53,8 @@ def _answer(counter: Counter, recorder: Recorder) -> None:
         told: dict[str, Any] = {"counts": counter.counts, "seconds": counter.seconds, "cpu_s": time.process_time()}
         if asked.decode().strip() == CALLS:
             told["calls"] = recorder.take()
-        os.write(
-            1, f"{json.dumps(told)}\n".encode()
-        )  # at once: print writes a line's end by itself, and the server announces itself meanwhile
+        line = f"{json.dumps(told)}\n".encode()
+        os.write(1, line)  # at once: print writes a line's end by itself, and the server announces itself meanwhile
     os.kill(os.getpid(), signal.SIGTERM)  # its parent has ended, maybe killed: nobody else would end it, and it would have the cores
 
 

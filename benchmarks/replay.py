@@ -1,8 +1,8 @@
 """Two stages of the ladder that tell what a served step costs by its batches from what it costs by what runs beside it.
 
-`recorded` is a served stage whose calls into llama.cpp are noted; `replay` makes them again in a bare loop (`benchmarks.calls`), in a
-process that does nothing else then, on a context that has had all calls before them too, so that the cells lie as they lay. That context
-has the weights that the bare loop has: models differ from load to load, and these two do not.
+Of a served stage the calls into llama.cpp are noted; `replay` makes them again in a bare loop (`benchmarks.calls`), in a process that does
+nothing else then, on a context that has had all calls before them too, so that the cells lie as they lay. That context has the weights that
+the bare loop has: models differ from load to load, and these two do not.
 """
 
 from __future__ import annotations

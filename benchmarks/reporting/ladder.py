@@ -131,8 +131,8 @@ def _ladder(run: Run) -> str:
 def _with_below(stages: Sequence[Run]) -> list[tuple[Run, Run]]:
     """Each stage but the floor, after the one that it is compared with; without that one, what stands beside the others has none."""
     by_name = {stage["name"]: stage for stage in stages}
-    pairs = [(below, stage) for below, stage in itertools.pairwise(stages) if stage["name"] not in BESIDE_OTHERS or "beside" in stage]
-    pairs = [(below, stage) for below, stage in pairs if stage["name"] != REPLAY]  # which tells of another's loss
+    layers = [stage for stage in stages if stage["name"] != REPLAY]  # which tells of another's loss
+    pairs = [(below, stage) for below, stage in itertools.pairwise(layers) if stage["name"] != BORDER or "beside" in stage]
     return [(by_name.get(stage.get("beside"), below), stage) for below, stage in pairs]
 
 

@@ -216,13 +216,10 @@ class TaggedBody:
         name = rest
         while mark := next((begin for begin in tags.calls_begins if name.startswith(begin)), ""):
             name = name[len(mark) :].lstrip()
-        if name != rest:
-            known = [tool for tool in self._tools if name.startswith(tool) or tool.startswith(name)]
-            if any(len(name) > len(tool) and not _IN_NAME.match(name, len(tool)) for tool in known):
-                return True
-            if known:
-                return None
-        return None if any(one.startswith(name) for one in (*tags.calls_ends, *tags.calls_begins)) else False
+        tools = self._tools if name != rest else ()
+        if any(name.startswith(tool) and len(name) > len(tool) and not _IN_NAME.match(name, len(tool)) for tool in tools):
+            return True
+        return None if any(one.startswith(name) for one in (*tags.calls_ends, *tags.calls_begins, *tools)) else False
 
     def _left_out(self, end: int) -> int | None:
         """Where a value ends before `end` though nothing says so: at an argument that is still to come, or at the call's end."""

@@ -599,10 +599,13 @@ def test_a_call_whose_own_end_was_left_out_does_not_take_the_next_one_for_its_va
 
 @pytest.mark.parametrize(("form", "written"), VALUE_WRITTEN)
 @pytest.mark.parametrize("behind", ["", "\n", " "])
-def test_a_value_may_quote_what_begins_a_call_of_a_function_that_there_is_not(form: CallFormat, written: str, behind: str) -> None:
+@pytest.mark.parametrize("name", ["nothing of ours", "add_all"])
+def test_a_value_may_quote_what_begins_a_call_of_a_function_that_there_is_not(
+    form: CallFormat, written: str, behind: str, name: str
+) -> None:
     assert form.tags is not None
     for begin in form.tags.calls_begins:
-        value = f"see {form.tags.after_value}{behind}{begin}nothing of ours> and on"
+        value = f"see {form.tags.after_value}{behind}{begin}{name}> and on"
         (_, arguments) = read(of(form), written.replace("{}", value))
         assert isinstance(arguments, Arguments)
         assert json.loads(arguments.fragment) == {"text": value}
