@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from quart import Response, g, has_request_context
@@ -13,6 +13,9 @@ from werkzeug.exceptions import MethodNotAllowed as WerkzeugMethodNotAllowed
 
 from cllm import errors
 from cllm.errors import ContextExceeded, RequestError
+
+# What would come to the same end, at the same price: a step that fails with this request alone may have killed the model's process.
+_FAILS_AGAIN: Final = frozenset({"step_failed", "grammar_failed", "answer_unread", "invalid_logits", "invalid_vector", "tokens_overflow"})
 
 ErrorShape: TypeAlias = Callable[[RequestError], dict[str, Any]]
 
@@ -90,6 +93,8 @@ def response_of(error: RequestError, shape: ErrorShape, headers: dict[str, str] 
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         response.headers["Retry-After"] = str(whole_seconds(retry_after_s))
+    if error.status == 501 or error.code in _FAILS_AGAIN:  # OpenAI's and Anthropic's packages ask three times for whatever is a 5xx
+        response.headers["x-should-retry"] = "false"
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

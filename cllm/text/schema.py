@@ -81,6 +81,7 @@ def prepared(text: str) -> Schema:
     for n_parts, (node, pointer) in enumerate(reachable(schema)):
         if n_parts >= N_PARTS_MAX:
             raise GrammarInvalid(f"the schema has more than {N_PARTS_MAX} parts", pointer)
+        _require_tag(schema, node, pointer)
         _prepare(node, pointer)
     _check_n_items(schema)
     check_meeting(schema)
@@ -135,6 +136,23 @@ def _first_items(node: Schema) -> list[Any]:
 
 
 # --- what a part may say -----------------------------------------------------------------------------------------------
+
+
+def _require_tag(root: Schema, node: Schema, pointer: str) -> None:
+    """Have alternatives name the property that tells them apart: where it has a default, pydantic leaves it out of `required`.
+
+    That narrows what may be said, so that every answer still fits.
+    """
+    told = node.get("discriminator")
+    name = told.get("propertyName") if isinstance(told, dict) else None
+    alternatives = node.get("oneOf")
+    for one in alternatives if isinstance(alternatives, list) else ():
+        meant = target(root, one["$ref"], pointer)[0] if isinstance(one, dict) and isinstance(one.get("$ref"), str) else one
+        if not isinstance(meant, dict) or not isinstance(meant.get("properties"), dict) or name not in meant["properties"]:
+            continue
+        required = meant.get("required", [])
+        if isinstance(required, list) and name not in required:
+            meant["required"] = [*required, name]
 
 
 def _prepare(node: Schema, pointer: str) -> None:

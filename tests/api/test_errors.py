@@ -320,6 +320,7 @@ async def test_503_while_draining_and_when_the_queue_is_full(serve: Any, surface
             running.leave()
         check(surface, full, 503, "queue")
         assert int(full.headers["Retry-After"]) >= 1
+        assert "x-should-retry" not in full.headers
         api.running.engine.drain()
         draining = await api.post(surface.path, surface.body("x"))
         check(surface, draining, 503, "draining")

@@ -345,3 +345,27 @@ async def test_a_silent_stream_carries_no_line_that_is_not_json(serve: Any) -> N
     async with serve(slow, sse_ping_s=0.005) as api:
         told = lines(await api.post("/api/chat", chat(options={"num_predict": 4})))
     assert told[-1]["done"] is True
+
+
+async def test_roles_are_read_as_ollama_and_its_clients_write_them_and_what_was_thought_is_the_next_turns(serve: Any) -> None:
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "USER", "content": "why?"},
+        {"role": "thinking", "content": "hm"},
+        {"role": "assistant", "content": "Because."},
+        {"role": "thinking", "content": "left over"},
+        {"role": "user", "content": "and?"},
+    ]
+    body = ChatRequest(messages=[Message(**turn) for turn in turns])
+    assert chat_conversation(body, can_go_on=True).messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "why?"},
+        {"role": "assistant", "content": "Because.", "reasoning_content": "hm"},
+        {"role": "user", "content": "and?"},
+    ]
+    async with serve() as api:
+        assert (await api.post("/api/chat", chat(messages=turns, stream=False))).status == 200
+        alone = await api.post("/api/chat", chat(messages=turns[2:3]))
+        unknown = await api.post("/api/chat", chat(messages=[{"role": "narrator", "content": "x"}]))
+    assert (alone.status, "messages" in alone.error) == (400, True)
+    assert (unknown.status, unknown.error.startswith("messages[0].role: expected one of system,")) == (400, True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cllm.api.openai.messages import is_object
+from cllm.api.openai.messages import arguments_told
 from cllm.api.openai.responses import routes
 from cllm.api.openai.responses.requests import Item, Part
 from cllm.api.openai.responses.store import N_BYTES_OBJECT, ResponseStore
@@ -209,13 +209,14 @@ async def test_a_response_is_seen_by_the_key_that_made_it_alone(serve: Any) -> N
         assert (await api.get(path)).status == 401
 
 
-async def test_an_item_that_is_kept_may_be_referred_to(serve: Any) -> None:
+@pytest.mark.parametrize("kind", [{"type": "item_reference"}, {}])
+async def test_an_item_that_is_kept_may_be_referred_to(serve: Any, kind: dict[str, str]) -> None:
     said, more = {"role": "user", "content": "hello"}, {"role": "user", "content": "and then?"}
     listener = Listener()
     async with serve(listener.model) as api:
         (item,) = (await api.post("/v1/responses", {"input": [said]})).json["output"]
-        referred = await api.post("/v1/responses", {"input": [said, {"type": "item_reference", "id": item["id"]}, more]})
-        again = await api.post("/v1/responses", {"input": [said, {"type": "item_reference", "id": item["id"]}, more, more]})
+        referred = await api.post("/v1/responses", {"input": [said, {**kind, "id": item["id"]}, more]})
+        again = await api.post("/v1/responses", {"input": [said, {**kind, "id": item["id"]}, more, more]})
         await api.post("/v1/responses", {"input": [said, item, more]})
     assert (referred.status, again.status) == (200, 200)
     assert "<turn>assistant\nGood day.<end>" in listener.prompts[1]
@@ -361,12 +362,13 @@ async def test_a_call_that_was_cut_may_be_gone_on_from_and_one_that_is_wrong_is_
         asked = {"input": "x", "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 43, "seed": 1}
         cut = (await api.post("/v1/responses", asked)).json
         (item,) = cut["output"]
-        assert (item["type"], item["status"], is_object(item["arguments"])) == ("function_call", "incomplete", False)
+        assert (item["type"], item["status"], arguments_told(item["arguments"])) == ("function_call", "incomplete", "{}")
         unsaid = {name: value for name, value in item.items() if name != "status"}
-        echoes = ({"input": [one, {"role": "user", "content": "go on"}]} for one in (item, unsaid))
+        elsewhere = {**item, "status": "completed"}
+        echoes = ({"input": [one, {"role": "user", "content": "go on"}]} for one in (item, unsaid, elsewhere))
         for more in ({"previous_response_id": cut["id"], "input": "go on"}, *echoes):
             assert (await api.post("/v1/responses", {**more, "max_output_tokens": 4})).status == 200
-        wrong = {**item, "status": "completed"}
+        wrong = {**item, "arguments": "[1]"}
         answer = await api.post("/v1/responses", {"input": [{"role": "user", "content": "x"}, wrong]})
     assert (answer.status, answer.error["param"]) == (400, "input[1].arguments")
 
@@ -586,6 +588,7 @@ async def test_a_conversation_that_began_at_openai_goes_on_without_what_its_serv
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "x"}]}}, "tool_choice.tools"),
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+        ({"input": [{"id": "msg_x"}]}, "input[0].id"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),

@@ -109,6 +109,7 @@ async def test_a_failure_before_the_first_token_is_a_status(serve: Any, stream: 
     async with serve(failing(0)) as api:
         answer = await api.chat(stream=stream)
         assert (answer.status, answer.error["type"], answer.error["code"]) == (500, "server_error", "step_failed")
+        assert answer.headers["x-should-retry"] == "false"
         native = await api.post("/generate_stream" if stream else "/generate", {"prompt": "x"})
         assert (native.status, native.json["success"]) == (500, False)
         assert b"fan" not in answer.body + native.body

@@ -138,7 +138,8 @@ async def test_without_parallel_calls_the_answer_is_over_with_the_first(serve: A
         assert answer.finish() == ("tool_calls", None)
 
 
-async def test_with_tool_choice_none_the_tools_are_not_told_and_nothing_is_called(serve: Any) -> None:
+@pytest.mark.parametrize("choice", ["none", {"type": "none"}])  # Cursor writes the words so
+async def test_with_tool_choice_none_the_tools_are_not_told_and_nothing_is_called(serve: Any, choice: Any) -> None:
     prompts: list[str] = []
 
     def answered(prompt: str) -> str:
@@ -146,7 +147,7 @@ async def test_with_tool_choice_none_the_tools_are_not_told_and_nothing_is_calle
         return TWO
 
     async with serve(ScriptedModel(answered, template=TOOL_TEMPLATE)) as api:
-        answer = await api.chat(tools=TOOLS, tool_choice="none", max_tokens=500)
+        answer = await api.chat(tools=TOOLS, tool_choice=choice, max_tokens=500)
     assert answer.text() == TWO
     assert answer.finish() == ("stop", None)
     assert "weather" not in prompts[0]
@@ -446,6 +447,29 @@ async def test_the_older_names_of_calls_and_results_are_understood(serve: Any) -
     assert "<turn>tool\nsunny<end>" in prompt
 
 
+async def test_a_call_that_was_cut_stays_in_the_conversation_without_its_arguments(serve: Any) -> None:
+    asked = {"role": "user", "content": "weather?"}
+    async with serve(says(TWO)) as api:
+        cut = (await api.chat(tools=TOOLS, tool_choice="required", max_tokens=55, seed=1)).json["choices"][0]["message"]
+        (call,) = cut["tool_calls"]
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(call["function"]["arguments"])
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "cut short"}
+        assert f'"name": "{call["function"]["name"]}", "arguments": {{}}' in await prompt_of(api, [asked, cut, result])
+        answer = await api.post("/v1/chat/completions", {"messages": [asked, cut, result, asked], "tools": TOOLS, "max_tokens": 3})
+    assert answer.status == 200
+
+
+async def test_of_an_image_that_a_tool_gave_the_model_is_told_and_one_of_the_users_is_refused(serve: Any) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}
+    given = [{"type": "text", "text": "The page:"}, image, {"type": "file", "file": {}}]
+    async with serve(says("")) as api:
+        prompt = await prompt_of(api, [*CONVERSATION[:-1], {**CONVERSATION[-1], "content": given}])
+        refused = await api.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [image]}]})
+    assert "The page:\n(an image, which cannot be seen here)\n(a file, which cannot be read here)<end>" in prompt
+    assert (refused.status, refused.error["param"]) == (400, "messages[0].content[0].type")
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -479,6 +503,7 @@ BAD_PATTERN = {"type": "object", "properties": {"x": {"pattern": "("}}}
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": 5}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": {"type": "required"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "moon"}}}, "tool_choice.function.name"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [tool("moon")]}}},
@@ -516,7 +541,7 @@ async def test_a_schema_that_no_grammar_holds_is_no_reason_to_refuse_where_nothi
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}, "tool_calls[0].function.arguments"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "no JSON"}}]}, "tool_calls[0].function.arguments"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]}, "tool_calls[0].function.arguments"),
         ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, "tool_calls[0].function.name"),
         ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),

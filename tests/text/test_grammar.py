@@ -21,6 +21,15 @@ from tests.text.conftest import allowed, compiled, takes
 
 CASES = cases()
 CAT, DOG = ({"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in ("cat", "dog"))
+AGED = {"age": {"type": "integer"}}
+UNION = {  # as pydantic writes one whose tags have defaults
+    "$defs": {
+        name: {"type": "object", "properties": {"kind": {"const": kind, "default": kind}, **AGED}, "required": ["age"]}
+        for name, kind in (("Cat", "cat"), ("Dog", "dog"))
+    },
+    "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+    "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"}},
+}
 PETS = {"$defs": {"Cat": CAT, "Dog": DOG}, "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}]}
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node", "description": "the next one", "x-order": 1}}}
 
@@ -122,6 +131,8 @@ def test_what_cannot_be_held_to_is_refused_with_its_place(case: Any) -> None:
         (PETS, '{"kind": "dog"}', True),
         (PETS, '{"kind": "cow"}', False),
         ({**PETS, "discriminator": {"propertyName": "kind"}}, '{"kind": "cat"}', True),
+        (UNION, '{"kind": "cat", "age": 5}', True),
+        (UNION, '{"age": 5}', False),
         ({"oneOf": [{"type": "string"}, CAT, {"allOf": [DOG]}, {"const": 5}]}, '{"kind": "dog"}', True),
         ({"oneOf": [{"const": 1, "title": "low"}, {"const": 2, "title": "high"}]}, "2", True),
         ({"oneOf": [{"const": 1}, {"const": True}]}, "true", True),

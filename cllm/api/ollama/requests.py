@@ -80,10 +80,14 @@ class Call(msgspec.Struct):
     id: str | None = None
 
 
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool"}
+THOUGHT = "thinking"  # the role that Continue gives to what the model thought, before what it said then
+
+
 class Message(msgspec.Struct):
     """One turn of a conversation."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: str  # however it is written
     content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
@@ -144,7 +148,7 @@ def generate_conversation(body: GenerateRequest) -> Conversation:
 
 def chat_conversation(body: ChatRequest, *, can_go_on: bool) -> Conversation:
     """What is to be answered; a last turn of the assistant's is gone on from where the model can be told to. Raises: InvalidRequest."""
-    messages = _with_ids([_message(message, f"messages[{i}]") for i, message in enumerate(body.messages or [])])
+    messages = _with_ids(_turns(body.messages or []))
     last = messages[-1] if messages else {}
     goes_on = can_go_on and last.get("role") == "assistant" and bool(last["content"]) and not last.get("tool_calls")
     return Conversation(
@@ -190,10 +194,31 @@ def _thinking(body: CommonFields) -> Thinking:
     return Thinking(enabled=body.think, names=names)
 
 
-def _message(message: Message, place: str) -> dict[str, Any]:
+def _turns(messages: list[Message]) -> list[dict[str, Any]]:
+    """The turns; what was thought by itself is the next one's, if that is the assistant's."""
+    turns: list[dict[str, Any]] = []
+    thought = ""
+    for i, message in enumerate(messages):
+        role = message.role.lower()
+        if role == THOUGHT:
+            thought = message.content or ""
+            continue
+        turn = _message(message, ROLES.get(role), f"messages[{i}]")
+        if thought and role == "assistant":
+            turn.setdefault("reasoning_content", thought)
+        thought = ""
+        turns.append(turn)
+    if messages and not turns:
+        raise InvalidRequest(f"messages: there is no turn but {THOUGHT}", param="messages")
+    return turns
+
+
+def _message(message: Message, role: str | None, place: str) -> dict[str, Any]:
+    if role is None:
+        raise InvalidRequest(f"{place}.role: expected one of {', '.join([*ROLES, THOUGHT])}", param=f"{place}.role")
     if message.images:
         raise InvalidRequest(f"{place}.images: this model takes text alone", param=f"{place}.images")
-    turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    turn: dict[str, Any] = {"role": role, "content": message.content or ""}
     known = {"reasoning_content": message.thinking, "name": message.tool_name, "tool_call_id": message.tool_call_id}
     turn.update({name: value for name, value in known.items() if value})
     if message.tool_calls:

@@ -19,6 +19,11 @@ ROLES = {  # developer is OpenAI's newer name, function its older one
 }
 
 
+# What tools gave, which the model asked for: to refuse it would end the conversation, of which it stays a part.
+_IMAGE, _FILE = "(an image, which cannot be seen here)", "(a file, which cannot be read here)"
+NOT_SEEN = {"image_url": _IMAGE, "input_image": _IMAGE, "file": _FILE, "input_file": _FILE}
+
+
 class Part(msgspec.Struct):
     """A part of a message's content."""
 
@@ -88,22 +93,27 @@ def _call(called: Called, call_id: str | None, place: str) -> dict[str, Any]:
 
 
 def _arguments(called: Called, place: str) -> str:
-    if called.arguments is None or called.arguments == "":
-        return "{}"
     if isinstance(called.arguments, dict):
         return msgspec.json.encode(called.arguments).decode()
-    if not is_object(called.arguments):
+    arguments = arguments_told(called.arguments or "")
+    if arguments is None:
         raise InvalidRequest(f"{place}.arguments: expected a JSON object as text", param=f"{place}.arguments")
-    return called.arguments
+    return arguments
 
 
-def is_object(text: str) -> bool:
-    """Whether it is a JSON object as text, as arguments of calls are."""
+def arguments_told(text: str) -> str | None:
+    """The arguments of an earlier call as text of a JSON object; None: they are something else.
+
+    Of a call that was cut in them, as ours are by `max_tokens`, there are none. It stays a part of the conversation, which would end here
+    if it were refused: clients send all of it again with every turn.
+    """
     try:
-        msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return False
-    return True
+        return text if isinstance(msgspec.json.decode(text), dict) else None
+    except msgspec.DecodeError:
+        begun = text.lstrip()
+        return "{}" if not begun or begun.startswith("{") else None
+    except (UnicodeEncodeError, RecursionError):
+        return None
 
 
 def _content(message: Message, place: str) -> str | None:
@@ -113,11 +123,15 @@ def _content(message: Message, place: str) -> str | None:
         if message.role == "assistant":  # one that only called tools
             return message.refusal or ""
         raise InvalidRequest(f"{place}.content: it is missing", param=f"{place}.content")
-    return "\n".join([_part(part, f"{place}.content[{i}]") for i, part in enumerate(message.content)])  # as llama.cpp joins them
+    of_tool = ROLES.get(message.role) == "tool"
+    # as llama.cpp joins them
+    return "\n".join([_part(part, f"{place}.content[{i}]", given_by_tool=of_tool) for i, part in enumerate(message.content)])
 
 
-def _part(part: Part, place: str) -> str:
-    if part.type not in ("text", "input_text", "refusal"):
+def _part(part: Part, place: str, *, given_by_tool: bool) -> str:
+    if given_by_tool and part.type in NOT_SEEN:
+        return NOT_SEEN[part.type]
+    if part.type not in ("text", "input_text", "output_text", "refusal"):
         raise InvalidRequest(f"{place}: this model takes text, not {part.type[:40]!r}", param=f"{place}.type")
     text = part.refusal if part.type == "refusal" else part.text
     if text is None:

@@ -89,6 +89,8 @@ def toolbox_of(fields: ToolingFields) -> Toolbox:
         return Toolbox(tools=tools, use=_use(choice, tools), parallel=parallel)
     if choice is None:
         return Toolbox(tools=tools, parallel=parallel)
+    if choice.type in {use.value for use in ToolUse}:  # as Cursor sends it
+        return Toolbox(tools=tools, use=_use(choice.type, tools), parallel=parallel)
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
         return _allowed(choice.allowed_tools, tools, parallel=parallel)
     if choice.type != "function" or choice.function is None:

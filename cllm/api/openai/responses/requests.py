@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from cllm.api.conversation import Conversation
-from cllm.api.openai.messages import is_object
+from cllm.api.openai.messages import NOT_SEEN, arguments_told
 from cllm.api.openai.responses.functions import ToolChoice, ToolFields, full_name, toolbox_of
 from cllm.api.sampling_fields import Limit, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
@@ -19,7 +19,6 @@ from cllm.api.wire import NULL, is_nothing
 from cllm.errors import InvalidRequest, NotSupported
 from cllm.text.thinking import Thinking
 
-MAY_BE_CUT = ("incomplete", None)  # the status of a call: some clients leave it out
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -141,9 +140,14 @@ def input_items(body: CreateRequest, item_of: Callable[[str], Item | None]) -> t
     return items
 
 
+def is_reference(item: Item) -> bool:
+    """Whether it only says which item is meant; such a one may leave out its type, and then has an id alone."""
+    return item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
+
+
 def _meant(item: Item, place: str, item_of: Callable[[str], Item | None], referred: set[str]) -> Item:
     """The item itself, or the kept one that it stands for: once, or a short body would be as long as somebody likes."""
-    if item.type != "item_reference":
+    if not is_reference(item):
         return item
     if item.id in referred:
         raise InvalidRequest(f"{place}.id: {str(item.id)[:100]!r} is referred to twice", param=f"{place}.id")
@@ -193,19 +197,15 @@ def _check(item: Item, place: str) -> None:
         if getattr(item, name) is None:
             raise InvalidRequest(f"{place}.{name}: it is missing", param=f"{place}.{name}")
     text = item.arguments
-    if kind == "function_call" and not (isinstance(text, str) and (item.status in MAY_BE_CUT or is_object(text or "{}"))):
+    if kind == "function_call" and (not isinstance(text, str) or arguments_told(text) is None):
         raise InvalidRequest(f"{place}.arguments: expected a JSON object as text", param=f"{place}.arguments")
     for name in ("content", "output"):
         parts = getattr(item, name)
         for i, part in enumerate(parts if isinstance(parts, list) else ()):
             is_text = any(text is not None for text in (part.text, part.refusal, part.encrypted_content))
-            if not is_text and not (name == "output" and part.type in _NOT_SEEN):
+            if not is_text and not (name == "output" and part.type in NOT_SEEN):
                 where = f"{place}.{name}[{i}]"
                 raise InvalidRequest(f"{where}: this model takes text, not {part.type[:40]!r}", param=where)
-
-
-# What tools gave, which the model asked for: to refuse it would end the conversation, of which it stays a part.
-_NOT_SEEN = {"input_image": "(an image, which cannot be seen here)", "input_file": "(a file, which cannot be read here)"}
 
 
 _SEAL = "cllm:"  # what OpenAI's servers have encrypted does not begin so
@@ -227,7 +227,8 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
     for item in items:
         match item.type:
             case "function_call":
-                function = {"name": full_name(item.namespace, item.name or ""), "arguments": _arguments(item)}
+                arguments = arguments_told(item.arguments) if isinstance(item.arguments, str) else None
+                function = {"name": full_name(item.namespace, item.name or ""), "arguments": arguments or "{}"}
                 _assistant(turns).setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
             case "function_call_output":
                 turns.append({"role": "tool", "tool_call_id": item.call_id, "content": [_text(item.output)]})
@@ -243,12 +244,6 @@ def messages_of(items: Iterable[Item]) -> list[dict[str, Any]]:
     return [turn | {"content": "\n".join([text for text in turn["content"] if text])} for turn in turns]
 
 
-def _arguments(item: Item) -> str:
-    """As text of an object; of a call that was cut in them there are none."""
-    text = item.arguments if isinstance(item.arguments, str) and item.arguments else "{}"
-    return text if item.status not in MAY_BE_CUT or is_object(text) else "{}"
-
-
 def _assistant(turns: list[dict[str, Any]]) -> dict[str, Any]:
     """The assistant's turn that is under way, or a new one."""
     if not turns or turns[-1]["role"] != "assistant":
@@ -259,7 +254,7 @@ def _assistant(turns: list[dict[str, Any]]) -> dict[str, Any]:
 def _text(content: str | list[Part] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join([part.text or part.refusal or part.encrypted_content or _NOT_SEEN.get(part.type, "") for part in content])
+    return "\n".join([part.text or part.refusal or part.encrypted_content or NOT_SEEN.get(part.type, "") for part in content])
 
 
 # --- what it stands for ------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ async def answer(context: Context, store: ResponseStore, body: CreateRequest, se
     asked = context.wanted(body, model, max_tokens=None)
     key, now = g.key, time.monotonic()
     given = body.input if isinstance(body.input, list) else []
-    references = [item.id for item in given if item.type == "item_reference" and item.id is not None] if len(given) <= model.n_ctx else []
+    references = [item.id for item in given if requests.is_reference(item) and item.id is not None] if len(given) <= model.n_ctx else []
     kept = {item_id: store.item(item_id, key=key, now=now) for item_id in references}
     inputs = await prompts.of_turns(model, given, lambda: _with_ids(requests.input_items(body, kept.get)))
     items = (*_said_before(store, body), *inputs)
