@@ -100,10 +100,10 @@ class Sequence:
     phase: Phase = Phase.WAITING
     slot: int = 0  # meaningful only while cells are held (PREFILL, DECODE)
     n_computed: int = 0
-    prefill_from: int = 0  # rows of prompts that had ever been computed when it was first admitted
-    waits_from: int = 0  # and when it was admitted last
+    prefill_from: int = 0  # rows of prompts that had ever been computed when it was first admitted, and its own since then
+    waits_from: int = 0  # the same since it was admitted last
     n_cached: int = 0  # of the prompt's tokens, those that were not computed for it
-    n_shared: int = 0  # cells that it did not compute when it was admitted last
+    n_shared: int = 0  # cells that it found when it was admitted last, those that it had computed before it gave way among them
     miss: Miss | None = None  # why not all of its prompt was known when it was first admitted; from position `n_cached` on
     may_share: bool = True
     may_keep: bool = True  # whether its cells are for others, too, and for those who come when it has ended

@@ -186,7 +186,10 @@ class StepScheduler(Scheduler):
             self.memory.prefilled(sequence, n_rows)
             sequence.timeline.prefill(now, n_rows)
             # Of one that was preempted, the last row is that of a drawn token, which nobody has computed before.
-            self.totals.n_prefill_rows += n_rows - (sequence.n_generated > 0 and not n_owed(sequence))
+            n_counted = n_rows - (sequence.n_generated > 0 and not n_owed(sequence))
+            self.totals.n_prefill_rows += n_counted
+            sequence.prefill_from += n_counted  # it has not waited for its own
+            sequence.waits_from += n_counted
         if plan.scorings:
             self._tell_scores(plan.scorings, output.scores, events)
         logprobs = output.logprobs

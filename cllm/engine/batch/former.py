@@ -330,16 +330,15 @@ def _slot(sequence: Sequence) -> int:
 
 
 def _prefill_rank(n_prefilled: int, sequence: Sequence) -> tuple[int, bool, float, int]:
-    """Within a priority a key with fewer places for its weight goes first, then the prompt that owes the fewest rows: all wait least.
+    """Within a priority a key with fewer places for its weight goes first, then the prompt with the fewest rows left: all wait least.
 
-    Each prompt row that is computed, of whichever prompt, makes those admitted before it older by one. So a prompt is overtaken only by
-    ones that were admitted before as many rows were computed as it owed when it came: a long one waits, but not for ever. Its own rows
-    count once, as rows: beside nobody else's, a newcomer goes first if it owes less than the other has left. Nor does one of a key that
-    has many places wait for ever: it goes first when it has waited inside for many times as much as it owes.
+    Each prompt row that is computed makes the others that are in older by one. So a prompt is overtaken only by ones that were admitted
+    before as many rows of others were computed as it has left: a long one waits, but not for ever. Nor does one of a key that has many
+    places: it goes first when it has waited inside for many times as much as it owes.
     """
     n_left = len(sequence.tokens) - sequence.n_computed
     is_in_time = n_prefilled - sequence.waits_from <= LATE * max(n_left, N_LATE_LEAST)
-    return sequence.order[0], is_in_time, sequence.account.load, sequence.prefill_from + len(sequence.tokens) - sequence.n_shared
+    return sequence.order[0], is_in_time, sequence.account.load, sequence.prefill_from + n_left
 
 
 def goes_before(n_prefilled: int, prompt: Sequence, newcomer: Sequence, n_newcomer: int) -> bool:
