@@ -31,6 +31,7 @@ _N_SLOTS_WITH_STATE: Final = 8  # where each slot costs a state or a window of i
 N_TOKENS_OWN: Final = 8192  # of one input, if memory allows, for a model that does nothing else; OpenAI's limit
 N_TOKENS_BESIDE: Final = 2048  # for one that has cells to generate with
 _N_TOKENS_LEAST: Final = 512
+_N_CELLS_BESIDE: Final = 512  # so many more, so that a short input need not wait for the end of the longest
 _SHARE_OF_MEMORY: Final = 8  # the cells take one part in so many of what is free
 _N_BYTES_OF_LOGITS: Final = 128 << 20  # llama.cpp keeps logits of every row, though nobody asks for them; where an input may be cut
 _N_ROWS: Final = (32, 512)  # of one step, where an input may be cut
@@ -41,6 +42,7 @@ class Sizes:
     """What a context for vectors is made for."""
 
     n_tokens_max: int
+    n_cells: int
     n_rows_max: int
     n_slots: int
     can_split: bool
@@ -55,12 +57,12 @@ def sizes_of(spec: ModelSpec, facts: Facts, n_vocab: int, *, n_usual: int, free_
     if facts.sees_ahead:
         fitting = int(free_bytes / _SHARE_OF_MEMORY) // (4 * n_vocab)  # llama.cpp has logits of every row here, too
         n = max(1, min(facts.info.n_ctx_train, spec.n_rows_max, spec.n_cells or max(_N_TOKENS_LEAST, fitting)))
-        return Sizes(n_tokens_max=n, n_rows_max=n, n_slots=_N_SLOTS, can_split=False)
+        return Sizes(n_tokens_max=n, n_cells=n, n_rows_max=n, n_slots=_N_SLOTS, can_split=False)
     fitting = settings.n_cells_in(free_bytes / _SHARE_OF_MEMORY, spec, facts)
     n_tokens = min(facts.info.n_ctx_train, spec.n_cells or max(_N_TOKENS_LEAST, min(n_usual, fitting)))
     least, most = _N_ROWS
     n_rows = min(max(_N_BYTES_OF_LOGITS // (4 * n_vocab) // least * least, least), most, spec.n_rows_max, n_tokens)
-    return Sizes(n_tokens_max=n_tokens, n_rows_max=n_rows, n_slots=n_slots, can_split=True)
+    return Sizes(n_tokens_max=n_tokens, n_cells=n_tokens + _N_CELLS_BESIDE, n_rows_max=n_rows, n_slots=n_slots, can_split=True)
 
 
 def make_embedder(
@@ -87,7 +89,7 @@ def make_embedder(
         raise LoadFailed(f"{spec.path}: no context for vectors: {errors[0] if errors else 'no memory'}")
     parts.callback(lib.llama_free, context)
     adapters.activate(context)
-    cells_bytes = int(settings.bytes_per_cell(spec, facts) * sizes.n_tokens_max) if lib.llama_get_memory(context) else 0
+    cells_bytes = int(settings.bytes_per_cell(spec, facts) * sizes.n_cells) if lib.llama_get_memory(context) else 0
     info = attrs.evolve(facts.info, cells_bytes=cells_bytes)
     embedder = LlamaEmbedder(lib, model, context, info, sizes, pooling, vocabulary, gpu=gpu)
     try:
@@ -105,7 +107,7 @@ def _pooling(spec: ModelSpec, facts: Facts) -> Pooling:
 
 
 def _context_params(lib: Any, spec: ModelSpec, facts: Facts, sizes: Sizes, pooling: Pooling, *, gpu: bool) -> Any:
-    cells = attrs.evolve(spec, n_cells=sizes.n_tokens_max, n_rows_max=sizes.n_rows_max, n_rows_physical=sizes.n_rows_max)
+    cells = attrs.evolve(spec, n_cells=sizes.n_cells, n_rows_max=sizes.n_rows_max, n_rows_physical=sizes.n_rows_max)
     params = settings.context_params(lib, cells, facts, free_bytes=0, gpu=gpu)
     params.n_seq_max = sizes.n_slots
     params.n_outputs_max = max(sizes.n_rows_max, sizes.n_slots)
@@ -145,7 +147,7 @@ class LlamaEmbedder:
         self.pooling = pooling
         self.n_embd: int = 1 if pooling is Pooling.RANK else lib.llama_model_n_embd_out(model)
         self.n_tokens_max = sizes.n_tokens_max
-        self.n_cells: int = sizes.n_tokens_max
+        self.n_cells = sizes.n_cells
         self.n_slots = sizes.n_slots
         self.n_rows_max = sizes.n_rows_max
         self.can_split = sizes.can_split and bool(self._memory) and bool(lib.llama_get_causal_attn(context))

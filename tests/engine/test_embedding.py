@@ -285,3 +285,30 @@ def test_vectors_of_which_a_row_is_missing_are_nobodys() -> None:
     run(scheduler, embedder)
     for job, tokens in zip(jobs, ([97, 98], [99, 100, 101]), strict=True):
         assert job.vectors[0] == pytest.approx(alone(tokens, Pooling.MEAN))
+
+
+def test_an_input_leaves_no_room_to_one_for_which_there_is_no_memory() -> None:
+    embedder = FakeEmbedder(n_cells=512)
+    scheduler = EmbedScheduler(embedder)
+    scheduler.submit([[97] * 400] * 3)
+    sizes = []
+    while (plan := scheduler.plan(128)) is not None:
+        sizes.append(plan.batch.n_rows)
+        scheduler.apply(plan, compute(embedder, plan))
+    assert sizes == [128, 128, 128, 16] * 3
+
+
+def test_a_short_text_of_another_key_begins_in_the_next_step_where_long_ones_leave_it_cells() -> None:
+    embedder = FakeEmbedder(n_cells=512)
+    scheduler = EmbedScheduler(embedder, Accounts())
+    scheduler.submit([[97] * 400] * 4, "bulk")
+    for _ in range(3):
+        plan = scheduler.plan(16)
+        assert plan is not None
+        scheduler.apply(plan, compute(embedder, plan))
+    quiet = scheduler.submit([[98] * 60], "quiet")
+    n_steps = 0
+    while not quiet.is_over and (plan := scheduler.plan(16)) is not None:
+        n_steps += 1
+        scheduler.apply(plan, compute(embedder, plan))
+    assert n_steps <= 5

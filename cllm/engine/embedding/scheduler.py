@@ -134,7 +134,7 @@ class EmbedScheduler:
     def plan(self, n_rows: int) -> EmbedPlan | None:
         """Form a step of about `n_rows` rows; more where a single input cannot be split. None when nothing waits.
 
-        Begun inputs go first, the one with the least left before the others; a long one leaves half of the room to those that wait.
+        Begun inputs go first, the one with the least left before the others; a long one leaves half of the room to one that could begin.
         """
         self._sweep()
         batch, n_room = self._batch, min(n_rows, self._n_rows_max)
@@ -142,7 +142,7 @@ class EmbedScheduler:
         parts: list[tuple[Input, int]] = []
         for one in sorted(self._begun, key=_n_left):
             if n_room > 0:
-                n_room -= self._add(one, -(-n_room // 2) if self._waiting and not one.alone else n_room, parts)
+                n_room -= self._add(one, -(-n_room // 2) if not one.alone and self._could_begin() else n_room, parts)
         while n_room > 0 and not (parts and parts[0][0].alone) and (newcomer := self._next(n_room, is_first=not parts)) is not None:
             n_room -= self._add(newcomer, n_room, parts)
         if not parts:
@@ -208,6 +208,11 @@ class EmbedScheduler:
         for one in [one for one in self._begun if one.job.is_over]:
             self._free(one)
         self._waiting.keep(lambda one: not one.job.is_over)
+
+    def _could_begin(self) -> bool:
+        """Whether the next input in turn has room in memory, and may be in a step beside others."""
+        one = self._waiting.first()
+        return one is not None and bool(self._free_slots) and not one.alone and len(one.tokens) <= self._n_cells_free
 
     def _next(self, n_room: int, *, is_first: bool) -> Input | None:
         """Begin with the next input in turn, if it has room in the step and in memory."""

@@ -19,6 +19,7 @@ class _Line(Generic[T]):
 
     account: Account
     lists: deque[deque[T]] = attrs.field(factory=deque)
+    n_taken: int = 0  # items that had their turn; of keys that were served alike, the one with fewer is next
 
 
 class Turns(Generic[T]):
@@ -66,6 +67,7 @@ class Turns(Generic[T]):
             return
         line = self._next_line()
         line.account.charge(cost)
+        line.n_taken += 1
         items = line.lists.popleft()
         items.popleft()
         if items:
@@ -92,5 +94,5 @@ class Turns(Generic[T]):
             del self._lines[line.account.key]
 
 
-def _served(line: _Line[T]) -> float:
-    return line.account.served
+def _served(line: _Line[T]) -> tuple[float, int]:
+    return line.account.served, line.n_taken
