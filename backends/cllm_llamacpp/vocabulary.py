@@ -13,6 +13,7 @@ import attrs
 from cllm.backend import InfillTokens
 from cllm.bigstack import NoStack, call_with_stack
 from cllm.errors import LoadFailed, ModelDied, TokenizeFailed
+from cllm_llamacpp.names import N_BYTES_PIECE, Names, names_of
 
 # Most of llama.cpp's pre-tokenisers are std::regex, which recurses for each character of a run: 321 bytes of stack for each byte of
 # text with GCC's library, measured over 34 pre-tokenisers and runs of 21 kinds (tests/llamacpp/test_tokenizer_limits.py tries the
@@ -25,12 +26,14 @@ _N_BYTES_MAX: Final = 1 << 22  # 2.5 GiB of stack
 
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
-_TOO_SLOW: Final = {"superbpe": re.compile(rb"[0-9]{1000}")}
-"""What takes a pre-tokeniser time that grows with the square of its length: 20,000 digits take superbpe 20 s."""
+_TOO_SLOW: Final = {"superbpe": re.compile(rb"[0-9]{100,}")}
+"""Runs that take a pre-tokeniser time that grows with the square of their length: 20,000 digits take superbpe 20 s."""
+_N_SQUARE_MAX: Final = 20_000_000  # of all runs, which take a second
 
 
 _NONE: Final = 0  # LLAMA_VOCAB_TYPE_NONE
 _SENTENCEPIECE: Final = 1  # LLAMA_VOCAB_TYPE_SPM
+_BPE: Final = 2  # LLAMA_VOCAB_TYPE_BPE
 _BLANK: Final = "\u2581"  # as SentencePiece writes it
 _N_TOKENS_FIRST: Final = 1024  # among which the bytes' tokens usually are
 
@@ -55,7 +58,10 @@ class LlamaVocabulary:
         self.bos = _token(lib.llama_vocab_bos(self._vocab))
         self.eos = _token(lib.llama_vocab_eos(self._vocab))
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._vocab)) and self.bos is not None
+        self._adds_eos = bool(lib.llama_vocab_get_add_eos(self._vocab))
         self._can_add_special = _can_add_special(lib, self._vocab)
+        self._names: dict[bool, Names | None] = {}  # of long texts, by whether control tokens are parsed
+        self._may_cut = lib.llama_vocab_type(self._vocab) in (_SENTENCEPIECE, _BPE)  # which keep nothing from one part to the next
         self._lacking = _lacking(lib, self._vocab, self.n_tokens)
         self.end_tokens = frozenset(t for t in range(self.n_tokens) if lib.llama_vocab_is_eog(self._vocab, t))
         self.infill = _infill(lib, self._vocab)
@@ -87,11 +93,34 @@ class LlamaVocabulary:
         self._users.close()
 
     def _tokenize_deep(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        pieces = self._pieces(data, parse_special)
+
+        def tokenize() -> list[int]:
+            if len(pieces) == 1:
+                return self._tokenize(data, add_special, parse_special)
+            tokens = [token for piece in pieces for token in self._tokenize(piece, False, parse_special)]
+            return [*self._before(add_special), *tokens, *self._behind(add_special)]
+
         with self._deep_lock if len(data) > _N_BYTES_DEEP else nullcontext():
             try:
-                return call_with_stack(lambda: self._tokenize(data, add_special, parse_special), _STACK_BASE + len(data) * _STACK_PER_BYTE)
+                return call_with_stack(tokenize, _STACK_BASE + max(map(len, pieces)) * _STACK_PER_BYTE)
             except NoStack:
                 raise TokenizeFailed(f"no stack is to be had for a text of {len(data)} bytes") from None
+
+    def _pieces(self, data: bytes, parse_special: bool) -> list[bytes]:
+        """A long text in pieces that have the tokens of the whole."""
+        if len(data) <= N_BYTES_PIECE:
+            return [data]
+        if parse_special not in self._names:  # found twice at worst, as pieces of tokens
+            self._names[parse_special] = names_of(self._lib, self._vocab, self.n_tokens, parse_special=parse_special)
+        names = self._names[parse_special]
+        return [data] if names is None else list(names.pieces(data, may_cut=self._may_cut))
+
+    def _before(self, add_special: bool) -> list[int]:
+        return [self.bos] if add_special and self._can_add_special and self.adds_bos and self.bos is not None else []
+
+    def _behind(self, add_special: bool) -> list[int]:
+        return [self.eos] if add_special and self._can_add_special and self._adds_eos and self.eos is not None else []
 
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         add_special = add_special and self._can_add_special
@@ -115,8 +144,9 @@ class LlamaVocabulary:
     def _check(self, data: bytes) -> None:
         if len(data) > _N_BYTES_MAX:
             raise TokenizeFailed(f"the text has {len(data)} bytes; the tokeniser takes {_N_BYTES_MAX} at most")
-        if self._too_slow is not None and self._too_slow.search(data):
-            raise TokenizeFailed("the text has a run of digits that this model's tokeniser would take too long for")
+        runs = () if self._too_slow is None else self._too_slow.finditer(data)
+        if sum((run.end() - run.start()) ** 2 for run in runs) > _N_SQUARE_MAX:
+            raise TokenizeFailed("the text has runs of digits that this model's tokeniser would take too long for")
 
 
 @attrs.frozen

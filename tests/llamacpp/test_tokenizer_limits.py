@@ -68,3 +68,4 @@ def test_digits_that_would_take_hours_are_refused(tmp_path):
     make_tiny_gguf(tmp_path / "tiny.gguf", "qwen3", pre="superbpe")
 
     assert all(line.startswith("refused") for line in run(tmp_path / "tiny.gguf", 20_000, "1"))
+    assert all(line.startswith("refused") for line in run(tmp_path / "tiny.gguf", 50_000, "1" * 999 + "x"))

@@ -15,7 +15,7 @@ from cllm.backend import ModelSpec
 from cllm.errors import TokenizeFailed
 from cllm.testing import tiny
 from cllm.testing.tiny import CHAT_TEMPLATE, make_tiny_gguf
-from cllm_llamacpp import make_cpu_backend
+from cllm_llamacpp import make_cpu_backend, names
 from cllm_llamacpp import vocabulary as module
 
 
@@ -179,17 +179,19 @@ def test_what_a_function_raises_comes_out_of_its_big_stack():
         bigstack.call_with_stack(lambda: 1 // 0, 1)
 
 
-def sentencepiece(path, monkeypatch, *, with_bytes):
-    """A vocabulary of letters, with which a text of others ends llama.cpp's process unless every byte has a token."""
+def sentencepiece(path, monkeypatch, *, with_bytes, named=()):
+    """A vocabulary of letters, with which a text of others ends llama.cpp's process unless every byte has a token; `named` are tokens that
+    texts may name.
+    """
 
     def write(writer, _pre, _infill):
         of_bytes = [f"<0x{byte:02X}>" for byte in range(256)] if with_bytes else []
         words = ["\u2581", *"abc\u00e9", "ab"]
         writer.add_tokenizer_model("llama")
-        writer.add_token_list(["<unk>", "<s>", "</s>", *of_bytes, *words])
-        writer.add_token_scores([0.0] * (3 + len(of_bytes)) + [-float(place) for place in range(len(words))])
-        writer.add_token_types([2, 3, 3] + [6] * len(of_bytes) + [1] * len(words))
-        return 3 + len(of_bytes) + len(words)
+        writer.add_token_list(["<unk>", "<s>", "</s>", *of_bytes, *words, *named])
+        writer.add_token_scores([0.0] * (3 + len(of_bytes)) + [-float(place) for place in range(len(words))] + [0.0] * len(named))
+        writer.add_token_types([2, 3, 3] + [6] * len(of_bytes) + [1] * len(words) + [4] * len(named))
+        return 3 + len(of_bytes) + len(words) + len(named)
 
     monkeypatch.setattr(tiny, "_write_vocabulary", write)
     make_tiny_gguf(path, "qwen3")
@@ -207,3 +209,73 @@ def test_a_character_for_which_there_is_no_token_is_refused_where_it_would_end_t
 def test_with_a_token_for_every_byte_there_is_none_that_is_refused(tmp_path, monkeypatch):
     vocabulary = sentencepiece(tmp_path / "bytes.gguf", monkeypatch, with_bytes=True)
     assert text_of(vocabulary, tokens(vocabulary, "ab\nd\N{GRINNING FACE}")).strip() == "ab\nd\N{GRINNING FACE}".encode()
+
+
+# --- names of special tokens in long texts -----------------------------------------------------------------------------
+
+NAMED = ("\n", "\n\n", "\n\n\n", "<b>", "<b>b", "aba", "<turn>")  # rows, one that begins as another, one that overlaps itself
+BITS = ["<b>", "<b>b", "aba", "ababa", "<turn>", "<turn", "\n", "\n\n\n\n", " ", "a", "b", "</s>", "<s>", "c c", "<"]
+
+
+@pytest.fixture(params=["sentencepiece", "bpe"])
+def of_long_texts(request, tmp_path, monkeypatch, load):
+    """Vocabularies that cut texts of 40 bytes and more."""
+    monkeypatch.setattr(module, "N_BYTES_PIECE", 40)
+    monkeypatch.setattr(names, "N_BYTES_PIECE", 40)
+    monkeypatch.setattr(module, "_N_BYTES_INLINE", 40)
+    if request.param == "bpe":
+        return load(n_cells=256).vocabulary
+    return sentencepiece(tmp_path / "named.gguf", monkeypatch, with_bytes=True, named=NAMED)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    bits=st.lists(st.sampled_from([*BITS, "<think>", "</think>", "<|im_start|>", "Hello world"]), min_size=20, max_size=80),
+    add_special=st.booleans(),
+    parse_special=st.booleans(),
+)
+def test_a_text_that_is_cut_behind_names_has_the_tokens_of_the_whole(of_long_texts, bits, add_special, parse_special):
+    text = "".join(bits)
+    whole = of_long_texts._tokenize(text.encode(), add_special, parse_special)
+    assert tokens(of_long_texts, text, add_special=add_special, parse_special=parse_special) == whole
+
+
+def test_a_text_full_of_names_is_tokenised_in_short_pieces(vocabulary):
+    for text, parse_special in (("<think>a" * 20_000, False), ("<|im_start|>" * 20_000, True)):
+        pieces = vocabulary._pieces(text.encode(), parse_special)
+        assert b"".join(pieces) == text.encode()
+        assert max(map(len, pieces)) <= names.N_BYTES_PIECE + 24  # a name begun before it, and the one that is cut behind
+    assert len(vocabulary._pieces(b"<|im_start|>" * 20_000, False)) == 1  # which then are no names
+    (think,) = tokens(vocabulary, "<think>")
+    assert tokens(vocabulary, "<think>" * 20_000) == [think] * 20_000
+
+
+def test_what_cannot_be_cut_is_refused_where_it_has_too_many_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(names, "N_NAMES_MAX", 100)
+    vocabulary = sentencepiece(tmp_path / "named.gguf", monkeypatch, with_bytes=True, named=NAMED)
+    at_first = "abac" * (names.N_BYTES_PIECE // 4)
+    assert tokens(vocabulary, at_first + "abac" * 99)
+    with pytest.raises(TokenizeFailed, match="special tokens in a row"):
+        tokens(vocabulary, at_first + "abac" * 200)
+    assert tokens(vocabulary, at_first + "abac\n" * 200)
+
+
+def test_the_longest_name_at_a_place_is_found_also_where_the_search_goes_on(monkeypatch):
+    monkeypatch.setattr(names, "_N_BYTES_SEARCHED", 1)
+    found = names.Names.of({name.encode(): 1 << 4 for name in ("<b>", "<b>bb", "x")})
+    assert found is not None
+    for n_before in range(20):
+        match = found._next(b"." * n_before + b"<b>bb", 0)
+        assert (match.start(), match[0]) == (n_before, b"<b>bb")
+    assert found._next(b"." * 50, 0) is None
+
+
+def test_behind_names_that_take_blanks_away_no_text_is_cut(monkeypatch):
+    monkeypatch.setattr(names, "N_BYTES_PIECE", 4)
+    text = b"<a>  <b>\n\n" * 5
+    plain, strips = 1 << 4, 1 << 4 | 1 << 8
+    of = names.Names.of
+    assert len(list(of({b"<a>": strips}).pieces(text, may_cut=True))) == 1
+    pieces = list(of({b"<a>": strips, b"<b>": plain, b"\n": plain}).pieces(text, may_cut=True))
+    assert {piece[-3:] for piece in pieces[:-1]} == {b"<b>"}
+    assert b"".join(pieces) == text
