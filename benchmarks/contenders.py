@@ -74,15 +74,18 @@ class _Prepared(Server):
 CALIBRATION_DIR: Final = "--calibration-dir"
 
 
-def cllm_serve(house: House, options: Sequence[str], setting: str = "as it comes") -> Contender:
-    """The one that all others are held against: `cllm serve` as it comes, and the options that were asked for.
+def cllm_serve(house: House, options: Sequence[str], setting: str = "as it comes", *, says_parallel: bool = True) -> Contender:
+    """The one that all others are held against: `cllm serve` with the sizes that all have, and the options that were asked for.
+
+    Unless `says_parallel`, it is not told how many run at once, and heeds its `--itl-max-ms` as who starts it without either has it.
 
     What steps cost is measured anew for each run, unless `options` say where it is kept: what an earlier one kept may be of an hour in
     which the machine did something else.
     """
     is_told = any(option == CALIBRATION_DIR or option.startswith(f"{CALIBRATION_DIR}=") for option in options)
     kept = () if is_told else (CALIBRATION_DIR, _temporary_folder())
-    sizes = ("--ctx-size", str(house.n_cells), "--parallel", str(house.n_slots), "--threads", str(house.n_threads))
+    slots = ("--parallel", str(house.n_slots)) if says_parallel else ()
+    sizes = ("--ctx-size", str(house.n_cells), *slots, "--threads", str(house.n_threads))
     command = (sys.executable, "-m", "cllm", "serve", str(house.model), *sizes, *kept, *options)
     command = (*command, "--log-level", "warning", "--port", "{port}")
     return Contender(peer="cllm", setting=setting, command=command, ready_path="/ready")

@@ -51,6 +51,7 @@ from cllm.bench.target import Client, Dialect, Target
 from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
 
 QUANTIZATION_OF: Final = {"seed-160x5": "Q8_0"}  # as the first cLLM had it
+WITHOUT_PARALLEL: Final = "without --parallel"  # as a result has it among the options of ours
 N_SCREEN: Final = 2
 N_PAIRS_START: Final = 2
 SEED_STEP: Final = 7919
@@ -353,6 +354,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", default="", help="of ours, as openvino where that plugin is installed (default: as it comes)")
     parser.add_argument("--ours", action="append", default=[], help="an option for `cllm serve`, as in --ours=--kv=unified; repeatable")
     parser.add_argument(
+        "--without-parallel", action="store_true", help="`cllm serve` is not told how many run at once, so that it heeds its --itl-max-ms"
+    )
+    parser.add_argument(
         "--beside",
         action="append",
         default=[],
@@ -448,7 +452,7 @@ def _refuse_unlike(asked: argparse.Namespace, plan: Plan, house: House, facts: d
 def _run_comparison(asked: argparse.Namespace, comparison: Comparison) -> None:
     for line in comparison.facts["not_found"]:
         print(f"not found: {line}", flush=True)
-    ours = cllm_serve(comparison.house, ours_options(asked))
+    ours = cllm_serve(comparison.house, ours_options(asked), says_parallel=not asked.without_parallel)
     if asked.ends:
         return
     try:
@@ -604,7 +608,7 @@ def _settings(asked: argparse.Namespace, plan: Plan, house: House) -> dict[str, 
         "n_cells": house.n_cells,
         "n_threads": house.n_threads,
         "goal": attrs.asdict(plan.goal),
-        "ours": ours_options(asked),
+        "ours": [*([WITHOUT_PARALLEL] if asked.without_parallel else []), *ours_options(asked)],
         "late_apart": True if plan.workload.n_prompt_late else None,  # its whole answer is not among the others'; once it was
     }
 

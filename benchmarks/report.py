@@ -16,7 +16,7 @@ from benchmarks.reporting import glance
 from benchmarks.reporting.forms import GLANCE_PLOT, SERVED, Run, of_kind, table, with_requests
 from benchmarks.reporting.ladder import FLOOR, ladders, served_enough
 from benchmarks.reporting.others import kills, passes, promises, verified
-from benchmarks.reporting.peers import as_it_comes, beside_others, comparisons
+from benchmarks.reporting.peers import beside_others, comparisons, with_sizes_alone
 from benchmarks.reporting.readme import with_table
 from benchmarks.reporting.stack import stack
 from benchmarks.reporting.words import (
@@ -105,7 +105,7 @@ def _at_a_glance(runs: Sequence[Run]) -> list[str]:
     """What the rest comes to: what is kept of bare llama.cpp's speed, and who is faster at what."""
     rungs = [(with_requests(run, rung), rung) for run in of_kind(runs, "ladder") for rung in run["data"]["rungs"]]
     served = [f"- {line}" for title, rung in rungs if (line := served_enough(title, rung))]
-    rows = glance.by_figure(as_it_comes(runs))
+    rows = glance.by_figure(with_sizes_alone(runs))
     told = [f"Streamed over HTTP ({SERVED}) beside a bare loop of llama_decode ({FLOOR}):\n", "".join(served)] if served else []
     if rows:
         told += [f"{GLANCE}\n", table(("", "cLLM is better at", "worse at", "not told apart at"), rows)]

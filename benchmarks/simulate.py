@@ -3,8 +3,9 @@
     python -m benchmarks simulate
 
 The machine has the measured curve of two CPU cores, with AVX-512 or with AVX2 alone, and a model of 0.6 billion parameters (Q4_K_M). A rule
-that looks well by one curve may stand at an edge by the other. Clients and shell take no time. With a budget of 2048 rows a prompt is
-computed whole, as llama-server does as it comes.
+that looks well by one curve may stand at an edge by the other. Clients and shell take no time. `auto` is the rule as it is where
+`--parallel` says how many run, `auto, 250 ms` with the time between tokens that it keeps where nobody says that. With a budget of 2048
+rows a prompt is computed whole, as llama-server does as it comes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ from cllm.engine.limits import Limits
 from cllm.engine.sampling.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
+from cllm.serve.loading import ITL_MAX_S
 from cllm.testing.fake import FakeVocabulary
 
+HELP_PACE = (
+    "how many times as long as a step without prompts one with them may take (PACE, PACE_APART and PACE_APART_MAX of the budget; PACE_KEYS "
+    "and PACE_DEEP stay)"
+)
 ROWS_MS = {
     1: 8, 2: 18, 3: 29, 4: 38, 5: 44, 6: 50, 7: 52, 8: 60, 9: 60, 10: 64, 11: 73, 12: 74, 13: 75, 14: 78, 15: 88, 16: 71, 17: 81, 18: 87,
     19: 93, 20: 92, 22: 95, 23: 104, 24: 94, 26: 108, 28: 110, 31: 138, 32: 120, 33: 126, 40: 158, 48: 179, 56: 200, 63: 236, 64: 225,
@@ -117,13 +123,14 @@ class Simulation:
         curve: Curve,
         row_budget: int | None,
         itl_target_s: float | None,
+        itl_max_s: float | None,
         apart: bool,
         seed: int,
         n_cells_kept: int | None = None,
     ) -> None:
         limits = Limits(
             n_cells=n_cells_kept or 65536, n_slots=256, n_ctx=n_cells_kept or 16384, n_rows_max=2048, row_budget=row_budget,
-            itl_target_s=itl_target_s, n_live_max=concurrency if apart else 64, n_waiting_max=1000, apart=apart,
+            itl_target_s=itl_target_s, itl_max_s=itl_max_s, n_live_max=concurrency if apart else 64, n_waiting_max=1000, apart=apart,
             keeps_prefixes=n_cells_kept is not None, can_share=True, can_trim=True,
         )  # fmt: skip
         self._machine = CostModel(curve, n_rows_max=2048, apart=apart)  # the truth, which never learns
@@ -174,6 +181,7 @@ def simulate(
     machine: str,
     row_budget: int | None,
     itl_target_s: float | None = None,
+    itl_max_s: float | None = None,
     apart: bool = False,
     seed: int = 1,
 ) -> Figures:
@@ -186,6 +194,7 @@ def simulate(
         curve=MACHINES[machine],
         row_budget=row_budget,
         itl_target_s=itl_target_s,
+        itl_max_s=itl_max_s,
         apart=apart,
         seed=seed,
         n_cells_kept=n_cells_kept,
@@ -213,14 +222,14 @@ def _quantile(values: list[float], share: float) -> float:
 def main(asked: list[str] | None = None) -> None:
     """Print a table, end with one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pace", type=float, nargs="*", default=[], help="times as long as one without that a step with prompts may take")
+    parser.add_argument("--pace", type=float, nargs="*", default=[], help=HELP_PACE)
     parser.add_argument("--rows", type=int, nargs="*", default=[16, 32, 64, 128, 512, 2048], help="fixed budgets to stand beside")
     arguments = parser.parse_args(asked)
     rows = []
     print(f"{'machine':8} {'workload':24} {'rule':12} {'tok/s':>6} {'TTFT p50':>9} {'p90':>6} {'gap p50':>8} {'p99':>6} {'max':>6}")
     for machine, (name, concurrency, apart) in itertools.product(MACHINES, WORKED):
         show = functools.partial(_show, machine, name, concurrency, apart)
-        rows += [show("auto", None)] if not arguments.pace else []
+        rows += [show("auto", None), show("auto, 250 ms", None, itl_max_s=ITL_MAX_S)] if not arguments.pace else []
         for pace in arguments.pace:
             budget.PACE = budget.PACE_APART = budget.PACE_APART_MAX = pace
             rows.append(show(f"auto {pace:g}", None))
@@ -228,8 +237,10 @@ def main(asked: list[str] | None = None) -> None:
     print(json.dumps({"benchmark": "simulate", "rows": [attrs.asdict(row) for row in rows]}))
 
 
-def _show(machine: str, name: str, concurrency: int, apart: bool, rule: str, row_budget: int | None) -> Figures:
-    f = simulate(name, concurrency, rule, machine=machine, row_budget=row_budget, apart=apart)
+def _show(
+    machine: str, name: str, concurrency: int, apart: bool, rule: str, row_budget: int | None, *, itl_max_s: float | None = None
+) -> Figures:
+    f = simulate(name, concurrency, rule, machine=machine, row_budget=row_budget, itl_max_s=itl_max_s, apart=apart)
     print(
         f"{f.machine:8} {f.workload:24} {f.rule:12} {f.tokens_per_s:6.1f} {f.ttft_p50_s:9.2f} {f.ttft_p90_s:6.2f} "
         f"{f.gap_p50_s:8.3f} {f.gap_p99_s:6.3f} {f.gap_max_s:6.3f}"

@@ -80,8 +80,8 @@ def _calibrate(
 ) -> int:
     """Measure what a model's steps cost on this machine, show it, and keep it for the server.
 
-    `cllm serve` measures by itself when it finds nothing that was kept. What it will find has to be measured with the settings that it will
-    have.
+    `cllm serve` measures by itself when it finds nothing that was kept. Give it the settings that `cllm serve` will have: with others, the
+    server measures anew.
     """
     _refuse_several(settings)
     from cllm.commands.calibrate import run

@@ -273,7 +273,9 @@ class Settings:
         _at_least(1),
     )
     parallel: Annotated[int | None, MEMORY, _short("-np")] = _setting(
-        None, "sequences that run at once (default: as many as the model takes; of slots for steps at most 64)", _between(1, N_SLOTS_MAX)
+        None,
+        "sequences that run at once (default: as many as keep --itl-max-ms, at most 64, or what a model that is no llama.cpp has)",
+        _between(1, N_SLOTS_MAX),
     )
     kv: Annotated[KvLayout, MEMORY] = _setting(
         "auto",
@@ -312,7 +314,8 @@ class Settings:
         512, "rows computed at a time within a step; of a model with a sliding window, of one step at most", _between(1, 65536)
     )
     calibrate: Annotated[Calibrate, SPEED] = _setting(
-        "auto", "measure what steps cost: once for each model and machine, never (it is learned while serving), or now again"
+        "auto",
+        "measure what steps cost: once for each model, machine and its settings here, never (it is learned while serving), or now again",
     )
     calibration_dir: Annotated[str | None, SPEED] = _path(
         None, "folder for what was measured (default: cllm/calibration in the user's cache)", _not_empty, _has_home
@@ -320,8 +323,11 @@ class Settings:
     row_budget: Annotated[int | None, SPEED] = _setting(
         None, "rows of a step, beyond which prompts are computed in pieces (default: as the cost model says)", _between(1, 65536)
     )
-    itl_max_ms: Annotated[float, SPEED] = _setting(
-        250.0, "time between tokens that no more sequences run at once than keep, unless --parallel says how many", _positive
+    itl_max_ms: Annotated[float | None, SPEED] = _setting(
+        None,
+        "time between tokens to aim at: no more sequences run at once, and no step with prompts takes longer, than keeps it (default: "
+        "250, or with --parallel none)",
+        _positive,
     )
     itl_target_ms: Annotated[float | None, SPEED] = _setting(
         None, "time that a step beside running answers may take (default: mostly 2.4 times what it takes without prompts)", _positive
@@ -339,7 +345,7 @@ class Settings:
 
     queue_size: Annotated[int, REQUESTS] = _setting(
         1024,
-        "completions that may wait; beyond it 503, but for keys with less than their part of it, and the more urgent: up to twice as many",
+        "completions that may wait; then 503, but only at twice it for a key with less than its part, and for what is more urgent",
         _between(1, 1_000_000),
     )
     queue_wait_s: Annotated[float, REQUESTS] = _setting(
@@ -359,8 +365,7 @@ class Settings:
     )
     grammar_timeout_s: Annotated[float, REQUESTS] = _setting(
         2.0,
-        "time to compile a schema or a grammar, until its turn comes included: what takes longer is answered with 400, whose turn does not "
-        "come with 503",
+        "time to compile a schema or a grammar, the wait for its turn included: 400 if it takes longer, 503 if its turn does not come",
         _positive,
     )
     sampling_defaults: Annotated[Profile, REQUESTS] = _setting("openai", "whose defaults hold for parameters that a request leaves out")

@@ -13,7 +13,8 @@ import attrs
 import cyclopts
 from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Parameter, Token, UnusedCliTokensError
 
-from cllm.config import DEFAULT_SETTINGS, Settings, SettingsError, at_home, did_you_mean, is_path, reason, variable
+from cllm.config import DEFAULT_SETTINGS, GGUF, Settings, SettingsError, at_home, did_you_mean, is_path, reason, variable
+from cllm.hub import reference_of
 
 
 def _texts(value: Any) -> list[str]:
@@ -59,12 +60,14 @@ class Sources:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.environ = environ
         self._origins: dict[str, str] = {}
+        self._takes_model = False
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         fields = {field.name for field in attrs.fields(Settings)}
         options = {argument.field_info.name: argument for argument in arguments if argument.field_info.name in fields}
         if not options:  # a command without settings
             return
+        self._takes_model = "model" in options
         for field, argument in options.items():
             self._fill(argument, self._from_environment(argument, field), variable(field))
         self._remember(options)
@@ -97,10 +100,17 @@ class Sources:
     def explain(self, error: SettingsError | CycloptsError) -> str:
         """Return one line that names the flag, variable or key that the value at fault came from."""
         if isinstance(error, UnusedCliTokensError):
-            return f"one argument too many: {' '.join(error.unused_tokens or ())}"
+            unused = error.unused_tokens or []
+            hint = "; a model is named by --model" if self._takes_model and _is_model(unused[:1]) else ""
+            return f"one argument too many: {' '.join(unused)}{hint}"
         if isinstance(error, CycloptsError) or error.field is None:
             return " ".join(str(error).split())
         return f"{self._origins.get(error.field, error.field)}: {error.message}"
+
+
+def _is_model(words: Sequence[str]) -> bool:
+    """Whether a word looks like a model where a command takes none by its place, as `cllm generate`, whose argument is what is asked."""
+    return any(word.lower().endswith(GGUF) or reference_of(word) for word in words)
 
 
 def _at_home(options: Mapping[str, Argument]) -> None:

@@ -101,6 +101,14 @@ def test_an_unknown_backend_is_one_line_and_exit_code_1() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"), [("x.gguf", "; a model is named by --model"), ("USER/REPO:Q4_K_M", "; a model is named by --model"), ("there", "")]
+)
+def test_a_model_at_the_place_of_the_prompts_end_is_told_how_to_be_named(word: str, hint: str) -> None:
+    done = cllm_process("generate", "hi", word)
+    assert (done.returncode, done.stderr) == (cli.USAGE, f"cllm: one argument too many: {word}{hint}\n")
+
+
 def test_a_server_that_is_not_there_is_one_line_and_exit_code_1() -> None:
     done = cllm_process("bench", "127.0.0.1:1")
     assert (done.returncode, done.stdout) == (cli.FAILED, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from cllm import machine
 from cllm.backend import CONTRACT_VERSION, Embedder, ModelSpec, OnProgress, Probe, SplitMode, StepModel, Vocabulary
 from cllm.errors import BackendError, BackendUnavailable, DoesNotGenerate, LoadAborted, LoadFailed
 from cllm_llamacpp import amx, devices, settings
+from cllm_llamacpp.abi import PACKAGE_VERSION
 from cllm_llamacpp.abortflag import AbortFlag
 from cllm_llamacpp.adapters import load_adapters
 from cllm_llamacpp.context import Contexts
@@ -32,8 +34,9 @@ _PREFERENCE_CPU: Final = 10
 _PREFERENCE_GPU: Final = 20
 
 _NO_GPU: Final = (
-    "llama-cpp-python was built without GPU support, or its driver is not there: reinstall it with CMAKE_ARGS=-DGGML_CUDA=on (NVIDIA), "
-    "-DGGML_METAL=on (Apple) or -DGGML_VULKAN=on (others), or install a prebuilt wheel for your GPU"
+    "llama-cpp-python was built without GPU support, or its driver is not there: CMAKE_ARGS=-DGGML_CUDA=on {python} -m pip install "
+    "--force-reinstall --no-deps --no-cache-dir llama-cpp-python=={version} builds it for NVIDIA, -DGGML_METAL=on for Apple and "
+    "-DGGML_VULKAN=on for others; or install a prebuilt wheel of that version for your GPU"
 )
 
 logger = logging.getLogger("cllm.llamacpp")
@@ -85,9 +88,14 @@ class LlamaBackend:
         if not found:
             kinds = ", ".join(devices.supported(lib))
             found_none = f"llama.cpp has GPU support ({kinds}), but found no GPU: is the driver installed, and new enough?"
-            return Probe(available=False, reason=found_none if kinds else _NO_GPU)
+            return Probe(available=False, reason=found_none if kinds else _no_gpu())
         names = ", ".join(f"{gpu.name} ({gpu.free_bytes / 2**30:.0f} GiB free)" for gpu in found)
         return Probe(available=True, reason=f"llama.cpp on {names}", preference=_PREFERENCE_GPU)
+
+
+def _no_gpu() -> str:
+    """What to do; without the version pip would be content with what is there, and without the rest with the wheel that it built before."""
+    return _NO_GPU.format(python=sys.executable, version=PACKAGE_VERSION)
 
 
 def _load(lib: Any, spec: ModelSpec, on_progress: OnProgress, *, gpu: bool) -> LlamaModel:

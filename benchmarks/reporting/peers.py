@@ -41,13 +41,13 @@ BESIDE_HEAD: Final = (
 IDLE_SHARE_MAX: Final = 0.02  # of a core, that a server may take while another is measured
 
 
-def as_it_comes(runs: Sequence[Run]) -> list[Run]:
-    """The comparisons of `cllm serve` without options of its own."""
+def with_sizes_alone(runs: Sequence[Run]) -> list[Run]:
+    """The comparisons of `cllm serve` without options but the sizes that every server gets."""
     return [run for run in of_kind(runs, "peers") if not run["settings"].get("ours")]
 
 
 def beside_others(runs: Sequence[Run]) -> list[Run]:
-    """The comparisons with other servers: `cllm serve` as it comes first, then with options, as another backend."""
+    """The comparisons with other servers: `cllm serve` with the sizes alone first, then with options, as another backend."""
     return sorted(of_kind(runs, "peers"), key=lambda run: bool(run["settings"].get("ours")))
 
 
@@ -56,13 +56,13 @@ def comparisons(runs: Sequence[Run]) -> list[str]:
     rows = [row for run in runs for row in _main_rows(run, main_figures(run))]
     if not rows:
         return [_peers(run) for run in runs]
-    as_it_comes, others = ([run for run in runs if bool(run["settings"].get("ours")) is with_options] for with_options in (False, True))
-    parts = (("as it comes", as_it_comes), ("With options, as another backend", others))
+    alike, others = ([run for run in runs if bool(run["settings"].get("ours")) is with_options] for with_options in (False, True))
+    parts = (("cLLM told only what every server is", alike), ("With options, as another backend", others))
     counts = [f"{what}: {_verdicts(some)}" for what, some in parts if some]
     return [
         f"The main figures of all ({'. '.join(counts)}). What follows has the others, and every setting.\n",
         table(BESIDE_HEAD, rows),
-        *_promised_beside(as_it_comes),
+        *_promised_beside(alike),
         *map(_peers, runs),
     ]
 

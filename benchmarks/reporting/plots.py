@@ -14,7 +14,7 @@ from benchmarks.figures import FIGURES_BY_NAME
 from benchmarks.reporting.forms import GLANCE_PLOT, Run, number, of_kind, plot_of, rung_slug, rung_title
 from benchmarks.reporting.glance import FIGURES, SPEED, Standing, standings
 from benchmarks.reporting.ladder import BESIDE_OTHERS, PARTS
-from benchmarks.reporting.peers import as_it_comes
+from benchmarks.reporting.peers import with_sizes_alone
 from benchmarks.standings import BOTH, median_of, n_wrong
 from cllm.bench.plot import plot_latency, pyplot, save
 
@@ -38,7 +38,7 @@ def draw(runs: Sequence[Run], folder: Path) -> None:
         if run["data"]["best"]:
             draw_bars(run["data"]["sides"], str(folder / plot_of(run, "bars")), run["name"])
             plot_latency(_latency_sides(run), str(folder / plot_of(run, "latency")), run["name"])
-    if found := standings(as_it_comes(runs)):
+    if found := standings(with_sizes_alone(runs)):
         draw_glance(found, str(folder / GLANCE_PLOT))
 
 

@@ -29,9 +29,10 @@ name since that is kept; one was up to three times as slow as another.
 """
 
 GLANCE: Final = """\
-Beside other servers, `cllm serve` as it comes. Each number is how many times better cLLM is: its tokens/s over theirs, or their time or
-memory over its own. Each figure is beside the setting of theirs that is best at it, of those that have all pairs, or, where cLLM is told to
-be worse than another one and not than that, beside the other; * marks runs in which llama-server was not started with all of seven
+Beside other servers, `cllm serve` with no options but those that every server gets: its cells, how many requests run at once, and its
+threads (told how many run, it keeps no `--itl-max-ms`). Each number is how many times better cLLM is: its tokens/s over theirs, or their
+time or memory over its own. Each figure is beside the setting of theirs that is best at it, of those that have all pairs, or, where cLLM is
+told to be worse than another one and not than that, beside the other; * marks runs in which llama-server was not started with all of seven
 settings, or in which some that were better at something have fewer pairs. Not told apart is what has 1 within its 95 % interval, had too
 few starts, or would be won but for a setting that did better in the fewer pairs it had. Each interval is by itself: of so many some are
 beside 1 by chance. A server whose answers were not as long as was asked is not here.

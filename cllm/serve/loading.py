@@ -40,6 +40,7 @@ from cllm.text.template import ChatTemplate
 log = structlog.get_logger("cllm.load")
 
 N_LIVE_DEFAULT_MAX = 64
+ITL_MAX_S = 0.25  # where neither that nor how many sequences run is said
 N_SLOTS_APART = 16  # with cells of their own, where it is not said how many sequences run at once: each has a part of the cells only
 LAYOUT_S, LAYOUT_GIB_S = 0.1, 0.5  # to lay cells out anew, as measured: mostly for the system to give fresh memory
 HOST_CACHE_BYTES_MAX = 2 << 30  # where nobody says how many; that, and one of so many parts of what is free, as a model's cells are one
@@ -296,7 +297,7 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
         n_ctx=min(model.info.n_ctx_train, model.n_cells_slot),
         n_rows_max=model.n_rows_max,
         row_budget=settings.row_budget,
-        itl_max_s=None if settings.parallel is not None else settings.itl_max_ms / 1000,
+        itl_max_s=_itl_max_s(settings),
         itl_target_s=None if settings.itl_target_ms is None else settings.itl_target_ms / 1000,
         n_live_max=settings.parallel if settings.parallel is not None else min(model.n_slots, N_LIVE_DEFAULT_MAX),
         n_waiting_max=settings.queue_size,
@@ -323,6 +324,13 @@ def limits_of(model: StepModel, settings: Settings) -> Limits:
     if isinstance(model, StreamsOnly):  # it knows itself how many steps of what size it takes
         return attrs.evolve(limits, itl_max_s=None, keeps_prefixes=False, n_live_max=settings.parallel or model.n_slots)
     return limits
+
+
+def _itl_max_s(settings: Settings) -> float | None:
+    """The time between tokens to aim at; None: however long, as where it is only said how many sequences run."""
+    if settings.itl_max_ms is not None:
+        return settings.itl_max_ms / 1000
+    return ITL_MAX_S if settings.parallel is None else None
 
 
 def host_pool_bytes(model: StepModel, settings: Settings, promised_bytes: int = 0) -> int:

@@ -111,3 +111,10 @@ def test_what_steps_cost_is_measured_for_a_run_alone_unless_it_is_said_where_it_
     kept = cllm_serve(house, ("--calibration-dir", "here"))
     assert [kept.command.count(word) for word in ("--calibration-dir", "here")] == [1, 1]
     assert "--calibration-dir" not in cllm_serve(house, ("--calibration-dir=here",)).command
+
+
+def test_ours_is_told_how_many_run_as_the_others_are_unless_it_is_to_find_that_out() -> None:
+    told, untold = cllm_serve(HOUSE, ()).command, cllm_serve(HOUSE, (), says_parallel=False).command
+    assert told[told.index("--parallel") + 1] == "8"
+    assert "--parallel" not in untold
+    assert [command[command.index("--ctx-size") + 1] for command in (told, untold)] == ["2048", "2048"]

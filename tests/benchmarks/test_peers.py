@@ -352,7 +352,13 @@ def test_to_add_where_nothing_is_kept_is_to_begin(measure: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("options", "name"), [(["--no-warm-up"], "warms_up"), (["--threads=77"], "n_threads"), (["--ours=--kv=unified"], "ours")]
+    ("options", "name"),
+    [
+        (["--no-warm-up"], "warms_up"),
+        (["--threads=77"], "n_threads"),
+        (["--ours=--kv=unified"], "ours"),
+        (["--without-parallel"], "ours"),
+    ],
 )
 def test_pairs_that_are_measured_otherwise_are_not_added_and_what_differs_is_named(measure: Any, options: list[str], name: str) -> None:
     measure()

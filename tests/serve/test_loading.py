@@ -173,6 +173,16 @@ def test_it_is_said_what_a_models_memory_keeps(can: dict[str, Any], settings: di
     assert what_is_kept(model, limits_of(model, Settings(**settings))) == kept
 
 
+@pytest.mark.parametrize(
+    ("settings", "itl_max_s"),
+    [({}, 0.25), ({"parallel": 8}, None), ({"itl_max_ms": 100.0}, 0.1), ({"parallel": 8, "itl_max_ms": 100.0}, 0.1)],
+)
+def test_a_time_between_tokens_is_kept_that_was_asked_for_or_where_nobody_says_how_many_run(
+    settings: dict[str, Any], itl_max_s: float | None
+) -> None:
+    assert limits_of(FakeModel(), Settings(**settings)).itl_max_s == itl_max_s
+
+
 @pytest.mark.parametrize(("prefix_cache", "told"), [(True, "what the model keeps by itself, if anything"), (False, "nothing")])
 def test_what_is_kept_is_the_models_own_where_it_schedules_itself(prefix_cache: bool, told: str) -> None:
     model = StreamsOnly(FakeStreamModel(), keeps_prefixes=prefix_cache)
