@@ -248,7 +248,8 @@ def find_contenders(asked: argparse.Namespace, house: House) -> tuple[list[Conte
         raise SystemExit(f"--llama-cpp-python: {asked.llama_cpp_python} cannot run llama_cpp.server")
     else:
         not_found.append("llama-cpp-python's server")
-    contenders += [cllm_serve(house, shlex.split(options), options or "as it comes") for options in asked.beside]
+    plain = "with --parallel" if asked.without_parallel else "as it comes"
+    contenders += [cllm_serve(house, shlex.split(options), options or plain) for options in asked.beside]
     words = [re.compile(rf"(?<![\w-])-*{re.escape(word)}(?![\w-])") for word in asked.only.split(",") if word]
     wanted = [one for one in contenders if not words or any(word.search(one.title) for word in words)]
     if contenders and not wanted:

@@ -17,6 +17,7 @@ from hypercorn.typing import ASGIFramework
 
 from cllm.api.app import create_app as create_api
 from cllm.config import Settings, SettingsError, strange_variables, variable
+from cllm.descriptors import allow_descriptors
 from cllm.errors import CllmError, LoadAborted
 from cllm.serve.housekeeping import Housekeeper
 from cllm.serve.http.asgi import wrap_asgi
@@ -36,6 +37,7 @@ def create_app(settings: Settings | None = None) -> ASGIFramework:
     """Return the application. A mistake in the settings found in the environment ends the process with one line and code 2."""
     chosen = _settings_of_the_environment() if settings is None else settings
     configure_logging(chosen)
+    allow_descriptors()
     if settings is None:
         for line in strange_variables():
             log.warning(line)

@@ -8,10 +8,12 @@ tells. So a thread of ours looks on meanwhile. Blocking.
 from __future__ import annotations
 
 import contextvars
+import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +23,15 @@ OnBytes = Callable[[int, int], bool]
 """Called with the bytes that are there and the bytes of all files, by one thread at a time; an answer of False asks to stop."""
 
 LOOK_S: Final = 0.2
+PARTIAL_S: Final = 600.0
+_OF_ONE_DOWNLOAD: Final = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 
 
 def download(repo: str, revision: str | None, files: Sequence[str], sizes: Mapping[str, int], on_bytes: OnBytes) -> Path:
     """Bring `files` of a repository into the cache; return the path of the first. Raises: LoadAborted · what the library raises."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
 
+    _remove_partial(Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "blobs")
     course = _Course(on_bytes, sum(sizes[name] for name in files))
     paths = []
     with course.looked_at():
@@ -35,6 +40,16 @@ def download(repo: str, revision: str | None, files: Sequence[str], sizes: Mappi
             paths.append(hf_hub_download(repo, name, revision=revision, library_name="cllm", tqdm_class=bar))
             course.is_there(sizes[name])
     return Path(paths[0])
+
+
+def _remove_partial(folder: Path) -> None:
+    """Remove what downloads left that were killed. The library never takes them up again (but for older versions of it, whose files have
+    no number of their own), and one that is under way writes all the time.
+    """
+    for path in folder.glob("*.incomplete"):
+        with suppress(OSError):  # it has ended meanwhile
+            if _OF_ONE_DOWNLOAD.search(path.name) and path.stat().st_mtime < time.time() - PARTIAL_S:
+                path.unlink()
 
 
 class _Course:

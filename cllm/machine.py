@@ -33,7 +33,7 @@ def memory_bytes() -> int:
     """Return all the memory that there is for this process, swap included; 0 where the system does not say."""
     lines = [line.split() for line in _read(Path("/proc/meminfo")).splitlines()]
     memory, swap = (sum(int(line[1]) * 1024 for line in lines if line[0] == name) for name in ("MemTotal:", "SwapTotal:"))
-    limits = [int(limit) for group in _cgroups() if (limit := _read(group / "memory.max")).isdigit()]
+    limits = [limit for group in _cgroups() for limit in _memory_limits(group)]
     swaps = [int(limit) for group in _cgroups() if (limit := _read(group / "memory.swap.max")).isdigit()]
     return min([memory, *limits]) + min([swap, *swaps])
 
@@ -69,10 +69,15 @@ def _mem_available() -> int:
 def _cgroup_memory_left() -> int:
     lefts = [1 << 62]
     for group in _cgroups():
-        limit, used = _read(group / "memory.max"), _read(group / "memory.current")
-        if limit.isdigit() and used.isdigit():
-            lefts.append(int(limit) - max(int(used) - _file_cache(group), 0))
+        used = _read(group / "memory.current")
+        if used.isdigit():
+            lefts += [limit - max(int(used) - _file_cache(group), 0) for limit in _memory_limits(group)]
     return min(lefts)
+
+
+def _memory_limits(group: Path) -> list[int]:
+    """Return the bytes from which a group is killed (`MemoryMax`), and those from which it is held up (`MemoryHigh`), if it has any."""
+    return [int(limit) for name in ("memory.max", "memory.high") if (limit := _read(group / name)).isdigit()]
 
 
 def _file_cache(group: Path) -> int:

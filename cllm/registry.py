@@ -171,9 +171,11 @@ def _load_vocabulary(path: str) -> Vocabulary:
     for found in probe_backends():
         if found.available and isinstance(found.backend, LoadsVocabularies):
             try:
-                return found.backend.load_vocabulary(path)
+                return call_foreign(found.backend.load_vocabulary, path)
             except (BackendUnavailable, LoadFailed) as error:  # which may be for files of other kinds; the next one may read it
                 failure = failure or error
+            except Exception as error:  # whatever it is, another one's model is not to be kept out by it
+                failure = failure or LoadFailed(f"backend {found.listed.name} could not read the vocabulary: {in_one_line(error)}")
     raise failure or BackendUnavailable("no backend that is installed here can read the vocabulary of a model file")
 
 

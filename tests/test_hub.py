@@ -475,6 +475,18 @@ def test_a_download_that_is_given_up_leaves_nothing_half(cllm_with: Cllm, fake_h
     assert not list((tmp_path / "hf").rglob("*.incomplete"))
 
 
+def test_what_a_killed_download_left_is_removed_by_the_next(cllm_with: Cllm, fake_hub: FakeHub, tmp_path: Path) -> None:
+    cllm_with("pull", "user/repo:Q8_0")
+    (blobs,) = (tmp_path / "hf").rglob("blobs")
+    names = ("a.0d8e17d8.incomplete", "b.4aed459c.incomplete", "c.incomplete")
+    for name in names:
+        (blobs / name).write_bytes(bytes(10))
+    for name in (names[0], names[2]):  # the last is of an older library, which would take it up
+        os.utime(blobs / name, (0, 0))
+    cllm_with("pull", "user/repo:Q8_0")
+    assert sorted(path.name for path in blobs.glob("*.incomplete")) == list(names[1:])
+
+
 def test_what_is_in_the_cache_takes_its_bytes_by_its_reference_too(cllm_with: Cllm, fake_hub: FakeHub, tmp_path: Path) -> None:
     cllm_with("pull", "user/repo:Q8_0")
     code = "from cllm import hub; print(hub.size_of('user/repo:Q8_0'), hub.size_of('user/repo:Q4_K_M'), hub.size_of('user/none'))"

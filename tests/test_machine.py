@@ -55,6 +55,15 @@ def test_a_control_group_limits_the_memory(monkeypatch, tmp_path):
     assert machine.free_memory_bytes() == 600_000
 
 
+def test_a_control_group_that_is_held_up_from_some_memory_on_has_no_more(monkeypatch, tmp_path):
+    for name, n_bytes in (("max", "1000000"), ("high", "900000"), ("current", "400000"), ("swap.max", "0")):
+        (tmp_path / f"memory.{name}").write_text(n_bytes)
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+
+    assert machine.free_memory_bytes() == 500_000
+    assert machine.memory_bytes() == 900_000
+
+
 def test_the_tightest_group_from_the_own_one_to_the_root_limits_memory_and_cores(monkeypatch, tmp_path):
     groups = {"": ("max", "max 100000"), "a.slice": ("900000", "300000 100000"), "a.slice/b.service": ("800000", "max 100000")}
     for group, (memory, cpu) in groups.items():

@@ -253,12 +253,20 @@ def test_the_built_in_backends_come_through_the_same_door() -> None:
 
 READS = backend_source() + "    def load_vocabulary(self, path):\n        {}\n"
 READS_NOTHING = "from cllm.errors import LoadFailed; raise LoadFailed('no SentencePiece file')"
+CANNOT_READ = "raise ValueError('four bytes are missing')"
 
 
-def test_a_files_vocabulary_is_read_by_the_first_that_can(install: Install) -> None:
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (READS_NOTHING, "no SentencePiece file"),
+        (CANNOT_READ, "backend acme could not read the vocabulary: ValueError: four bytes are missing"),
+    ],
+)
+def test_a_files_vocabulary_is_read_by_the_first_that_can(install: Install, body: str, told: str) -> None:
     model: Any = SimpleNamespace(vocabulary=FileVocabulary("m.gguf"))
-    install("acme", READS.format(READS_NOTHING))
-    with pytest.raises(LoadFailed, match="no SentencePiece file"):
+    install("acme", READS.format(body))
+    with pytest.raises(LoadFailed, match=told):
         registry.vocabulary_of(model)
     install("llama-cpu", READS.format("return 'of ' + path"))
     assert registry.vocabulary_of(model) == "of m.gguf"  # type: ignore[comparison-overlap]

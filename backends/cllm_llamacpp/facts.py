@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
 
 from cllm.backend import ModelInfo, Pooling
 from cllm_llamacpp import amx
+from cllm_llamacpp.header import numbers_in
 
 _N_VALUE_BYTES_MAX: Final = 1 << 16  # longer values (a chat template) are the vocabulary's; nobody reads them here
 
@@ -27,6 +28,7 @@ EMBEDDERS: Final = frozenset(
 _APART_ALONE: Final = frozenset({"minimax-m3"})  # dense attention in a pool, where it is sparse (models/minimax-m3.cpp)
 _ALWAYS_APART: Final = frozenset({"deepseek4"})
 """Architectures whose sequences have cells of their own in a pool, too, and whose copies are made as late as in the next step."""
+_HEADS_KV: Final = "attention.head_count_kv"  # a number, or a list with one for each layer
 _WITH_INDEXERS: Final = frozenset({"deepseek32", "glm-dsa", "minimax-m3", "hy_v4"})
 """Architectures whose attention is sparse by keys of an indexer, which lie in a cache of their own."""
 
@@ -74,6 +76,9 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
         value = metadata.get(f"{architecture}.{key}", "")
         return int(value) if value.isdigit() else default
 
+    # Latent attention reads the values out of the keys; what an indexer's cache takes beside is not counted, so that they stay for that.
+    is_latent = bool(number("attention.key_length_mla", 0) and number("attention.value_length_mla", 0))
+    keeps_no_values = is_latent and architecture not in _WITH_INDEXERS
     return Facts(
         info=ModelInfo(
             name=metadata.get("general.name") or path.rpartition("/")[2].removesuffix(".gguf"),
@@ -86,9 +91,9 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
             build=_text(lib.llama_print_system_info()) + ("" if amx.is_sound(lib) else "AMX unused |"),
             metadata=metadata,
         ),
-        n_heads_kv=_n_heads_kv(lib, model, number("full_attention_interval", 1)),
+        n_heads_kv=_n_heads_kv(lib, model, number("full_attention_interval", 1), numbers_in(path, f"{architecture}.{_HEADS_KV}")),
         n_head_k=number("attention.key_length", n_embd // n_head),
-        n_head_v=number("attention.value_length", n_embd // n_head),
+        n_head_v=0 if keeps_no_values else number("attention.value_length", n_embd // n_head),
         has_recurrent_state=bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)),
         has_two_caches=architecture in _WITH_INDEXERS,
         needs_parts=architecture in _APART_ALONE,
@@ -101,13 +106,14 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
     )
 
 
-def _n_heads_kv(lib: Any, model: Any, interval: int) -> int:
-    """Return the key and value heads of all layers, of which each `interval`-th has attention; every one has as many as the first.
-
-    Lists are not among the metadata: where a hybrid has one of its layers' heads, they count as if all had attention.
+def _n_heads_kv(lib: Any, model: Any, interval: int, each: Sequence[int] = ()) -> int:
+    """Return the key and value heads of all layers: as many as `each` has, if the file says that, which of a layer without attention is 0;
+    else each `interval`-th has attention, and every one as many as the first.
     """
     if lib.llama_model_is_recurrent(model):
         return 0
+    if any(each):
+        return sum(each)
     n_layers: int = max(1, lib.llama_model_n_layer(model))
     n_heads: int = lib.llama_model_n_head_kv(model) or max(1, lib.llama_model_n_head(model))  # 0 where the first layer is recurrent
     return max(1, n_layers // max(1, interval)) * n_heads

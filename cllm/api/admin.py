@@ -63,6 +63,7 @@ def blueprint(context: Context) -> Blueprint:
     @routes.post("/models/load")
     async def load() -> Response:
         tenant = await _tenant(context)
+        tenant.try_again()
         await context.held(tenant)
         return json_response(_state(tenant))
 

@@ -94,6 +94,10 @@ class Tenant:
         n_doublings = min(max(self.n_failures - 1, 0), N_DOUBLINGS_MAX)  # of thousands there would be no float
         return min(FAILED_FOR_S * 2.0**n_doublings, FAILED_FOR_S_MAX)
 
+    def try_again(self) -> None:
+        """Do not wait any longer after a failure: who asks for it by name may have mended the file. Others wait as long, should it fail."""
+        self.failed_at = -math.inf
+
     def become(self, state: State) -> None:
         """Change the state. Who waited for the model has a hold on it from the moment that it is loaded."""
         self.state = state

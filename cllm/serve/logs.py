@@ -28,7 +28,7 @@ def configure_logging(settings: Settings) -> None:
     structlog.configure(
         processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(stderr),
+        logger_factory=structlog.WriteLoggerFactory(stderr),  # which writes a line at once, not its end after it
         cache_logger_on_first_use=False,  # loggers are module globals, made before this runs
     )
     # Python's parser warns of what models write (`"\d"`), once for each, in lines of its own that would wait for a reader.

@@ -51,7 +51,7 @@ class BarProgress:
         self._task = self._bar.add_task(name, total=1.0)
         self._bar.start()
         self._logger_factory = structlog.get_config()["logger_factory"]
-        structlog.configure(logger_factory=structlog.PrintLoggerFactory(lossy_stderr()))  # which is the bar's while it runs
+        structlog.configure(logger_factory=structlog.WriteLoggerFactory(lossy_stderr()))  # which is the bar's while it runs
 
     def update(self, share: float) -> None:
         """See `Progress.update`."""

@@ -7,11 +7,14 @@ import io
 import os
 import select
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, TextIO, cast
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by their numbers
 _N_CHARS = 1000  # with a line's end no more than 4,096 bytes: a pipe that is not full has room for them
+# Of all who write: lines of two would run into each other, and one could fill the pipe that another has just found room in.
+_WRITING = threading.RLock()
 CANNOT_WRITE = (OSError, ValueError)  # the disk is full, or nobody reads any more; it is closed
 
 
@@ -45,7 +48,7 @@ class _Lossy:
         self._is_cut = False  # the last one that was taken, which has no line end
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(*CANNOT_WRITE):
+        with _WRITING, contextlib.suppress(*CANNOT_WRITE):
             if self._n_lost and _takes(self._stream):
                 n_lost, self._n_lost = self._n_lost, 0
                 ending, self._is_cut = "\n" * self._is_cut, False

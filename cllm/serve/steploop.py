@@ -30,6 +30,7 @@ N_TURNS_FOR_COMPANIONS = 8  # of Trio's scheduler: about what a request needs fr
 COMPANIONS_S = 0.05
 SILENCE_S_LEAST, SILENCE_S_MOST = 0.001, 0.006  # after which nobody else is taken to come; timers are no finer
 BACK_UP_AFTER_S = 2.0  # without work for any model, what is cached goes to disk
+KEEP_LAYOUT_S = 1.0
 PATIENCE = 4.0  # times as long a silence is borne while fewer have come than the last time
 
 
@@ -236,11 +237,19 @@ class StepLoop(Loop):
             self._progress_at = trio.current_time()
             self._owed += self.scheduler.laid_out(self._limits_of(self._model), self._progress_at - vacated_at)
             self.on_layout(self._model)
-            try:
-                await trio.to_thread.run_sync(self._keep_layout, self._model.capabilities.kv_layout)
-            except Exception as error:  # the system has no thread left: the next start begins as this one did
-                log.warning("layout.unkept", why=in_one_line(error))
+            await self._keep(self._model.capabilities.kv_layout)
         log.info("layout", layout=layout.value, n_running=n_running, seconds=round(self._progress_at - began_at, 2))
+
+    async def _keep(self, layout: KvLayout) -> None:
+        """Keep it for the next start, which begins as this one did if that cannot be done soon: everybody's answers wait."""
+        why = f"the folder takes longer than {KEEP_LAYOUT_S:g} s"
+        with trio.move_on_after(KEEP_LAYOUT_S):
+            try:
+                await trio.to_thread.run_sync(self._keep_layout, layout, abandon_on_cancel=True)
+                return
+            except Exception as error:  # the system has no thread left
+                why = in_one_line(error)
+        log.warning("layout.unkept", why=why)
 
     # --- while nothing is owed ----------------------------------------------------------------------------------------
 

@@ -203,6 +203,23 @@ async def test_models_are_loaded_and_unloaded_where_the_operator_allows_it(serve
         assert (await api.post("/models/load", {"model": "c"})).status == 404
 
 
+async def test_who_has_mended_a_model_need_not_wait_until_it_would_be_tried_again(
+    serve_several: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> StepModel:
+        raise LoadFailed("a broken file")
+
+    async with serve_several("a", "b", enable_admin=True) as api:
+        assert (await api.post("/models/unload", {"model": "b"})).status == 200
+        with monkeypatch.context() as broken:
+            broken.setattr(Backend, "load", fail)
+            for path in ("/models/load", "/v1/completions", "/models/load"):
+                answer = await api.post(path, {"model": "b", "prompt": "x"})
+                assert (answer.status, answer.error["code"]) == (503, "load_failed")
+        assert (await api.post("/v1/completions", {"model": "b", "prompt": "x"})).status == 503
+        assert (await api.post("/models/load", {"model": "b"})).status == 200
+
+
 async def unload_and_load_late(api: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Unload b; what is loaded from now on waits for the event."""
     while (await api.post("/models/unload", {"model": "b"})).status != 200:  # noqa: ASYNC110 - as a client does

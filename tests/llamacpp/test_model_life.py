@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import attrs
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 
 from cllm.backend import Backend, Batch, FlashAttention, KvLayout, Lora, ModelSpec, StepModel
 from cllm.errors import LoadAborted, LoadFailed, ModelDied
@@ -21,6 +21,7 @@ from cllm.serve.worker.model import WorkerBackend
 from cllm.testing import tiny
 from cllm.testing.tiny import ARCHITECTURES, N_CTX_TRAIN
 from cllm_llamacpp import facts, make_cpu_backend, settings
+from cllm_llamacpp.header import numbers_in
 from cllm_llamacpp.library import open_library
 
 
@@ -137,6 +138,36 @@ def test_heads_of_keys_are_counted_where_layers_have_any(is_recurrent, n_first, 
         llama_model_n_head=lambda _: 32,
     )
     assert facts._n_heads_kv(lib, None, interval) == expected
+    assert facts._n_heads_kv(lib, None, interval, [0, 0, 8, 0]) == (0 if is_recurrent else 8)
+
+
+def test_lists_of_a_file_are_read_where_llama_cpp_keeps_none(tmp_path):
+    writer = GGUFWriter(path := tmp_path / "model.gguf", "granitehybrid")
+    writer.add_name("a name")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "bc"])
+    writer.add_array("granitehybrid.scales", [0.5, 1.5])
+    writer.add_head_count_kv([0, 8, 0, 4])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert numbers_in(str(path), "granitehybrid.attention.head_count_kv") == [0, 8, 0, 4]
+    assert numbers_in(str(path), "granitehybrid.scales") == numbers_in(str(path), "general.name") == numbers_in(str(path), "x") == []
+    whole = path.read_bytes()
+    for cut in range(0, len(whole) - 1, 7):
+        path.write_bytes(whole[:cut])
+        assert numbers_in(str(path), "granitehybrid.attention.head_count_kv") == []
+    path.write_bytes(whole[:24] + b"\xff" * 64)
+    assert numbers_in(str(path), "granitehybrid.attention.head_count_kv") == numbers_in(str(tmp_path / "none"), "x") == []
+
+
+@pytest.mark.parametrize(("architecture", "n_head_v"), [("qwen3", 0), ("glm-dsa", 16)])
+def test_latent_attention_keeps_no_values(load, monkeypatch, architecture, n_head_v):
+    model = load("qwen3")
+    told = model.info.metadata | {"general.architecture": architecture}
+    told |= {f"{architecture}.attention.{name}": "16" for name in ("key_length", "value_length", "key_length_mla", "value_length_mla")}
+    monkeypatch.setattr(facts, "metadata_of", lambda _lib, _model: told)
+    found = facts.facts_of(model._lib, model._native.model, "model.gguf")
+    assert (found.n_head_k, found.n_head_v) == (16, n_head_v)
 
 
 def test_a_memory_of_states_alone_has_room_for_eight_contexts_whatever_is_free(load):

@@ -21,6 +21,7 @@ from cllm.engine.memory.prices import PREFILL_ROW_S
 from cllm.engine.sampling.params import StopParams
 from cllm.engine.sequence import SequenceSpec
 from cllm.errors import ContextExceeded, DeadlineExceeded, LoadFailed, ModelDied, Unavailable
+from cllm.serve import steploop
 from cllm.serve.disktier import DiskTier
 from cllm.testing.engine import RunningEngine, running_engine
 from cllm.testing.fake import FakeModel
@@ -276,6 +277,23 @@ async def test_a_restarted_server_goes_on_with_the_layout_that_it_had() -> None:
     async with running_engine(second, SETTINGS, cost=cost(second), begins_apart=True) as running:
         await ask_and_compare(running, words(1, seed=2))
         assert second.capabilities.kv_layout is KvLayout.STREAMS
+        assert running.scheduler.totals.n_layouts == 1
+
+
+async def test_a_folder_that_does_not_take_the_layout_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steploop, "KEEP_LAYOUT_S", 0.01)
+    taken = threading.Event()
+    model = FakeModel(lays_out=True)
+
+    def keep(_layout: KvLayout) -> None:
+        taken.wait()
+
+    async with running_engine(model, SETTINGS, cost=cost(model), keep_layout=keep) as running:
+        try:
+            with trio.fail_after(TEST_S):
+                await ask_and_compare(running, words(60, seed=1))
+        finally:
+            taken.set()
         assert running.scheduler.totals.n_layouts == 1
 
 

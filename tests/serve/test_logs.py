@@ -12,8 +12,10 @@ import signal
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -265,3 +267,22 @@ def test_a_traceback_tells_where_it_was_and_not_what_was_asked(monkeypatch: pyte
                 logger.exception("failed")
     assert PROMPT not in stream.getvalue()
     assert stream.getvalue().count("read_prompt") >= 2, stream.getvalue()
+
+
+def test_lines_of_several_threads_do_not_run_into_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with open(tmp_path / "log", "w", buffering=1) as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        patch.setattr(logging.getLogger(), "handlers", [])
+        configure_logging(Settings(log_format="json"))
+
+        def write(log: Any) -> None:
+            for n in (10, 6_000) * 100:
+                log.warning("x" * n)
+
+        writers = [threading.Thread(target=write, args=(log,)) for log in (structlog.get_logger("ours"), logging.getLogger("foreign")) * 2]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+    lengths = Counter(len(json.loads(line)["event"]) for line in (tmp_path / "log").read_text().splitlines())
+    assert lengths == {10: 400, 6_000: 400}

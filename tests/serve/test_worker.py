@@ -30,7 +30,7 @@ from cllm.engine.sampling.dry import TokenSet
 from cllm.engine.sampling.params import SamplingParams
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, LoadAborted, LoadFailed, ModelDied, TokenizeFailed, Unavailable
 from cllm.serve.disktier import DiskTier
-from cllm.serve.worker import frames
+from cllm.serve.worker import frames, start
 from cllm.serve.worker import life as workerlife
 from cllm.serve.worker import main as workermain
 from cllm.serve.worker.crossing import Bench
@@ -828,3 +828,15 @@ async def test_a_worker_that_has_other_cores_is_the_same_model(model: WorkerMode
         kill(model)
         (given,) = await answers(running, make_spec("b", 8))
     assert given.text == text_alone("b", 8)
+
+
+def test_what_a_plugin_starts_in_a_worker_is_not_given_our_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+    monkeypatch.setattr(workermain, "main", lambda: seen.append(os.environ.get("PYTHONPATH")))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for own in ("", "/the/server's"):
+        monkeypatch.setenv("PYTHONPATH", "/all/that/the/server/imports/from")
+        monkeypatch.setenv(start.OWN_PATH, own)
+        start.main()
+        assert start.OWN_PATH not in os.environ
+    assert seen == [None, "/the/server's"]

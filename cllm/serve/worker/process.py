@@ -21,6 +21,7 @@ import msgspec
 from cllm.errors import in_one_line
 from cllm.serve.worker import frames
 from cllm.serve.worker.frames import Channel, Ended, Garbled
+from cllm.serve.worker.start import OWN_PATH
 
 N_LINE_MAX: Final = 1 << 16  # bytes of what it writes that are one line at most
 N_LINES_KEPT: Final = 4  # of what it said last, to explain its death
@@ -56,7 +57,12 @@ class WorkerProcess:
                 pass_fds=numbers,
                 process_group=0,  # what a terminal sends to its group comes before it can be deaf to it
                 # Of what ggml says as it aborts the last line is told, which is to be why, and no debugger is to hold the dying process.
-                env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={
+                    **os.environ,
+                    "GGML_NO_BACKTRACE": "1",
+                    OWN_PATH: os.environ.get("PYTHONPATH", ""),
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                },
             )
         except BaseException:
             _close(ours)

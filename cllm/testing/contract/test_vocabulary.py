@@ -92,6 +92,7 @@ def _sample(vocabulary: Vocabulary) -> list[int]:
 
 
 def test_special_tokens_are_tokens_of_the_vocabulary(vocabulary: Vocabulary) -> None:
+    assert isinstance(vocabulary.end_tokens, frozenset)
     for token in (vocabulary.bos, vocabulary.eos, *vocabulary.end_tokens):
         assert token is None or 0 <= token < vocabulary.n_tokens
     assert vocabulary.eos is None or vocabulary.eos in vocabulary.end_tokens
