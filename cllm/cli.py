@@ -228,15 +228,28 @@ def _first_key(keys: str | None) -> str | None:
     return keys and keys.partition(",")[0].strip().partition(" ")[0]
 
 
-_SERVER_ONLY: Final = frozenset({"Requests", "Network"})
+_SECTIONS_OF_A_SERVER: Final = frozenset({"Requests", "Network"})
+_OF_A_SERVER: Final = frozenset(
+    {
+        "--models",
+        "--models-memory-mb",
+        "--lora-dir",
+        "--grace-s",
+        "--log-prompts",
+        "--metrics-aliases",
+        "--enable-benchmark",
+        "--enable-admin",
+    }
+)
 
 
 class _WithoutServer(DefaultFormatter):
-    """Leaves out the sections of the help page that mean nothing without a server; their options are still read."""
+    """Leaves out of the help page what means nothing without a server; these options are still read."""
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-        if panel.title not in _SERVER_ONLY:
-            super().__call__(console, options, panel)
+        if panel.title not in _SECTIONS_OF_A_SERVER:
+            entries = [entry for entry in panel.entries if _OF_A_SERVER.isdisjoint(entry.positive_names)]
+            super().__call__(console, options, panel.copy(entries=entries))
 
 
 _REFERENCE = Annotated[str, Parameter(help="USER/REPO, USER/REPO:QUANTISATION as in :Q4_K_M, or USER/REPO:FILE.gguf")]

@@ -274,7 +274,7 @@ class Settings:
     )
     parallel: Annotated[int | None, MEMORY, _short("-np")] = _setting(
         None,
-        "sequences that run at once (default: as many as keep --itl-max-ms, at most 64, or what a model that is no llama.cpp has)",
+        "sequences that run at once (default: as many as keep --itl-max-ms, at most 64; of a model that schedules itself, all its slots)",
         _between(1, N_SLOTS_MAX),
     )
     kv: Annotated[KvLayout, MEMORY] = _setting(
@@ -325,8 +325,8 @@ class Settings:
     )
     itl_max_ms: Annotated[float | None, SPEED] = _setting(
         None,
-        "time between tokens to aim at: no more sequences run at once, and no step with prompts takes longer, than keeps it (default: "
-        "250, or with --parallel none)",
+        "time between tokens to aim at: no more sequences run at once than keep it, and steps with prompts are no longer, as far as a row "
+        "is not dear then (default: 250, or with --parallel none)",
         _positive,
     )
     itl_target_ms: Annotated[float | None, SPEED] = _setting(

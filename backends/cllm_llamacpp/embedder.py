@@ -62,7 +62,10 @@ def sizes_of(spec: ModelSpec, facts: Facts, n_vocab: int, *, n_usual: int, free_
     n_tokens = min(facts.info.n_ctx_train, spec.n_cells or max(_N_TOKENS_LEAST, min(n_usual, fitting)))
     least, most = _N_ROWS
     n_rows = min(max(_N_BYTES_OF_LOGITS // (4 * n_vocab) // least * least, least), most, spec.n_rows_max, n_tokens)
-    return Sizes(n_tokens_max=n_tokens, n_cells=n_tokens + _N_CELLS_BESIDE, n_rows_max=n_rows, n_slots=n_slots, can_split=True)
+    n_cells = n_tokens + _N_CELLS_BESIDE
+    if facts.n_ctx_unscaled is not None and n_tokens <= facts.n_ctx_unscaled:
+        n_cells = min(n_cells, facts.n_ctx_unscaled)  # with more, llama.cpp gives all inputs the positions of long ones
+    return Sizes(n_tokens_max=n_tokens, n_cells=n_cells, n_rows_max=n_rows, n_slots=n_slots, can_split=True)
 
 
 def make_embedder(

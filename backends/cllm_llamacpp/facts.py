@@ -29,7 +29,7 @@ _APART_ALONE: Final = frozenset({"minimax-m3"})  # dense attention in a pool, wh
 _ALWAYS_APART: Final = frozenset({"deepseek4"})
 """Architectures whose sequences have cells of their own in a pool, too, and whose copies are made as late as in the next step."""
 _HEADS_KV: Final = "attention.head_count_kv"  # a number, or a list with one for each layer
-_WITH_INDEXERS: Final = frozenset({"deepseek32", "glm-dsa", "minimax-m3", "hy_v4"})
+_WITH_INDEXERS: Final = frozenset({"deepseek32", "dots3note", "glm-dsa", "glm5-next", "minimax-m3", "hy_v4"})
 """Architectures whose attention is sparse by keys of an indexer, which lie in a cache of their own."""
 
 
@@ -78,7 +78,7 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
 
     # Latent attention reads the values out of the keys; what an indexer's cache takes beside is not counted, so that they stay for that.
     is_latent = bool(number("attention.key_length_mla", 0) and number("attention.value_length_mla", 0))
-    keeps_no_values = is_latent and architecture not in _WITH_INDEXERS
+    keeps_no_values = is_latent and architecture not in _WITH_INDEXERS and not number("attention.indexer.key_length", 0)
     return Facts(
         info=ModelInfo(
             name=metadata.get("general.name") or path.rpartition("/")[2].removesuffix(".gguf"),

@@ -15,8 +15,9 @@ import attrs
 
 from cllm.errors import TokenizeFailed
 
-N_BYTES_PIECE: Final = 1 << 14  # of a piece at least: two thousand names of eight bytes, which take 20 ms
-N_NAMES_MAX: Final = 1 << 15  # of a piece, behind its first bytes, where a text cannot be cut; they take four seconds
+N_BYTES_PIECE: Final = 1 << 11  # of a piece at least: a thousand names of one byte with another between them take 10 ms
+N_NAMES_MAX: Final = 1 << 15  # of a piece, behind its first bytes, where a text cannot be cut; they take four seconds, or twice that
+_BLANKS: Final = b" \t\n\v\f\r"
 _N_BYTES_SEARCHED: Final = 1 << 16  # at a time: Python's other threads wait meanwhile
 
 # LLAMA_TOKEN_ATTR_*
@@ -46,16 +47,21 @@ class Names:
             return None
         firsts = {name[0] for name in attributes}
         inner = {byte for name in attributes for byte in name[1:]}
-        whole = {name for name, told in attributes.items() if name[0] not in inner and firsts.isdisjoint(name[1:]) and not _strips(told)}
+        may_strip = any(map(_strips, attributes.values()))  # then a name may take away what is before it or behind it
+        whole = {
+            name
+            for name, told in attributes.items()
+            if name[0] not in inner and firsts.isdisjoint(name[1:]) and not _strips(told)
+            if not may_strip or name == name.strip(_BLANKS)
+        }
         runs = {
             name[0]
             for name in attributes
             if len(name) == 1 and all(name[0] not in other or set(other) == {name[0]} for other in attributes)
         }
-        may_run = not any(map(_strips, attributes.values()))  # or a name behind the row might take it away
         pattern = re.compile(_regex(_trie(attributes)), re.DOTALL)
         longest = max(map(len, attributes))
-        return cls(pattern=pattern, n_bytes_max=longest, whole=frozenset(whole), runs=frozenset(runs if may_run else ()))
+        return cls(pattern=pattern, n_bytes_max=longest, whole=frozenset(whole), runs=frozenset(() if may_strip else runs))
 
     def pieces(self, data: bytes, *, may_cut: bool) -> Iterator[bytes]:
         """Cut `data`, if it is long; together the pieces are it. Raises: TokenizeFailed where a piece has too many names."""

@@ -26,9 +26,11 @@ _N_BYTES_MAX: Final = 1 << 22  # 2.5 GiB of stack
 
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
-_TOO_SLOW: Final = {"superbpe": re.compile(rb"[0-9]{100,}")}
-"""Runs that take a pre-tokeniser time that grows with the square of their length: 20,000 digits take superbpe 20 s."""
-_N_SQUARE_MAX: Final = 20_000_000  # of all runs, which take a second
+_TOO_SLOW: Final = {"superbpe": re.compile(rb"[0-9]{40,}")}
+"""Runs that take a pre-tokeniser time that grows with the square of their length: 20,000 digits take superbpe 20 s. All that there is room
+for of shorter ones take seconds.
+"""
+_N_SQUARE_MAX: Final = 20_000_000  # of all runs together, which take a second
 
 
 _NONE: Final = 0  # LLAMA_VOCAB_TYPE_NONE
@@ -109,7 +111,7 @@ class LlamaVocabulary:
 
     def _pieces(self, data: bytes, parse_special: bool) -> list[bytes]:
         """A long text in pieces that have the tokens of the whole."""
-        if len(data) <= N_BYTES_PIECE:
+        if len(data) <= 2 * N_BYTES_PIECE:
             return [data]
         if parse_special not in self._names:  # found twice at worst, as pieces of tokens
             self._names[parse_special] = names_of(self._lib, self._vocab, self.n_tokens, parse_special=parse_special)

@@ -57,7 +57,7 @@ def comparisons(runs: Sequence[Run]) -> list[str]:
     if not rows:
         return [_peers(run) for run in runs]
     alike, others = ([run for run in runs if bool(run["settings"].get("ours")) is with_options] for with_options in (False, True))
-    parts = (("cLLM told only what every server is", alike), ("With options, as another backend", others))
+    parts = (("cLLM told only what every server is", alike), ("With other options, as another backend", others))
     counts = [f"{what}: {_verdicts(some)}" for what, some in parts if some]
     return [
         f"The main figures of all ({'. '.join(counts)}). What follows has the others, and every setting.\n",

@@ -228,24 +228,27 @@ are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at
 always is here, llama-server as it comes gives each slot cells of its own, so that it is what `-no-kvu` is; and at one slot `-kvu` is too,
 and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of equals, too. The other runs have fewer, chosen by shorter runs
 that are not kept, and a setting that is not there is not known to be slower; nor is one that was left after two pairs of one start: at 8,
-beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, and after 1.6 beside `-kvu -b 64`, which
-went on; at 16 `-kvu -b 64` was left, beside which they came after 1.95 times its time. A server's memory is its greatest since its start,
-and caches of prompts grow with every pass, so the last pass of each start stands for it, mostly the second.
+beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, as beside `-kvu -b 64`, which went on. A
+server's memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start stands for it,
+mostly the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
 takes no more than 48 steps of their answers and six seconds (thirty where they have all places), and then generates for all. At 8,
 `no prompt cache` has its first texts sooner at p50, cLLM's after 1.20 times its time: it computes the first of those who come together by
 itself, and whoever has begun waits a second while the others are computed. `-kvu -b 64` has them after six tenths of cLLM's time, while
-those who have begun wait for half a second, and its tokens/s are less. `no prompt cache` saves nothing on the host and takes the least
-memory; in a run that is not kept cLLM had 297 MB of what ended there after one pass beside other work. Where 160 requests come five at a
-time, `-no-kvu` keeps more of what ended, and cLLM has 0.32 of its memory. At 16 it is as at 8: beside llama-server as it comes tokens/s,
-first texts at p50, gaps up to p99 and whole answers are within three percent, none of which tells who is better, and `-b 64` has first
-texts at p50 after 0.56 of cLLM's time, by the same trade: it lets those who have begun wait, its gaps are three times as long at p99, and
-its tokens/s are less. At 24, on the machine with AMX, nothing but first texts at p50 and memory tells who is better: tokens/s are 1.01 of
-the best setting's, gaps at p50 1.00 and at p99 1.12; at p50 first texts come after 1.81 times the time of `-b 64`, whose tokens/s are 0.89
-of cLLM's, and whose gaps at p99 1.8 times as long. At 32, there too, tokens/s and gaps are within three percent of the best settings', none
-of which tells who is better; first texts come after 1.13 times `-no-kvu`'s time at p90, and after 1.48 times that of `-kvu -b 64` at p50,
+those who have begun wait for half a second, and its tokens/s are less. Beside `-kvu`, whose ten pairs are of two revisions (checks of types
+ran for seconds beside some of them), cLLM has 1.10 times the tokens/s, which does not tell who is better (0.98 to 1.24), and first texts at
+p50 after 0.90 of its time. `no prompt cache` saves nothing on the host and takes the least memory; in a run that is not kept cLLM had 297
+MB of what ended there after one pass beside other work. Where 160 requests come five at a time, `-no-kvu` keeps more of what ended, and
+cLLM has 0.32 of its memory. At 16 it is as at 8: beside llama-server as it comes tokens/s, first texts at p50, gaps up to p99 and whole
+answers are within three percent, none of which tells who is better, and `-b 64` has first texts at p50 after 0.56 of cLLM's time, by the
+same trade: it lets those who have begun wait, its gaps are three times as long at p99, and its tokens/s are less. `-kvu -b 64` trades more,
+in ten pairs: first texts at p50 after 0.60 of cLLM's time, gaps at p99 3.8 times as long, and cLLM has 1.20 times its tokens/s (1.14 to
+1.27). At 24, on the machine with AMX, nothing but first texts at p50 and memory tells who is better: tokens/s are 1.01 of the best
+setting's, gaps at p50 1.00 and at p99 1.12; at p50 first texts come after 1.81 times the time of `-b 64`, whose tokens/s are 0.89 of
+cLLM's, and whose gaps at p99 1.8 times as long. At 32, there too, tokens/s and gaps are within three percent of the best settings', none of
+which tells who is better; first texts come after 1.13 times `-no-kvu`'s time at p90, and after 1.48 times that of `-kvu -b 64` at p50,
 whose tokens/s are two thirds of cLLM's. The first 32 come together after a median of 4.2 s there, so that in eight of ten passes they miss
 the 4 s of a good request; `-no-kvu`'s come after 3.8, but starts differ so much that who has more good ones is not told apart.
 
@@ -262,38 +265,21 @@ the rest needs; with a hundredth of that (`GOMP_SPINCOUNT=3000`), ten pairs of t
 the tokens/s, so that was left as it is. First texts come after 1.05 times the time at p50 beside llama-server as it comes (1.01 to 1.09),
 and 1.12 beside `no prompt cache`, which saves nothing of what ended when the next one comes.
 
-**Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So gaps at p99 are 0.3 to 0.5
-times as long here, and more of the gaps have a piece of a prompt in them; those gaps make p90 1.9 to 2.6 times as long at 8, where more
-than one in ten has such a piece. First texts come later at p50 there; of `mixed` those at p90 come sooner, and those at p99 later. No order
-of the same rows gives much more tokens/s. These workloads have some sixteen rows of prompts for each seven tokens, and by the single calls
-above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of 25; 104 in a pool
-in pieces of 25. (`mixed` has fourteen.) `mixed-small` at 16 and at 8 has all settings, on a machine with AVX2 alone. At 16 these are ten
-pairs of each but `-kvu -b 64`, of which there are two, and of llama-server as it comes, which is what `-no-kvu` is. Who has more tokens/s
-is not told apart: cLLM has 1.03 of `-no-kvu`'s (0.94 to 1.12) and 0.96 of those of `no prompt cache` (0.85 to 1.09), beside which it does
-worst at nearly everything. Gaps are 1.34 and 1.32 times as long at p50 and 0.40 and 0.38 at p99, first texts come at p99 after 1.28 and
-1.37 times the time. At p50 they come after 1.00 times `-no-kvu`'s and 1.40 times the other's (0.97 to 2.02), which saves nothing on the
-host and takes 0.87 of cLLM's memory; `-no-kvu` takes 1.6 times as much. Beside `-b 64`, which computes them in pieces too, it has 1.10
-times the tokens/s (1.06 to 1.15), first texts at p50, p90 and p99 after 0.67, 0.75 and 0.84 of its time, whole answers at p50 after 0.89,
-and gaps at p99 that are 1.05 times as long (0.80 to 1.37). Beside `-b 32`, whose pieces are smaller, it has 1.26 times the tokens/s (1.16
-to 1.36), first texts at p50, p90 and p99 after 0.43, 0.31 and 0.25 of its time, and gaps 0.74 times as long at p50, 1.91 times at p90 (1.63
-to 2.24) and 1.39 times at p99 (0.94 to 2.05). Beside `-kvu` it has 1.20 times the tokens/s (1.07 to 1.36), whole answers at p50 and p99
-after 0.80 of the time, gaps at p90 and p99 that are 0.58 and 0.37 times as long, and first texts after 0.83 of the time at p90 and 1.27
-times at p99 (1.06 to 1.52); single test files of some seconds ran beside these pairs. A run on the machine with AMX, which is not kept, had
-first texts after 1.39 times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on a
-machine with AVX-512 0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps
-1.4 times as long at p99. At 8 they are of the same settings. Who has more tokens/s is not told apart: cLLM has 0.975 of `-no-kvu`'s (0.85
-to 1.12), 0.97 of those of `no prompt cache` (0.90 to 1.06), 1.02 of `-b 64`'s (0.98 to 1.07) and 1.04 of `-b 32`'s (0.95 to 1.14). It has
-1.13 times those of `-kvu` (1.04 to 1.21), whole answers at p50 and p99 after 0.88 and 0.87 of its time, first texts after 0.72 at p90 and
-1.20 times at p99 (0.92 to 1.55), and gaps that are 1.63 times as long at p90 (1.34 to 1.99) and 0.28 times at p99; checks of types ran
-beside these pairs for some seconds. Beside `-no-kvu` and `no prompt cache` first texts come at p50 after 1.39 and 1.62 times the time, and
-gaps at p99 are 0.37 and 0.36 times as long; beside `-b 64` first texts come at p50 after 1.19 times the time (0.98 to 1.45), and gaps are
-1.20 times as long at p50, 0.69 at p90 and 0.78 at p99; beside `-b 32` first texts come at p50, p90 and p99 after 0.80 (0.62 to 1.03), 0.67
-and 0.70 of its time, and gaps are 0.78 times as long at p50, 1.23 at p90 (0.94 to 1.63) and 1.34 at p99 (0.87 to 2.06). `no prompt cache`,
-which saves nothing on the host, takes 0.73 of cLLM's memory. In two pairs each cLLM had 1.06 (as it comes) and 1.29 times (`-kvu -b 64`)
-the tokens/s. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's
-requests were not as slow in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within
-four percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are
-not kept.
+**Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So cLLM's slowest gaps are
+0.3 to 0.5 times as long, and more of its gaps have a piece of a prompt in them: at 8 more than one in ten, which makes p90 1.9 to 2.6 times
+as long. Half of the first texts come later at 8; of `mixed` those at p90 come sooner, and those at p99 later. Who has more tokens/s is not
+told apart, and no order of the same rows gives much more: these workloads have some sixteen rows of prompts for each seven tokens, and by
+the single calls above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of
+25; 104 in a pool in pieces of 25. (`mixed` has fourteen.) `mixed-small` at 16 and at 8 has all settings, on a machine with AVX2 alone;
+single test files and checks of types ran for some seconds beside the pairs of `-kvu`. `no prompt cache`, which saves nothing on the host,
+is the best of them at most figures. `-b 64` and `-b 32` cut prompts, too: at 16 cLLM has 1.10 and 1.26 times their tokens/s, and half of
+its first texts after 0.67 and 0.43 of the time; at 8 they are not told apart. `-kvu` has fewer tokens/s at both. A run on the machine with
+AMX, which is not kept, had first texts after 1.39 times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one
+of an earlier revision on a machine with AVX-512 0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02
+times the tokens/s, and gaps 1.4 times as long at p99. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of
+the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a simulation the scheduler needs as long for
+all of them as the faster starts did, within four percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to
+1.10 of its time for the same step; these are not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for
@@ -383,7 +369,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-seed-40x8-c1": "2026-11-29 da728bc734",
     "peers-seed-40x8-c16-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c16-openvino-Q8_0": "2026-11-25 16be67a521",
-    "peers-seed-40x8-c16": "2026-11-28 f0a314f684",
+    "peers-seed-40x8-c16": "2026-11-30 612387b6b7",
     "peers-seed-40x8-c24": "2026-11-28 96017e7e88",
     "peers-seed-40x8-c32-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c32-openvino-Q8_0": "2026-11-25 16be67a521",
@@ -391,7 +377,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-seed-40x8-c8-openvino-Q4_K_M-matched": "2026-11-22 534e0ba3e8",
     "peers-seed-40x8-c8-openvino-Q4_K_M": "2026-11-25 16be67a521",
     "peers-seed-40x8-c8-openvino-Q8_0": "2026-11-25 16be67a521",
-    "peers-seed-40x8-c8": "2026-11-27 164e1040b0",
+    "peers-seed-40x8-c8": "2026-11-30 612387b6b7",
     "peers-seed-40x8-llama-cpp-python": "2026-11-28 4bb071c4dc",
     "peers-shared-prefix": "2026-11-29 da728bc734",
     "promises-chat-turns-demo": "2026-11-24 e7534ea24e+",

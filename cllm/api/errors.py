@@ -93,7 +93,9 @@ def response_of(error: RequestError, shape: ErrorShape, headers: dict[str, str] 
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         response.headers["Retry-After"] = str(whole_seconds(retry_after_s))
-    if error.status == 501 or error.code in _FAILS_AGAIN:  # OpenAI's and Anthropic's packages ask three times for whatever is a 5xx
+    if (
+        error.status == 501 or error.code in _FAILS_AGAIN or isinstance(error, errors.TemplateFailed)
+    ):  # OpenAI's and Anthropic's packages ask three times for whatever is a 5xx
         response.headers["x-should-retry"] = "false"
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"

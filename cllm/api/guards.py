@@ -22,7 +22,7 @@ OPEN = ApiKey(secret="", priority=None)  # whose requests are nobody's
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _CORS_HEADERS = "authorization, content-type, x-api-key, x-request-id"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")
-_CORS_EXPOSED = "retry-after, x-request-id, request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
+_CORS_EXPOSED = "retry-after, x-should-retry, x-request-id, request-id, x-cllm-cached-tokens, x-cllm-queue-ms"
 _ANTHROPIC = "/v1/messages"
 _CORS_MAX_AGE_S = 600
 _CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")

@@ -10,11 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TextIO, cast
+from weakref import WeakKeyDictionary
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by their numbers
 _N_CHARS = 1000  # with a line's end no more than 4,096 bytes: a pipe that is not full has room for them
-# Of all who write: lines of two would run into each other, and one could fill the pipe that another has just found room in.
-_WRITING = threading.RLock()
+# Of all who write to a stream: lines of two would run into each other, and one could fill the pipe that another has just found room in. One
+# for each stream: while a bar is shown, standard error is rich's, which has locks of its own and writes to what is below.
+_WRITING: WeakKeyDictionary[TextIO, threading.RLock] = WeakKeyDictionary()
 CANNOT_WRITE = (OSError, ValueError)  # the disk is full, or nobody reads any more; it is closed
 
 
@@ -43,12 +45,13 @@ class _Lossy:
 
     def __init__(self, stream: TextIO, notice: Callable[[int], str]) -> None:
         self._stream = stream
+        self._writing = _WRITING.setdefault(stream, threading.RLock())
         self._notice = notice  # the line that tells how many were lost
         self._n_lost = 0  # writes, since the last one that was taken
         self._is_cut = False  # the last one that was taken, which has no line end
 
     def write(self, text: str) -> int:
-        with _WRITING, contextlib.suppress(*CANNOT_WRITE):
+        with self._writing, contextlib.suppress(*CANNOT_WRITE):
             if self._n_lost and _takes(self._stream):
                 n_lost, self._n_lost = self._n_lost, 0
                 ending, self._is_cut = "\n" * self._is_cut, False

@@ -55,6 +55,7 @@ class StepLoop(Loop):
             scheduler.memory.offload.pool.keep_evicted()
         self._limits_of = limits_of  # of the model, when its cells have been laid out anew
         self._keep_layout = keep_layout  # for the next start; may block
+        self._keeping = trio.CapacityLimiter(1)
         self._worker = model if isinstance(model, WorkerModel) else None
         self._turns = thread if self._life is None else Waiting(thread)
         self._is_idle = False
@@ -243,12 +244,13 @@ class StepLoop(Loop):
     async def _keep(self, layout: KvLayout) -> None:
         """Keep it for the next start, which begins as this one did if that cannot be done soon: everybody's answers wait."""
         why = f"the folder takes longer than {KEEP_LAYOUT_S:g} s"
-        with trio.move_on_after(KEEP_LAYOUT_S):
-            try:
-                await trio.to_thread.run_sync(self._keep_layout, layout, abandon_on_cancel=True)
-                return
-            except Exception as error:  # the system has no thread left
-                why = in_one_line(error)
+        if not self._keeping.borrowed_tokens:  # or the last one is not kept yet, and may never be
+            with trio.move_on_after(KEEP_LAYOUT_S):
+                try:
+                    await trio.to_thread.run_sync(self._keep_layout, layout, abandon_on_cancel=True, limiter=self._keeping)
+                    return
+                except Exception as error:  # the system has no thread left
+                    why = in_one_line(error)
         log.warning("layout.unkept", why=why)
 
     # --- while nothing is owed ----------------------------------------------------------------------------------------

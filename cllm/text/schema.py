@@ -146,7 +146,7 @@ def _require_tag(root: Schema, node: Schema, pointer: str) -> None:
     told = node.get("discriminator")
     name = told.get("propertyName") if isinstance(told, dict) else None
     alternatives = node.get("oneOf")
-    for one in alternatives if isinstance(alternatives, list) else ():
+    for one in alternatives if isinstance(name, str) and isinstance(alternatives, list) else ():
         meant = target(root, one["$ref"], pointer)[0] if isinstance(one, dict) and isinstance(one.get("$ref"), str) else one
         if not isinstance(meant, dict) or not isinstance(meant.get("properties"), dict) or name not in meant["properties"]:
             continue

@@ -14,6 +14,8 @@ import msgspec
 import pytest
 import trio
 
+from cllm import errors
+from cllm.api.errors import openai_shape, response_of
 from cllm.serve.engine import N_CHARS_INLINE
 from cllm.testing.fake import FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
@@ -422,3 +424,19 @@ async def test_reading_the_prompt_counts_in_the_time_that_a_request_gives_itself
 async def test_504_when_its_time_is_over_before_the_first_token(serve: Any, surface: Surface) -> None:
     async with serve(FakeModel(step_s=lambda batch: 0.05)) as api:
         check(surface, await api.post(surface.path, {**surface.body("x"), **surface.timeout(0.01)}), 504)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_final"),
+    [
+        (errors.TemplateSlow("the template takes too long"), True),
+        (errors.NotSupported("the model cannot"), True),
+        (errors.GenerationFailed("the model failed on this request", code="step_failed"), True),
+        (errors.GenerationFailed("the model failed on this request", code="stream_failed"), False),
+        (errors.GenerationFailed("the server behind this one failed", code="upstream_failed"), False),
+        (errors.Unavailable("the queue is full", retry_after_s=1.0), False),
+        (errors.InvalidRequest("n: expected a number"), False),
+    ],
+)
+def test_what_would_fail_again_says_so_to_packages_that_ask_again(error: errors.RequestError, is_final: bool) -> None:
+    assert (response_of(error, openai_shape).headers.get("x-should-retry") == "false") is is_final

@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from cllm.api.ollama.requests import ChatRequest, Message, _with_ids, chat_conversation
+from cllm.errors import InvalidRequest
 from cllm.serve.embedders import EmbeddingsOnly
 from cllm.testing.fake import END_OF_TURN, FakeModel, FakeVocabulary
 from cllm.testing.fake_embedder import FakeEmbedder
@@ -352,6 +353,7 @@ async def test_roles_are_read_as_ollama_and_its_clients_write_them_and_what_was_
         {"role": "developer", "content": "Be brief."},
         {"role": "USER", "content": "why?"},
         {"role": "thinking", "content": "hm"},
+        {"role": "thinking", "content": "so"},
         {"role": "assistant", "content": "Because."},
         {"role": "thinking", "content": "left over"},
         {"role": "user", "content": "and?"},
@@ -360,7 +362,7 @@ async def test_roles_are_read_as_ollama_and_its_clients_write_them_and_what_was_
     assert chat_conversation(body, can_go_on=True).messages == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "why?"},
-        {"role": "assistant", "content": "Because.", "reasoning_content": "hm"},
+        {"role": "assistant", "content": "Because.", "reasoning_content": "hm\nso"},
         {"role": "user", "content": "and?"},
     ]
     async with serve() as api:
@@ -369,3 +371,16 @@ async def test_roles_are_read_as_ollama_and_its_clients_write_them_and_what_was_
         unknown = await api.post("/api/chat", chat(messages=[{"role": "narrator", "content": "x"}]))
     assert (alone.status, "messages" in alone.error) == (400, True)
     assert (unknown.status, unknown.error.startswith("messages[0].role: expected one of system,")) == (400, True)
+
+
+def test_a_thought_that_comes_last_is_of_the_answer_to_come_and_not_of_the_turn_before() -> None:
+    turns = [Message(role="user", content="why?"), Message(role="assistant", content="It is "), Message(role="thinking", content="hm")]
+    conversation = chat_conversation(ChatRequest(messages=turns), can_go_on=True)
+    assert (conversation.continue_final_message, conversation.add_generation_prompt) == (False, True)
+
+
+def test_of_images_that_a_tool_gave_the_model_is_told() -> None:
+    body = ChatRequest(messages=[Message(role="tool", content="a page", images=["x"])])
+    assert chat_conversation(body, can_go_on=True).messages[0]["content"] == "a page\n(an image, which cannot be seen here)"
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\].images: "):
+        chat_conversation(ChatRequest(messages=[Message(role="user", content="x", images=["x"])]), can_go_on=True)

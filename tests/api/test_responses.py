@@ -589,6 +589,7 @@ async def test_a_conversation_that_began_at_openai_goes_on_without_what_its_serv
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id"),
         ({"input": [{"id": "msg_x"}]}, "input[0].id"),
+        ({"input": [{"id": "msg_x", "content": "said otherwise"}]}, "input[0].role"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),

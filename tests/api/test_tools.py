@@ -541,7 +541,10 @@ async def test_a_schema_that_no_grammar_holds_is_no_reason_to_refuse_where_nothi
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "no JSON"}}]}, "tool_calls[0].function.arguments"),
+        *(
+            ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": text}}]}, "tool_calls[0].function.arguments")
+            for text in ("no JSON", "{'a': 'b'}", '{"a": NaN}', '{"a": 1}{"b": 2}', '{"a": 1,}', '{"a": [}')
+        ),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]}, "tool_calls[0].function.arguments"),
         ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, "tool_calls[0].function.name"),
         ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),

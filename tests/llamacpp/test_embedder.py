@@ -352,3 +352,15 @@ def test_a_large_vocabulary_makes_steps_small_and_little_memory_contexts(load: A
     assert sizes(300).n_tokens_max == facts.info.n_ctx_train
     assert sizes(300, free_bytes=0).n_tokens_max == 512
     assert sizes(300, free_bytes=0, n_cells=700).n_tokens_max == 700
+
+
+def test_cells_for_short_inputs_beside_the_longest_give_no_input_the_positions_of_longer_ones(load: Any) -> None:
+    facts = load("qwen3")._facts
+    told = facts.info.metadata | {"qwen3.rope.scaling.original_context_length": "4096"}
+    scaled = attrs.evolve(facts, info=attrs.evolve(facts.info, n_ctx_train=16_384, metadata=told))
+    assert scaled.n_ctx_unscaled == 4096
+
+    def n_cells(n_tokens: int) -> int:
+        return sizes_of(ModelSpec(path="x", n_cells=n_tokens), scaled, 300, n_usual=8192, free_bytes=1 << 34).n_cells
+
+    assert [n_cells(n_tokens) for n_tokens in (2000, 4000, 4096, 4097)] == [2512, 4096, 4096, 4609]

@@ -160,7 +160,7 @@ def test_lists_of_a_file_are_read_where_llama_cpp_keeps_none(tmp_path):
     assert numbers_in(str(path), "granitehybrid.attention.head_count_kv") == numbers_in(str(tmp_path / "none"), "x") == []
 
 
-@pytest.mark.parametrize(("architecture", "n_head_v"), [("qwen3", 0), ("glm-dsa", 16)])
+@pytest.mark.parametrize(("architecture", "n_head_v"), [("qwen3", 0), ("glm-dsa", 16), ("glm5-next", 16)])
 def test_latent_attention_keeps_no_values(load, monkeypatch, architecture, n_head_v):
     model = load("qwen3")
     told = model.info.metadata | {"general.architecture": architecture}

@@ -251,13 +251,13 @@ def test_a_text_full_of_names_is_tokenised_in_short_pieces(vocabulary):
 
 
 def test_what_cannot_be_cut_is_refused_where_it_has_too_many_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(names, "N_NAMES_MAX", 100)
+    monkeypatch.setattr(names, "N_NAMES_MAX", 1000)
     vocabulary = sentencepiece(tmp_path / "named.gguf", monkeypatch, with_bytes=True, named=NAMED)
     at_first = "abac" * (names.N_BYTES_PIECE // 4)
-    assert tokens(vocabulary, at_first + "abac" * 99)
+    assert tokens(vocabulary, at_first + "abac" * 1000)
     with pytest.raises(TokenizeFailed, match="special tokens in a row"):
-        tokens(vocabulary, at_first + "abac" * 200)
-    assert tokens(vocabulary, at_first + "abac\n" * 200)
+        tokens(vocabulary, at_first + "abac" * 1001)
+    assert tokens(vocabulary, at_first + "abac\n" * 2000)
 
 
 def test_the_longest_name_at_a_place_is_found_also_where_the_search_goes_on(monkeypatch):
@@ -270,12 +270,18 @@ def test_the_longest_name_at_a_place_is_found_also_where_the_search_goes_on(monk
     assert found._next(b"." * 50, 0) is None
 
 
-def test_behind_names_that_take_blanks_away_no_text_is_cut(monkeypatch):
+@pytest.mark.parametrize("strips", [1 << 7, 1 << 8])
+def test_behind_blanks_that_a_name_may_take_away_no_text_is_cut(monkeypatch, strips):
     monkeypatch.setattr(names, "N_BYTES_PIECE", 4)
-    text = b"<a>  <b>\n\n" * 5
-    plain, strips = 1 << 4, 1 << 4 | 1 << 8
-    of = names.Names.of
-    assert len(list(of({b"<a>": strips}).pieces(text, may_cut=True))) == 1
-    pieces = list(of({b"<a>": strips, b"<b>": plain, b"\n": plain}).pieces(text, may_cut=True))
-    assert {piece[-3:] for piece in pieces[:-1]} == {b"<b>"}
-    assert b"".join(pieces) == text
+    of, plain = names.Names.of, 1 << 4
+    for text in (b"<a>  <a>  <a>", b"xx<a>\n\n\nfoo\n\nbar", b"xxx\n<a>foo\n\n<a>"):
+        assert list(of({b"<a>": plain | strips, b"\n": plain, b"\n\n": plain}).pieces(text, may_cut=True)) == [text]
+        assert list(of({b"<a>": plain | strips, b"\n": plain}).pieces(text, may_cut=True)) == [text]
+    assert list(of({b"<a>": plain | strips, b"<b>": plain}).pieces(b"<a> <b>  <b> x", may_cut=True)) == [b"<a> <b>", b"  <b> x"]
+
+
+def test_a_text_full_of_the_shortest_names_is_cut_into_pieces_of_few(tmp_path, monkeypatch):
+    vocabulary = sentencepiece(tmp_path / "named.gguf", monkeypatch, with_bytes=True, named=NAMED)
+    pieces = vocabulary._pieces(b"\na" * 50_000, False)
+    assert max(piece.count(b"\n") for piece in pieces) <= names.N_BYTES_PIECE // 2 + 1
+    assert b"".join(pieces) == b"\na" * 50_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Sequence
@@ -292,9 +293,13 @@ async def test_a_folder_that_does_not_take_the_layout_keeps_nobody_waiting(monke
         try:
             with trio.fail_after(TEST_S):
                 await ask_and_compare(running, words(60, seed=1))
+            assert running.scheduler.totals.n_layouts == 1
+            assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0, "others wait for these"
+            monkeypatch.setattr(steploop, "KEEP_LAYOUT_S", math.inf)
+            with trio.fail_after(TEST_S):  # the one before is under way still
+                await running.loop._keep(KvLayout.UNIFIED)
         finally:
             taken.set()
-        assert running.scheduler.totals.n_layouts == 1
 
 
 async def test_who_begins_apart_has_the_pool_back_before_more_than_a_step_of_shared_prompts_was_computed() -> None:

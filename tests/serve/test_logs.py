@@ -29,7 +29,7 @@ from cllm.serve.logs import configure_logging
 from cllm.serve.progress import BarProgress, make_progress, shown
 from cllm.serve.stdio import _Lossy, complain, tell
 from cllm.testing.fake import FakeModel
-from tests.serve.conftest import Steps, answers, make_spec, serving, text_alone
+from tests.serve.conftest import TEST_S, Steps, answers, make_spec, serving, text_alone
 
 PROMPT = "what nobody else may read"
 
@@ -286,3 +286,34 @@ def test_lines_of_several_threads_do_not_run_into_each_other(monkeypatch: pytest
             writer.join()
     lengths = Counter(len(json.loads(line)["event"]) for line in (tmp_path / "log").read_text().splitlines())
     assert lengths == {10: 400, 6_000: 400}
+
+
+def test_lines_that_come_while_a_bar_is_drawn_wait_for_no_lock_that_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(log: Any) -> None:
+        for n in range(150):
+            log.warning("told", n=n)
+
+    def draw(progress: BarProgress) -> None:
+        while not written.is_set():
+            progress._bar.refresh()  # as its own thread does, ten times in a second
+
+    monkeypatch.setenv("TERM", "xterm")
+    switched_s, written = sys.getswitchinterval(), threading.Event()
+    with standard_error(monkeypatch, is_terminal=True) as stream:
+        progress = make_progress("a model")
+        assert isinstance(progress, BarProgress)
+        writers = [threading.Thread(target=write, args=(structlog.get_logger("ours"),), daemon=True) for _ in range(2)]
+        drawer = threading.Thread(target=draw, args=(progress,), daemon=True)
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in (drawer, *writers):
+                thread.start()
+            for writer in writers:
+                writer.join(TEST_S)
+                assert not writer.is_alive()
+        finally:
+            sys.setswitchinterval(switched_s)
+            written.set()
+        drawer.join()
+        progress.stop()
+    assert stream.getvalue().count("told") == 300

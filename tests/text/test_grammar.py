@@ -133,6 +133,8 @@ def test_what_cannot_be_held_to_is_refused_with_its_place(case: Any) -> None:
         ({**PETS, "discriminator": {"propertyName": "kind"}}, '{"kind": "cat"}', True),
         (UNION, '{"kind": "cat", "age": 5}', True),
         (UNION, '{"age": 5}', False),
+        ({**PETS, "discriminator": {"propertyName": ["kind"]}}, '{"kind": "cat"}', True),
+        ({**PETS, "discriminator": "kind"}, '{"kind": "cat"}', True),
         ({"oneOf": [{"type": "string"}, CAT, {"allOf": [DOG]}, {"const": 5}]}, '{"kind": "dog"}', True),
         ({"oneOf": [{"const": 1, "title": "low"}, {"const": 2, "title": "high"}]}, "2", True),
         ({"oneOf": [{"const": 1}, {"const": True}]}, "true", True),

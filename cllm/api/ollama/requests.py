@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from cllm.api.conversation import Conversation
+from cllm.api.openai.messages import NOT_SEEN
 from cllm.api.sampling_fields import INT32_MAX, SamplingFields
 from cllm.api.structured import Form, any_object, schema_form
 from cllm.api.tool_checks import N_TOOLS_MAX, parameters_of
@@ -149,7 +150,8 @@ def generate_conversation(body: GenerateRequest) -> Conversation:
 def chat_conversation(body: ChatRequest, *, can_go_on: bool) -> Conversation:
     """What is to be answered; a last turn of the assistant's is gone on from where the model can be told to. Raises: InvalidRequest."""
     messages = _with_ids(_turns(body.messages or []))
-    last = messages[-1] if messages else {}
+    # A thought that is the last one belongs to what is to come.
+    last = messages[-1] if messages and body.messages and body.messages[-1].role.lower() != THOUGHT else {}
     goes_on = can_go_on and last.get("role") == "assistant" and bool(last["content"]) and not last.get("tool_calls")
     return Conversation(
         messages=messages,
@@ -201,7 +203,7 @@ def _turns(messages: list[Message]) -> list[dict[str, Any]]:
     for i, message in enumerate(messages):
         role = message.role.lower()
         if role == THOUGHT:
-            thought = message.content or ""
+            thought = "\n".join(filter(None, (thought, message.content)))
             continue
         turn = _message(message, ROLES.get(role), f"messages[{i}]")
         if thought and role == "assistant":
@@ -216,9 +218,10 @@ def _turns(messages: list[Message]) -> list[dict[str, Any]]:
 def _message(message: Message, role: str | None, place: str) -> dict[str, Any]:
     if role is None:
         raise InvalidRequest(f"{place}.role: expected one of {', '.join([*ROLES, THOUGHT])}", param=f"{place}.role")
-    if message.images:
+    if message.images and role != "tool":
         raise InvalidRequest(f"{place}.images: this model takes text alone", param=f"{place}.images")
-    turn: dict[str, Any] = {"role": role, "content": message.content or ""}
+    texts = [message.content or "", *[NOT_SEEN["image_url"] for _ in message.images or ()]]
+    turn: dict[str, Any] = {"role": role, "content": "\n".join(filter(None, texts))}
     known = {"reasoning_content": message.thinking, "name": message.tool_name, "tool_call_id": message.tool_call_id}
     turn.update({name: value for name, value in known.items() if value})
     if message.tool_calls:

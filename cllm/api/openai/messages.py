@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from cllm.errors import InvalidRequest
+from cllm.text.call_bodies import is_cut_object
 
 ROLES = {  # developer is OpenAI's newer name, function its older one
     "system": "system",
@@ -110,8 +111,7 @@ def arguments_told(text: str) -> str | None:
     try:
         return text if isinstance(msgspec.json.decode(text), dict) else None
     except msgspec.DecodeError:
-        begun = text.lstrip()
-        return "{}" if not begun or begun.startswith("{") else None
+        return "{}" if not text.strip() or is_cut_object(text) else None
     except (UnicodeEncodeError, RecursionError):
         return None
 

@@ -228,6 +228,24 @@ def test_a_share_that_cannot_be_is_refused_and_changes_nothing(hand: Hand, plain
     near.check(hand.put(2, tokens, Outputs.ALL), expected)
 
 
+def test_a_copy_for_which_there_is_no_room_leaves_the_target_empty(hand: Hand, plain: PlainTokens, near: Near) -> None:
+    can = hand.model.capabilities
+    if not can.can_copy or can.can_share or can.kv_layout is not KvLayout.UNIFIED:
+        pytest.skip("this memory makes no copies, or each slot has room of its own for one")
+    needs_slots(hand.model, 3)
+    tokens = plain.draw(25)
+    expected = hand.alone(tokens)
+    hand.put(0, tokens[:20])
+    slot = hand.fill(plain, n_free=19, first_slot=2)
+    try:
+        hand.share(0, 1, 20)  # of a memory whose copies take no cells
+        hand.drop(slot)
+    except NoRoom:
+        hand.drop(slot)
+        hand.share(0, 1, 20)
+    near.check(hand.put(1, tokens[20:], Outputs.ALL), expected[20:])
+
+
 def test_where_only_whole_slots_are_shared_a_part_is_refused(hand: Hand, plain: PlainTokens, near: Near) -> None:
     needs_slots(hand.model, 2)
     if hand.model.capabilities.can_share:

@@ -142,7 +142,7 @@ def input_items(body: CreateRequest, item_of: Callable[[str], Item | None]) -> t
 
 def is_reference(item: Item) -> bool:
     """Whether it only says which item is meant; such a one may leave out its type, and then has an id alone."""
-    return item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
+    return item.type == "item_reference" or (item.id is not None and item == Item(id=item.id))
 
 
 def _meant(item: Item, place: str, item_of: Callable[[str], Item | None], referred: set[str]) -> Item:
