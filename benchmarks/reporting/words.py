@@ -90,7 +90,12 @@ On a machine with AVX2 alone `seed-c16-replay` has `native`, `sse` and `replay` 
 tests of a few seconds ran. By the mean `sse` has 0.968 of `native` (0.881 to 1.063; by the median 1.019), its calls made again have 0.975
 (0.901 to 1.054), and `sse` has 0.993 of these (0.872 to 1.131). Outside llama.cpp a step took 2.5 ms more of 250: 0.8 in drawing, 0.3 in
 the scheduler, 1.3 in all the rest. So there neither a served pass's batches nor what runs beside them is told from the machine's own swings
-of a tenth; on the two others it was not tried.
+of a tenth; on the machine with AMX it was not tried.
+
+On a machine with AVX-512 `seed-c16-replay-avx512` has the same three in twelve turns of six starts: by the mean `sse` has 1.007 of `native`
+(0.991 to 1.022; by the median 0.993), its calls made again have 0.998 (0.958 to 1.039), and `sse` has 1.009 of these (0.972 to 1.047).
+Outside llama.cpp a step took 1.9 ms more of 167: 0.5 in drawing, 0.3 in the scheduler, 1.1 in all the rest. So what `seed-c16` lacks in
+four turns, of an earlier revision, is not there in these twelve.
 
 At 8 the turns of one stage differ by up to a third, so that six of each tell nothing of 0.95: `sse` has 0.955 of `native` by their median
 and 0.941 by their mean. So `seed-c8-served` has these two alone, in 36 turns, each of a start of its own: 0.979, the mean, with 0.956 to
@@ -349,6 +354,7 @@ which both hold the same one likeliest.
 WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the revision that it measured
     "ladder-seed-c1": "2026-11-28 8e892bc749",
     "ladder-seed-c16": "2026-11-28 4d22ae9f4e",
+    "ladder-seed-c16-replay-avx512": "2026-11-30 2a827bf337",
     "ladder-seed-c16-replay": "2026-11-30 7317f9e40b",
     "ladder-seed-c16-served": "2026-11-28 c08fe9f147",
     "ladder-seed-c8": "2026-11-28 8e892bc749",

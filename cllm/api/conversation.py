@@ -318,7 +318,7 @@ def _for_template(model: ServedModel, conversation: Conversation) -> tuple[list[
     _check_can_go_on(conversation)
     messages = with_names(conversation.messages)
     if not dialect.knows_tools:
-        return generic_tools.told(in_order_of_calls(messages), offered), ()
+        return generic_tools.told(in_order_of_calls(messages), offered, dialect.calls), ()
     if not model.template.features.shows_calls and not dialect.calls.channels:
         messages = earlier_calls.told(in_order_of_calls(messages), dialect.calls)
     return messages, offered

@@ -106,11 +106,13 @@ class DiskTier:
         chain = self._leads(key, usable, n_kept, offload.pool)
         if chain is None:  # nor is anybody else's reading waited for
             return
-        with trio.move_on_after(offload.prices.prefill_s(chain.end - n_kept)) as patience:
-            async with self._recalling:  # who comes with the same tokens finds them in the pool
-                await self._bring(key, usable, memory.n_kept(key, tokens), offload.pool)
-        self.totals.n_slow += patience.cancelled_caught
-        self.offer(offload.pool.take_evicted())
+        try:
+            with trio.move_on_after(offload.prices.prefill_s(chain.end - n_kept)) as patience:
+                async with self._recalling:  # who comes with the same tokens finds them in the pool
+                    await self._bring(key, usable, memory.n_kept(key, tokens), offload.pool)
+            self.totals.n_slow += patience.cancelled_caught
+        finally:  # also for a client that has gone: they count for nobody's bound until they are offered
+            self.offer(offload.pool.take_evicted())
 
     async def _bring(self, key: Key, tokens: list[int], n_have: int, pool: HostPool) -> None:
         """Fetch into the pool. What comes later may not take the place of what came first: nobody waits for it there as yet."""

@@ -19,6 +19,7 @@ from cllm.engine.cost.curve import DEFAULT_CURVE, Curve
 from cllm.engine.cost.model import CostModel
 from cllm.engine.limits import Limits
 from cllm.engine.memory.layout import N_FEW
+from cllm.engine.sampling.dry import forget_vocabularies
 from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, call_foreign, in_one_line
 from cllm.registry import choose_backend, factory_of
 from cllm.serve import curves
@@ -71,6 +72,7 @@ class Loaded:
         if not isinstance(self.embedder, str):  # first: it may stand on the model's weights
             _close(self.embedder.embedder)
         _close(self.step_model)
+        forget_vocabularies()
 
 
 def _close(model: StepModel | Embedder) -> None:

@@ -130,7 +130,8 @@ class StateFiles:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise
-        return StoredPiece(key, piece.tokens, piece.start, path, self.n_bytes_of(piece))
+        kept = [_TOKENS.setdefault(token, token) for token in piece.tokens]  # not the objects of the text that it was computed for
+        return StoredPiece(key, kept, piece.start, path, self.n_bytes_of(piece))
 
     def remove_partial(self) -> None:
         """Remove what a process that ended while it wrote has left, of this model and of others: what is so old that nobody writes it."""

@@ -11,6 +11,7 @@ from cllm.text.parts import CallBegun, Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningReader, ReasoningTags
 from cllm.text.stops import StopStrings
 from cllm.text.tools import Tool
+from cllm.text.trailing import TrailingThoughts
 from cllm.text.unclosed import UnclosedReasoning
 from cllm.text.wrapping import Wrapping, WrappingReader
 
@@ -44,7 +45,8 @@ class AnswerFormat:
         unclosed = None if self.calls is None or reasoning is None else self._unclosed_reasoning(self.calls)
         markers = () if self.calls is None else self.calls.first_markers
         wrapping = None if self.wrapping is None else WrappingReader(self.wrapping, markers)
-        return AnswerReader(reasoning, calls, stops, unclosed, wrapping, held=self.held)
+        trailing = None if self.tags is None or not self.tags.may_come_again else TrailingThoughts(self.tags)
+        return AnswerReader(reasoning, calls, stops, unclosed, wrapping, trailing, held=self.held)
 
     def _unclosed_reasoning(self, form: CallFormat) -> UnclosedReasoning:
         return UnclosedReasoning(form, self.tools, assured=self.assured or self.held, single=self.single)
@@ -67,6 +69,7 @@ class AnswerReader:
         stops: StopStrings | None,
         unclosed: UnclosedReasoning | None = None,
         wrapping: WrappingReader | None = None,
+        trailing: TrailingThoughts | None = None,
         *,
         held: bool = False,
     ) -> None:
@@ -76,6 +79,7 @@ class AnswerReader:
         self._n_unclosed = 0  # calls that the reasoning ended with
         self._held = held
         self._wrapping = wrapping
+        self._trailing = trailing
         self._calls = calls
         self._stops = stops
 
@@ -99,7 +103,7 @@ class AnswerReader:
     @property
     def is_idle(self) -> bool:
         """Whether all that comes from now on is content, and nothing is held back here."""
-        return self._reasoning is None and self._wrapping is None and self._calls is None
+        return self._reasoning is None and self._wrapping is None and self._trailing is None and self._calls is None
 
     @property
     def is_done(self) -> bool:
@@ -132,6 +136,8 @@ class AnswerReader:
                 self._wrapping = None
         if text:
             parts += [Content(text)] if self._calls is None else self._calls.push(text)
+        if self._trailing is not None:
+            parts = _without_thoughts(parts, self._trailing)
         return (parts, None) if self._stops is None else watched(parts, self._stops, counts=can_stop)
 
     def finish(self) -> tuple[list[Part], str | None]:
@@ -146,6 +152,8 @@ class AnswerReader:
             parts = [*(part for part in parts if not isinstance(part, Content)), *self._unwrapped(parts)]
         if self._calls is not None:
             parts += self._calls.finish()
+        if self._trailing is not None:
+            parts = [*_without_thoughts(parts, self._trailing), *self._trailing.end()]
         if self._stops is None:
             return parts, None
         parts, match = watched(parts, self._stops)
@@ -160,6 +168,16 @@ class AnswerReader:
         if not rest:
             return []
         return [Content(rest)] if self._calls is None else self._calls.push(rest)
+
+
+def _without_thoughts(parts: list[Part], trailing: TrailingThoughts) -> list[Part]:
+    told: list[Part] = []
+    for part in parts:
+        if not isinstance(part, Content):
+            told += [*([] if isinstance(part, Reasoning) else trailing.end()), part]
+        elif said := trailing.push(part.text):
+            told.append(Content(said))
+    return told
 
 
 def _reasoning(texts: list[str]) -> list[Part]:

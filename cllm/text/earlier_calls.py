@@ -23,12 +23,12 @@ def _as_text(message: Mapping[str, Any], form: CallFormat) -> dict[str, Any]:
 
 def written(calls: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
     """Return calls as text."""
-    functions = [call["function"] for call in calls]
-    return _in_python(functions, form) if form.as_python else _in_frame(functions, form)
+    return _in_python([call["function"] for call in calls], form) if form.as_python else framed(calls, form)
 
 
-def _in_frame(functions: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
-    frame = form.frame
+def framed(calls: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
+    """Return calls as text with JSON, which every form is read with."""
+    functions, frame = [call["function"] for call in calls], form.frame
     named = [(json.dumps(each["name"])[1:-1], _json_of(each)) for each in functions]
     calls = [f"{frame.before_name}{name}{frame.before_arguments}{arguments}{frame.after}" for name, arguments in named]
     return f"{frame.opening}{frame.between.join(calls)}{frame.closing}"

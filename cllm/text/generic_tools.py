@@ -6,15 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cllm.text.call_formats import HERMES
-from cllm.text.earlier_calls import written
+from cllm.text.call_formats import HERMES, CallFormat
+from cllm.text.earlier_calls import framed
 from cllm.text.tools import Tool
 
 _OFFER = """\
 You may call the functions below. To call one, write
-<tool_call>
-{{"name": <its name>, "arguments": <an object that fits its parameters>}}
-</tool_call>
+{call}
 and nothing after it; several calls may follow each other. The results come in <tool_response>.
 
 <tools>
@@ -22,8 +20,13 @@ and nothing after it; several calls may follow each other. The results come in <
 </tools>"""
 
 
-def told(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return `messages` with the tools in the system message, calls as the assistant's text, and results as the user's."""
+_CALL = {"function": {"name": "<its name>", "arguments": "<an object that fits its parameters>"}}
+
+
+def told(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], form: CallFormat = HERMES) -> list[dict[str, Any]]:
+    """Return `messages` with the tools in the system message, calls as the assistant's text, in the `form` that is read of its answers, and
+    results as the user's.
+    """
     plain: list[dict[str, Any]] = []
     results: list[str] = []  # several are one message, with what the user says then, as many templates want the roles to alternate
     for message in messages:
@@ -33,19 +36,21 @@ def told(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[d
         if results and message.get("role") == "user" and isinstance(message.get("content"), str):
             plain.append(_user([*results, message["content"]]))
         else:
-            plain += [*([_user(results)] if results else []), _as_text(message) if message.get("tool_calls") else dict(message)]
+            plain += [*([_user(results)] if results else []), _as_text(message, form) if message.get("tool_calls") else dict(message)]
         results = []
     if results:
         plain.append(_user(results))
-    return _offered(plain, tools) if tools else plain
+    return _offered(plain, tools, form) if tools else plain
 
 
 def _user(texts: list[str]) -> dict[str, Any]:
     return {"role": "user", "content": "\n".join(texts)}
 
 
-def _offered(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    offer = _OFFER.format(tools="\n".join([json.dumps(tool.for_template()["function"], ensure_ascii=False) for tool in tools]))
+def _offered(messages: list[dict[str, Any]], tools: Sequence[Tool], form: CallFormat) -> list[dict[str, Any]]:
+    offer = _OFFER.format(
+        call=framed([_CALL], form), tools="\n".join([json.dumps(tool.for_template()["function"], ensure_ascii=False) for tool in tools])
+    )
     if messages and messages[0].get("role") == "system":
         first = messages[0]
         return [first | {"content": f"{first.get('content') or ''}\n\n{offer}".lstrip()}, *messages[1:]]
@@ -56,6 +61,6 @@ def _result(message: Mapping[str, Any]) -> str:
     return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
 
 
-def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+def _as_text(message: Mapping[str, Any], form: CallFormat) -> dict[str, Any]:
     said = {name: value for name, value in message.items() if name != "tool_calls"}
-    return said | {"content": "\n".join([*([said["content"]] if said.get("content") else []), written(message["tool_calls"], HERMES)])}
+    return said | {"content": "\n".join([*([said["content"]] if said.get("content") else []), framed(message["tool_calls"], form)])}

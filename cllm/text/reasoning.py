@@ -19,6 +19,7 @@ class ReasoningTags:
     closing: str
     follows: str | None = None  # on the closing tag, before anything else comes; None: blanks
     tokens: tuple[str, ...] = ()  # within them, of those that are not one token each
+    sign: str = ""  # what a template says that makes them of parts
     may_come_again: bool = False  # right behind the closing tag; elsewhere a tag there is content that speaks of it
 
     @property
@@ -36,6 +37,7 @@ TAGS: Final = (
     ReasoningTags("<mm:think>", "</mm:think>"),  # MiniMax, from M3 on
     ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ReasoningTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel, whose template also speaks of the next ones
+    ReasoningTags("<think:opensource>", "</think:opensource>", sign="'<think{}>'.format("),  # Hunyuan, from Hy3 on
     ReasoningTags("<thinking>", "</thinking>"),
     ReasoningTags("<reasoning>", "</reasoning>"),
 )
@@ -47,7 +49,7 @@ _WORDS: Final = ("<|think|>", "reasoning_content", "thinking")
 def tags_in(template: str) -> ReasoningTags | None:
     """The tags that a chat template's source speaks of; one of a pair is enough, as some cut reasoning off at its end only."""
     source = without_comments(template)
-    return next((tags for tags in TAGS if tags.opening in source or tags.closing in source), None)
+    return next((tags for tags in TAGS if tags.opening in source or tags.closing in source or (tags.sign and tags.sign in source)), None)
 
 
 def mentions_reasoning(template: str) -> bool:

@@ -464,12 +464,11 @@ class _Prober:
             for other_id in (_LONG_ID, _TINY_ID)
         )
 
-    def shows_calls(self, content: str | None, *, as_object: bool) -> bool:
-        """Whether a call is shown in some way: with its result or without, beside tools or not; by its name or by its id."""
+    def with_calls(self, content: str | None, *, as_object: bool) -> list[str]:
+        """How a call is shown: with its result or without, beside tools or not."""
         *asked, result = self.called(content, as_object=as_object)
         asked.append({name: result[name] for name in ("role", "content")})
-        texts = [self.shows(messages, tools=tools) for messages in (asked, asked[:2]) for tools in (self.tools, [_tool(_NEEDLE)])]
-        return any(_FUNCTION in text or _CALL_ID in text for text in texts) or not any(texts)
+        return [self.shows(messages, tools=tools) for messages in (asked, asked[:2]) for tools in (self.tools, [_tool(_NEEDLE)])]
 
     def written_call(self, content: str | None, *, as_object: bool) -> tuple[str, bool]:
         """Return `written_call` and `wants_names_in_ids` of the features."""
@@ -525,6 +524,7 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
     wants_results_with_calls, takes_text_beside_calls, speaker = prober.result_shapes(
         template.source, empty_content, as_object=wants_object_arguments
     )
+    with_calls = prober.with_calls(empty_content, as_object=wants_object_arguments)
     return TemplateFeatures(
         variables=variables,
         supports_system=_NEEDLE in prober.shows([prober.said("system", _NEEDLE), hello]),
@@ -536,14 +536,15 @@ def _probe(template: ChatTemplate, variables: frozenset[str], bos_token: str) ->
         takes_text_beside_calls=takes_text_beside_calls,
         speaker=speaker,
         wants_results_with_calls=wants_results_with_calls,
-        supports_tools=_NEEDLE in prober.shows([hello], tools=[_tool(_NEEDLE)]),
+        # Where it fails with every call that was made, as one that changes lists, no conversation could go on from the first.
+        supports_tools=_NEEDLE in prober.shows([hello], tools=[_tool(_NEEDLE)]) and any(with_calls),
         writes_bos=bool(bos_token) and prober.shows([hello]).startswith(bos_token),
         wants_parts=wants_parts,
         wants_object_arguments=wants_object_arguments,
         empty_content=empty_content,
         wants_short_ids=prober.wants_short_ids(empty_content, as_object=wants_object_arguments),
         takes_several_calls=prober.takes_several_calls(empty_content, as_object=wants_object_arguments),
-        shows_calls=prober.shows_calls(empty_content, as_object=wants_object_arguments),
+        shows_calls=any(_FUNCTION in text or _CALL_ID in text for text in with_calls) or not any(with_calls),
         written_call=written_call,
         wants_names_in_ids=wants_names_in_ids,
         reasoning_name=reasoning_name,

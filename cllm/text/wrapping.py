@@ -24,9 +24,14 @@ WRAPPINGS: Final = (
 )
 
 
+_OTHERWISE: Final = ("]<]minimax[>[",)  # of MiniMax' templates, which have such tags around what tools gave
+
+
 def wrapping_in(template: str) -> Wrapping | None:
     """The tags that a chat template's source speaks of; one of a pair is enough."""
     source = without_comments(template)
+    if any(sign in source for sign in _OTHERWISE):
+        return None
     return next((tags for tags in WRAPPINGS if tags.opening in source or tags.closing in source), None)
 
 

@@ -312,3 +312,13 @@ def test_a_short_text_of_another_key_begins_in_the_next_step_where_long_ones_lea
         n_steps += 1
         scheduler.apply(plan, compute(embedder, plan))
     assert n_steps <= 5
+
+
+def test_slots_to_be_emptied_do_not_pile_up_while_steps_fail() -> None:
+    scheduler = EmbedScheduler(FakeEmbedder(n_slots=4))
+    for _ in range(50):
+        scheduler.submit([[97, 98]])
+        plan = scheduler.plan(16)
+        assert plan is not None
+        assert len(plan.drops) <= 4
+        scheduler.apply_failure(plan, StepFailed("broken"))

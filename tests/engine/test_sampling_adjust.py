@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cllm.engine.sampling.dry import Dry, _Identity, _words_of
+from cllm.engine.sampling.dry import Dry, _Identity, _words_of, forget_vocabularies
 from cllm.engine.sampling.params import SamplingParams, SamplingProfile
 from cllm.engine.sampling.penalties import TokenCounts, repeat
 from cllm.engine.sampling.step import Sampler, dry_breaker_tokens, sample
@@ -427,3 +429,16 @@ def test_a_repeat_penalty_next_to_nothing_leaves_logits_that_are_numbers() -> No
     repeat(logits, np.array([0, 1, 2, 3]), 5e-324)
     assert np.isfinite(logits).all()
     assert logits.argmax() == 3
+
+
+def test_a_vocabulary_whose_breakers_were_looked_up_is_let_go_of() -> None:
+    class Words(FakeVocabulary):
+        pass
+
+    words = Words()
+    gone = weakref.ref(words)
+    assert dry_breaker_tokens(words, ("a",))
+    del words
+    forget_vocabularies()
+    gc.collect()
+    assert gone() is None

@@ -44,7 +44,7 @@ from cllm.text.call_formats import (
 from cllm.text.call_signs import format_of
 from cllm.text.markers import N_BLANKS_MAX
 from cllm.text.parts import Arguments, CallBegun, Content, Part, Reasoning
-from cllm.text.reasoning import TAGS, mentions_reasoning, tags_in
+from cllm.text.reasoning import TAGS, ReasoningTags, mentions_reasoning, tags_in
 from cllm.text.stops import StopStrings
 from cllm.text.tools import Tool
 from tests.lines import n_lines
@@ -148,9 +148,26 @@ def test_reasoning_may_come_in_pieces_where_only_a_control_token_begins_one() ->
     thought = "<|channel>thought\n%s<channel|>"
     text = f"{thought % 'a'}{thought % ''}\n{thought % 'b'}It is 5. {thought % 'c'}"
     for pieces in ([text], text):
-        assert read(AnswerFormat(tags=TAGS[4]), *pieces) == [Reasoning("a\n\nb"), Content(f"It is 5. {thought % 'c'}")]
+        assert read(AnswerFormat(tags=TAGS[4]), *pieces) == [Reasoning("a\n\nb"), Content("It is 5. "), Reasoning("c")]
     assert read(AnswerFormat(tags=TAGS[4]), f"{thought % 'a'}<|chan") == [Reasoning("a"), Content("<|chan")]
     assert read(AnswerFormat(tags=THINK), "<think>a</think><think> is a tag") == [Reasoning("a"), Content("<think> is a tag")]
+
+
+@pytest.mark.parametrize("by_letter", [False, True])
+def test_a_thought_behind_what_is_said_is_none_of_it_unless_something_is_said_behind_it(by_letter: bool) -> None:
+    def told(text: str, form: AnswerFormat) -> list[object]:
+        return read(form, *(text if by_letter else [text]))
+
+    gemma, thought = AnswerFormat(tags=TAGS[4]), "<|channel>thought\n%s<channel|>"
+    assert told(f"{thought % ''}Hello{thought % ''}", gemma) == [Content("Hello")]
+    assert told(f"Hello{thought % ''}\n{thought % 'so'}<channel|>\n", gemma) == [Content("Hello"), Reasoning("so")]
+    assert told("Hello<channel|>", gemma) == [Content("Hello")]
+    for text in (f"It writes {thought % 'so'} then", "It writes <|channel>thought and", "<channel|> ends it", f"a{thought % ''} <|chan"):
+        assert told(text, gemma) == [Content(text)]
+    calling = AnswerFormat(tags=TAGS[4], calls=GEMMA, tools=(Tool("add", "", {}),))
+    parts = told(f"Let me look.{thought % 'I call'}<|tool_call>call:add{{}}<tool_call|>", calling)
+    assert parts[:2] == [Content("Let me look."), Reasoning("I call")]
+    assert [part.name for part in parts if isinstance(part, CallBegun)] == ["add"]
 
 
 def test_an_answer_without_reasoning_is_content_with_all_its_blanks() -> None:
@@ -168,6 +185,9 @@ def test_templates_tell_their_tags() -> None:
     assert tags_in("{{ content.split('</think>')[-1] }}") == THINK
     assert tags_in("{{ '[THINK]' }}") == TAGS[1]
     assert tags_in("{{ content }}") is None
+    assert tags_in("{% set begin = '<think{}>'.format(SIGN) %}{{ begin }}") == ReasoningTags(
+        "<think:opensource>", "</think:opensource>", sign="'<think{}>'.format("
+    )
     assert tags_in("{# <thinking> is what {# others write #}{{ content }}") is None
     assert tags_in("{# not closed <think>") == THINK
     apriel = tags_in("{{ 'between <thinking> and </thinking>, then [BEGIN FINAL RESPONSE]' }}")

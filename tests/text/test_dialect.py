@@ -8,11 +8,16 @@ import pytest
 
 from cllm.testing.fake import END_OF_TURN, SPECIAL, TURN, FakeVocabulary
 from cllm.text import channels
+from cllm.text.answers import AnswerFormat
 from cllm.text.builtin_templates import CHATML
+from cllm.text.call_formats import FORMATS, CallFormat
 from cllm.text.dialect import Dialect, dialect_of
+from cllm.text.earlier_calls import framed
 from cllm.text.generic_tools import told
+from cllm.text.parts import CallBegun, Content
 from cllm.text.reasoning import TAGS
 from cllm.text.template import ChatTemplate
+from cllm.text.tools import Tool
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -90,3 +95,31 @@ def test_what_is_said_behind_results_is_one_message_with_them() -> None:
     turns = told([{"role": "user", "content": "add"}, {"role": "assistant", "content": "so"}, result, result, said, said], ())
     shown = "<tool_response>\n5\n</tool_response>"
     assert [turn["content"] for turn in turns] == ["add", "so", f"{shown}\n{shown}\ngo on", "go on"]
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS.values() if not form.channels], ids=lambda form: form.name)
+def test_a_model_that_is_told_of_tools_in_words_is_told_the_form_that_is_read(form: CallFormat) -> None:
+    tools = (Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}}),)
+    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+    offer, _, made = told([{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}], tools, form)
+    assert (
+        f"write\n{framed([{'function': {'name': '<its name>', 'arguments': '<an object that fits its parameters>'}}], form)}\n"
+        in (offer["content"])
+    )
+    reader = AnswerFormat(calls=form, tools=tools).reader(None)
+    parts = [*reader.push(made["content"], can_stop=False)[0], *reader.finish()[0]]
+    assert [part.name for part in parts if isinstance(part, CallBegun)] == ["add"]
+    assert not [part for part in parts if isinstance(part, Content)]
+
+
+def test_a_form_that_is_named_for_a_template_without_tools_is_what_the_model_is_told() -> None:
+    dialect = found(CHATML, "deepseek")
+    assert (dialect.calls.name, dialect.knows_tools) == ("deepseek", False)
+
+
+def test_a_template_that_fails_with_every_earlier_call_is_told_of_tools_in_words() -> None:
+    tells = "{% for tool in tools or [] %}<|tool_call_begin|>{{ tool | tojson }}{% endfor %}"
+    turns = "{% for m in messages %}{% for call in m.tool_calls or [] %}CALL{% endfor %}{{ m.content }}{% endfor %}"
+    kimi = tells + "{% set seen = namespace(ids=[]) %}" + turns
+    assert found(kimi.replace("CALL", "{{ call.function.name }}")).knows_tools
+    assert not found(kimi.replace("CALL", "{% set _ = seen.ids.append(call.id) %}{{ call.function.name }}")).knows_tools

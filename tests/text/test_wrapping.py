@@ -101,3 +101,4 @@ def test_stop_strings_count_in_what_is_said() -> None:
 def test_the_tags_are_known_by_what_a_template_speaks_of() -> None:
     assert wrapping_in("{% if '</response>' in content %}") == RESPONSE
     assert wrapping_in("{# <answer> #}{{ messages }}") is None
+    assert wrapping_in("{% set token = ']<]minimax[>[' %}<response>{{ result }}</response>") is None

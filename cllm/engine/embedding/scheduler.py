@@ -167,7 +167,8 @@ class EmbedScheduler:
     def apply_failure(self, plan: EmbedPlan, error: Exception) -> list[Job]:
         """Settle a step that raised: its inputs start over, one by one; the one that fails alone ends its job. Return those ended."""
         members = [one for one, _ in plan.parts]
-        self._drops = [*plan.drops, *self._drops]  # it may have failed before it came to them, and to drop an empty slot is harmless
+        # It may have failed before it came to them, and to drop an empty slot is harmless.
+        self._drops = list(dict.fromkeys([*plan.drops, *self._drops]))
         for one in members:
             self._free(one)
         if len(members) == 1 and not members[0].job.is_over:

@@ -90,6 +90,12 @@ def _breaker_tokens(key: _Identity, breakers: tuple[str, ...]) -> TokenSet:
     return TokenSet.of(found)
 
 
+def forget_vocabularies() -> None:
+    """Let go of those whose words were looked up: one of them is given back with its model, and all that hangs on it."""
+    _breaker_tokens.cache_clear()
+    _words_of.cache_clear()
+
+
 @attrs.define(eq=False)
 class _Words:
     """The words of a vocabulary in one text, and where each begins: searching it takes a hundredth of searching them one by one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,6 +30,7 @@ log = structlog.get_logger(__name__)
 
 PAUSE_S = 0.1  # after a failed accept: what it lacked comes back when other connections end
 LOG_EVERY_S = 10.0
+SHARE_CLOSED = 100  # one in so many of those that are idle makes room, where there is none for a newcomer
 RESERVED_DESCRIPTORS = 64  # for model files, workers and logs
 
 Trigger = trio.Event | Callable[[], Awaitable[object]]
@@ -155,9 +157,12 @@ class Server:
             await trio.sleep(PAUSE_S)
 
     def _close_longest_idle(self) -> bool:
+        """Close those that have been idle for longest: of many a few at once, since to look at all of them for each newcomer would keep
+        everybody waiting.
+        """
         idle = [connection for connection in self._connections if connection.is_idle]
-        if idle:
-            min(idle, key=lambda connection: connection.since).close()
+        for connection in heapq.nsmallest(-(-len(idle) // SHARE_CLOSED), idle, key=lambda connection: connection.since):
+            connection.close()
         return bool(idle)
 
     async def _wait_for_change(self) -> None:

@@ -433,3 +433,22 @@ def test_a_window_goes_to_those_who_have_one() -> None:
 def test_what_a_kind_heeds_are_fields_of_the_seam(kind: str) -> None:
     fields = {*attrs.fields_dict(StreamRequest), *attrs.fields_dict(StreamChat), "json_schema", "regex", "choice", "grammar"}
     assert KINDS[kind].heeds <= fields
+
+
+def test_one_that_was_away_gets_no_more_than_its_part_when_it_is_back() -> None:
+    pool = Pool(["http://a", "http://b"])
+    first, second = pool.upstreams
+    second.is_well = False
+    for _ in range(100):
+        chosen = pool.choose(0.0)
+        assert chosen is first
+        pool.asks(chosen)
+    second.is_well = True
+    asked = []
+    for _ in range(10):
+        chosen = pool.choose(0.0)
+        assert chosen is not None
+        pool.asks(chosen)
+        asked.append(chosen)
+    assert (asked.count(first), asked.count(second)) == (5, 5)
+    assert (first.n_requests, second.n_requests) == (105, 5)

@@ -186,7 +186,7 @@ class UpstreamModel:
 
     async def _asked(self, upstream: Upstream, request: StreamRequest, answer: Answer) -> StreamEnd:
         """Have one upstream answer. Raises: Failure · RequestError."""
-        upstream.n_requests += 1
+        self.pool.asks(upstream)
         with trio.CancelScope(deadline=trio.current_time() + self._options.first_token_s) as patience:
             try:
                 asked = await limited(request, upstream.url, self._found, self._exchange)

@@ -25,6 +25,7 @@ class Upstream:
     is_well: bool = True
     n_live: int = 0  # requests under way
     n_requests: int = 0
+    asked_last: int = 0  # which of all requests that was: of equals the one is asked that was not for longest
     n_failures: int = 0
     n_rests: int = 0
     n_failures_in_row: int = 0
@@ -74,11 +75,18 @@ class Pool:
     def __init__(self, urls: Iterable[str], n_places: int = N_PLACES) -> None:
         self.upstreams: Sequence[Upstream] = [Upstream(url) for url in urls]
         self._n_places = n_places  # at each
+        self._n_asked = 0
 
     def choose(self, now: float, tried: Sequence[Upstream] = ()) -> Upstream | None:
         """Return whom to ask, not one of those `tried`, nor one that has no place left."""
         free = [one for one in self._able(now, tried) if one.n_live < self._n_places]
-        return min(free, key=lambda one: (one.suspect_until > now, one.n_live, one.n_requests), default=None)
+        return min(free, key=lambda one: (one.suspect_until > now, one.n_live, one.asked_last), default=None)
+
+    def asks(self, upstream: Upstream) -> None:
+        """Note that it is asked now."""
+        self._n_asked += 1
+        upstream.asked_last = self._n_asked
+        upstream.n_requests += 1
 
     def has_full(self, now: float, tried: Sequence[Upstream]) -> bool:
         """Return whether there is one that could be asked if it had a place left."""
