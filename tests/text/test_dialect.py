@@ -118,8 +118,10 @@ def test_a_form_that_is_named_for_a_template_without_tools_is_what_the_model_is_
 
 
 def test_a_template_that_fails_with_every_earlier_call_is_told_of_tools_in_words() -> None:
-    tells = "{% for tool in tools or [] %}<|tool_call_begin|>{{ tool | tojson }}{% endfor %}"
+    tells = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% set seen = namespace(ids=[]) %}"
     turns = "{% for m in messages %}{% for call in m.tool_calls or [] %}CALL{% endfor %}{{ m.content }}{% endfor %}"
-    kimi = tells + "{% set seen = namespace(ids=[]) %}" + turns
-    assert found(kimi.replace("CALL", "{{ call.function.name }}")).knows_tools
-    assert not found(kimi.replace("CALL", "{% set _ = seen.ids.append(call.id) %}{{ call.function.name }}")).knows_tools
+    call = "<|tool_call_begin|>functions.{{ call.function.name }}:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    dialect = found(tells + turns.replace("CALL", call))
+    assert (dialect.calls.name, dialect.knows_tools) == ("kimi", True)
+    dialect = found(tells + turns.replace("CALL", "{% set _ = seen.ids.append(call.id) %}" + call))
+    assert (dialect.calls.name, dialect.knows_tools) == ("hermes", False)
