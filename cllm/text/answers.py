@@ -8,7 +8,7 @@ from cllm.text.call_formats import CallFormat
 from cllm.text.call_reader import CallReader
 from cllm.text.channels import ChannelReader
 from cllm.text.parts import CallBegun, Content, Part, Reasoning
-from cllm.text.reasoning import ReasoningReader, ReasoningTags
+from cllm.text.reasoning import BETWEEN, ReasoningReader, ReasoningTags
 from cllm.text.stops import StopStrings
 from cllm.text.tools import Tool
 from cllm.text.trailing import TrailingThoughts
@@ -46,7 +46,7 @@ class AnswerFormat:
         markers = () if self.calls is None else self.calls.first_markers
         wrapping = None if self.wrapping is None else WrappingReader(self.wrapping, markers)
         trailing = None if self.tags is None or not self.tags.may_come_again else TrailingThoughts(self.tags)
-        return AnswerReader(reasoning, calls, stops, unclosed, wrapping, trailing, held=self.held)
+        return AnswerReader(reasoning, calls, stops, unclosed, wrapping, trailing, held=self.held, resumed=self.resumed)
 
     def _unclosed_reasoning(self, form: CallFormat) -> UnclosedReasoning:
         return UnclosedReasoning(form, self.tools, assured=self.assured or self.held, single=self.single)
@@ -72,14 +72,16 @@ class AnswerReader:
         trailing: TrailingThoughts | None = None,
         *,
         held: bool = False,
+        resumed: bool = False,
     ) -> None:
-        """A reader of channels tells reasoning apart as well. `held`: see `AnswerFormat`."""
+        """A reader of channels tells reasoning apart as well. `held`, `resumed`: see `AnswerFormat`."""
         self._reasoning = reasoning
         self._unclosed = unclosed  # of no use once the reasoning is past
         self._n_unclosed = 0  # calls that the reasoning ended with
         self._held = held
         self._wrapping = wrapping
         self._trailing = trailing
+        self._has_reasoned = resumed
         self._calls = calls
         self._stops = stops
 
@@ -137,7 +139,7 @@ class AnswerReader:
         if text:
             parts += [Content(text)] if self._calls is None else self._calls.push(text)
         if self._trailing is not None:
-            parts = _without_thoughts(parts, self._trailing)
+            parts = self._without_thoughts(parts, self._trailing)
         return (parts, None) if self._stops is None else watched(parts, self._stops, counts=can_stop)
 
     def finish(self) -> tuple[list[Part], str | None]:
@@ -153,12 +155,32 @@ class AnswerReader:
         if self._calls is not None:
             parts += self._calls.finish()
         if self._trailing is not None:
-            parts = [*_without_thoughts(parts, self._trailing), *self._trailing.end()]
+            parts = [*self._without_thoughts(parts, self._trailing), *self._thoughts_behind(self._trailing)]
         if self._stops is None:
             return parts, None
         parts, match = watched(parts, self._stops)
         held = self._stops.flush()
         return parts if match is not None or not held else [*parts, Content(held)], match
+
+    def _without_thoughts(self, parts: list[Part], trailing: TrailingThoughts) -> list[Part]:
+        told: list[Part] = []
+        for part in parts:
+            if isinstance(part, Reasoning):
+                self._has_reasoned = True
+                told.append(part)
+            elif not isinstance(part, Content):
+                told += [*self._thoughts_behind(trailing), part]
+            elif said := trailing.push(part.text):
+                told.append(Content(said))
+        return told
+
+    def _thoughts_behind(self, trailing: TrailingThoughts) -> list[Part]:
+        """What was held back behind the content, apart from the reasoning before it."""
+        parts = trailing.end()
+        if self._has_reasoned:
+            parts = [Reasoning(BETWEEN + part.text) if isinstance(part, Reasoning) else part for part in parts]
+        self._has_reasoned |= any(isinstance(part, Reasoning) for part in parts)
+        return parts
 
     def _unwrapped(self, parts: list[Part]) -> list[Part]:
         """What the end leaves of the content, which is undecided yet."""
@@ -168,16 +190,6 @@ class AnswerReader:
         if not rest:
             return []
         return [Content(rest)] if self._calls is None else self._calls.push(rest)
-
-
-def _without_thoughts(parts: list[Part], trailing: TrailingThoughts) -> list[Part]:
-    told: list[Part] = []
-    for part in parts:
-        if not isinstance(part, Content):
-            told += [*([] if isinstance(part, Reasoning) else trailing.end()), part]
-        elif said := trailing.push(part.text):
-            told.append(Content(said))
-    return told
 
 
 def _reasoning(texts: list[str]) -> list[Part]:

@@ -95,16 +95,6 @@ class JsonValue:
         return found.end()
 
 
-def is_cut_object(text: str) -> bool:
-    """Whether `text` begins as a JSON object, and ends before that does."""
-    value = JsonValue()
-    begun = text.lstrip()
-    if not begun.startswith("{"):
-        return False
-    value.push(begun, 0)
-    return not (value.is_complete or value.is_bad)
-
-
 def read_json(text: str, *, strict: bool = True) -> Any:
     """The value of `text`; unless `strict`, with line ends and the like in strings. Raises: ValueError, also for what only Python takes for
     JSON.

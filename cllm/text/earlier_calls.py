@@ -30,8 +30,8 @@ def framed(calls: Sequence[Mapping[str, Any]], form: CallFormat) -> str:
     """Return calls as text with JSON, which every form is read with."""
     functions, frame = [call["function"] for call in calls], form.frame
     named = [(json.dumps(each["name"])[1:-1], _json_of(each)) for each in functions]
-    calls = [f"{frame.before_name}{name}{frame.before_arguments}{arguments}{frame.after}" for name, arguments in named]
-    return f"{frame.opening}{frame.between.join(calls)}{frame.closing}"
+    texts = [f"{frame.before_name}{name}{frame.before_arguments}{arguments}{frame.after}" for name, arguments in named]
+    return f"{frame.opening}{frame.between.join(texts)}{frame.closing}"
 
 
 def _in_python(functions: Sequence[Mapping[str, Any]], form: CallFormat) -> str:

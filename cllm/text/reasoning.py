@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Final
 
@@ -19,7 +20,6 @@ class ReasoningTags:
     closing: str
     follows: str | None = None  # on the closing tag, before anything else comes; None: blanks
     tokens: tuple[str, ...] = ()  # within them, of those that are not one token each
-    sign: str = ""  # what a template says that makes them of parts
     may_come_again: bool = False  # right behind the closing tag; elsewhere a tag there is content that speaks of it
 
     @property
@@ -37,19 +37,26 @@ TAGS: Final = (
     ReasoningTags("<mm:think>", "</mm:think>"),  # MiniMax, from M3 on
     ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ReasoningTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel, whose template also speaks of the next ones
-    ReasoningTags("<think:opensource>", "</think:opensource>", sign="'<think{}>'.format("),  # Hunyuan, from Hy3 on
     ReasoningTags("<thinking>", "</thinking>"),
     ReasoningTags("<reasoning>", "</reasoning>"),
 )
 
 
+_MADE: Final = re.compile(r"""['"]<think\{\}>['"]\s*\.format\(\s*(\w+)\s*\)""")
 _WORDS: Final = ("<|think|>", "reasoning_content", "thinking")
 
 
 def tags_in(template: str) -> ReasoningTags | None:
     """The tags that a chat template's source speaks of; one of a pair is enough, as some cut reasoning off at its end only."""
     source = without_comments(template)
-    return next((tags for tags in TAGS if tags.opening in source or tags.closing in source or (tags.sign and tags.sign in source)), None)
+    return _made_in(source) or next((tags for tags in TAGS if tags.opening in source or tags.closing in source), None)
+
+
+def _made_in(source: str) -> ReasoningTags | None:
+    """Tags that a template makes with a word of its own in them, as Hunyuan's do from Hy3 on."""
+    made = _MADE.search(source)
+    told = None if made is None else re.search(rf"""set\s+{made[1]}\s*=\s*(['"])(?P<word>.{{0,64}}?)\1""", source)
+    return None if told is None else ReasoningTags(f"<think{told['word']}>", f"</think{told['word']}>")
 
 
 def mentions_reasoning(template: str) -> bool:
@@ -67,7 +74,7 @@ def without_comments(template: str) -> str:
     return "".join([*kept, template[start:]])
 
 
-_BETWEEN: Final = "\n\n"  # two pieces
+BETWEEN: Final = "\n\n"  # two pieces
 
 
 class _State(Enum):
@@ -143,7 +150,7 @@ class ReasoningReader:
         if self._tags.may_come_again and self._held.startswith(opening):
             self._held = self._held[len(opening) :]
             if self._has_text:
-                self._between, self._has_text = _BETWEEN, False
+                self._between, self._has_text = BETWEEN, False
             self._state = _State.INSIDE
         elif self._held and not (self._tags.may_come_again and opening.startswith(self._held)):
             self._state = _State.PAST

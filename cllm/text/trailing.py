@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cllm.text.markers import N_BLANKS_MAX, first_marker, n_undecided
 from cllm.text.parts import Content, Part, Reasoning
 from cllm.text.reasoning import ReasoningTags
+
+N_HELD_MAX: Final = 4096  # characters of thoughts: more is said, or an answer that speaks of them would stand still to its end
 
 
 class TrailingThoughts:
@@ -16,25 +20,29 @@ class TrailingThoughts:
     def __init__(self, tags: ReasoningTags) -> None:
         self._opening, self._closing = tags.opening, tags.closing
         self._held = ""
+        self._n_read = 0  # characters held that are whole thoughts, and ends of some; 0: none is held
+        self._is_held = False
 
     def push(self, text: str) -> str:
         """Return what is certainly said now."""
         self._held += text
         said = ""
-        while found := first_marker(self._held, (self._opening, self._closing)):
-            n_before = found[0]
-            end = self._end_of_thoughts(n_before)
-            if end is None:
-                break
-            said, self._held = said + self._held[:end], self._held[end:]
-        else:
-            n_before = len(self._held) - n_undecided(self._held, (self._opening, self._closing))
-        said, self._held = said + self._held[:n_before], self._held[n_before:]
-        return said
+        while True:
+            if not self._is_held:
+                found = first_marker(self._held, (self._opening, self._closing))
+                n = found[0] if found else len(self._held) - n_undecided(self._held, (self._opening, self._closing))
+                said, self._held = said + self._held[:n], self._held[n:]
+                if not found:
+                    return said
+                self._is_held, self._n_read = True, 0
+            n_said = self._read()
+            if n_said is None:
+                return said
+            said, self._held, self._is_held = said + self._held[:n_said], self._held[n_said:], False
 
     def end(self) -> list[Part]:
         """Return what was held back, now that the content is over: thoughts that are whole, or content."""
-        held, self._held = self._held, ""
+        held, self._held, self._is_held = self._held, "", False
         thoughts: list[str] = []
         rest = held.strip()
         while rest:
@@ -49,25 +57,24 @@ class TrailingThoughts:
         told = "\n\n".join(filter(None, thoughts))
         return [Reasoning(told)] if told else []
 
-    def _end_of_thoughts(self, start: int) -> int | None:
-        """Where what is said begins behind the thoughts at `start`; None while nothing is."""
-        place = start
+    def _read(self) -> int | None:
+        """Read on; return how much of what is held is said after all, None while nothing is said behind it."""
         while True:
+            place = self._n_read
+            while self._held[place : place + 1].isspace():
+                place += 1
+            if place - self._n_read > N_BLANKS_MAX:
+                return self._n_read
             if self._held.startswith(self._closing, place):
-                place += len(self._closing)
+                self._n_read = place + len(self._closing)
             elif self._held.startswith(self._opening, place):
-                closing = self._held.find(self._closing, place)
-                if closing < 0:
-                    return None
-                place = closing + len(self._closing)
-            else:
-                return place
-            rest = self._held[place:].lstrip()
-            if len(self._held) - place - len(rest) > N_BLANKS_MAX:
-                return place
-            if not rest or any(marker.startswith(rest) for marker in (self._opening, self._closing)):
+                end = self._held.find(self._closing, place, N_HELD_MAX)
+                if end < 0:
+                    return None if len(self._held) < N_HELD_MAX else place + len(self._opening)
+                self._n_read = end + len(self._closing)
+            elif any(marker.startswith(self._held[place : place + len(marker)]) for marker in (self._opening, self._closing)):
                 return None
-            if rest.startswith((self._opening, self._closing)):
-                place = len(self._held) - len(rest)
-                continue
-            return place
+            else:
+                return self._n_read
+            if self._n_read > N_HELD_MAX:
+                return self._n_read

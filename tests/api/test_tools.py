@@ -14,6 +14,7 @@ import trio.testing
 
 from cllm.api import calling
 from cllm.api.anthropic import requests as anthropic
+from cllm.api.openai.messages import arguments_told
 from cllm.api.tool_checks import parameters_of
 from cllm.errors import GrammarInvalid
 from cllm.testing.fake import FakeModel
@@ -543,7 +544,7 @@ async def test_a_schema_that_no_grammar_holds_is_no_reason_to_refuse_where_nothi
     [
         *(
             ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": text}}]}, "tool_calls[0].function.arguments")
-            for text in ("no JSON", "{'a': 'b'}", '{"a": NaN}', '{"a": 1}{"b": 2}', '{"a": 1,}', '{"a": [}')
+            for text in ("no JSON", "{'a': 'b'}", "{'a': '5\" pipe'}", "{foo", '{"a": NaN}', '{"a": 1}{"b": 2}', '{"a": 1,}', '{"a": [}')
         ),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]}, "tool_calls[0].function.arguments"),
         ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, "tool_calls[0].function.name"),
@@ -573,3 +574,10 @@ def test_so_it_has_on_anthropics_surface() -> None:
 
 def test_a_schema_that_says_more_is_left_as_it_is() -> None:
     assert parameters_of({"$ref": "#/$defs/a", "$defs": {}}) == {"type": "object", "$ref": "#/$defs/a", "$defs": {}}
+
+
+def test_wherever_a_calls_arguments_are_cut_they_are_told_from_what_is_no_object() -> None:
+    whole = '{"a": 1.5e3, "b": [true, null, "x\\n\u00e9"], "c": {"d": -2}}'
+    assert arguments_told(whole) == whole
+    assert {arguments_told(whole[:n]) for n in range(len(whole))} == {"{}"}
+    assert [arguments_told(text) for text in ("[1", "5", '"a', whole + "}")] == [None] * 4

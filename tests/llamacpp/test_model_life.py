@@ -160,12 +160,17 @@ def test_lists_of_a_file_are_read_where_llama_cpp_keeps_none(tmp_path):
     assert numbers_in(str(path), "granitehybrid.attention.head_count_kv") == numbers_in(str(tmp_path / "none"), "x") == []
 
 
-@pytest.mark.parametrize(("architecture", "n_head_v"), [("qwen3", 0), ("glm-dsa", 16), ("glm5-next", 16)])
-def test_latent_attention_keeps_no_values(load, monkeypatch, architecture, n_head_v):
+@pytest.mark.parametrize(
+    ("architecture", "more", "n_head_v"),
+    [("qwen3", {}, 0), ("glm-dsa", {}, 16), ("glm5-next", {}, 16), ("qwen3", {"attention.indexer.key_length": "128"}, 16)],
+)
+def test_latent_attention_keeps_no_values(load, monkeypatch, architecture, more, n_head_v):
     model = load("qwen3")
-    told = model.info.metadata | {"general.architecture": architecture}
-    told |= {f"{architecture}.attention.{name}": "16" for name in ("key_length", "value_length", "key_length_mla", "value_length_mla")}
-    monkeypatch.setattr(facts, "metadata_of", lambda _lib, _model: told)
+    told = (
+        dict.fromkeys((f"attention.{name}" for name in ("key_length", "value_length", "key_length_mla", "value_length_mla")), "16") | more
+    )
+    named = {f"{architecture}.{name}": value for name, value in told.items()}
+    monkeypatch.setattr(facts, "metadata_of", lambda _lib, _model: {"general.architecture": architecture, **named})
     found = facts.facts_of(model._lib, model._native.model, "model.gguf")
     assert (found.n_head_k, found.n_head_v) == (16, n_head_v)
 

@@ -148,7 +148,7 @@ def test_reasoning_may_come_in_pieces_where_only_a_control_token_begins_one() ->
     thought = "<|channel>thought\n%s<channel|>"
     text = f"{thought % 'a'}{thought % ''}\n{thought % 'b'}It is 5. {thought % 'c'}"
     for pieces in ([text], text):
-        assert read(AnswerFormat(tags=TAGS[4]), *pieces) == [Reasoning("a\n\nb"), Content("It is 5. "), Reasoning("c")]
+        assert read(AnswerFormat(tags=TAGS[4]), *pieces) == [Reasoning("a\n\nb"), Content("It is 5. "), Reasoning("\n\nc")]
     assert read(AnswerFormat(tags=TAGS[4]), f"{thought % 'a'}<|chan") == [Reasoning("a"), Content("<|chan")]
     assert read(AnswerFormat(tags=THINK), "<think>a</think><think> is a tag") == [Reasoning("a"), Content("<think> is a tag")]
 
@@ -164,6 +164,10 @@ def test_a_thought_behind_what_is_said_is_none_of_it_unless_something_is_said_be
     assert told("Hello<channel|>", gemma) == [Content("Hello")]
     for text in (f"It writes {thought % 'so'} then", "It writes <|channel>thought and", "<channel|> ends it", f"a{thought % ''} <|chan"):
         assert told(text, gemma) == [Content(text)]
+    spoken = "It writes <|channel>thought and" + " then" * 2000
+    assert told(spoken, gemma) == [Content(spoken)]
+    ends = f"{thought % 'a'}Hi" + "<channel|>" * 1000
+    assert "".join(part.text for part in told(ends, gemma) if isinstance(part, Content)).startswith("Hi" + "<channel|>" * 400)
     calling = AnswerFormat(tags=TAGS[4], calls=GEMMA, tools=(Tool("add", "", {}),))
     parts = told(f"Let me look.{thought % 'I call'}<|tool_call>call:add{{}}<tool_call|>", calling)
     assert parts[:2] == [Content("Let me look."), Reasoning("I call")]
@@ -185,9 +189,10 @@ def test_templates_tell_their_tags() -> None:
     assert tags_in("{{ content.split('</think>')[-1] }}") == THINK
     assert tags_in("{{ '[THINK]' }}") == TAGS[1]
     assert tags_in("{{ content }}") is None
-    assert tags_in("{% set begin = '<think{}>'.format(SIGN) %}{{ begin }}") == ReasoningTags(
-        "<think:opensource>", "</think:opensource>", sign="'<think{}>'.format("
-    )
+    for word in (":opensource", ":6124c78e", ""):
+        made = "{%- set HYTK = '" + word + "' %}{%- set begin = '<think{}>'.format(HYTK) %}{{ begin }}"
+        assert tags_in(made) == ReasoningTags(f"<think{word}>", f"</think{word}>")
+    assert tags_in("{{ '<think{}>'.format(given) }}") is None
     assert tags_in("{# <thinking> is what {# others write #}{{ content }}") is None
     assert tags_in("{# not closed <think>") == THINK
     apriel = tags_in("{{ 'between <thinking> and </thinking>, then [BEGIN FINAL RESPONSE]' }}")

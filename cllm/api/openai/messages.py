@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 from cllm.errors import InvalidRequest
-from cllm.text.call_bodies import is_cut_object
 
 ROLES = {  # developer is OpenAI's newer name, function its older one
     "system": "system",
@@ -110,10 +109,16 @@ def arguments_told(text: str) -> str | None:
     """
     try:
         return text if isinstance(msgspec.json.decode(text), dict) else None
-    except msgspec.DecodeError:
-        return "{}" if not text.strip() or is_cut_object(text) else None
+    except msgspec.DecodeError as error:
+        return "{}" if not text.strip() or _is_cut(text, str(error)) else None
     except (UnicodeEncodeError, RecursionError):
         return None
+
+
+def _is_cut(text: str, complaint: str) -> bool:
+    """Whether it begins as an object, and ends too soon, by what msgspec says of it: in the middle of a number that is its last byte."""
+    in_number = f"invalid number (byte {len(text.encode('utf-8', 'replace'))})"
+    return text.lstrip().startswith("{") and complaint.endswith(("Input data was truncated", in_number))
 
 
 def _content(message: Message, place: str) -> str | None:
