@@ -45,7 +45,7 @@ from benchmarks.figures import FIGURES
 from benchmarks.generator import Generator, GeneratorDied, Order
 from benchmarks.models import QUANTIZATIONS, model_file
 from benchmarks.server import Server
-from benchmarks.standings import Page, Run, best_rows, joined, key_of, promising, run_entry, unlike
+from benchmarks.standings import Page, Run, best_rows, joined, key_of, of_others, promising, run_entry, unlike
 from cllm.bench.metrics import CLIENT_SHARE_MAX, Goal
 from cllm.bench.target import Client, Dialect, Target
 from cllm.bench.workloads import OVERLOAD_FACTORS, SAMPLINGS, WORKLOADS, Workload, with_load
@@ -287,7 +287,11 @@ def _unfinished(sides: Sequence[Side], others: Iterable[Page], n_screen: int, n_
 def page(sides: Sequence[Side], others: Iterable[Page] = ()) -> dict[str, Any]:
     """What is kept of the sides, and the best of them for each figure; `others` were measured in earlier runs alone."""
     pages = [*filter(None, (side.page() for side in sides)), *others]
-    return {"sides": pages, "best": best_rows(pages), "broken": {side.contender.title: side.fault for side in sides if side.fault}}
+    return {
+        "sides": pages,
+        "best": best_rows(of_others(pages)),
+        "broken": {side.contender.title: side.fault for side in sides if side.fault},
+    }
 
 
 def _side_page(side: Side) -> dict[str, Any]:

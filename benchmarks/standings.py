@@ -19,6 +19,7 @@ Page: TypeAlias = dict[str, Any]
 Run: TypeAlias = dict[str, Any]
 
 BOTH: Final = ("ours", "theirs")
+OURS: Final = "cllm"  # as a peer: with other options, beside itself
 ALIKE_SETTINGS: Final = (  # of runs whose pairs may stand together; the others say how many pairs of whom were asked for
     "model", "workload", "rate", "sampling", "n_pairs_start", "warms_up", "n_slots", "n_cells", "n_threads", "goal", "ours",
     "late_apart",
@@ -86,6 +87,11 @@ def best_side(sides: Iterable[Page], figure: Figure) -> Page | None:
     if not ratios:
         return None
     return (min if figure.is_higher_better else max)(ratios, key=lambda one: one[0])[1]
+
+
+def of_others(sides: Sequence[Page]) -> list[Page]:
+    """Those of other servers; all, where ours stands beside itself alone."""
+    return [side for side in sides if side["peer"] != OURS] or list(sides)
 
 
 def promising(sides: Sequence[Page]) -> set[tuple[str, str]]:

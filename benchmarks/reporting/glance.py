@@ -9,7 +9,7 @@ import attrs
 
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME
-from benchmarks.standings import best_rows, by_pairs, is_led, title_of
+from benchmarks.standings import best_rows, by_pairs, is_led, of_others, title_of
 
 Run: TypeAlias = dict[str, Any]
 
@@ -57,7 +57,7 @@ def _told(one: Standing) -> str:
 
 
 def _of_run(run: Run) -> Iterator[Standing]:
-    rows = {row["figure"]: row for row in best_rows(run["data"]["sides"])}
+    rows = {row["figure"]: row for row in best_rows(of_others(run["data"]["sides"]))}
     speed = _speed_of(run)
     name = f"{run['name']}{IN_PART}" if is_in_part(run) else run["name"]
     for figure in (speed, *FIGURES):
@@ -71,7 +71,7 @@ def _speed_of(run: Run) -> str:
 
 def is_in_part(run: Run) -> bool:
     """Whether settings of llama-server were not tried, would have got more pairs, or lead in the fewer that they have at what is told."""
-    sides = run["data"]["sides"]
+    sides = of_others(run["data"]["sides"])
     tried = {side["setting"] for side in sides if side["peer"] == "llama-server"}
     if not tried:
         return False

@@ -11,7 +11,19 @@ import attrs
 from benchmarks.contenders import LLAMA_SERVER_ALIKE, LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME, N_STARTS_LEAST
 from benchmarks.reporting.forms import UNKNOWN, Run, circumstances, number, of_kind, plot_of, run_title, table
-from benchmarks.standings import Page, best_rows, by_pairs, compared_by, key_of, median_of, n_short, n_spoiling, n_wrong, title_of
+from benchmarks.standings import (
+    Page,
+    best_rows,
+    by_pairs,
+    compared_by,
+    key_of,
+    median_of,
+    n_short,
+    n_spoiling,
+    n_wrong,
+    of_others,
+    title_of,
+)
 from cllm.bench.metrics import CLIENT_SHARE_MAX
 
 MAIN_TIMES: Final = (
@@ -106,7 +118,7 @@ def _promised_of(run: Run) -> Iterator[tuple[str, ...]]:
 
 def n_settings(data: Run) -> str:
     """How many settings a best one was found among: those that have all pairs; and who was left out before."""
-    complete, left = by_pairs(data["sides"])
+    complete, left = by_pairs(of_others(data["sides"]))
     fewer = sorted({side["n_pairs"] for side in left})
     had = " to ".join(map(str, dict.fromkeys(fewer[:1] + fewer[-1:])))
     ended = ", when the run was ended" if {title_of(side) for side in left} & set(data.get("unfinished", ())) else ""
@@ -152,7 +164,7 @@ def best_figures(run: Run) -> list[Run]:
     """The figures of ours beside the setting that is best at each: by the pairs that are kept, not by what was said when they were made."""
     data = run["data"]
     sides = {key_of(side): side for side in data["sides"]}
-    rows = best_rows(data["sides"])
+    rows = best_rows(of_others(data["sides"]))
     return [{**row, "n_failed": n_wrong(sides[row["peer"], row["setting"]], "ours")} for row in rows]
 
 
@@ -209,7 +221,7 @@ def _left_out(data: Run) -> list[str]:
 
 
 def _best_cells(row: Run, run: Run) -> tuple[str, ...]:
-    among = f"of {n_settings(run['data'])}" if len(run["data"]["sides"]) > 1 else "alone"
+    among = f"of {n_settings(run['data'])}" if len(of_others(run["data"]["sides"])) > 1 else "alone"
     which = f"{row['peer']} {row['setting']}, {among}"
     return number(row["ours"]), number(row["theirs"]), ratio_told(row), row["verdict"], which, f"{row['n_better']} of {row['n_pairs']}"
 

@@ -10,7 +10,7 @@ from benchmarks.reporting.forms import SERVED, UNKNOWN, Run, number, of_kind, ru
 from benchmarks.reporting.glance import FIGURES, GOOD, SPEED, Standing, standing_of, standings
 from benchmarks.reporting.ladder import FLOOR, by_start, mean_of_first, share_told
 from benchmarks.reporting.peers import LATE_FIGURE, beside_others, best_figures, main_figures
-from benchmarks.standings import by_pairs
+from benchmarks.standings import by_pairs, of_others
 from cllm.bench.workloads import WORKLOADS, Workload
 
 BEGIN: Final = "<!-- benchmarks: written by `python -m benchmarks report` -->"
@@ -114,7 +114,7 @@ def _cell(one: Standing | None) -> str:
 
 def _beside(run: Run) -> str:
     """Whom: the setting by its name, if it is the only one."""
-    sides = run["data"]["sides"]
+    sides = of_others(run["data"]["sides"])
     if len(sides) == 1:
         return f"{sides[0]['peer']} {sides[0]['setting']}"
     peers = ", ".join(dict.fromkeys(side["peer"] for side in sides))

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import standings
 from benchmarks.figures import FIGURES, compare
-from benchmarks.standings import Page, best_side, compared_by, joined, key_of, median_of, promising, run_entry, unlike
+from benchmarks.standings import Page, best_side, compared_by, joined, key_of, median_of, of_others, promising, run_entry, unlike
 
 SPEED = next(figure for figure in FIGURES if figure.name == "tokens/s")
 GOOD = next(figure for figure in FIGURES if figure.name == "good requests/s")
@@ -120,6 +120,12 @@ def test_of_settings_that_are_the_same_one_goes_on() -> None:
     assert len(promising(both)) == 1
     both[1]["n_pairs"] = 10
     assert promising(both) == {key_of(both[1])}, "what it has counts"
+
+
+def test_ours_beside_itself_counts_where_nobody_else_is_there() -> None:
+    own, other = side([1.0]) | {"peer": "cllm"}, side([1.0])
+    assert of_others([own, other]) == [other]
+    assert of_others([own]) == [own]
 
 
 def test_the_best_is_the_one_beside_which_ours_does_worst() -> None:
