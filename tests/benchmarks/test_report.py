@@ -213,10 +213,10 @@ def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its
     results.write("peers", "another", {"ours": ["--backend=other"]}, {**slow, "not_found": []}, folder)
     page = report.page(results.read_all(folder)).partition("## Beside other servers")[2]
     summary = page.partition("### ")[0]
-    counts = "as it comes: loss 7. With options, as another backend: win 7"
+    counts = "cLLM told only what every server is: loss 7. With other options, as another backend: win 7"
     assert f"({counts})" in summary
     names = [line.split(" | ")[0].removeprefix("| ") for line in summary.splitlines() if line.startswith("| ")][2:]
-    assert names == ["seed-40x8"] * 7 + ["another"] * 7  # ours as it comes goes first
+    assert names == ["seed-40x8"] * 7 + ["another"] * 7  # ours without further options goes first
     assert "| another | tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | win | llama-server as it comes, alone | 3 of 3 |" in summary
 
 
