@@ -158,8 +158,8 @@ def run_against_native(_: Path) -> None:
 def run_simulation(_: Path) -> None:
     """The rules on a machine that only counts time, beside a fixed budget."""
     rows = last_line(simulate.main, "--rows", "32")["rows"]
-    assert {row["rule"] for row in rows} == {"auto", "32 rows"}, rows
-    assert len(rows) == 2 * len(simulate.WORKED) * len(simulate.MACHINES), rows
+    assert {row["rule"] for row in rows} == {"auto", "auto, 250 ms", "32 rows"}, rows
+    assert len(rows) == 3 * len(simulate.WORKED) * len(simulate.MACHINES), rows
 
 
 def last_line(command: Callable[[list[str]], None], *arguments: str) -> dict[str, Any]:

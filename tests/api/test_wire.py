@@ -276,7 +276,7 @@ async def test_the_long_bodies_of_one_key_do_not_go_before_those_of_all_others(s
             nursery.start_soon(partial(api.post, "/v1/completions", body(b"o"), X_Api_Key="key-of-another"))
             await api.until(lambda: len(begun) + sum(map(len, decoding._waiting.values())) == 7)
             go_on.set()
-    assert begun.index(b"o") <= 3, "behind two that ran, and one more whose turn it was"
+    assert begun.index(b"o") <= 4, "behind two that ran, one whose turn it was, and one that a quicker thread began meanwhile"
 
 
 async def test_what_is_said_to_come_takes_no_room_before_it_has_come(serve: Any) -> None:

@@ -85,8 +85,9 @@ class WorkerLife:
         loaded = self._start(on_progress, wants_vocabulary=True)
         self._loaded = loaded
         # The next life has what this one found, as its memory was: llama.cpp takes fewer rows where a context is shorter than they are.
-        if loaded.n_cells is not None:
-            self._spec = attrs.evolve(self._spec, n_cells=loaded.n_cells)
+        n_cells = loaded.n_tokens_max if isinstance(loaded, frames.LoadedEmbedder) else loaded.n_cells  # what its spec means by these
+        if n_cells is not None:
+            self._spec = attrs.evolve(self._spec, n_cells=n_cells)
         if not isinstance(loaded, frames.LoadedStreams):
             self._spec = attrs.evolve(self._spec, n_rows_max=loaded.n_rows_max)
         if loaded.info.n_gpu_layers is not None:  # or it would have fewer where others, or what died, still hold the GPU's memory

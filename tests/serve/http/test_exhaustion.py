@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from cllm.serve.http import server as server_module
+from cllm.serve.http.connection import Connection
 from tests.serve.http.conftest import BOUND_S
 
 SERVER = """
@@ -118,6 +119,27 @@ async def test_beyond_the_most_connections_the_longest_idle_gives_way(serving):
         assert await server.clients[0].read_to_end() == b""
         await idle.get("/health")
         assert (await idle.answer())[0] == 200
+
+
+async def test_of_many_idle_connections_some_give_way_at_once_so_that_not_each_newcomer_has_all_looked_at(serving, monkeypatch):
+    monkeypatch.setattr(server_module, "SHARE_CLOSED", 4)
+    n_looks = 0
+    is_idle = Connection.is_idle.fget
+
+    def look(connection):
+        nonlocal n_looks
+        n_looks += 1
+        return is_idle(connection)
+
+    monkeypatch.setattr(Connection, "is_idle", property(look))
+    async with serving(n_connections_max=40) as server:
+        for i in range(80):
+            if i == 40:
+                n_looks = 0
+            client = await server.connect()
+            await client.get("/health")
+            assert (await client.answer())[0] == 200
+    assert n_looks < 40 * 40 / 4
 
 
 async def test_a_connection_with_a_request_under_way_never_gives_way(serving, until):
