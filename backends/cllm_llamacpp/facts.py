@@ -76,6 +76,7 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
         value = metadata.get(f"{architecture}.{key}", "")
         return int(value) if value.isdigit() else default
 
+    each_kv = [] if number(_HEADS_KV, 0) else numbers_in(path, f"{architecture}.{_HEADS_KV}")
     # Latent attention reads the values out of the keys; what an indexer's cache takes beside is not counted, so that they stay for that.
     is_latent = bool(number("attention.key_length_mla", 0) and number("attention.value_length_mla", 0))
     keeps_no_values = is_latent and architecture not in _WITH_INDEXERS and not number("attention.indexer.key_length", 0)
@@ -91,7 +92,7 @@ def facts_of(lib: Any, model: Any, path: str) -> Facts:
             build=_text(lib.llama_print_system_info()) + ("" if amx.is_sound(lib) else "AMX unused |"),
             metadata=metadata,
         ),
-        n_heads_kv=_n_heads_kv(lib, model, number("full_attention_interval", 1), numbers_in(path, f"{architecture}.{_HEADS_KV}")),
+        n_heads_kv=_n_heads_kv(lib, model, number("full_attention_interval", 1), each_kv),
         n_head_k=number("attention.key_length", n_embd // n_head),
         n_head_v=0 if keeps_no_values else number("attention.value_length", n_embd // n_head),
         has_recurrent_state=bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)),

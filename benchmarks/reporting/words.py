@@ -301,15 +301,16 @@ answered by cLLM after 28 to 42. So fewer good ones a second there are the burst
 texts come after an eighth of its time here, and gaps are twice as long, since eight are computed at a time. cLLM takes 1.16 times its
 memory. Both were sent words, some 75 tokens a prompt, and of its tokens up to five of 800 are not counted, where a chunk of text holds two.
 
-**As it is started**, without `--parallel` (`mixed-small-c16-default`, on a machine with AVX-512), cLLM keeps `--itl-max-ms` of 250: some
-ten of the sixteen run at once, a step takes a quarter of a second at most, and of those who wait the newest go first. So gaps are 0.33 and
-0.20 times as long as `-no-kvu`'s at p90 and p99, and there are 2.1 times as many good requests a second (1.3 to 3.4; single tests and
-checks of types ran for seconds beside some of these pairs); but the tokens/s are 0.83 of its (0.74 to 0.94), half of the first texts come
-after 2.6 times its time, and a tenth after 34 s, where its come after 9. Beside itself with `--parallel 16`, in seven pairs, it has 0.72 of
-the tokens/s (0.67 to 0.78), gaps at p99 0.48 times as long, and first texts at p90 after 5.2 times the time: with prompts in passes of
-their own, which are cheap when they are long, a quarter of a second is dear. On the machine that only counts time, with this machine's
-curve, 400 ms have nearly all of the tokens/s of no bound (51 of 53, where 250 have 42), first texts at p90 after 5 s in place of 37, gaps
-at p99 of 0.43 s in place of 0.27, and a third as many good requests, of which the time between tokens is 0.25 s at most.
+**As it is started**, without `--parallel` (`mixed-small-c16-default`, on a machine with AVX-512), cLLM keeps `--itl-max-ms` of 250: fewer
+than the sixteen run at once, a step with prompts aims at a quarter of a second at most, and of those who wait the newest go first. So gaps
+are 0.33 and 0.20 times as long as `-no-kvu`'s at p90 and p99, and there are 2.1 times as many good requests a second (1.3 to 3.4; single
+tests and checks of types ran for seconds beside some of these pairs); but the tokens/s are 0.83 of its (0.74 to 0.94), half of the first
+texts come after 2.6 times its time, and a tenth after 34 s, where its come after 9. Beside itself with `--parallel 16`, in seven pairs, it
+has 0.72 of the tokens/s (0.67 to 0.78), gaps at p99 0.48 times as long, and first texts at p90 after 5.2 times the time: with prompts in
+passes of their own, which are cheap when they are long, a quarter of a second is dear. On the machine that only counts time, with this
+machine's curve, in runs that are not kept, 400 ms have nearly all of the tokens/s of no bound (51 of 53, where 250 have 42), first texts at
+p90 after 5 s in place of 37, gaps at p99 of 0.43 s in place of 0.27, and a third as many good requests, of which the time between tokens is
+0.25 s at most.
 
 **A shared prefix.** The first eight of each pass wait until one of them has computed it, and compute what is their own together then. In
 llama-server each slot computes the prefix once, so that nine of ten first texts come after a quarter of its time here. `-no-kvu` has the

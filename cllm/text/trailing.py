@@ -20,8 +20,8 @@ class TrailingThoughts:
     def __init__(self, tags: ReasoningTags) -> None:
         self._opening, self._closing = tags.opening, tags.closing
         self._held = ""
-        self._n_read = 0  # characters held that are whole thoughts, and ends of some; 0: none is held
-        self._is_held = False
+        self._is_held = False  # what is held begins with a thought, or the end of one; else it is at most a part of a tag
+        self._n_read = 0  # characters of it that are whole thoughts, and ends of some
 
     def push(self, text: str) -> str:
         """Return what is certainly said now."""

@@ -26,6 +26,7 @@ from cllm.api.anthropic.blocks import (
     ToolResult,
 )
 from cllm.api.conversation import Conversation
+from cllm.api.openai.messages import NOT_SEEN
 from cllm.api.sampling_fields import LimitOrPrompt, SamplingFields, StopString
 from cllm.api.structured import Form, schema_form
 from cllm.api.tool_checks import N_TOOLS_MAX, with_properties
@@ -217,7 +218,7 @@ def _result(block: ToolResult) -> str:
             case ToolReference():
                 texts.append(f"The tool {one.tool_name} may be called.")
             case Image():  # which the model asked for: to refuse it would end the conversation, of which it stays a part
-                texts.append("(an image, which cannot be seen here)")
+                texts.append(NOT_SEEN["image_url"])
             case Document(text=str(text)) | SearchResult(text=text):
                 texts.append(text)
             case Document():
