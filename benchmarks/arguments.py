@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from cllm.bench.workloads import OVERLOAD_FACTORS
+
 _NAME: Final = re.compile(r"\w[\w.-]*")
 
 
@@ -25,6 +27,15 @@ def positive(text: str) -> int:
 def numbers(text: str) -> list[int]:
     """Such numbers with commas between."""
     return [positive(part) for part in text.split(",")]
+
+
+def loads(text: str) -> tuple[float, ...]:
+    """Some of the loads of an overload, in their order."""
+    named = {f"{factor:g}": factor for factor in OVERLOAD_FACTORS}
+    parts = text.split(",")
+    if unknown := [part for part in parts if part not in named]:
+        raise argparse.ArgumentTypeError(f"there is no load {unknown[0]!r}; there are {', '.join(named)}")
+    return tuple(factor for name, factor in named.items() if name in parts)
 
 
 def seconds(text: str) -> float:

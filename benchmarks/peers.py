@@ -39,7 +39,7 @@ from typing import Any, Final
 import attrs
 
 from benchmarks import results
-from benchmarks.arguments import model_path, positive, result_name, seconds
+from benchmarks.arguments import loads, model_path, positive, result_name, seconds
 from benchmarks.contenders import Contender, House, cllm_serve, find_contenders, versions
 from benchmarks.figures import FIGURES
 from benchmarks.generator import Generator, GeneratorDied, Order
@@ -343,6 +343,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-warm-up", action="store_true", help="begin each start with a few requests, not with a whole pass")
     parser.add_argument("--concurrency", type=positive, help="default: the workload's")
     parser.add_argument("--requests", type=positive, help="default: the workload's")
+    parser.add_argument(
+        "--loads",
+        type=loads,
+        default=OVERLOAD_FACTORS,
+        help="of overload: how many times what ours can serve comes, with commas between (default: 0.5,1,2,4)",
+    )
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="usual")
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--slots", type=positive, help="default: as many as requests at once")
@@ -441,7 +447,7 @@ def _comparison(asked: argparse.Namespace, workload: Workload) -> Comparison:
         goal=Goal(asked.goodput_ttft_s, asked.goodput_itl_s),
     )
     facts = {"not_found": not_found, "versions": versions(contenders)}
-    for one in _loads(plan).values():
+    for one in _loads(plan, asked.loads).values():
         _refuse_unlike(asked, attrs.evolve(one, rate=_kept_rate(asked, one, model)), house, facts)
     return Comparison(plan=plan, house=house, contenders=contenders, facts=facts)
 
@@ -552,21 +558,20 @@ def house_for(asked: argparse.Namespace, model: Path, workload: Workload) -> Hou
     return House(model=model, n_slots=n_slots, n_cells=n_cells, n_threads=asked.threads)
 
 
-def _loads(plan: Plan) -> dict[float, Plan]:
+def _loads(plan: Plan, factors: Sequence[float] = OVERLOAD_FACTORS) -> dict[float, Plan]:
     """The plan, or for an open loop one for each part of our capacity, by that part."""
     if not plan.workload.is_open:
         return {1.0: plan}
-    return {factor: attrs.evolve(plan, name=f"{plan.name}-{factor:g}x") for factor in OVERLOAD_FACTORS}
+    return {factor: attrs.evolve(plan, name=f"{plan.name}-{factor:g}x") for factor in factors}
 
 
 def _at_rates(asked: argparse.Namespace, plan: Plan, ours: Contender, model: Path) -> list[Plan]:
     """The plan at each load; all servers get the same rates. Raises: OursFailed."""
     if not plan.workload.is_open:
         return [plan]
-    loads = _loads(plan)
-    kept = {factor: rate for factor, one in loads.items() if (rate := _kept_rate(asked, one, model)) is not None}
+    kept = {factor: rate for factor, one in _loads(plan).items() if (rate := _kept_rate(asked, one, model)) is not None}
     capacity = statistics.median(rate / factor for factor, rate in kept.items()) if kept else _capacity(plan, ours, asked.ends)
-    return [attrs.evolve(one, rate=kept.get(factor, factor * capacity)) for factor, one in loads.items()]
+    return [attrs.evolve(one, rate=kept.get(factor, factor * capacity)) for factor, one in _loads(plan, asked.loads).items()]
 
 
 def _capacity(plan: Plan, ours: Contender, ends: Sequence[int]) -> float:

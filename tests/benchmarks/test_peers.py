@@ -384,6 +384,22 @@ def test_what_is_added_to_an_overload_comes_at_the_rates_that_are_kept(measure: 
     assert [run["data"]["sides"][0]["n_pairs"] for run in runs] == [4, 4, 4, 4]
 
 
+def test_some_loads_of_an_overload_come_at_the_capacity_that_is_kept_of_others(
+    measure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure("--workloads=overload", "--loads=4,1")
+    monkeypatch.setattr(peers, "_capacity", lambda *_: 99.0)
+    measure("--workloads=overload", "--loads=2", "--add")
+    kept = {path.name: json.loads(path.read_text("utf-8"))["settings"]["rate"] for path in (tmp_path / "results").iterdir()}
+    assert kept == {f"peers-overload-{name}x-model.json": rate for name, rate in {"1": 3.0, "2": 6.0, "4": 12.0}.items()}
+
+
+def test_a_load_that_there_is_not_is_refused(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        peers.parser().parse_args(["--loads=0.5,3"])
+    assert "there is no load '3'; there are 0.5, 1, 2, 4" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS.keys())
 def test_a_slot_with_a_share_of_its_own_has_room_for_the_longest_request(workload: Workload) -> None:
     house = peers.house_for(peers.parser().parse_args([]), Path("model.gguf"), workload)
