@@ -29,7 +29,7 @@ class Gate:
     layer: str
     module: str
     name: str  # of a function, or Class.method
-    per: str  # "step", "draw" (a step in which somebody gets a token), "request" or "token": at least one call for each
+    per: str  # "step", "draw" (a step in which somebody gets a token), "request" or "token": at least one call for each; "any": no need
     weigh: Callable[..., int] = lambda *_arguments: 1
     is_timed: bool = False  # what its calls take is told too; none of these calls another
 
@@ -48,9 +48,11 @@ GATES: Final = (
     Gate("native", "llama_cpp", "llama_decode", "step", is_timed=True),
     Gate("backend", "cllm_llamacpp.model", "LlamaModel.step", "step"),
     Gate("sampling", "cllm.engine.batch.compute", "sample", "draw", is_timed=True),
-    Gate("engine", "cllm.engine.stepping", "StepScheduler.plan", "step", is_timed=True),
+    Gate("engine", "cllm.engine.stepping", "StepScheduler.plan", "any", is_timed=True),  # between two steps
+    Gate("engine", "cllm.engine.stepping", "StepScheduler.plan_ahead", "any", is_timed=True),  # or while one runs
+    Gate("engine", "cllm.engine.stepping", "StepScheduler._expect", "step"),  # in either
     Gate("engine", "cllm.engine.stepping", "StepScheduler.apply", "step", is_timed=True),
-    Gate("loop", "cllm.serve.steploop", "StepLoop._step", "step"),
+    Gate("loop", "cllm.serve.steploop", "StepLoop._settle", "step"),
     Gate("loop", "cllm.serve.steploop", "StepLoop._compute", "step", _once_in_worker),
     Gate("loop", "cllm.serve.streams", "EventStream.put", "token"),
     Gate("app", "cllm.api.wire", "decode", "request"),

@@ -106,7 +106,7 @@ class Work:
         """What a pass's counts must reach at each gate."""
         n_steps = max(self.n_steps_least, counts.get("llama_cpp.llama_decode", 0), counts.get(STEP_ACROSS, 0))
         # A step with parts of prompts alone draws nothing.
-        return {"step": n_steps, "draw": self.n_steps_least, "request": len(self.asks), "token": self.n_tokens}
+        return {"step": n_steps, "draw": self.n_steps_least, "request": len(self.asks), "token": self.n_tokens, "any": 0}
 
 
 @attrs.frozen(kw_only=True)

@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 import attrs
 
 from cllm.backend import KvLayout, Vocabulary
+from cllm.engine.batch.ahead import Ahead
 from cllm.engine.batch.budget import ALONE_FULL_S, RowBudget
 from cllm.engine.batch.fillers import N_TILE, Fillers
 from cllm.engine.batch.former import NO_MEETINGS, BatchFormer, goes_before, n_owed
@@ -37,6 +38,9 @@ from cllm.engine.waiting.trials import Trials
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom
 
 KNOWN_S = 20.0  # after the last step, for which the machine is believed to be as slow as it was
+# Steps that are expected to take longer wait for what is decided between them: that is half a percent of theirs, and whoever computes it
+# beside them takes the cores that they have.
+AHEAD_S_MAX = 0.05
 N_STEPS_OWED = 2  # room for prompts' rows that is spoken for: whoever comes then waits outside
 COMPANIONS_SHARE = 0.02  # of a step, for which others who come at the same moment may be waited for
 MOVING_S_MAX = 0.1  # of cells that come back from the host or are copied in one step, for which answers wait; the first may take longer
@@ -124,8 +128,38 @@ class StepScheduler(Scheduler):
             places_taken,
         )
         if plan.n_rows:
-            plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
+            self._expect(plan)
         return plan if plan.is_step or events else None
+
+    def plan_ahead(self, plan: Plan, now: float, *, by_model: bool) -> Ahead | None:
+        """The step after `plan`'s, which runs; None where more is to be decided for it than the tokens that come now.
+
+        So it is while somebody comes, may be let in, leaves or is at the end of its room, or cells are to be moved; and long steps gain
+        nothing by it. `by_model`: the model draws what it can, for which nothing may depend on what the tokens say.
+        """
+        decoding = plan.decoding
+        if not decoding or plan.prefilling or len(decoding) != len(self._running) or self._marked or self._trials:
+            return None
+        if not self.limits.can_trim or self.has_neighbours or (self._deadlines and self._deadlines[0][0] <= now):
+            return None
+        if self.cost.is_grounded and plan.expected_s > AHEAD_S_MAX:
+            return None
+        if self.n_waiting and len(self._running) < self._n_places():  # else somebody has to end first, which shows in what comes of a step
+            return None
+        if any(sequence.phase is not DECODE or len(sequence.tokens) + 1 >= sequence.n_max for sequence in decoding):
+            return None
+        if by_model and not _are_drawn_alike(decoding):
+            return None
+        if not self.memory.reserve_ahead(decoding):
+            return None
+        after = self._former.follow(plan)
+        self._expect(after)
+        ends = [sequence.final_tokens for sequence in after.outputs]
+        return Ahead(plan=after, before=plan, n_vocab=self._vocabulary.n_tokens, ends=ends)
+
+    def _expect(self, plan: Plan) -> None:
+        """Say what its rows will probably take."""
+        plan.expected_s = self.cost.step_s(plan.n_rows, plan.batch.n_outputs, plan.n_cells, plan.passes, attended=plan.attended)
 
     def _who_computes(self) -> list[Sequence]:
         """Those who have rows in the next step: not those whose cells come back from the host in it, who would wait for the others' rows.
@@ -165,8 +199,8 @@ class StepScheduler(Scheduler):
                 break
         return COMPANIONS_SHARE * self.cost.step_s(min(n_rows, self.limits.n_rows_max), 0, 0) if n_rows else 0.0
 
-    def apply(self, plan: Plan, output: StepOutput, now: float) -> list[Event]:
-        """Settle a step that went well: every row has its cell, every output its token."""
+    def apply(self, plan: Plan, output: StepOutput, now: float, ahead: Ahead | None = None) -> list[Event]:
+        """Settle a step that went well: every row has its cell, every output its token. `ahead`: the step that has begun meanwhile."""
         self._now = now
         events: list[Event] = []
         if plan.n_rows:
@@ -179,7 +213,10 @@ class StepScheduler(Scheduler):
             n_outputs = plan.batch.n_outputs
             self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
         self.totals.n_fillers += len(plan.fillers)
+        deserted = plan.deserted()
         for sequence in plan.decoding:
+            if deserted and sequence in deserted:
+                continue
             sequence.account.charge(GENERATED_TOKEN)
             self.memory.decoded(sequence)
         for sequence, n_rows in plan.prefilling:
@@ -212,6 +249,9 @@ class StepScheduler(Scheduler):
                 choice.grew(len(sequence.tokens))
         if self._trials.is_any_suspect:
             self._acquit(plan.outputs)
+        if ahead is not None:
+            self._planned_at = now
+            self.memory.overrun(ahead.note_deserted())
         return events
 
     def _serve(self, plan: Plan, seconds: float) -> None:
@@ -266,7 +306,7 @@ class StepScheduler(Scheduler):
         if plan.has_move_failed and not isinstance(error, Aborted):  # what builds on it is given up, and no row was computed
             return events
         if not isinstance(error, Aborted):
-            self.memory.spoilt([slot for slot, _ in plan.fillers])
+            self.memory.spoilt([*(slot for slot, _ in plan.fillers), *(sequence.slot for sequence in plan.deserted())])
         is_kept = isinstance(error, Aborted) and self.limits.can_trim
         for sequence in members:
             if sequence in robbed or (is_kept and sequence.cancelled):  # the latter's end is met in the next plan
@@ -673,6 +713,13 @@ class StepScheduler(Scheduler):
         self.memory.ends_waiting(sequence)
         if leader.order == sequence.order:  # which it had lent; all followers are gone through then, and thousands may end at once
             self._rank_anew(leader)
+
+
+def _are_drawn_alike(sequences: Seq[Sequence]) -> bool:
+    """Whether it is known before the next tokens are read who draws those after them: the model all of them, or none."""
+    if all(sequence.sampler.draw_by_model() is not None and not sequence.transcript.may_be_due for sequence in sequences):
+        return True
+    return all(sequence.sampler.never_draws_by_model for sequence in sequences)
 
 
 def _layout_choice(limits: Limits, cost: CostModel) -> LayoutChoice | None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 import outcome
@@ -32,16 +32,35 @@ class NoThread(RuntimeError):
     """None could be started."""
 
 
-@attrs.frozen(eq=False)
-class _Call:
-    work: Callable[[], Any]
-    caller: trio.lowlevel.Task
-    token: trio.lowlevel.TrioToken
-    context: contextvars.Context = attrs.field(factory=contextvars.copy_context)  # by which a log line says of which model it is
+@attrs.define(eq=False)
+class Call(Generic[T]):
+    """What the thread was asked for, and what comes of it. Made by `ModelThread.begin`."""
+
+    _work: Callable[[], T]
+    context: contextvars.Context  # by which a log line says of which model it is
+    _on_end: Callable[[], None]
+    _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
+    _caller: trio.lowlevel.Task | None = None  # who waits for it
+    _result: outcome.Value[T] | outcome.Error | None = None
 
     def do(self) -> None:
-        result = self.context.run(outcome.capture, call_foreign, self.work)
-        self.token.run_sync_soon(trio.lowlevel.reschedule, self.caller, result)
+        """In the thread."""
+        self._token.run_sync_soon(self._end, self.context.run(outcome.capture, call_foreign, self._work))
+
+    def _end(self, result: outcome.Value[T] | outcome.Error) -> None:
+        self._on_end()
+        if self._caller is None:
+            self._result = result
+        else:
+            trio.lowlevel.reschedule(self._caller, result)
+
+    async def result(self) -> T:
+        """Wait for what it returns or raises, as `call_foreign` does; that cannot be cancelled. For one caller, once."""
+        if self._result is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return self._result.unwrap()
+        self._caller = trio.lowlevel.current_task()
+        return cast(T, await trio.lowlevel.wait_task_rescheduled(_cannot_be_aborted))
 
 
 @attrs.frozen(eq=False)
@@ -53,7 +72,7 @@ class ModelThread:
     """Takes calls from tasks, in the order they come. Made by `open_model_thread`."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[_Call | _Turn | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call[Any] | _Turn | None] = SimpleQueue()
         self._ended = trio.Event()
         self._n_calls = 0  # not done yet
         self.n_taken = 0  # calls since the start
@@ -65,14 +84,18 @@ class ModelThread:
         A call cannot be cancelled: a cancelled caller gets its result, and learns of it at its next checkpoint.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        call = _Call(partial(work, *arguments), trio.lowlevel.current_task(), trio.lowlevel.current_trio_token())
+        return await self.begin(partial(work, *arguments), contextvars.copy_context()).result()
+
+    def begin(self, work: Callable[[], T], context: contextvars.Context) -> Call[T]:
+        """Let `work` be called in `context` when its turn comes."""
+        call = Call(work, context, self._ended_one)
         self._n_calls += 1
         self.n_taken += 1
         self._calls.put(call)
-        try:
-            return cast(T, await trio.lowlevel.wait_task_rescheduled(_cannot_be_aborted))
-        finally:
-            self._n_calls -= 1
+        return call
+
+    def _ended_one(self) -> None:
+        self._n_calls -= 1
 
     async def run_last(self, work: Callable[..., T]) -> T:
         """Call what ends a model whose loop has ended: apart while others compute here, since it may wait for a process or a thread."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextvars
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 
 import trio
 
-from cllm.backend import KvLayout, LaysOut, StepModel
+from cllm.backend import DrawsTokens, KvLayout, LaysOut, StepModel
+from cllm.engine.batch.ahead import Ahead
 from cllm.engine.batch.compute import compute, empty
 from cllm.engine.batch.plan import Plan, StepOutput
 from cllm.engine.events import Event
@@ -21,7 +23,7 @@ from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, ca
 from cllm.serve.disktier import DiskTier
 from cllm.serve.loop import Loop, log
 from cllm.serve.metrics import Metrics
-from cllm.serve.modelthread import ModelThread, Waiting
+from cllm.serve.modelthread import Call, ModelThread, Waiting
 from cllm.serve.streams import EventStream
 from cllm.serve.worker.model import WorkerModel
 
@@ -31,6 +33,7 @@ COMPANIONS_S = 0.05
 SILENCE_S_LEAST, SILENCE_S_MOST = 0.001, 0.006  # after which nobody else is taken to come; timers are no finer
 BACK_UP_AFTER_S = 2.0  # without work for any model, what is cached goes to disk
 KEEP_LAYOUT_S = 1.0
+N_AHEAD_MAX = 16  # steps in a row that follow on the one before: what is looked after between steps is looked after that often
 PATIENCE = 4.0  # times as long a silence is borne while fewer have come than the last time
 
 
@@ -63,6 +66,11 @@ class StepLoop(Loop):
         self._n_companions = 0  # that came soon after
         self._n_companions_before = 0  # and after the idle time before
         self._plan: Plan | None = None  # of the step that runs
+        self._ahead: Ahead | None = None  # the step after it, if that is to begin by itself, and the call of it
+        self._ahead_call: Call[StepOutput | None] | None = None
+        self._n_ahead = 0  # such steps in a row
+        self._draws = isinstance(model, DrawsTokens)
+        self._context = contextvars.copy_context()  # of the steps' calls
         self._n_taken = 0  # calls of the thread, up to our last step
 
     # --- from the API's side ------------------------------------------------------------------------------------------
@@ -75,6 +83,7 @@ class StepLoop(Loop):
         return stream
 
     def _wake(self, now: float) -> None:
+        self._withdraw()  # the next step will be another one
         if self._is_idle:
             self._is_idle, self._roused_at = False, now
             self._n_companions_before, self._n_companions = self._n_companions, 0
@@ -83,7 +92,7 @@ class StepLoop(Loop):
     def _swept(self, now: float) -> list[Event]:
         """If nobody is left who waits for the step, it is given up."""
         events = super()._swept(now)
-        plan = self._plan
+        plan = self._ahead.plan if self._ahead is not None and not self._withdraw() else self._plan
         if plan is not None and not plan.is_given_up and self.scheduler.is_futile(plan):
             self._give_up(plan)
         return events
@@ -146,6 +155,7 @@ class StepLoop(Loop):
 
     def end_all(self, error: RequestError) -> None:
         """See `Loop.end_all`. Rows under way are given up."""
+        self._withdraw()
         if self._plan is not None and self._plan.n_rows and not self._plan.is_given_up:
             self._give_up(self._plan)
         super().end_all(error)
@@ -158,8 +168,11 @@ class StepLoop(Loop):
     # --- one step -----------------------------------------------------------------------------------------------------
 
     async def _step(self, plan: Plan) -> None:
+        """Have it computed, and settle it; and so those that begin before the one before them is settled, as long as there are such."""
         self._progress_at = trio.current_time()
         self._plan = plan
+        self._n_ahead = 0
+        self._context = contextvars.copy_context()
         try:
             token = trio.lowlevel.current_trio_token()
             if self.thread.is_busy:  # an embedder's step runs: what is owed need not wait for its end
@@ -167,36 +180,94 @@ class StepLoop(Loop):
             if self.scheduler.has_deadlines:
                 self._timed.set()
             self._n_taken = self.thread.n_taken + 1
-            output = await self._turns.run(self._compute, plan, token)
+            following = await self._settle(plan, self._turns.run(self._begin, plan, token))
+            while following is not None:
+                call, self._ahead_call = self._ahead_call, None
+                assert call is not None
+                self._plan = following
+                self._deliver_owed()
+                if trio.current_effective_deadline() > -math.inf:
+                    self._look_ahead(following)
+                following = await self._settle(following, call.result())
+        finally:
+            self._plan = None
+            self._withdraw()
+            self._look_no_more()
+
+    async def _settle(self, plan: Plan, coming: Awaitable[StepOutput | None]) -> Plan | None:
+        """Settle a step when it was computed; return the one that has begun meanwhile, if one has."""
+        try:
+            output = await coming
+            assert output is not None
         except ModelDied as error:
             if self._life is None or self._has_ended:
                 raise
             # A text that may have killed it is tried again, and found by itself: no step is to blame.
             await self._replace(self._life, error, partial(self._settle_death, None if self._life.may_be_a_texts else plan, error))
-            return
+            return None
         except Exception as error:
             self._progress_at = trio.current_time()
             self._report(plan, error)
             self._owed += self.scheduler.apply_failure(plan, error, self._progress_at)
             self._hand_down()
-            return
-        finally:
-            self._plan = None
-            self._look_no_more()
+            return None
         self._progress_at = now = trio.current_time()
-        self._metrics.step(plan, output)
-        self._owed += self.scheduler.apply(plan, output, now)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or not ahead.goes_on:
+            ahead = self._ahead_call = None
+        try:
+            self._metrics.step(plan, output)
+            self._owed += self.scheduler.apply(plan, output, now, ahead)
+            if ahead is not None and self.scheduler.is_futile(ahead.plan):
+                self._give_up(ahead.plan)
+        finally:
+            if ahead is not None:
+                ahead.settle()  # whatever happened here: the thread waits for it
         self._hand_down()
+        return None if ahead is None else ahead.plan
 
-    def _compute(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
+    def _begin(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
         """In the models' thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
-        if self._owed:
-            token.run_sync_soon(self._deliver_soon)
+        token.run_sync_soon(self._is_under_way, plan)
+        return self._compute(plan)
+
+    def _begin_ahead(self, ahead: Ahead) -> StepOutput | None:
+        """In the models' thread; None when the step is not to be."""
+        return self._compute(ahead.plan) if ahead.begin() else None
+
+    def _compute(self, plan: Plan) -> StepOutput:
         if plan.is_given_up:  # an abort that came while the call was on its way here is lost
             raise Aborted("nobody waits for this step")
         if self._worker is not None:
             return self._worker.compute(plan)
         return compute(self._model, plan, time.perf_counter)
+
+    def _is_under_way(self, plan: Plan) -> None:
+        try:
+            self._deliver_owed()
+            if self._plan is plan:
+                self._look_ahead(plan)
+        except Exception as error:  # from here it would end Trio itself; from `run` it ends the streams, then the engine
+            self._failure = error
+
+    def _look_ahead(self, plan: Plan) -> None:
+        """While `plan`'s step runs, let the one after it begin by itself, if that can be known now."""
+        if self._life is not None or self.thread.n_sharing > 1 or self._n_ahead == N_AHEAD_MAX or self._failure is not None:
+            return
+        if plan.is_given_up or self.scheduler.layout_due() is not None:
+            return
+        self._ahead = self.scheduler.plan_ahead(plan, trio.current_time(), by_model=self._draws)
+        if self._ahead is not None:
+            self._n_ahead += 1
+            self._ahead_call = self.thread.begin(partial(self._begin_ahead, self._ahead), self._context)
+            self._n_taken = self.thread.n_taken
+
+    def _withdraw(self) -> bool:
+        """Let the step that was planned ahead not be; False when it has begun, or there is none."""
+        if self._ahead is None or not self._ahead.withdraw():
+            return False
+        self._ahead = self._ahead_call = None
+        return True
 
     def _report(self, plan: Plan, error: Exception) -> None:
         if isinstance(error, Aborted) and plan.is_given_up:

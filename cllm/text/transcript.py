@@ -37,6 +37,12 @@ class Transcript:
         """Whether what comes next is reasoning."""
         return self._reader is not None and self._reader.is_reasoning
 
+    @property
+    def may_be_due(self) -> bool:
+        """Whether `due` may ever name tokens."""
+        form = self._form
+        return self._reader is not None and form is not None and (form.n_reasoning_max is not None or form.assured or form.held)
+
     def due(self) -> tuple[int, ...]:
         """The tokens that must come next, told once: those that end a reasoning that has had its budget, or in which the model has called
         something as a grammar is yet to hold it to. Mostly none.

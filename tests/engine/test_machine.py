@@ -47,6 +47,7 @@ KINDS: dict[str, tuple[Callable[..., FakeModel], dict[str, int]]] = {  # of memo
     "whole slots that stay where they are": (partial(FakeModel, can_trim=False, can_save=False), {"n_cells": 160}),
     "whole slots that are never copied": (partial(FakeModel, can_trim=False, can_copy=False), {"n_cells": 160}),
 }
+STOPS: list[tuple[str, ...]] = [(), (), ("!", "5", "F", "g", "x")]
 ERRORS: list[Exception] = [NoRoom("no room"), StepFailed("failed"), Aborted("aborted"), RuntimeError("a mistake")]
 
 
@@ -87,10 +88,10 @@ def run_step(model: FakeModel, scheduler: StepScheduler, now: float) -> list[Eve
 
 
 @cache
-def alone(prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float) -> str:
+def alone(prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, stop: tuple[str, ...]) -> str:
     """The text of a sequence that has a model to itself."""
     model, scheduler = make_scheduler(row_budget=32)
-    scheduler.submit(make_spec(prompt, seed, max_tokens, temperature), 0.0)
+    scheduler.submit(make_spec(prompt, seed, max_tokens, temperature, stop), 0.0)
     text = ""
     while (events := run_step(model, scheduler, 0.0)) is not None:
         text += "".join(event.text for event in events if not isinstance(event, Failed))
@@ -112,11 +113,13 @@ def scores_of(event: Event) -> list[tuple[int, float]]:
     return [(one.token, one.logprob) for one in event.prompt_logprobs or ()] if isinstance(event, Delta) else []
 
 
-def make_spec(prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, **fields: object) -> SequenceSpec:
+def make_spec(
+    prompt: tuple[int, ...], seed: int, max_tokens: int, temperature: float, stop: tuple[str, ...] = (), **fields: object
+) -> SequenceSpec:
     return SequenceSpec(
         prompt=prompt,
         sampling=SamplingParams(temperature=temperature),
-        stopping=StopParams(max_tokens=max_tokens),
+        stopping=StopParams(max_tokens=max_tokens, stop=stop),
         seed=seed,
         **fields,  # type: ignore[arg-type]
     )
@@ -145,6 +148,7 @@ class Machine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 30),
         n_prompt_logprobs=st.sampled_from([None, None, None, 0]),
         temperature=st.sampled_from([0.0, 1.0]),
+        stop=st.sampled_from(STOPS),
         priority=st.integers(-1, 1),
         timeout_s=st.sampled_from([None, None, None, 5.0]),
         cache_salt=st.sampled_from(["", "", "", "salt"]),
@@ -220,6 +224,35 @@ class Machine(RuleBasedStateMachine):
             self.take(self.scheduler.sweep_waiting(self.now))
         self.take(self.scheduler.apply(plan, output, self.now))
 
+    @rule(data=st.data(), n_steps=st.integers(1, 8))
+    def steps_that_begin_before_the_one_before_is_settled(self, data: st.DataObject, n_steps: int) -> None:
+        """As the loop has them: planned while one runs, begun when it is computed, and computed to their end when it is settled."""
+        plan = self.scheduler.plan(self.now)
+        if plan is None:
+            return
+        self.take(plan.events)
+        if not plan.is_step:
+            return
+        for _ in range(n_steps):
+            ahead = self.scheduler.plan_ahead(plan, self.now, by_model=False)
+            output = compute(self.model, plan, tick)
+            if ahead is None or not ahead.begin():
+                self.take(self.scheduler.apply(plan, output, self.now))
+                return
+            if self.specs and data.draw(st.booleans()):
+                self.scheduler.cancel(data.draw(st.sampled_from(sorted(self.specs))))
+            self.take(self.scheduler.apply(plan, output, self.now, ahead))
+            ahead.settle()
+            plan = ahead.plan
+        if data.draw(st.booleans()):
+            self.take(self.scheduler.apply(plan, compute(self.model, plan, tick), self.now))
+            return
+        error = data.draw(st.sampled_from(ERRORS))
+        if not isinstance(error, NoRoom | Aborted):
+            for sequence in plan.members():
+                self.model.drop(sequence.slot)
+        self.take(self.scheduler.apply_failure(plan, error, self.now))
+
     @rule(error=st.sampled_from(ERRORS), data=st.data())
     def fail_a_step(self, error: Exception, data: st.DataObject) -> None:
         plan = self.scheduler.plan(self.now)
@@ -286,7 +319,8 @@ class Machine(RuleBasedStateMachine):
 
     def judge(self, event: Finished) -> None:
         spec = self.specs[event.seq_id]
-        expected = alone(tuple(spec.prompt), spec.seed, spec.stopping.max_tokens or 0, spec.sampling.temperature)
+        stopping = spec.stopping
+        expected = alone(tuple(spec.prompt), spec.seed, stopping.max_tokens or 0, spec.sampling.temperature, stopping.stop)
         if event.reason is FinishReason.CANCELLED or event.stop_reason == "timeout":
             assert expected.startswith(self.texts[event.seq_id].rstrip("\N{REPLACEMENT CHARACTER}"))
         else:
@@ -310,6 +344,8 @@ class Machine(RuleBasedStateMachine):
         owed = {move.slot for move in self.scheduler.memory._moves if not isinstance(move, Save)}  # that leaves its slot as it is
         tree = self.scheduler.memory.tree
         for sequence in self.scheduler._running:
+            if sequence.cancelled:  # what it has too much is owed, and goes with it
+                continue
             if sequence.slot not in owed:
                 assert self.model.slot_tokens(sequence.slot) == sequence.tokens[: sequence.n_computed]
             else:

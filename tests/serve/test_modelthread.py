@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -176,3 +177,18 @@ async def test_where_the_system_has_no_thread_left_to_wait_in_the_call_is_made_i
                 patched.setattr(trio.to_thread, "run_sync", none_left)
                 assert await waiting.run(divmod, 7, 2) == (3, 1)
             assert not thread.is_busy
+
+
+async def test_what_was_begun_is_done_in_its_turn_and_its_result_waits() -> None:
+    number: contextvars.ContextVar[int] = contextvars.ContextVar("number", default=0)
+    context = contextvars.copy_context()
+    context.run(number.set, 7)
+    async with open_model_thread() as thread:
+        first, second = thread.begin(number.get, context), thread.begin(lambda: divmod(7, 0), context)
+        assert thread.is_busy
+        assert await thread.run(number.get) == 0
+        assert not thread.is_busy
+        assert await first.result() == 7
+        with pytest.raises(ZeroDivisionError):
+            await second.result()
+        assert thread.n_taken == 3

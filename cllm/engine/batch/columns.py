@@ -25,6 +25,15 @@ class Columns:
             batch.slots[:n_rows] = [sequence.slot for sequence in decoding]
             batch.outputs[:n_rows] = 1
 
+    def go_on(self, before: Batch) -> None:
+        """Begin a step with the rows of another's batch, whose outputs are one position on; their tokens are not known yet."""
+        batch, n_rows = self.batch, before.n_rows
+        batch.n_rows, batch.n_outputs = n_rows, before.n_outputs
+        batch.tokens[:n_rows] = 0
+        batch.slots[:n_rows] = before.slots[:n_rows]
+        batch.outputs[:n_rows] = before.outputs[:n_rows]
+        batch.positions[:n_rows] = before.positions[:n_rows] + before.outputs[:n_rows]
+
     def add(self, sequence: Sequence, n_rows: int, scoring: ScoringRows, *, wants_output: bool) -> None:
         """Add the next `n_rows` of a prompt: the last may be an output, and those are that are to be scored."""
         self._write(sequence, n_rows, wants_output=wants_output)

@@ -36,7 +36,7 @@ def compute(model: StepModel, plan: StepWork, clock: Callable[[], float]) -> Ste
     mus = [(sampler, sampler.mu) for sampler in plan.samplers if sampler.params.mirostat]
     try:
         try:
-            return _step(model, plan, clock, moves_s)
+            output = _step(model, plan, clock, moves_s)
         finally:
             for slot, n_keep in plan.fillers:
                 take_back(model, slot, n_keep)
@@ -44,6 +44,8 @@ def compute(model: StepModel, plan: StepWork, clock: Callable[[], float]) -> Ste
         for sampler, mu in mus:
             sampler.mu = mu
         raise
+    plan.drawn = None if output.invalid else output.tokens
+    return output
 
 
 def take_back(model: StepModel, slot: int, n_keep: int) -> None:
@@ -61,14 +63,20 @@ def _step(model: StepModel, plan: StepWork, clock: Callable[[], float], moves_s:
         drawing_model, division = divided
         drawn = division.step(drawing_model, plan)
         _check(drawn.logits, len(division.samplers) + sum(len(one.targets) for one in division.scorings))
-        computed_at = clock()
+        drawing_at = computed_at = clock()
         sampled, scores = _sample(drawn.logits, division.samplers, division.scorings)
         sampled = division.join(drawn, sampled)
     else:
         logits = model.step(plan.batch)
         _check(logits, plan.batch.n_outputs)
-        computed_at = clock()
-        sampled, scores = _sample(logits, plan.samplers, plan.scorings)
+        drawing_at = computed_at = clock()
+        deserted: frozenset[int] = frozenset()
+        if plan.unsettled is not None:  # what came of the tokens before decides how the next are drawn
+            plan.unsettled.is_settled.wait()
+            drawing_at, deserted = clock(), plan.unsettled.deserted
+        sampled, scores = (
+            _sample(logits, plan.samplers, plan.scorings) if not deserted else (_sample_wanted(logits, plan.samplers, deserted), [])
+        )
     return StepOutput(
         sampled.tokens,
         sampled.invalid,
@@ -76,7 +84,7 @@ def _step(model: StepModel, plan: StepWork, clock: Callable[[], float], moves_s:
         scores,
         model_s=computed_at - began_at,
         moves_s=moves_s,
-        sample_s=clock() - computed_at,
+        sample_s=clock() - drawing_at,
     )
 
 
@@ -92,6 +100,22 @@ def _sample(logits: Logits, samplers: Sequence[Sampler], scorings: Sequence[Scor
     if not samplers:
         return Sampled([], [], None), scores
     return sample(_unscored(logits, scorings) if scorings else logits, samplers), scores
+
+
+def _sample_wanted(logits: Logits, samplers: Sequence[Sampler], deserted: frozenset[int]) -> Sampled:
+    """Draw from the rows that are not deserted; what stands in the others' places is no token."""
+    places = [place for place in range(len(samplers)) if place not in deserted]
+    tokens = [0] * len(samplers)
+    if not places:
+        return Sampled(tokens, [], None)
+    some = sample(logits[places], [samplers[place] for place in places])
+    for place, token in zip(places, some.tokens, strict=True):
+        tokens[place] = token
+    invalid = [places[i] for i in some.invalid]
+    if some.logprobs is None:
+        return Sampled(tokens, invalid, None)
+    logprobs = dict(zip(places, some.logprobs, strict=True))
+    return Sampled(tokens, invalid, [logprobs.get(place) for place in range(len(samplers))])
 
 
 def _unscored(logits: Logits, scorings: Sequence[Scored]) -> Logits:

@@ -16,7 +16,7 @@ from cllm.engine.batch.budget import RowBudget
 from cllm.engine.batch.columns import Columns
 from cllm.engine.batch.fillers import N_STEPS_KEPT, Fillers
 from cllm.engine.batch.passes import consecutive, passes
-from cllm.engine.batch.plan import Move, Plan
+from cllm.engine.batch.plan import Move, Plan, Unsettled
 from cllm.engine.batch.scoring import ScoringRows
 from cllm.engine.cost.model import N_TOGETHER
 from cllm.engine.events import Event
@@ -71,10 +71,11 @@ NOBODY_RIDES = Riding()
 
 
 class BatchFormer:
-    """Fills the columns of one batch anew for every step."""
+    """Fills the columns of a batch anew for every step."""
 
     def __init__(self, budget: RowBudget, *, n_rows_max: int, apart: bool, fillers: Fillers | None = None) -> None:
         self._columns = Columns(n_rows_max)
+        self._columns_ahead = Columns(n_rows_max)  # two steps that follow on each other have one each
         self._budget = budget
         self._apart = apart
         self._fillers = fillers  # None: gaps between slots stay
@@ -145,6 +146,27 @@ class BatchFormer:
             n_cells=n_cells,
             attended=attended,
             passes=sizes,
+        )
+
+    def follow(self, plan: Plan) -> Plan:
+        """Return the step after `plan`'s, which runs and has rows of answers alone: the same rows, each a token on."""
+        columns = self._columns_ahead if plan.batch is self._columns.batch else self._columns
+        columns.go_on(plan.batch)
+        n_decoding = len(plan.decoding)
+        (_, n_attended), *others = plan.attended
+        return Plan(
+            moves=[],
+            batch=columns.batch,
+            decoding=plan.decoding,
+            prefilling=[],
+            outputs=plan.outputs,
+            samplers=plan.samplers,
+            events=[],
+            fillers=plan.fillers,
+            n_cells=plan.n_cells + n_decoding,
+            attended=[(1, n_attended + n_decoding), *others],
+            passes=plan.passes,
+            unsettled=Unsettled([len(sequence.tokens) + 1 for sequence in plan.outputs]),
         )
 
     def _who(self, running: list[Sequence], n_prefilled: int) -> Who:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence as Seq
 
 import attrs
@@ -13,7 +14,7 @@ from cllm.engine.memory.hostpool import Piece
 from cllm.engine.memory.pieces import Chain
 from cllm.engine.memory.prefix import Key
 from cllm.engine.sampling.step import Sampler
-from cllm.engine.sequence import Sequence
+from cllm.engine.sequence import FINISHED, Sequence
 
 
 @attrs.frozen
@@ -94,6 +95,15 @@ class Scoring(Scored):
     sequence: Sequence
 
 
+@attrs.define(eq=False)
+class Unsettled:
+    """What is known of a step that begins before the one before it is settled (`cllm.engine.batch.ahead`)."""
+
+    n_tokens: Seq[int]  # of each output's sequence, with the one that the step before drew
+    is_settled: threading.Event = attrs.field(factory=threading.Event)  # until when nothing may be drawn: samplers change with it
+    deserted: frozenset[int] = frozenset()  # outputs that nobody wants any more; known once it is settled
+
+
 @attrs.define(eq=False, kw_only=True)
 class StepWork:
     """The model's side of a step: what `compute` does, wherever that runs."""
@@ -107,6 +117,8 @@ class StepWork:
     n_moves_done: int = 0  # counted by `compute`, so that a failure does not leave it open what was done
     saved: list[tuple[Save, bytes | None, float]] = attrs.field(factory=list)  # the states, None where it failed, and the seconds
     restored: list[Restored] = attrs.field(factory=list)
+    unsettled: Unsettled | None = None
+    drawn: Seq[int] | None = None  # by `compute`, the outputs' tokens, when all are valid: a step may follow on them at once
 
     @property
     def n_rows(self) -> int:
@@ -140,7 +152,7 @@ class Plan(StepWork):
 
     def is_deserted(self) -> bool:
         """Whether nobody waits for any of its rows."""
-        if not all(sequence.cancelled for sequence in self.decoding):
+        if not all(sequence.cancelled or sequence.phase is FINISHED for sequence in self.decoding):
             return False
         return self.n_rows > 0 and all(sequence.cancelled for sequence, _ in self.prefilling)
 
@@ -148,6 +160,10 @@ class Plan(StepWork):
     def n_prompt_rows(self) -> int:
         """Rows of prompts."""
         return self.n_rows - len(self.decoding) - len(self.fillers)
+
+    def deserted(self) -> list[Sequence]:
+        """Whose rows nobody wanted any more when what came before was settled: their cells are freed after the step."""
+        return [] if self.unsettled is None else [self.outputs[place] for place in self.unsettled.deserted]
 
     def members(self) -> list[Sequence]:
         """The sequences that have rows in this step."""

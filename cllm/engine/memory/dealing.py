@@ -204,6 +204,29 @@ class Memory:
             sequence.n_held += 1
         return True
 
+    def reserve_ahead(self, sequences: list[Sequence]) -> bool:
+        """Hold a cell for the row after the next of each, if there are free cells for all, and nothing is to be done before their next
+        step; else False, and nothing is held.
+        """
+        if self._moves or self._to_save or self._restoring:
+            return False
+        wanting = [sequence for sequence in sequences if sequence.n_held <= sequence.n_computed + 1]
+        if len(wanting) > self.cells.n_free:
+            return False
+        self.cells.hold(len(wanting))
+        for sequence in wanting:
+            sequence.n_held += 1
+        return True
+
+    def overrun(self, sequences: Iterable[Sequence]) -> None:
+        """A step that began before it was known that these want no more writes a cell too many to each one's slot: it is freed after it."""
+        for sequence in sequences:
+            slot = sequence.slot
+            if self._live.get(slot) is sequence:
+                self._moves.append(Trim(slot, sequence.n_computed))
+            elif slot in self.tree:  # what is kept; else it is dropped after that step
+                self._moves.append(Trim(slot, self.tree.n_tokens(slot)))
+
     # --- what a step brings -------------------------------------------------------------------------------------------
 
     def decoded(self, sequence: Sequence) -> None:

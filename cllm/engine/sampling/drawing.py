@@ -32,7 +32,7 @@ class Division:
 
     def step(self, model: DrawsTokens, plan: StepWork) -> Drawn:
         """Do the step. Raises: as the model's `step`."""
-        draws, keys = self.draws, keys_of(plan.samplers)
+        draws, keys = self.draws, keys_of(plan.samplers, None if plan.unsettled is None else plan.unsettled.n_tokens)
         if plan.scorings:
             n_outputs, places = plan.batch.n_outputs, _places_of_samplers(plan)
             all_draws: list[Draw | None] = [None] * n_outputs

@@ -144,6 +144,11 @@ class Sampler:
         return self._draw
 
     @property
+    def never_draws_by_model(self) -> bool:
+        """Whether that is so for all of its tokens."""
+        return self._draw is None
+
+    @property
     def key(self) -> int:
         """The key of the next token's noise."""
         return row_key(self.seed, len(self.tokens))

@@ -221,9 +221,9 @@ def _cut_by_rank(rows: Rows, places: Places, samplers: list[Sampler]) -> None:
             rows.reread(place)
 
 
-def keys_of(samplers: Sequence[Sampler]) -> Keys:
-    """Return the keys of the samplers' next tokens."""
-    return row_keys([s.sequence_key for s in samplers], [len(s.tokens) for s in samplers])
+def keys_of(samplers: Sequence[Sampler], n_tokens: Sequence[int] | None = None) -> Keys:
+    """Return the keys of the samplers' next tokens, before which their sequences have `n_tokens`; None: as many as they have now."""
+    return row_keys([s.sequence_key for s in samplers], [len(s.tokens) for s in samplers] if n_tokens is None else list(n_tokens))
 
 
 def _floats(values: list[float]) -> Floats:
