@@ -144,18 +144,23 @@ class StepScheduler(Scheduler):
             return None
         if self.cost.is_grounded and plan.expected_s > AHEAD_S_MAX:
             return None
-        if self.n_waiting and len(self._running) < self._n_places():  # else somebody has to end first, which shows in what comes of a step
+        if self.n_waiting and self._may_enter(now):
             return None
         if any(sequence.phase is not DECODE or len(sequence.tokens) + 1 >= sequence.n_max for sequence in decoding):
             return None
         if by_model and not _are_drawn_alike(decoding):
             return None
-        if not self.memory.reserve_ahead(decoding):
+        if self.memory.is_due or not self.memory.reserve_ahead(decoding):
             return None
         after = self._former.follow(plan)
         self._expect(after)
         ends = [sequence.final_tokens for sequence in after.outputs]
         return Ahead(plan=after, before=plan, n_vocab=self._vocabulary.n_tokens, ends=ends)
+
+    def _may_enter(self, now: float) -> bool:
+        """Whether somebody who waits might come in before one who runs has ended."""
+        first = self._queue.first(now)
+        return len(self._running) < self._n_places() or (first is not None and may_yield(self._running, first))
 
     def _expect(self, plan: Plan) -> None:
         """Say what its rows will probably take."""
@@ -264,7 +269,8 @@ class StepScheduler(Scheduler):
             seconds = min(seconds, max(STALLED * plan.expected_s, STALLED_S))
         if n_running and self._is_full and self.cost.is_grounded:
             self._generated_token = self.cost.generated_rows(n_running, cells.n_total - cells.n_free, cells.n_held)
-        self._service.step(plan.n_prompt_rows, len(plan.decoding), seconds, is_full=self._is_full, generated=self._generated_token)
+        n_generated = len(plan.decoding) - len(plan.deserted())
+        self._service.step(plan.n_prompt_rows, n_generated, seconds, is_full=self._is_full, generated=self._generated_token)
 
     def _settle(self, plan: Plan, now: float) -> None:
         for sequence in self.memory.settle(plan):
@@ -306,14 +312,15 @@ class StepScheduler(Scheduler):
         if plan.has_move_failed and not isinstance(error, Aborted):  # what builds on it is given up, and no row was computed
             return events
         if not isinstance(error, Aborted):
-            self.memory.spoilt([*(slot for slot, _ in plan.fillers), *(sequence.slot for sequence in plan.deserted())])
+            ended = [sequence for sequence in plan.deserted() if sequence.phase is FINISHED]
+            self.memory.spoilt([*(slot for slot, _ in plan.fillers), *(sequence.slot for sequence in ended)])
         is_kept = isinstance(error, Aborted) and self.limits.can_trim
         for sequence in members:
             if sequence in robbed or (is_kept and sequence.cancelled):  # the latter's end is met in the next plan
                 continue
             self._preempt(sequence, keep=is_kept)
         if not isinstance(error, Aborted):
-            self._accuse(members, error, events)
+            self._accuse(members, error, events, is_alone=not plan.deserted())
         return events
 
     def apply_death(self, plan: Plan | None, error: Exception, now: float) -> list[Event]:
@@ -346,8 +353,9 @@ class StepScheduler(Scheduler):
             self._preempt(sequence, keep=False)
             self._accuse([sequence], error, events)
 
-    def _accuse(self, members: list[Sequence], error: Exception, events: list[Event]) -> None:
-        if len(members) != 1:
+    def _accuse(self, members: list[Sequence], error: Exception, events: list[Event], *, is_alone: bool = True) -> None:
+        """One of `members` may be why a step failed; `is_alone` if nobody else had rows in it."""
+        if len(members) != 1 or not is_alone:
             self._trials.split(members)
             return
         (sequence,) = members

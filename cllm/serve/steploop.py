@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from functools import partial
 
 import trio
@@ -38,7 +39,7 @@ PATIENCE = 4.0  # times as long a silence is borne while fewer have come than th
 
 
 class StepLoop(Loop):
-    """Only `compute` runs outside the Trio thread."""
+    """Only `compute` runs outside the Trio thread, and what begins a step that was planned ahead."""
 
     scheduler: StepScheduler
 
@@ -68,9 +69,10 @@ class StepLoop(Loop):
         self._plan: Plan | None = None  # of the step that runs
         self._ahead: Ahead | None = None  # the step after it, if that is to begin by itself, and the call of it
         self._ahead_call: Call[StepOutput | None] | None = None
+        self._going: Call[StepOutput | None] | None = None  # of one that has begun so, and is not settled
         self._n_ahead = 0  # such steps in a row
         self._draws = isinstance(model, DrawsTokens)
-        self._context = contextvars.copy_context()  # of the steps' calls
+        self._context = contextvars.copy_context()  # of these calls
         self._n_taken = 0  # calls of the thread, up to our last step
 
     # --- from the API's side ------------------------------------------------------------------------------------------
@@ -92,10 +94,14 @@ class StepLoop(Loop):
     def _swept(self, now: float) -> list[Event]:
         """If nobody is left who waits for the step, it is given up."""
         events = super()._swept(now)
-        plan = self._ahead.plan if self._ahead is not None and not self._withdraw() else self._plan
+        plan = self._latest()
         if plan is not None and not plan.is_given_up and self.scheduler.is_futile(plan):
             self._give_up(plan)
         return events
+
+    def _latest(self) -> Plan | None:
+        """The plan of the step that runs: also where the one before it was computed and is not settled yet."""
+        return self._ahead.plan if self._ahead is not None and self._ahead.has_begun else self._plan
 
     def _give_up(self, plan: Plan) -> None:
         plan.is_given_up = True
@@ -156,8 +162,9 @@ class StepLoop(Loop):
     def end_all(self, error: RequestError) -> None:
         """See `Loop.end_all`. Rows under way are given up."""
         self._withdraw()
-        if self._plan is not None and self._plan.n_rows and not self._plan.is_given_up:
-            self._give_up(self._plan)
+        plan = self._latest()
+        if plan is not None and plan.n_rows and not plan.is_given_up:
+            self._give_up(plan)
         super().end_all(error)
 
     def _settle_death(self, plan: Plan | None, error: ModelDied, now: float) -> list[Event]:
@@ -175,30 +182,36 @@ class StepLoop(Loop):
         self._context = contextvars.copy_context()
         try:
             token = trio.lowlevel.current_trio_token()
-            if self.thread.is_busy:  # an embedder's step runs: what is owed need not wait for its end
+            if self.thread.n_sharing > 1 and self.thread.is_busy:  # with another's step: what is owed need not wait for its end
                 self._deliver_owed()
             if self.scheduler.has_deadlines:
                 self._timed.set()
             self._n_taken = self.thread.n_taken + 1
-            following = await self._settle(plan, self._turns.run(self._begin, plan, token))
+            following = await self._settle(plan, self._turns.run(self._run_first, plan, token))
             while following is not None:
-                call, self._ahead_call = self._ahead_call, None
-                assert call is not None
                 self._plan = following
+                assert self._going is not None
+                if trio.current_effective_deadline() > -math.inf:  # not cancelled
+                    self._look_ahead(following)  # before anything is told: a short step may be over before that is
                 self._deliver_owed()
-                if trio.current_effective_deadline() > -math.inf:
-                    self._look_ahead(following)
-                following = await self._settle(following, call.result())
+                following = await self._settle(following, self._going.result())
         finally:
             self._plan = None
             self._withdraw()
             self._look_no_more()
+            if self._going is not None:  # a mistake of ours came between
+                going, self._going = self._going, None
+                with suppress(Exception):
+                    await going.result()  # noqa: ASYNC102 - it cannot be cancelled, and whoever closes the model must not meet it
 
     async def _settle(self, plan: Plan, coming: Awaitable[StepOutput | None]) -> Plan | None:
         """Settle a step when it was computed; return the one that has begun meanwhile, if one has."""
         try:
-            output = await coming
-            assert output is not None
+            try:
+                output = await coming
+                assert output is not None
+            finally:
+                self._going = None
         except ModelDied as error:
             if self._life is None or self._has_ended:
                 raise
@@ -213,8 +226,11 @@ class StepLoop(Loop):
             return None
         self._progress_at = now = trio.current_time()
         ahead, self._ahead = self._ahead, None
-        if ahead is None or not ahead.goes_on:
-            ahead = self._ahead_call = None
+        call, self._ahead_call = self._ahead_call, None
+        if ahead is not None and ahead.goes_on:
+            self._going = call
+        else:
+            ahead = None
         try:
             self._metrics.step(plan, output)
             self._owed += self.scheduler.apply(plan, output, now, ahead)
@@ -226,12 +242,12 @@ class StepLoop(Loop):
         self._hand_down()
         return None if ahead is None else ahead.plan
 
-    def _begin(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
+    def _run_first(self, plan: Plan, token: trio.lowlevel.TrioToken) -> StepOutput:
         """In the models' thread. Only now that it runs are the last step's events sent: earlier, sending them would hold it up."""
         token.run_sync_soon(self._is_under_way, plan)
         return self._compute(plan)
 
-    def _begin_ahead(self, ahead: Ahead) -> StepOutput | None:
+    def _run_ahead(self, ahead: Ahead) -> StepOutput | None:
         """In the models' thread; None when the step is not to be."""
         return self._compute(ahead.plan) if ahead.begin() else None
 
@@ -244,22 +260,24 @@ class StepLoop(Loop):
 
     def _is_under_way(self, plan: Plan) -> None:
         try:
-            self._deliver_owed()
             if self._plan is plan:
                 self._look_ahead(plan)
+            self._deliver_owed()
         except Exception as error:  # from here it would end Trio itself; from `run` it ends the streams, then the engine
             self._failure = error
 
     def _look_ahead(self, plan: Plan) -> None:
         """While `plan`'s step runs, let the one after it begin by itself, if that can be known now."""
-        if self._life is not None or self.thread.n_sharing > 1 or self._n_ahead == N_AHEAD_MAX or self._failure is not None:
+        if self._life is not None or self._n_ahead == N_AHEAD_MAX or self._failure is not None:
+            return
+        if self.thread.n_taken > self._n_taken:  # others compute in the thread, too, and it is their turn
             return
         if plan.is_given_up or self.scheduler.layout_due() is not None:
             return
         self._ahead = self.scheduler.plan_ahead(plan, trio.current_time(), by_model=self._draws)
         if self._ahead is not None:
             self._n_ahead += 1
-            self._ahead_call = self.thread.begin(partial(self._begin_ahead, self._ahead), self._context)
+            self._ahead_call = self.thread.begin(partial(self._run_ahead, self._ahead), self._context)
             self._n_taken = self.thread.n_taken
 
     def _withdraw(self) -> bool:

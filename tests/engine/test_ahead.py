@@ -11,7 +11,7 @@ import pytest
 from cllm.backend import KvLayout, Logits
 from cllm.config import Settings
 from cllm.engine.batch.ahead import Ahead
-from cllm.engine.batch.compute import compute
+from cllm.engine.batch.compute import NOBODYS, compute
 from cllm.engine.batch.plan import Plan
 from cllm.engine.cost.curve import Curve
 from cllm.engine.cost.model import CostModel
@@ -368,7 +368,7 @@ def test_of_who_ended_by_a_string_nothing_more_is_drawn_and_the_cell_too_many_is
     assert run.ahead_of(ahead.plan) is None, "the next one frees the cell"
     monkeypatch.setattr("cllm.engine.batch.compute.sample", sample_and_note)
     run.settle(ahead.plan)
-    assert drawn == [ahead.plan.outputs[1].sampler]
+    assert drawn == [NOBODYS, ahead.plan.outputs[1].sampler]
     assert len(ended.tokens) == n_tokens
     assert run.scheduler.totals.n_generated == n_generated + 1
     assert len(run.model.slot_tokens(ended.slot)) == n_tokens, "one more than is kept, as long as that is owed"
@@ -491,3 +491,56 @@ REASONS_BRIEFLY = attrs.evolve(REASONS, n_reasoning_max=5, closing=(65,))
 def test_where_some_are_drawn_by_the_model_and_some_may_not_be_there_is_none(fields: list[dict[str, object]], is_one: bool) -> None:
     run, plan = drawing_run(*(spec_of(f"once {i}", **one) for i, one in enumerate(fields)))  # type: ignore[arg-type]
     assert (run.ahead_of(plan) is not None) == is_one
+
+
+# --- what is looked after between two steps ---------------------------------------------------------------------------
+
+
+def test_there_is_none_while_somebody_waits_who_may_take_the_place_of_another() -> None:
+    run, plan = begun(settings=Settings(parallel=2))
+    (equal,) = run.submit(spec_of("one like them"))
+    assert run.ahead_of(plan) is not None
+    run.scheduler.cancel(equal)
+    run.take(run.scheduler.sweep_waiting(0.0))
+    run.submit(spec_of("more urgent", priority=-1))
+    assert run.ahead_of(plan) is None
+
+
+def test_there_is_none_when_something_that_rests_is_to_go() -> None:
+    run, plan = begun()
+    memory = run.scheduler.memory
+    assert not memory.is_due
+    memory._idle_slot = lambda: 3  # type: ignore[method-assign]
+    assert memory.is_due
+    assert run.ahead_of(plan) is None
+
+
+def test_answers_that_make_room_make_it_for_some_steps() -> None:
+    """Each time that something is evicted, a step has to wait for what is decided before it."""
+    n_ahead = []
+    for n_cells in (20_000, 2000):  # the latter are full of what the first ones left
+        run = Run(FakeModel(n_cells=n_cells, n_ctx_train=1000, n_slots=200), Settings(parallel=32))
+        run.scheduler.memory._is_carried_too_long = lambda slot: False  # type: ignore[method-assign]
+        for turn in range(3):
+            run.submit(*(spec_of(f"{turn} {i}", 40, i) for i in range(32)))
+            n = run.to_the_end(goes_ahead=True)
+        n_ahead.append(n)
+    assert n_ahead[1] >= 0.75 * n_ahead[0]
+
+
+def test_turns_of_answers_are_counted_also_where_their_steps_follow_on_each_other() -> None:
+    run, plan = begun()
+    run.scheduler._former._n_turns = 2
+    for n_left in (1, 0, 0):
+        ahead = run.ahead_of(plan)
+        assert ahead is not None
+        assert run.scheduler._former._n_turns == n_left
+        run.settle(plan, ahead)
+        plan = ahead.plan
+
+
+def test_who_is_left_in_a_step_with_one_who_had_ended_is_not_the_culprit_when_it_fails() -> None:
+    run, ahead = begun_beside_one_who_ends(LETTERS)
+    run.take(run.scheduler.apply_failure(ahead.plan, StepFailed("failed"), 0.0))
+    other = ahead.plan.outputs[1]
+    assert other.n_lone_failures == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import math
 import time
 from collections.abc import Callable
@@ -145,13 +146,15 @@ async def test_when_all_are_ended_the_step_that_was_planned_is_not_done() -> Non
     assert len(watched.rows) == 5
 
 
-async def test_beside_others_in_the_thread_no_step_goes_before_theirs() -> None:
-    watched = Watched()
+async def test_when_others_want_the_thread_no_step_goes_before_theirs() -> None:
+    watched, order = Watched(), []
     async with serving(watched.model()) as running:
         watched.running, watched.token = running, trio.lowlevel.current_trio_token()
-        with running.loop.thread.shared():
-            await answers(running, make_spec("once", 4))
-    assert watched.is_ahead == [False] * 4
+        thread = running.loop.thread
+        watched.meanwhile[3] = lambda: thread.begin(lambda: order.append(len(watched.rows)), contextvars.copy_context())
+        await answers(running, make_spec("once", 12))
+    assert watched.is_ahead[2:7] == [True, True, False, True, True]
+    assert order == [5], "behind the one that was planned when they came"
 
 
 async def test_a_step_in_which_nobody_is_left_is_aborted_where_the_model_can() -> None:

@@ -12,10 +12,14 @@ from cllm.engine.batch.plan import Drop, Move, Restore, Restored, Save, Scored, 
 from cllm.engine.events import TokenLogprob
 from cllm.engine.sampling.drawing import divide
 from cllm.engine.sampling.logprobs import score
+from cllm.engine.sampling.params import SamplingParams
 from cllm.engine.sampling.step import Sampled, Sampler, sample
 from cllm.errors import Aborted, ModelDied, NoRoom, StepFailed, call_foreign, in_one_line
 
 Scores: TypeAlias = list[TokenLogprob] | None
+
+NOBODY: frozenset[int] = frozenset()
+NOBODYS = Sampler(SamplingParams(temperature=0), seed=0, tokens=[], n_prompt=0)  # for a row that nobody wants
 
 
 def compute(model: StepModel, plan: StepWork, clock: Callable[[], float]) -> StepOutput:
@@ -44,7 +48,7 @@ def compute(model: StepModel, plan: StepWork, clock: Callable[[], float]) -> Ste
         for sampler, mu in mus:
             sampler.mu = mu
         raise
-    plan.drawn = None if output.invalid else output.tokens
+    plan.drawn = None if output.invalid or (plan.unsettled is not None and plan.unsettled.deserted) else output.tokens
     return output
 
 
@@ -70,13 +74,15 @@ def _step(model: StepModel, plan: StepWork, clock: Callable[[], float], moves_s:
         logits = model.step(plan.batch)
         _check(logits, plan.batch.n_outputs)
         drawing_at = computed_at = clock()
-        deserted: frozenset[int] = frozenset()
+        samplers, deserted = plan.samplers, NOBODY
         if plan.unsettled is not None:  # what came of the tokens before decides how the next are drawn
             plan.unsettled.is_settled.wait()
             drawing_at, deserted = clock(), plan.unsettled.deserted
-        sampled, scores = (
-            _sample(logits, plan.samplers, plan.scorings) if not deserted else (_sample_wanted(logits, plan.samplers, deserted), [])
-        )
+        if deserted:  # to leave their rows out would be to copy all others
+            samplers = [NOBODYS if place in deserted else sampler for place, sampler in enumerate(samplers)]
+        sampled, scores = _sample(logits, samplers, plan.scorings)
+        if deserted:
+            sampled.invalid = [place for place in sampled.invalid if place not in deserted]
     return StepOutput(
         sampled.tokens,
         sampled.invalid,
@@ -100,22 +106,6 @@ def _sample(logits: Logits, samplers: Sequence[Sampler], scorings: Sequence[Scor
     if not samplers:
         return Sampled([], [], None), scores
     return sample(_unscored(logits, scorings) if scorings else logits, samplers), scores
-
-
-def _sample_wanted(logits: Logits, samplers: Sequence[Sampler], deserted: frozenset[int]) -> Sampled:
-    """Draw from the rows that are not deserted; what stands in the others' places is no token."""
-    places = [place for place in range(len(samplers)) if place not in deserted]
-    tokens = [0] * len(samplers)
-    if not places:
-        return Sampled(tokens, [], None)
-    some = sample(logits[places], [samplers[place] for place in places])
-    for place, token in zip(places, some.tokens, strict=True):
-        tokens[place] = token
-    invalid = [places[i] for i in some.invalid]
-    if some.logprobs is None:
-        return Sampled(tokens, invalid, None)
-    logprobs = dict(zip(places, some.logprobs, strict=True))
-    return Sampled(tokens, invalid, [logprobs.get(place) for place in range(len(samplers))])
 
 
 def _unscored(logits: Logits, scorings: Sequence[Scored]) -> Logits:

@@ -152,6 +152,7 @@ class BatchFormer:
         """Return the step after `plan`'s, which runs and has rows of answers alone: the same rows, each a token on."""
         columns = self._columns_ahead if plan.batch is self._columns.batch else self._columns
         columns.go_on(plan.batch)
+        self._n_turns = max(self._n_turns - 1, 0)
         n_decoding = len(plan.decoding)
         (_, n_attended), *others = plan.attended
         return Plan(

@@ -100,7 +100,8 @@ class Unsettled:
     """What is known of a step that begins before the one before it is settled (`cllm.engine.batch.ahead`)."""
 
     n_tokens: Seq[int]  # of each output's sequence, with the one that the step before drew
-    is_settled: threading.Event = attrs.field(factory=threading.Event)  # until when nothing may be drawn: samplers change with it
+    # Until then nothing is drawn here, since samplers change with what came before; a model that draws by itself does so before.
+    is_settled: threading.Event = attrs.field(factory=threading.Event)
     deserted: frozenset[int] = frozenset()  # outputs that nobody wants any more; known once it is settled
 
 
@@ -118,7 +119,7 @@ class StepWork:
     saved: list[tuple[Save, bytes | None, float]] = attrs.field(factory=list)  # the states, None where it failed, and the seconds
     restored: list[Restored] = attrs.field(factory=list)
     unsettled: Unsettled | None = None
-    drawn: Seq[int] | None = None  # by `compute`, the outputs' tokens, when all are valid: a step may follow on them at once
+    drawn: Seq[int] | None = None  # by `compute`, the outputs' tokens, when each has a valid one: a step may follow on them at once
 
     @property
     def n_rows(self) -> int:

@@ -22,6 +22,7 @@ from cllm.engine.sequence import Miss, Sequence
 
 N_EVICT_LEAST = 64  # cells that a trim frees, if there are so many: a move for each token of a step would cost more than the tokens
 N_EVICT_MOST = 256  # that one step moves to the host unasked, or saves for a few that it needs: all who generate wait for it
+N_STEPS_EVICTED = 8  # whose cells those who generate have when some were evicted for them: before each such move a step is planned alone
 N_AWAITED_MOST = 256  # who wait, whose pieces on the host are kept before others: they are looked for whenever one must go
 N_BACKED_UP_LEAST = 64  # new cells of a cached branch for which a copy and a file of its own are worth it
 SHARE_BACKED_UP_LEAST = 0.25  # of a branch that is new, where only the whole of it can be copied, into one more file as large
@@ -188,8 +189,10 @@ class Memory:
         """Hold a cell for a decoding sequence's next row; False when there is none."""
         if sequence.n_held > sequence.n_computed:
             return True
-        if not self.cells.n_free and not self._make_room(1):
-            return False
+        if not self.cells.n_free:
+            self._make_room(min(N_STEPS_EVICTED * len(self._live), N_EVICT_MOST))
+            if not self.cells.n_free:
+                return False
         sequence.n_held += 1
         self.cells.hold(1)
         return True
@@ -205,11 +208,7 @@ class Memory:
         return True
 
     def reserve_ahead(self, sequences: list[Sequence]) -> bool:
-        """Hold a cell for the row after the next of each, if there are free cells for all, and nothing is to be done before their next
-        step; else False, and nothing is held.
-        """
-        if self._moves or self._to_save or self._restoring:
-            return False
+        """Hold a cell for the row after the next of each, if there are free cells for all; else False, and nothing is held."""
         wanting = [sequence for sequence in sequences if sequence.n_held <= sequence.n_computed + 1]
         if len(wanting) > self.cells.n_free:
             return False
@@ -333,19 +332,31 @@ class Memory:
         First the one that was unused for longest of those that nobody waits for. One that somebody waits for stays for longer, since it
         surely comes back, but not for ever: in a long queue all are awaited, and every step walks by them until their turn comes.
         """
-        if not self.tree.n_resting:
+        slot = self._idle_slot()
+        if slot is None:
             return
-        slot = None if self.tree.are_all_awaited else self.tree.oldest()
-        if slot is None or not self._is_carried_too_long(slot):
-            slot = self.tree.longest_resting()
-            if self.offload is None or not (self.tree.is_awaited(slot) and self._is_awaited_too_long(self.offload, slot)):
-                return
         if self.tree.n_alone(slot) <= N_EVICT_MOST or self.offload is None or not self.offload.can_save_part:
             self.totals.n_retired_slots += 1
             self._evict_slot(slot)
         else:
             n_last = self.tree.n_alone(slot) % N_EVICT_MOST
             self._evict_end(slot, n_last if n_last >= N_EVICT_LEAST else n_last + N_EVICT_MOST)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether moves are to be done before the next step, or `retire_idle` would have some."""
+        return bool(self._moves or self._to_save or self._restoring) or self._idle_slot() is not None
+
+    def _idle_slot(self) -> int | None:
+        """The slot of the branch that is to go."""
+        if not self.tree.n_resting:
+            return None
+        slot = None if self.tree.are_all_awaited else self.tree.oldest()
+        if slot is None or not self._is_carried_too_long(slot):
+            slot = self.tree.longest_resting()
+            if self.offload is None or not (self.tree.is_awaited(slot) and self._is_awaited_too_long(self.offload, slot)):
+                return None
+        return slot
 
     def _is_carried_too_long(self, slot: int) -> bool:
         """Whether carrying what the branch alone has cells of has cost more than it is worth."""

@@ -145,7 +145,7 @@ class Sampler:
 
     @property
     def never_draws_by_model(self) -> bool:
-        """Whether that is so for all of its tokens."""
+        """Whether `draw_by_model` tells none for any of its tokens."""
         return self._draw is None
 
     @property
