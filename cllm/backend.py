@@ -146,7 +146,7 @@ class Batch:
 
     Only the first `n_rows` entries of each column count. A slot's rows stand in order of their position, which goes on from the
     slot's cells without a gap. The columns keep their addresses for the life of the batch, so a backend may point native code at
-    them.
+    them: at those of the batch that it is given, since the engine has two and fills one while the step of the other runs.
     """
 
     __slots__ = ("n_outputs", "n_rows", "outputs", "positions", "slots", "tokens")

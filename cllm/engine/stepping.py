@@ -38,9 +38,11 @@ from cllm.engine.waiting.trials import Trials
 from cllm.errors import Aborted, DeadlineExceeded, GenerationFailed, NoRoom
 
 KNOWN_S = 20.0  # after the last step, for which the machine is believed to be as slow as it was
+N_STEPS_EVICTED = 8  # whose cells are freed at once where steps follow on each other: before each such move one is planned by itself
 # Steps that are expected to take longer wait for what is decided between them: that is half a percent of theirs, and whoever computes it
-# beside them takes the cores that they have.
-AHEAD_S_MAX = 0.05
+# beside them takes the cores that they have. Those that take less than to decide it have nothing to hide it behind: two threads of Python
+# then wait for each other, and a model that takes no time at all had 0.8 to 0.9 of the tokens/s with 64 streams.
+AHEAD_S_LEAST, AHEAD_S_MAX = 0.0005, 0.05
 N_STEPS_OWED = 2  # room for prompts' rows that is spoken for: whoever comes then waits outside
 COMPANIONS_SHARE = 0.02  # of a step, for which others who come at the same moment may be waited for
 MOVING_S_MAX = 0.1  # of cells that come back from the host or are copied in one step, for which answers wait; the first may take longer
@@ -65,6 +67,7 @@ class StepScheduler(Scheduler):
         self._trials = Trials()
         self.has_neighbours = False  # whether others compute in the thread that our steps have; told by the loop
         self._planned_at = 0.0
+        self._goes_ahead = False  # whether a step might have begun before the one before it was settled, since the last plan
         self._stepped_at = -math.inf
 
     def _dealer(self) -> tuple[Places, BatchFormer]:
@@ -134,15 +137,15 @@ class StepScheduler(Scheduler):
     def plan_ahead(self, plan: Plan, now: float, *, by_model: bool) -> Ahead | None:
         """The step after `plan`'s, which runs; None where more is to be decided for it than the tokens that come now.
 
-        So it is while somebody comes, may be let in, leaves or is at the end of its room, or cells are to be moved; and long steps gain
-        nothing by it. `by_model`: the model draws what it can, for which nothing may depend on what the tokens say.
+        So it is while somebody comes, may be let in, leaves or is at the end of its room, or cells are to be moved; and steps that are
+        very short or long gain nothing by it. `by_model`: the model draws what it can, for which nothing may depend on what the tokens say.
         """
         decoding = plan.decoding
         if not decoding or plan.prefilling or len(decoding) != len(self._running) or self._marked or self._trials:
             return None
         if not self.limits.can_trim or self.has_neighbours or (self._deadlines and self._deadlines[0][0] <= now):
             return None
-        if self.cost.is_grounded and plan.expected_s > AHEAD_S_MAX:
+        if self.cost.is_grounded and not AHEAD_S_LEAST <= plan.expected_s <= AHEAD_S_MAX:
             return None
         if self.n_waiting and self._may_enter(now):
             return None
@@ -150,6 +153,7 @@ class StepScheduler(Scheduler):
             return None
         if by_model and not _are_drawn_alike(decoding):
             return None
+        self._goes_ahead = True  # but for what memory is due
         if self.memory.is_due or not self.memory.reserve_ahead(decoding):
             return None
         after = self._former.follow(plan)
@@ -307,7 +311,7 @@ class StepScheduler(Scheduler):
                 self._preempt(sequence, keep=False)
         if isinstance(error, NoRoom):
             if not robbed:
-                self._give_way(members, error, events)
+                self._give_way(members, error, events, is_alone=not plan.deserted())
             return events
         if plan.has_move_failed and not isinstance(error, Aborted):  # what builds on it is given up, and no row was computed
             return events
@@ -337,12 +341,12 @@ class StepScheduler(Scheduler):
         self.memory.lost(plan)
         suspects = self._trials.note_death(members)
         if len(members) == 1:
-            self._accuse(members, error, events)
+            self._accuse(members, error, events, is_alone=True)
         elif suspects:
             self._trials.isolate(suspects)
         return events
 
-    def _give_way(self, members: list[Sequence], error: NoRoom, events: list[Event]) -> None:
+    def _give_way(self, members: list[Sequence], error: NoRoom, events: list[Event], *, is_alone: bool) -> None:
         if self.memory.evict_all():
             return
         if len(self._running) > 1:
@@ -351,9 +355,9 @@ class StepScheduler(Scheduler):
             return
         for sequence in members:  # alone, and yet there is no room: from the start once more, then give up
             self._preempt(sequence, keep=False)
-            self._accuse([sequence], error, events)
+            self._accuse([sequence], error, events, is_alone=is_alone)
 
-    def _accuse(self, members: list[Sequence], error: Exception, events: list[Event], *, is_alone: bool = True) -> None:
+    def _accuse(self, members: list[Sequence], error: Exception, events: list[Event], *, is_alone: bool) -> None:
         """One of `members` may be why a step failed; `is_alone` if nobody else had rows in it."""
         if len(members) != 1 or not is_alone:
             self._trials.split(members)
@@ -613,10 +617,11 @@ class StepScheduler(Scheduler):
 
     def _reserve_decode_cells(self) -> None:
         """Hold a cell for the next row of each decoding sequence; those that rank last give way when cells run out."""
+        n_steps, self._goes_ahead = N_STEPS_EVICTED if self._goes_ahead else 1, False
         if self.memory.reserve_all([sequence for sequence in self._running if sequence.phase is DECODE]):
             return
         for sequence in list(self._running):
-            while sequence.phase is DECODE and not self.memory.reserve(sequence):
+            while sequence.phase is DECODE and not self.memory.reserve(sequence, n_steps):
                 self._preempt(gives_way(self._running))
 
     # --- who follows another ------------------------------------------------------------------------------------------

@@ -42,12 +42,14 @@ class Call(Generic[T]):
     _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
     _caller: trio.lowlevel.Task | None = None  # who waits for it
     _result: outcome.Value[T] | outcome.Error | None = None
+    is_over: bool = False  # whether the thread has done it, and Trio's knows
 
     def do(self) -> None:
         """In the thread."""
         self._token.run_sync_soon(self._end, self.context.run(outcome.capture, call_foreign, self._work))
 
     def _end(self, result: outcome.Value[T] | outcome.Error) -> None:
+        self.is_over = True
         self._on_end()
         if self._caller is None:
             self._result = result
@@ -125,6 +127,11 @@ class ModelThread:
             yield
         finally:
             self.n_sharing -= 1
+
+    @property
+    def n_under_way(self) -> int:
+        """Calls that are not over."""
+        return self._n_calls
 
     @property
     def is_busy(self) -> bool:

@@ -69,6 +69,7 @@ class StepLoop(Loop):
         self._plan: Plan | None = None  # of the step that runs
         self._ahead: Ahead | None = None  # the step after it, if that is to begin by itself, and the call of it
         self._ahead_call: Call[StepOutput | None] | None = None
+        self._last_ahead: Call[StepOutput | None] | None = None  # the last such call, whatever became of it
         self._going: Call[StepOutput | None] | None = None  # of one that has begun so, and is not settled
         self._n_ahead = 0  # such steps in a row
         self._draws = isinstance(model, DrawsTokens)
@@ -157,7 +158,12 @@ class StepLoop(Loop):
 
     def _has_neighbours(self) -> bool:
         """Whether another loop computes in the thread now, or did so since our last step or rest: it would wait for the next one."""
-        return self.thread.n_sharing > 1 and (self.thread.is_busy or self.thread.n_taken > self._n_taken)
+        return self.thread.n_sharing > 1 and (self._do_others_compute() or self.thread.n_taken > self._n_taken)
+
+    def _do_others_compute(self) -> bool:
+        """Whether calls of others are under way in the thread, between two steps of ours. One of ours that is not to be is no step."""
+        is_own_left = self._last_ahead is not None and not self._last_ahead.is_over
+        return self.thread.n_under_way > is_own_left
 
     def end_all(self, error: RequestError) -> None:
         """See `Loop.end_all`. Rows under way are given up."""
@@ -182,7 +188,7 @@ class StepLoop(Loop):
         self._context = contextvars.copy_context()
         try:
             token = trio.lowlevel.current_trio_token()
-            if self.thread.n_sharing > 1 and self.thread.is_busy:  # with another's step: what is owed need not wait for its end
+            if self._do_others_compute():  # an embedder's step runs, or a model is measured: what is owed need not wait for its end
                 self._deliver_owed()
             if self.scheduler.has_deadlines:
                 self._timed.set()
@@ -197,12 +203,19 @@ class StepLoop(Loop):
                 following = await self._settle(following, self._going.result())
         finally:
             self._plan = None
-            self._withdraw()
             self._look_no_more()
-            if self._going is not None:  # a mistake of ours came between
-                going, self._going = self._going, None
+            for call in self._left_over():
                 with suppress(Exception):
-                    await going.result()  # noqa: ASYNC102 - it cannot be cancelled, and whoever closes the model must not meet it
+                    await call.result()  # noqa: ASYNC102 - it cannot be cancelled, and whoever closes the model must not meet it
+
+    def _left_over(self) -> list[Call[StepOutput | None]]:
+        """Let the steps be over that have begun and will not be settled, since a mistake of ours came between; mostly there are none."""
+        calls = [self._going]
+        if not self._withdraw() and self._ahead is not None:
+            self._ahead.settle()
+            calls.append(self._ahead_call)
+        self._going = self._ahead = self._ahead_call = None
+        return [call for call in calls if call is not None]
 
     async def _settle(self, plan: Plan, coming: Awaitable[StepOutput | None]) -> Plan | None:
         """Settle a step when it was computed; return the one that has begun meanwhile, if one has."""
@@ -234,7 +247,7 @@ class StepLoop(Loop):
         try:
             self._metrics.step(plan, output)
             self._owed += self.scheduler.apply(plan, output, now, ahead)
-            if ahead is not None and self.scheduler.is_futile(ahead.plan):
+            if ahead is not None and not ahead.plan.is_given_up and self.scheduler.is_futile(ahead.plan):
                 self._give_up(ahead.plan)
         finally:
             if ahead is not None:
@@ -277,7 +290,7 @@ class StepLoop(Loop):
         self._ahead = self.scheduler.plan_ahead(plan, trio.current_time(), by_model=self._draws)
         if self._ahead is not None:
             self._n_ahead += 1
-            self._ahead_call = self.thread.begin(partial(self._run_ahead, self._ahead), self._context)
+            self._ahead_call = self._last_ahead = self.thread.begin(partial(self._run_ahead, self._ahead), self._context)
             self._n_taken = self.thread.n_taken
 
     def _withdraw(self) -> bool:

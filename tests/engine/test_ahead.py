@@ -10,6 +10,7 @@ import pytest
 
 from cllm.backend import KvLayout, Logits
 from cllm.config import Settings
+from cllm.engine import stepping
 from cllm.engine.batch.ahead import Ahead
 from cllm.engine.batch.compute import NOBODYS, compute
 from cllm.engine.batch.plan import Plan
@@ -27,6 +28,15 @@ from cllm.testing.fake_drawing import DrawingFakeModel
 from cllm.text.answers import AnswerFormat
 from cllm.text.reasoning import ReasoningTags
 from tests.clock import tick
+
+LEAST_S = stepping.AHEAD_S_LEAST
+
+
+@pytest.fixture(autouse=True)
+def _whatever_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake takes no time."""
+    monkeypatch.setattr(stepping, "AHEAD_S_LEAST", 0.0)
+
 
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 
@@ -253,8 +263,9 @@ def test_there_is_none_where_slots_cannot_be_cut() -> None:
     assert run.ahead_of(plan) is None
 
 
-def test_there_is_none_where_steps_are_so_long_that_nothing_is_gained() -> None:
-    for seconds, is_one in ((0.04, True), (0.06, False)):
+def test_there_is_none_where_steps_are_so_long_or_so_short_that_nothing_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "AHEAD_S_LEAST", LEAST_S)
+    for seconds, is_one in ((0.0004, False), (0.0006, True), (0.04, True), (0.06, False)):
         curve = Curve(rows=[(1, seconds), (64, seconds)], outputs=[(1, 1e-6), (16, 2e-6)], cell_s=0.0, row_cell_s=0.0)
         run = Run(cost=CostModel(curve, n_rows_max=64, apart=False))
         run.submit(spec_of())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from cllm.backend import KvLayout
 from cllm.config import Settings
+from cllm.engine import stepping
 from cllm.engine.batch.compute import compute, do_move
 from cllm.engine.batch.plan import Save
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason
@@ -123,6 +125,12 @@ def make_spec(
         seed=seed,
         **fields,  # type: ignore[arg-type]
     )
+
+
+@pytest.fixture(autouse=True)
+def _steps_follow_on_each_other_whatever_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "AHEAD_S_LEAST", 0.0)
+    monkeypatch.setattr(stepping, "AHEAD_S_MAX", math.inf)
 
 
 class Machine(RuleBasedStateMachine):

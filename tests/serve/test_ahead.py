@@ -13,7 +13,6 @@ import trio
 
 from cllm.backend import Batch
 from cllm.engine import stepping
-from cllm.engine.batch.plan import Plan
 from cllm.engine.events import Event
 from cllm.errors import StepFailed, Unavailable
 from cllm.serve.steploop import N_AHEAD_MAX
@@ -27,7 +26,8 @@ PATIENCE_S = 0.3  # with a step that is not followed by one that is planned ahea
 
 @pytest.fixture(autouse=True)
 def _short_or_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps in which something is waited for are long."""
+    """Steps in which something is waited for are long, and others take no time."""
+    monkeypatch.setattr(stepping, "AHEAD_S_LEAST", 0.0)
     monkeypatch.setattr(stepping, "AHEAD_S_MAX", math.inf)
 
 
@@ -172,16 +172,26 @@ async def test_a_step_in_which_nobody_is_left_is_aborted_where_the_model_can() -
     assert (len(watched.rows), model.n_aborts) == (8, 1)
 
 
-async def test_a_mistake_of_ours_in_what_a_step_brings_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["_metrics.step", "scheduler.apply", "_deliver_owed"])
+async def test_a_mistake_of_ours_in_what_a_step_brings_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     watched = Watched()
 
-    def step(plan: Plan, output: object) -> None:
+    def fail_once(*_arguments: object) -> None:
         if len(watched.rows) >= 4:
+            monkeypatch.setattr(owner, name, original)
+            if where == "_deliver_owed":  # the step after the next one has begun by then
+                time.sleep(PATIENCE_S / 2)
             raise ZeroDivisionError
+        return original(*_arguments)
 
     with pytest.RaisesGroup(pytest.RaisesExc(ZeroDivisionError), flatten_subgroups=True):
         async with serving(watched.model()) as running:
             watched.running, watched.token = running, trio.lowlevel.current_trio_token()
-            monkeypatch.setattr(running.loop._metrics, "step", step)
+            *path, name = where.split(".")
+            owner = running.loop
+            for part in path:
+                owner = getattr(owner, part)
+            original = getattr(owner, name)
+            monkeypatch.setattr(owner, name, fail_once)
             (answer,) = await answers(running, make_spec("once", 12))
             assert isinstance(answer.error, Unavailable)

@@ -22,7 +22,6 @@ from cllm.engine.sequence import Miss, Sequence
 
 N_EVICT_LEAST = 64  # cells that a trim frees, if there are so many: a move for each token of a step would cost more than the tokens
 N_EVICT_MOST = 256  # that one step moves to the host unasked, or saves for a few that it needs: all who generate wait for it
-N_STEPS_EVICTED = 8  # whose cells those who generate have when some were evicted for them: before each such move a step is planned alone
 N_AWAITED_MOST = 256  # who wait, whose pieces on the host are kept before others: they are looked for whenever one must go
 N_BACKED_UP_LEAST = 64  # new cells of a cached branch for which a copy and a file of its own are worth it
 SHARE_BACKED_UP_LEAST = 0.25  # of a branch that is new, where only the whole of it can be copied, into one more file as large
@@ -185,12 +184,14 @@ class Memory:
         if not self.limits.can_trim and sequence.may_keep and self.offload is not None:
             sequence.stop_at = self._parts_at(sequence, known.n_tokens)
 
-    def reserve(self, sequence: Sequence) -> bool:
-        """Hold a cell for a decoding sequence's next row; False when there is none."""
+    def reserve(self, sequence: Sequence, n_steps: int = 1) -> bool:
+        """Hold a cell for a decoding sequence's next row; False when there is none. What nobody waits for makes room for `n_steps` of all
+        who run, if it must.
+        """
         if sequence.n_held > sequence.n_computed:
             return True
         if not self.cells.n_free:
-            self._make_room(min(N_STEPS_EVICTED * len(self._live), N_EVICT_MOST))
+            self._make_room(1 if self.tree.are_all_awaited else min(n_steps * len(self._live), N_EVICT_MOST))
             if not self.cells.n_free:
                 return False
         sequence.n_held += 1
