@@ -150,25 +150,32 @@ Fake models, so that the stack's own cost shows: `instant` takes no time, greedy
 gives 152k logits for each, from which the host draws with top_p 0.95; `gpu-draws` draws by itself in these 2 ms, so that it has no stage
 for that. The stages are those above that need no real model. CPU time is that of the process that serves. Up to `app` that is its own
 client, too; from `http` on the client is a process by itself on the same cores, so that `http` looks cheaper over `app` than it is, and may
-come out below 0. Between steps the scheduler applies what came and plans anew; what is sent at that time takes its part of it. A picture
-has what a token takes of CPU time up to each stage, and in brackets what that adds to the one before.
+come out below 0. Between steps is what a step has to wait for: that the scheduler applies what came and plans anew, if it must; what is
+sent at that time takes its part of it. A picture has what a token takes of CPU time up to each stage, and in brackets what that adds to the
+one before.
 """
 
 STACK_FOUND: Final = """\
 What a token costs depends on how many share a step. With one stream a step of `instant` is a hop into the models' thread and back, and
-Trio's turn for what came of it: seven tenths of what it takes up to there. With 64 a token takes 39 us over SSE: 2 to draw it, 6 in the
-scheduler, 9 in the loop and the hop, 5 in the API, 11 in HTTP and the server's process, 6 for an event and a packet of its own. The
-official client reads some 5,000 tokens/s and takes a core for that, so that `client` says what it bears, not what the server does.
+Trio's turn for what came of it: three quarters of what it takes up to there. With 64 a token takes 25 us over SSE: 1 to draw it, 4 in the
+scheduler, 3 in the loop and the hop, 4 in the API, 3 in HTTP and the server's process, 11 for an event and a packet of its own. The
+official client reads some 11,000 tokens/s and takes a core for that, so that `client` says what it bears, not what the server does.
 
-What bounds `instant` over SSE is one thread of Python. The kernel's send is 15 % of it under the profiler, which makes Python's part nearly
+What bounds `instant` over SSE is one thread of Python. The kernel's send is 16 % of it under the profiler, which makes Python's part nearly
 twice as long and hardly the kernel's; of the time that a token takes without one, what the profile says of the send would be more than a
-quarter. What bounds `gpu` at 64 streams is sampling, at 6.4 times its floor, which is to read all logits once. Two threads for the rows,
+quarter. What bounds `gpu` at 64 streams is sampling, at 7.2 times its floor, which is to read all logits once. Two threads for the rows,
 tried on the way, had 0.90 to 0.94 of the time for 64 of them, and 0.94 to 1.15 for 32, so that one draws them all.
 
-The aim of 475 steps/s is missed: `gpu` makes 65. The aim leaves 0.1 ms of each step to everything but the model, which is less than to read
-the logits takes, and less than the scheduler's own part: of `gpu-draws`, whose host draws nothing, the bare `engine` makes 402, and what is
-served 300. On a machine with AVX-512, at an earlier revision, these were 101, 421 and 342, and `instant` carried 47,000 tokens/s at 64
-streams, where it carries 26,000 here.
+The next step of answers begins by itself where nothing is to be decided before it, while what came of the last one is read and told. Turn
+by turn with the revision before that, on this machine, in two or three turns which are not kept, `gpu-draws` had 1.10, 1.07 and 1.11 times
+the steps/s with 1, 8 and 64 streams over SSE, and spent 0.06, 0.10 and 0.35 ms between two in the place of 0.24, 0.27 and 0.6; of the last,
+most is the wait of two threads for Python. A step that takes no time has nothing to hide that behind: `instant` with 64 streams had 0.8 to
+0.9 of the tokens/s so, and does without.
+
+The aim of 475 steps/s is missed: `gpu` makes 100. The aim leaves 0.1 ms of each step to everything but the model, and to read the logits
+takes ten times as long. Of `gpu-draws`, whose host draws nothing, the bare `engine`, which waits for itself, makes 448, and what is served
+447 with 8 streams and 385 with 64. On a machine with AVX2 alone, at a revision before, these were 65, 402, 394 and 300, and `instant`
+carried 26,000 tokens/s at 64 streams, where it carries 40,000 here.
 """
 
 KILLS: Final = """\
@@ -267,8 +274,11 @@ spends outside llama.cpp (1.1 ms in the ladder above), with the half millisecond
 draw, tried by itself, takes 0.13 ms, and 0.47 where 240 MB are read before each, as a step reads the weights: Python's code and data are
 not in the caches any more then. A whole step of the instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the cores that
 the rest needs; with a hundredth of that (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts, which are not kept, had 1.00 (0.97 to 1.04) of
-the tokens/s, so that was left as it is. First texts come after 1.05 times the time at p50 beside llama-server as it comes (1.01 to 1.09),
-and 1.12 beside `no prompt cache`, which saves nothing of what ended when the next one comes.
+the tokens/s, so that was left as it is. Since these runs the next step begins by itself while what came of the last one is read and told:
+beside the revision before that, on a machine with AVX-512, greedily, 16 pairs of four starts, which are not kept, had 1.014 times the
+tokens/s (1.002 to 1.026) and gaps 0.98 times as long at p50; with eight at a time, 110 ms a step, twelve pairs had 0.985 (0.966 to 1.005),
+so that steps of more than 50 ms do without. First texts come after 1.05 times the time at p50 beside llama-server as it comes (1.01 to
+1.09), and 1.12 beside `no prompt cache`, which saves nothing of what ended when the next one comes.
 
 **Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So cLLM's slowest gaps are
 0.3 to 0.5 times as long, and more of its gaps have a piece of a prompt in them: at 8 more than one in ten, which makes p90 1.9 to 2.6 times
@@ -404,8 +414,8 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "promises-overload": "2026-11-25 bf613b25e9",
     "promises-planner": "2026-11-25 6ac7d36829",
     "promises-two-keys": "2026-11-25 8391f77520",
-    "stack-gpu-draws": "2026-11-30 041a669bbb",
-    "stack-gpu": "2026-11-30 041a669bbb",
-    "stack-instant": "2026-11-30 041a669bbb",
+    "stack-gpu-draws": "2026-11-30 667a208188",
+    "stack-gpu": "2026-11-30 667a208188",
+    "stack-instant": "2026-11-30 b3f39a8121",
 }
 FOUND: Final = {"ladder": LADDER_FOUND, "stack": STACK_FOUND, "promises": PROMISES_FOUND, "peers": PEERS_FOUND}
