@@ -116,7 +116,8 @@ to 1.11) of the tokens/s with answers that were streamed.
 REASONS: Final = {  # what a stage spends time on, in the order of the stages
     "backend": "the batch's columns are checked before llama.cpp sees them",
     "sampling": "every output's row of logits is read, and the cores that compute wait meanwhile",
-    "engine": "the model's own tokens are fed back, and every one is detokenised and looked at before the next step is planned",
+    "engine": "the model's own tokens are fed back, and every one is detokenised and looked at: before the next step, if that does not "
+    "begin by itself",
     "loop": "two hand-overs between threads in each step that does not begin by itself",
     "app": "a request's JSON, checks and hooks, which its tokens share",
     "http": "parsing and framing in a process that has the same cores as the model's threads and the client",

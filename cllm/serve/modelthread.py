@@ -36,7 +36,7 @@ class NoThread(RuntimeError):
 class Call(Generic[T]):
     """What the thread was asked for, and what comes of it. Made by `ModelThread.begin`."""
 
-    _work: Callable[[], T]
+    _work: Callable[[], T] | None  # until it is done
     context: contextvars.Context  # by which a log line says of which model it is
     _on_end: Callable[[], None]
     _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
@@ -46,7 +46,9 @@ class Call(Generic[T]):
 
     def do(self) -> None:
         """In the thread."""
-        self._token.run_sync_soon(self._end, self.context.run(outcome.capture, call_foreign, self._work))
+        work, self._work = self._work, None
+        assert work is not None
+        self._token.run_sync_soon(self._end, self.context.run(outcome.capture, call_foreign, work))
 
     def _end(self, result: outcome.Value[T] | outcome.Error) -> None:
         self.is_over = True

@@ -349,10 +349,10 @@ def test_cells_that_were_held_for_one_that_was_withdrawn_are_those_of_the_step_t
 # --- who ends meanwhile -----------------------------------------------------------------------------------------------
 
 
-def begun_beside_one_who_ends(stop: tuple[str, ...]) -> tuple[Run, Ahead]:
+def begun_beside_one_who_ends(stop: tuple[str, ...], **fields: object) -> tuple[Run, Ahead]:
     """Two who generate; the first ends by a stop string when the step after that one has begun already."""
     run = Run(FakeModel())
-    run.submit(spec_of("once", 200, 3, stop), spec_of("upon a time", 200, 2))
+    run.submit(spec_of("once", 200, 3, stop, **fields), spec_of("upon a time", 200, 2))
     plan = run.until_all_generate()
     while True:
         ahead = run.ahead_of(plan)
@@ -539,6 +539,18 @@ def test_answers_that_make_room_make_it_for_some_steps() -> None:
     assert n_ahead[1] >= 0.75 * n_ahead[0]
 
 
+def test_where_steps_wait_for_each_other_they_take_no_more_room_than_they_need() -> None:
+    n_evicted = []
+    for goes_ahead in (True, False):
+        run = Run(FakeModel(n_cells=2000, n_ctx_train=1000, n_slots=200), Settings(parallel=32))
+        run.scheduler.memory._is_carried_too_long = lambda slot: False  # type: ignore[method-assign]
+        for turn in range(3):
+            run.submit(*(spec_of(f"{turn} {i}", 40, i) for i in range(32)))
+            run.to_the_end(goes_ahead=goes_ahead)
+        n_evicted.append(run.scheduler.memory.totals.n_evicted_cells)
+    assert n_evicted[1] < n_evicted[0]
+
+
 def test_turns_of_answers_are_counted_also_where_their_steps_follow_on_each_other() -> None:
     run, plan = begun()
     run.scheduler._former._n_turns = 2
@@ -550,8 +562,9 @@ def test_turns_of_answers_are_counted_also_where_their_steps_follow_on_each_othe
         plan = ahead.plan
 
 
-def test_who_is_left_in_a_step_with_one_who_had_ended_is_not_the_culprit_when_it_fails() -> None:
-    run, ahead = begun_beside_one_who_ends(LETTERS)
-    run.take(run.scheduler.apply_failure(ahead.plan, StepFailed("failed"), 0.0))
+@pytest.mark.parametrize("error", [StepFailed("failed"), NoRoom("no room")], ids=lambda error: type(error).__name__)
+def test_who_is_left_in_a_step_with_one_who_had_ended_is_not_the_culprit_when_it_fails(error: Exception) -> None:
+    run, ahead = begun_beside_one_who_ends(LETTERS, cache_prompt=False)  # of which nothing stays that could make room
+    run.take(run.scheduler.apply_failure(ahead.plan, error, 0.0))
     other = ahead.plan.outputs[1]
     assert other.n_lone_failures == 0

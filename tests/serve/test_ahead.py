@@ -6,6 +6,7 @@ import contextvars
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import pytest
@@ -19,9 +20,9 @@ from cllm.serve.steploop import N_AHEAD_MAX
 from cllm.serve.streams import EventStream
 from cllm.testing.engine import RunningEngine
 from cllm.testing.fake import FakeModel
-from tests.serve.conftest import TEST_S, answers, make_spec, read_all, serving, text_alone
+from tests.serve.conftest import TEST_S, answers, make_spec, read_all, serving, text_alone, until
 
-PATIENCE_S = 0.3  # with a step that is not followed by one that is planned ahead
+PATIENCE_S, LONG_S = 0.2, 5.0  # with a step behind which one may be planned, and with one behind which one surely is
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,7 @@ class Watched:
 
     meanwhile: dict[int, Callable[[], object]] = attrs.field(factory=dict)  # by the step's number, in the Trio thread
     fails: frozenset[int] = frozenset()
+    sure: frozenset[int] = attrs.field(default=frozenset(), converter=frozenset)  # steps behind which one is planned while they run
     rows: list[int] = attrs.field(factory=list)
     is_ahead: list[bool] = attrs.field(factory=list)  # whether the next one was planned in it
     running: RunningEngine | None = None
@@ -46,7 +48,7 @@ class Watched:
         number = len(self.rows)
         self.rows.append(batch.n_rows)
         assert self.running is not None
-        loop, give_up_at = self.running.loop, time.monotonic() + PATIENCE_S
+        loop, give_up_at = self.running.loop, time.monotonic() + (LONG_S if number in self.sure else PATIENCE_S)
         while not (is_ahead := loop._ahead is not None and loop._ahead.before.batch is batch) and time.monotonic() < give_up_at:
             time.sleep(0.001)
         self.is_ahead.append(is_ahead)
@@ -69,14 +71,15 @@ class Watched:
 
 
 async def test_steps_of_answers_follow_on_each_other_and_every_few_are_planned_between_two() -> None:
-    watched, n = Watched(), N_AHEAD_MAX + 6
+    n = N_AHEAD_MAX + 6
+    watched = Watched(sure=set(range(n)) - {0, N_AHEAD_MAX + 1, n - 1})
     assert await watched.serve("once upon", n=n) == [text_alone("once upon", n)]
     # The first computes the prompt; to the last there is nothing after, and the one before it is seen to be followed by the last.
     assert watched.is_ahead == [False, *[True] * N_AHEAD_MAX, False, True, True, True, False]
 
 
 async def test_what_a_step_brings_is_told_while_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, told, put = Watched(), [], EventStream.put
+    watched, told, put = Watched(sure=range(2, 9)), [], EventStream.put
     seen: list[int] = []
 
     def put_and_note(stream: EventStream, event: Event) -> None:
@@ -97,7 +100,7 @@ async def test_several_get_what_each_gets_alone() -> None:
 
 
 async def test_who_comes_while_a_step_runs_is_in_the_next_one() -> None:
-    watched, late = Watched(), []
+    watched, late = Watched(sure={4}), []
 
     def come() -> None:
         assert watched.running is not None
@@ -114,7 +117,7 @@ async def test_who_comes_while_a_step_runs_is_in_the_next_one() -> None:
 
 
 async def test_who_leaves_while_a_step_runs_is_not_in_the_next_one() -> None:
-    watched = Watched()
+    watched = Watched(sure={4})
     async with serving(watched.model()) as running:
         watched.running, watched.token = running, trio.lowlevel.current_trio_token()
         with running.engine.open([make_spec("one who leaves", 100)]):
@@ -129,25 +132,25 @@ async def test_who_leaves_while_a_step_runs_is_not_in_the_next_one() -> None:
 
 @pytest.mark.parametrize("number", [4, 5])
 async def test_a_step_that_fails_with_one_planned_behind_it_costs_nobody_a_token(number: int) -> None:
-    watched = Watched(fails=frozenset({number}))
+    watched = Watched(fails=frozenset({number}), sure={number - 1, number})
     assert await watched.serve("once", "upon") == [text_alone("once", 12), text_alone("upon", 12)]
     assert watched.is_ahead[number - 1 : number + 1] == [True, True]
 
 
 async def test_when_all_are_ended_the_step_that_was_planned_is_not_done() -> None:
-    watched = Watched()
+    watched = Watched(sure={4})
     async with serving(watched.model()) as running:
         watched.running, watched.token = running, trio.lowlevel.current_trio_token()
         watched.meanwhile[4] = lambda: running.loop.end_all(Unavailable("the server is shutting down", retry_after_s=5.0))
         (answer,) = await answers(running, make_spec("once", 12))
         assert isinstance(answer.error, Unavailable)
-        await trio.testing.wait_all_tasks_blocked(0.01)
+        await until(lambda: not running.loop.thread.is_busy)
     assert watched.is_ahead[4]
     assert len(watched.rows) == 5
 
 
 async def test_when_others_want_the_thread_no_step_goes_before_theirs() -> None:
-    watched, order = Watched(), []
+    watched, order = Watched(sure={2, 3, 5, 6}), []
     async with serving(watched.model()) as running:
         watched.running, watched.token = running, trio.lowlevel.current_trio_token()
         thread = running.loop.thread
@@ -157,15 +160,24 @@ async def test_when_others_want_the_thread_no_step_goes_before_theirs() -> None:
     assert order == [5], "behind the one that was planned when they came"
 
 
-async def test_a_step_in_which_nobody_is_left_is_aborted_where_the_model_can() -> None:
+async def test_a_step_in_which_nobody_is_left_is_aborted_where_the_model_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its only member ended by a string, which was read when it had begun."""
     text = text_alone("once", 12)
-    watched = Watched()
+    watched = Watched(sure={6})
     model = watched.model(can_abort=True, step_s=lambda batch: 10 * TEST_S if len(watched.rows) == 8 else 0.0)
     spec = make_spec("once", 12)
     spec = attrs.evolve(spec, stopping=attrs.evolve(spec.stopping, stop=(text[4:7],)))
     async with serving(model) as running:
         watched.running, watched.token = running, trio.lowlevel.current_trio_token()
+        apply = running.scheduler.apply
+
+        def apply_when_the_next_has_begun(*arguments: Any) -> list[Event]:
+            give_up_at = time.monotonic() + LONG_S
+            while len(watched.rows) == 7 and time.monotonic() < give_up_at:
+                time.sleep(0.001)
+            return apply(*arguments)
+
+        monkeypatch.setattr(running.scheduler, "apply", apply_when_the_next_has_begun)
         (answer,) = await answers(running, spec)
         await running.loop.wait_idle()
     assert answer.text == text[:4]
@@ -174,7 +186,7 @@ async def test_a_step_in_which_nobody_is_left_is_aborted_where_the_model_can() -
 
 @pytest.mark.parametrize("where", ["_metrics.step", "scheduler.apply", "_deliver_owed"])
 async def test_a_mistake_of_ours_in_what_a_step_brings_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    watched = Watched()
+    watched = Watched(sure={3, 4})
 
     def fail_once(*_arguments: object) -> None:
         if len(watched.rows) >= 4:

@@ -185,15 +185,18 @@ class Memory:
             sequence.stop_at = self._parts_at(sequence, known.n_tokens)
 
     def reserve(self, sequence: Sequence, n_steps: int = 1) -> bool:
-        """Hold a cell for a decoding sequence's next row; False when there is none. What nobody waits for makes room for `n_steps` of all
-        who run, if it must.
+        """Hold a cell for a decoding sequence's next row; False when there is none.
+
+        If something has to make room for it, what nobody waits for does so for `n_steps` of all who run.
         """
         if sequence.n_held > sequence.n_computed:
             return True
         if not self.cells.n_free:
-            self._make_room(1 if self.tree.are_all_awaited else min(n_steps * len(self._live), N_EVICT_MOST))
-            if not self.cells.n_free:
+            if not self._make_room(1):
                 return False
+            n_wanted = min(n_steps * len(self._live), N_EVICT_MOST) if n_steps > 1 else 1
+            while self.cells.n_free < n_wanted and self.tree.n_resting and not self.tree.are_all_awaited:
+                self._make_room(self.cells.n_free + 1)
         sequence.n_held += 1
         self.cells.hold(1)
         return True
