@@ -270,16 +270,20 @@ nearly everything, and cLLM has 0.89 of its tokens/s (0.80 to 0.99): its five st
 computed alike with each setting, so that some of this is that the worst of seven was chosen: beside llama-server as it comes, `-b 64` and
 `no prompt cache`, with ten pairs each, it is 0.99, 0.97 and 0.98, none of which tells who is better. An earlier run with 40 requests on a
 machine with AVX-512, beside llama-server as it comes alone, which is not kept, was a loss for sure: 0.95 (0.91 to 0.99), with gaps 1.06
-times as long at p50, 1 ms of 16, and 1.17 and 1.16 at p90 and p99, for which no reason was found. The one at p50 is about what a step
-spends outside llama.cpp (1.1 ms in the ladder above), with the half millisecond that drawing takes with the workload's sampling. Such a
-draw, tried by itself, takes 0.13 ms, and 0.47 where 240 MB are read before each, as a step reads the weights: Python's code and data are
-not in the caches any more then. A whole step of the instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the cores that
-the rest needs; with a hundredth of that (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts, which are not kept, had 1.00 (0.97 to 1.04) of
-the tokens/s, so that was left as it is. Since these runs the next step begins by itself while what came of the last one is read and told:
-beside the revision before that, on a machine with AVX-512, greedily, 16 pairs of four starts, which are not kept, had 1.014 times the
-tokens/s (1.002 to 1.026) and gaps 0.98 times as long at p50; with eight at a time, 110 ms a step, twelve pairs had 0.985 (0.966 to 1.005),
-so that steps of more than 50 ms do without. First texts come after 1.05 times the time at p50 beside llama-server as it comes (1.01 to
-1.09), and 1.12 beside `no prompt cache`, which saves nothing of what ended when the next one comes.
+times as long at p50, 1 ms of 16, and 1.17 and 1.16 at p90 and p99. The one at p50 is about what a step spends outside llama.cpp (1.1 ms in
+the ladder above), with the half millisecond that drawing takes with the workload's sampling. Such a draw, tried by itself, takes 0.13 ms,
+and 0.47 where 240 MB are read before each, as a step reads the weights: Python's code and data are not in the caches any more then. A whole
+step of the instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the cores that the rest needs; with a hundredth of that
+(`GOMP_SPINCOUNT=3000`), ten pairs of ten starts, which are not kept, had 1.00 (0.97 to 1.04) of the tokens/s, so that was left as it is.
+Since these runs the next step begins by itself while what came of the last one is read and told: beside the revision before that, on a
+machine with AVX-512, greedily, 16 pairs of four starts, which are not kept, had 1.014 times the tokens/s (1.002 to 1.026) and gaps 0.98
+times as long at p50; with eight at a time, 110 ms a step, twelve pairs had 0.985 (0.966 to 1.005), so that steps of more than 50 ms do
+without. That is a small part of the loss: three pairs beside llama-server there, which are not kept either, had 0.88 to 0.91 of the
+tokens/s with the workload's sampling, and gaps of 17.3 ms for 15.9. Neither build of llama.cpp is faster: a bare loop in C takes 15.7 ms a
+token with cLLM's and 15.8 with llama-server's, by medians of eight turns. cLLM's calls of it took 16.0, a draw 0.57 (0.2 of the likeliest
+token), and 0.6 to 1.2 ms, in the mean, are neither: Python's work on two cores whose caches the weights have just filled. First texts come
+after 1.05 times the time at p50 beside llama-server as it comes (1.01 to 1.09), and 1.12 beside `no prompt cache`, which saves nothing of
+what ended when the next one comes.
 
 **Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So cLLM's slowest gaps are
 0.3 to 0.5 times as long, and more of its gaps have a piece of a prompt in them: at 8 more than one in ten, which makes p90 1.9 to 2.6 times
