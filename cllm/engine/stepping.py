@@ -154,7 +154,7 @@ class StepScheduler(Scheduler):
         if by_model and not _are_drawn_alike(decoding):
             return None
         self._goes_ahead = True  # but for what memory is due
-        if self.memory.is_due or not self.memory.reserve_ahead(decoding):
+        if self.memory.is_due or not self.memory.reserve_all(decoding, n_ahead=1):
             return None
         after = self._former.follow(plan)
         self._expect(after)

@@ -201,19 +201,12 @@ class Memory:
         self.cells.hold(1)
         return True
 
-    def reserve_all(self, sequences: list[Sequence]) -> bool:
-        """Do so for each of `sequences`, if there are free cells for all of them; else False, and nothing is held."""
-        wanting = [sequence for sequence in sequences if sequence.n_held <= sequence.n_computed]
-        if len(wanting) > self.cells.n_free:
-            return False
-        self.cells.hold(len(wanting))
-        for sequence in wanting:
-            sequence.n_held += 1
-        return True
+    def reserve_all(self, sequences: list[Sequence], n_ahead: int = 0) -> bool:
+        """Do so for each of `sequences`, if there are free cells for all of them; else False, and nothing is held.
 
-    def reserve_ahead(self, sequences: list[Sequence]) -> bool:
-        """Hold a cell for the row after the next of each, if there are free cells for all; else False, and nothing is held."""
-        wanting = [sequence for sequence in sequences if sequence.n_held <= sequence.n_computed + 1]
+        `n_ahead`: for the row that many after the next, when the one before that has its cell.
+        """
+        wanting = [sequence for sequence in sequences if sequence.n_held <= sequence.n_computed + n_ahead]
         if len(wanting) > self.cells.n_free:
             return False
         self.cells.hold(len(wanting))
