@@ -167,11 +167,11 @@ twice as long and hardly the kernel's; of the time that a token takes without on
 quarter. What bounds `gpu` at 64 streams is sampling, at 7.2 times its floor, which is to read all logits once. Two threads for the rows,
 tried on the way, had 0.90 to 0.94 of the time for 64 of them, and 0.94 to 1.15 for 32, so that one draws them all.
 
-The next step of answers begins by itself where nothing is to be decided before it, while what came of the last one is read and told. Turn
-by turn with the revision before that, on this machine, in two or three turns which are not kept, `gpu-draws` had 1.10, 1.07 and 1.11 times
-the steps/s with 1, 8 and 64 streams over SSE, and spent 0.06, 0.10 and 0.35 ms between two in the place of 0.24, 0.27 and 0.6; of the last,
-most is the wait of two threads for Python. A step that takes no time has nothing to hide that behind: `instant` with 64 streams had 0.8 to
-0.9 of the tokens/s so, and does without.
+The next step of answers begins by itself where nothing is to be decided before it, while what came of the last one is read and told. When
+that was made, `gpu-draws` had, turn by turn with the revision before, on this machine, 1.10, 1.07 and 1.11 times the steps/s with 1, 8 and
+64 streams over SSE, and spent 0.06, 0.10 and 0.35 ms between two in the place of 0.24, 0.27 and 0.6, in two or three turns, which are not
+kept. A step that takes no time has nothing to hide that behind: `instant` with 64 streams had 0.8 to 0.9 of the tokens/s so, and does
+without.
 
 The aim of 475 steps/s is missed: `gpu` makes 100. The aim leaves 0.1 ms of each step to everything but the model, and to read the logits
 takes ten times as long. Of `gpu-draws`, whose host draws nothing, the bare `engine`, which waits for itself, makes 448, and what is served
@@ -276,9 +276,9 @@ and 0.47 where 240 MB are read before each, as a step reads the weights: Python'
 step of the instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the cores that the rest needs; with a hundredth of that
 (`GOMP_SPINCOUNT=3000`), ten pairs of ten starts, which are not kept, had 1.00 (0.97 to 1.04) of the tokens/s, so that was left as it is.
 Since these runs the next step begins by itself while what came of the last one is read and told: beside the revision before that, on a
-machine with AVX-512, greedily, 16 pairs of four starts, which are not kept, had 1.014 times the tokens/s (1.002 to 1.026) and gaps 0.98
-times as long at p50; with eight at a time, 110 ms a step, twelve pairs had 0.985 (0.966 to 1.005), so that steps of more than 50 ms do
-without. That is a small part of the loss: three pairs beside llama-server there, which are not kept either, had 0.88 to 0.91 of the
+machine with AVX-512, greedily, 16 pairs of four starts, which are not kept, had 1.034 times the tokens/s (1.015 to 1.054) and gaps 0.98
+times as long at p50; with eight at a time, 110 ms a step, twelve pairs on the way had 0.985 (0.966 to 1.005), so that steps of more than 50
+ms do without. That is a small part of the loss: three pairs beside llama-server there, which are not kept either, had 0.88 to 0.91 of the
 tokens/s with the workload's sampling, and gaps of 17.3 ms for 15.9. Neither build of llama.cpp is faster: a bare loop in C takes 15.7 ms a
 token with cLLM's and 15.8 with llama-server's, by medians of eight turns. cLLM's calls of it took 16.0, a draw 0.57 (0.2 of the likeliest
 token), and 0.6 to 1.2 ms, in the mean, are neither: Python's work on two cores whose caches the weights have just filled. First texts come

@@ -42,7 +42,7 @@ class Call(Generic[T]):
     _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
     _caller: trio.lowlevel.Task | None = None  # who waits for it
     _result: outcome.Value[T] | outcome.Error | None = None
-    is_over: bool = False  # whether the thread has done it, and Trio's knows
+    is_over: bool = False  # whether it was done, as far as Trio's thread knows
 
     def do(self) -> None:
         """In the thread."""

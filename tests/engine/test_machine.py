@@ -17,7 +17,7 @@ from cllm.backend import KvLayout
 from cllm.config import Settings
 from cllm.engine import stepping
 from cllm.engine.batch.compute import compute, do_move
-from cllm.engine.batch.plan import Save
+from cllm.engine.batch.plan import Plan, Save
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason
 from cllm.engine.memory.prices import Prices
 from cllm.engine.sampling.params import SamplingParams, StopParams
@@ -210,13 +210,18 @@ class Machine(RuleBasedStateMachine):
         for _ in range(n_steps):
             self.take(run_step(self.model, self.scheduler, self.now) or [])
 
-    @rule(meanwhile=st.sampled_from(["cancel", "end all", "submit", "time passes"]), data=st.data())
-    def step_while_something_happens(self, meanwhile: str, data: st.DataObject) -> None:
+    def next_step(self) -> Plan | None:
+        """The step that is due; what is told without one is taken."""
         plan = self.scheduler.plan(self.now)
         if plan is None:
-            return
+            return None
         self.take(plan.events)
-        if not plan.is_step:
+        return plan if plan.is_step else None
+
+    @rule(meanwhile=st.sampled_from(["cancel", "end all", "submit", "time passes"]), data=st.data())
+    def step_while_something_happens(self, meanwhile: str, data: st.DataObject) -> None:
+        plan = self.next_step()
+        if plan is None:
             return
         output = compute(self.model, plan, tick)
         match meanwhile:
@@ -235,11 +240,8 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), n_steps=st.integers(1, 8))
     def steps_that_begin_before_the_one_before_is_settled(self, data: st.DataObject, n_steps: int) -> None:
         """As the loop has them: planned while one runs, begun when it is computed, and computed to their end when it is settled."""
-        plan = self.scheduler.plan(self.now)
+        plan = self.next_step()
         if plan is None:
-            return
-        self.take(plan.events)
-        if not plan.is_step:
             return
         for _ in range(n_steps):
             ahead = self.scheduler.plan_ahead(plan, self.now, by_model=False)
@@ -263,11 +265,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(error=st.sampled_from(ERRORS), data=st.data())
     def fail_a_step(self, error: Exception, data: st.DataObject) -> None:
-        plan = self.scheduler.plan(self.now)
+        plan = self.next_step()
         if plan is None:
-            return
-        self.take(plan.events)
-        if not plan.is_step:
             return
         n_moves_done = data.draw(st.integers(0, len(plan.moves)))
         for move in plan.moves[:n_moves_done]:
