@@ -82,7 +82,7 @@ def compare(
         return None
     counts = len(pairs), int((pairs[:, 0] > pairs[:, 1]).sum()), int((pairs[:, 0] < pairs[:, 1]).sum())
     found_starts = [start for _, _, start in found]
-    n_starts = len(set(starts)) if starts else None
+    n_starts = len({start for a, b, start in zip(ours, theirs, starts, strict=True) if a is not None and b is not None}) if starts else None
     if not pairs.all() and numbers is starts:
         pairs, found_starts = _sums(pairs, found_starts)
     if pairs.all():

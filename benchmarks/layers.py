@@ -31,7 +31,7 @@ class Gate:
     name: str  # of a function, or Class.method
     per: str  # "step", "draw" (a step in which somebody gets a token), "request" or "token": at least one call for each; "any": no need
     weigh: Callable[..., int] = lambda *_arguments: 1
-    is_timed: bool = False  # what its calls take is told too; none of these calls another
+    is_timed: bool = False  # what its calls take is told too, beside those of the layers below; none of these calls another
 
 
 def _once_in_worker(*_arguments: Any) -> int:
@@ -81,12 +81,31 @@ def key_of(gate: Gate) -> str:
     return f"{gate.module}.{gate.name}"
 
 
+class _Watch:
+    """How long a layer's calls took that were made one after the other, whichever threads look."""
+
+    def __init__(self) -> None:
+        self._seconds_began: tuple[float, float | None] = (0.0, None)  # of those that ended, and when the one began that runs
+
+    def begin(self, now: float) -> None:
+        self._seconds_began = self._seconds_began[0], now
+
+    def end(self, seconds: float) -> None:
+        """The one that runs has ended, and took so long."""
+        self._seconds_began = self._seconds_began[0] + seconds, None
+
+    def at(self, now: float) -> float:
+        """Seconds of all calls so far, with what has passed of one that runs."""
+        seconds, began = self._seconds_began
+        return seconds if began is None else seconds + now - began
+
+
 class Counter:
     """Counts the calls at the gates that exist in this process, and times some."""
 
     def __init__(self, layers: tuple[str, ...] = (*LAYERS, BORDER)) -> None:
         self.counts: Counts = {key_of(gate): 0 for gate in GATES}
-        self.seconds: Seconds = dict.fromkeys(TIMED, 0.0)
+        self._watches = {layer: _Watch() for layer in TIMED}
         self._gates = [gate for gate in GATES if gate.layer in layers]
         self._originals: list[tuple[Any, str, Any]] = []
 
@@ -106,7 +125,7 @@ class Counter:
             original = getattr(owner, name)
             self._originals.append((owner, name, original))
             call = _counted(self.counts, key_of(gate), gate.weigh, original)
-            setattr(owner, name, _timed(self.seconds, gate.layer, call) if gate.is_timed else call)
+            setattr(owner, name, self._timed(gate.layer, call) if gate.is_timed else call)
 
     def remove(self) -> None:
         """Put the entry points back."""
@@ -116,11 +135,34 @@ class Counter:
 
     def reading(self) -> tuple[Counts, Seconds]:
         """Where the counts and times stand."""
-        return dict(self.counts), dict(self.seconds)
+        return dict(self.counts), self.seconds
 
     def since(self, before: tuple[Counts, Seconds]) -> tuple[Counts, Seconds]:
         """The calls since a reading, and what those that are timed took."""
         return difference(self.counts, before[0]), difference(self.seconds, before[1])
+
+    @property
+    def seconds(self) -> Seconds:
+        """Of the layers that are timed, each without what passed while one below it ran: they add up to no more than the time there was."""
+        now = time.perf_counter()
+        return {layer: watch.at(now) for layer, watch in self._watches.items()}
+
+    def _timed(self, layer: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        own, below = self._watches[layer], [self._watches[one] for one in TIMED[: TIMED.index(layer)]]
+
+        def passed(now: float) -> float:
+            return now - sum([watch.at(now) for watch in below])
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            before = passed(began)
+            own.begin(began)
+            try:
+                return original(*arguments, **options)
+            finally:
+                own.end(max(passed(time.perf_counter()) - before, 0.0))
+
+        return call
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -136,17 +178,6 @@ def _counted(counts: Counts, key: str, weigh: Callable[..., int], original: Call
     def call(*arguments: Any, **options: Any) -> Any:
         counts[key] += weigh(*arguments)
         return original(*arguments, **options)
-
-    return call
-
-
-def _timed(seconds: Seconds, layer: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any, **options: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return original(*arguments, **options)
-        finally:
-            seconds[layer] += time.perf_counter() - began
 
     return call
 

@@ -80,6 +80,14 @@ def test_pairs_without_the_figure_are_left_out() -> None:
     assert compared.n_pairs == 1
 
 
+def test_a_start_without_the_figure_is_none_of_those_that_tell_who_is_better() -> None:
+    ours, theirs = [1.0, None, 1.01, None, None], [2.0, None, 2.02, 2.0, None]
+    compared = compare(ours, theirs, range(5))
+    assert compared is not None
+    assert (compared.n_pairs, compared.n_starts) == (2, 2)
+    assert compared.verdict(LOWER) == "unclear"
+
+
 def test_where_a_figure_is_nought_in_some_pass_it_counts_and_the_sums_are_compared() -> None:
     few, many = compare([0.0, 3.0, 1.0], [1.0, 1.0, 0.0]), compare([0.0, 3.0, 1.0] * 3, [1.0, 1.0, 0.0] * 3)
     assert few is not None

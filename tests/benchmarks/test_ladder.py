@@ -8,16 +8,17 @@ import importlib.util
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 import trio
 
-from benchmarks import ceiling, instant, ladder, stages
+from benchmarks import ceiling, instant, ladder, layers, stages
 from benchmarks.instant import InstantModel
 from benchmarks.layers import BORDER, GATES, LAYERS, Bypassed, Counter, Gate, check, key_of
 from benchmarks.stages import Bench, Cores, Ran, Work, layers_of, run_checked
@@ -88,6 +89,29 @@ def test_a_stage_tells_where_its_steps_went_and_what_they_took_more_there(bench:
     assert {part: spread["median"] for part, spread in page["more_us_per_step"].items()} == pytest.approx(
         {"native": 300, "sampling": 0, "engine": 0, "rest": 700}, abs=1e-6
     )
+
+
+def test_what_the_scheduler_does_while_the_model_computes_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, counter = [0.0], Counter()
+    monkeypatch.setattr(layers, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def passes(seconds: float, meanwhile: Callable[[], object] = lambda: None) -> None:
+        now[0] += seconds
+        meanwhile()
+        now[0] += seconds
+
+    native, engine = counter._timed("native", passes), counter._timed("engine", passes)
+    native(2.0, lambda: engine(5.0))
+    assert counter.seconds == {"native": 14.0, "sampling": 0.0, "engine": 0.0}, "beside it"
+    engine(1.0, lambda: native(3.0))
+    assert counter.seconds == {"native": 20.0, "sampling": 0.0, "engine": 2.0}, "before and behind it"
+    engine(1.0)
+    assert counter.seconds == {"native": 20.0, "sampling": 0.0, "engine": 4.0}
+    with pytest.raises(TypeError):
+        engine()
+    assert counter.seconds["engine"] == 4.0, "it runs no more"
+    now[0] += 100.0
+    assert sum(counter.seconds.values()) == now[0] - 100.0
 
 
 def test_of_a_model_in_another_process_nothing_is_made_up() -> None:
