@@ -137,8 +137,9 @@ class StepScheduler(Scheduler):
     def plan_ahead(self, plan: Plan, now: float, *, by_model: bool) -> Ahead | None:
         """The step after `plan`'s, which runs; None where more is to be decided for it than the tokens that come now.
 
-        So it is while somebody comes, may be let in, leaves or is at the end of its room, or cells are to be moved; and steps that are
-        very short or long gain nothing by it. `by_model`: the model draws what it can, for which nothing may depend on what the tokens say.
+        So it is while somebody comes, may be let in, leaves or is at the end of its room, or of its part of the cells, or cells are to be
+        moved; and steps that are very short or long gain nothing by it. `by_model`: the model draws what it can, for which nothing may
+        depend on what the tokens say.
         """
         decoding = plan.decoding
         if not decoding or plan.prefilling or len(decoding) != len(self._running) or self._marked or self._trials:
@@ -149,8 +150,11 @@ class StepScheduler(Scheduler):
             return None
         if self.n_waiting and self._may_enter(now):
             return None
-        if any(sequence.phase is not DECODE or len(sequence.tokens) + 1 >= sequence.n_max for sequence in decoding):
-            return None
+        n_most = math.inf if self._choice is None else self._choice.n_cells_most
+        for sequence in decoding:
+            n_coming = len(sequence.tokens) + 1
+            if sequence.phase is not DECODE or n_coming >= sequence.n_max or n_coming > n_most:
+                return None
         if by_model and not _are_drawn_alike(decoding):
             return None
         self._goes_ahead = True  # but for what memory is due

@@ -14,7 +14,7 @@ from cllm.engine import stepping
 from cllm.engine.batch.ahead import Ahead
 from cllm.engine.batch.compute import NOBODYS, compute
 from cllm.engine.batch.plan import Plan
-from cllm.engine.cost.curve import Curve
+from cllm.engine.cost.curve import DEFAULT_CURVE, Curve
 from cllm.engine.cost.model import CostModel
 from cllm.engine.events import Delta, Event, Failed, Finished, FinishReason
 from cllm.engine.sampling.params import SamplingParams, StopParams
@@ -256,6 +256,29 @@ def test_there_is_none_without_a_cell_for_each_row() -> None:
     assert n_free < 2
     assert run.ahead_of(plan) is None
     assert run.scheduler.cells.n_free == n_free, "nothing is held for what will not be"
+
+
+def test_there_is_none_for_who_outgrows_its_part_of_the_cells_in_it() -> None:
+    """It would have no room, for which others would have to give up what they have; the layout changes then, and everything is kept."""
+    model, settings = FakeModel(lays_out=True), Settings(parallel=16)
+    cost = CostModel(attrs.evolve(DEFAULT_CURVE, apart_gain_cell_s=1.0), n_rows_max=model.n_rows_max)
+    run = Run(model, settings, cost)
+    run.scheduler = scheduler = StepScheduler(attrs.evolve(limits_of(model, settings), begins_apart=True), model.vocabulary, cost)
+    scheduler.vacate()
+    assert scheduler.layout_due() is KvLayout.STREAMS
+    model.lay_out(KvLayout.STREAMS, 16)
+    scheduler.laid_out(limits_of(model, settings), 0.1)
+    assert model.n_cells_slot == 256
+
+    run.submit(spec_of("a" * 250, 30))
+    plan, n_ahead = run.until_all_generate(), 0
+    while (ahead := run.ahead_of(plan)) is not None:
+        run.settle(plan, ahead)
+        plan, n_ahead = ahead.plan, n_ahead + 1
+    run.settle(plan)
+    (view,) = scheduler.views()
+    assert (n_ahead, view.n_computed, view.n_preempted) == (5, 256, 0)
+    assert scheduler.layout_due() is KvLayout.UNIFIED
 
 
 def test_there_is_none_where_slots_cannot_be_cut() -> None:

@@ -22,6 +22,7 @@ after all, the first few that do are enough to have the pool back, before much w
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -86,6 +87,11 @@ class LayoutChoice:
     def ended(self, n_tokens: int, n_max: int) -> None:
         """A sequence has ended with so many tokens; it would have ended with `n_max` in any case."""
         self._lengths.append(likely_length(n_tokens, n_max))
+
+    @property
+    def n_cells_most(self) -> float:
+        """Cells that a sequence can have as they lie now, where that is less than it was promised."""
+        return self.apart.n_cells_slot if self.is_apart else math.inf
 
     def grew(self, n_tokens: int) -> None:
         """A sequence has so many tokens, each of which is to have its cell."""
