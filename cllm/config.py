@@ -601,9 +601,19 @@ DEFAULT_SETTINGS: Final = Settings()
 def is_loopback(host: str) -> bool:
     """Say whether only this machine can reach `host`. A name that is not an address counts as reachable, `localhost` apart."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback  # as a socket for both kinds tells those of the older
+
+
+def is_address(host: str) -> bool:
+    """Say whether `host` is an IP address and no name."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> list[str]:

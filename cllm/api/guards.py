@@ -8,13 +8,14 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
 from cllm.api.context import Context, route_path
-from cllm.config import Settings, api_keys
+from cllm.config import Settings, api_keys, is_address, is_loopback
 from cllm.errors import NotAuthenticated, NotPermitted
 from cllm.keys import ApiKey
 
@@ -107,13 +108,23 @@ def _check_page(settings: Settings) -> None:
     # Which tells also behind a proxy that sends another host on. Browsers leave it out where there is no TLS.
     if request.headers.get("Sec-Fetch-Site") in ("same-origin", "none"):
         return
-    if not {"*", origin} & set(settings.cors_origin) and not _is_at_home(origin, request.headers.get("Host", "")):
+    is_here = _is_here(request.scope.get("server"))
+    if not {"*", origin} & set(settings.cors_origin) and not _is_at_home(origin, request.headers.get("Host", ""), is_here=is_here):
         way = "--cors-origin lets them" if "://" in origin else "keys, or --cors-origin '*', let them"
         raise NotPermitted(f"pages of {origin[:100]} may not ask this server; {way}", code="origin_not_allowed")
 
 
-def _is_at_home(origin: str, host: str) -> bool:
-    """Whether it is the server's own page, one of this machine's, or no page of the web at all: an app's or an extension's."""
+def _is_here(server: Any) -> bool:
+    """Whether who asks came to an address that is this machine's alone, as ASGI tells it: a program here, or a proxy."""
+    return server is not None and is_loopback(str(server[0]))
+
+
+def _is_at_home(origin: str, host: str, *, is_here: bool) -> bool:
+    """Whether it is the server's own page, one of this machine's, or no page of the web at all: an app's or an extension's.
+
+    A page's name may be made to point here once it was loaded (DNS rebinding), so that it counts as the server's own where it comes from
+    this machine, `is_here`, only if it is no name but an address, or if there is TLS, whose certificate would be another's.
+    """
     try:
         parts = urlsplit(origin.lower())
         name = parts.hostname or ""
@@ -121,8 +132,10 @@ def _is_at_home(origin: str, host: str) -> bool:
         return False
     if parts.scheme not in ("http", "https"):
         return bool(parts.scheme)  # "null" has none: that may be any page
-    own = host.lower().removesuffix(":443" if parts.scheme == "https" else ":80")
-    return parts.netloc == own or name in ("localhost", "127.0.0.1", "::1") or name.endswith(".localhost")
+    if name in ("localhost", "127.0.0.1", "::1") or name.endswith(".localhost"):
+        return True
+    may_be_foreign = is_here and parts.scheme == "http" and not is_address(name)
+    return not may_be_foreign and parts.netloc == host.lower().removesuffix(":443" if parts.scheme == "https" else ":80")
 
 
 def _is_preflight() -> bool:

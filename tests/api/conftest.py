@@ -139,6 +139,7 @@ class Api:
 
     app: QuartTrio
     running: RunningEngine | None
+    server: tuple[str, int] | None = None  # the address that clients came to
 
     async def get(self, path: str, **headers: str) -> Answer:
         return await self.ask("GET", path, None, **headers)
@@ -176,6 +177,7 @@ class Api:
             "root_path": "",
             "query_string": query.encode(),
             "headers": named,
+            "server": self.server,
             "extensions": {SEND_NOW: exchange.send_now} if direct else {},
         }
         async with trio.open_nursery() as nursery:

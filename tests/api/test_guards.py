@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from cllm.testing.fake import FakeModel
@@ -203,6 +204,31 @@ async def test_without_keys_a_page_of_another_site_can_make_the_server_do_nothin
         native = await api.post("/generate", body, **headers)
         assert (native.status, native.json["success"]) == (status, status == 200)
         assert (await api.get("/v1/models", **headers)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "server", "status"),
+    [
+        ("http://evil.example:8080", ("127.0.0.1", 8080), 403),
+        ("http://evil.example:8080", ("::1", 8080), 403),
+        ("http://evil.example:8080", ("::ffff:127.0.0.1", 8080), 403),
+        ("http://[::1]:8080", ("::1", 8080), 200),
+        ("http://127.0.0.2:8080", ("127.0.0.2", 8080), 200),
+        ("https://evil.example:8080", ("127.0.0.1", 8080), 200),  # whose certificate a browser has seen
+        ("http://chat.example:8080", ("127.0.0.1", 8080), 200),
+        ("http://server.lan:8080", ("192.168.1.5", 8080), 200),
+        ("http://server.lan:8080", ("/run/cllm.sock", None), 200),
+    ],
+)
+async def test_a_page_whose_name_is_made_to_point_to_this_machine_is_not_the_servers_own(
+    serve: Any, origin: str, server: tuple[str, int], status: int
+) -> None:
+    async with serve(cors_origin=("http://chat.example:8080",)) as api:
+        answer = await attrs.evolve(api, server=server).post(
+            "/v1/completions", {"prompt": "x", "max_tokens": 1}, Origin=origin, Host=origin.partition("://")[2]
+        )
+        assert answer.status == status
+        assert api.scheduler.totals.n_submitted == (status == 200)
 
 
 @pytest.mark.parametrize("host", ["a..b", ".", "a" * 64, "x" * 64 + ".example", "[", "a b", "é", ""])
