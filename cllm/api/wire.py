@@ -6,8 +6,9 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import trio
@@ -29,6 +30,8 @@ N_OPENED_MAX = 1_000_000  # arrays and objects of a body: each takes a hundred t
 N_CHARS_COMPLAINT = 200  # a complaint may have the client's own value in it
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _WANTS_WHOLE = re.compile(r"^Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$((?:\.\w+|\[\d+\])*)\.\w+`$")
+_HALF = re.compile("[\ud800-\udfff]")
+_Place: TypeAlias = "tuple[_Place, int | str] | None"  # the holder's, and the step from there; written only when it is told
 _STEP = re.compile(r"\w+|\[\d+\]")
 _COMPRESSED = frozenset({"gzip", "x-gzip", "compress", "x-compress", "deflate", "br", "zstd"})
 N_EXACT_MAX = 1 << 53  # beyond it a float stands for several integers
@@ -109,8 +112,44 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     except ValueError as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from None
+        raise _no_json(text, error) from None
     return value
+
+
+def _no_json(text: str, error: ValueError) -> InvalidRequest:
+    """Say what is wrong. Half a character is JSON to most, as what programs write whose texts were cut within one, and to no decoder."""
+    with suppress(ValueError, RecursionError):
+        place = _place_of_half(json.loads(text))
+        if place is not None:
+            said = "half a character (a lone \\ud800 to \\udfff), as in a text that was cut within one"
+            return InvalidRequest(f"{place or 'the body'}: {said}", param=place or None)
+    return InvalidRequest(f"the body is not JSON: {error}")
+
+
+def _place_of_half(value: Any) -> str | None:
+    """Where the first text stands that has half a character in it, of one in a member's name the member's holder; None: nowhere."""
+    rest: list[tuple[_Place, Any]] = [(None, value)]
+    while rest:
+        place, value = rest.pop()
+        if isinstance(value, str):
+            if _HALF.search(value):
+                return _written(place)
+        elif isinstance(value, list):
+            rest += [((place, i), value[i]) for i in range(len(value) - 1, -1, -1)]
+        elif isinstance(value, dict):
+            if any(map(_HALF.search, value)):
+                return _written(place)
+            rest += [((place, name), member) for name, member in reversed(value.items())]
+    return None
+
+
+def _written(place: _Place) -> str:
+    """A place as errors tell it, as much of it as they do."""
+    steps: list[str] = []
+    while place is not None:
+        place, step = place
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{step[:N_CHARS_COMPLAINT]}")
+    return "".join(reversed(steps)).removeprefix(".")[:N_CHARS_COMPLAINT]
 
 
 def _with_whole_numbers(text: str, decoder: msgspec.json.Decoder[T], error: msgspec.ValidationError) -> T:

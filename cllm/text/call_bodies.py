@@ -108,7 +108,8 @@ def read_json(text: str, *, strict: bool = True) -> Any:
 def as_object(text: str) -> str | None:
     """`text` if it is one JSON object, as a call's arguments must be; None if it is none.
 
-    Line ends and tabs in its strings are escaped. Models write them as they are, where they hold a whole file, and mean nothing else.
+    Line ends and tabs in its strings are escaped. Models write them as they are, where they hold a whole file, and mean nothing else. For
+    half a character stands U+FFFD.
     """
     for strict in (True, False):
         try:
@@ -117,7 +118,7 @@ def as_object(text: str) -> str | None:
             continue
         if not isinstance(value, dict):
             return None
-        return text if strict else written(value)
+        return text if strict and not ("\\u" in text and has_half(value)) else written(value)
     return None
 
 
@@ -130,11 +131,18 @@ def _finite(digits: str) -> float:
     return number if math.isfinite(number) else _refuse(digits)  # which no JSON could say again
 
 
+def has_half(value: Any) -> bool:
+    """Whether a text in it, which was read from JSON, has half a character (a lone U+D800 to U+DFFF): no UTF-8 has it, and few readers."""
+    return _SURROGATE.search(json.dumps(value, ensure_ascii=False)) is not None
+
+
 def written(value: Any) -> str:
-    """`value` as JSON. Half characters, which no UTF-8 has, are escaped. Raises: ValueError for what JSON has no word for."""
+    """`value` as JSON, with U+FFFD in place of half characters. Raises: ValueError for what JSON has no word for."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
+        if not _SURROGATE.search(text):
+            return text
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # both halves of one are that
     except (TypeError, RecursionError) as error:
         raise ValueError(f"no JSON: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -371,6 +372,19 @@ async def test_a_call_that_was_cut_may_be_gone_on_from_and_one_that_is_wrong_is_
         wrong = {**item, "arguments": "[1]"}
         answer = await api.post("/v1/responses", {"input": [{"role": "user", "content": "x"}, wrong]})
     assert (answer.status, answer.error["param"]) == (400, "input[1].arguments")
+
+
+@pytest.mark.parametrize("text", ["hi \\ud83d there", "caf\\ude00", "\\ud83d"])
+def test_half_a_character_in_an_earlier_call_costs_it_nothing_else(text: str) -> None:
+    assert json.loads(arguments_told(f'{{"path": "x", "text": "{text}"}}') or "") == {
+        "path": "x",
+        "text": re.sub(r"\\u....", "\ufffd", text),
+    }
+
+
+def test_of_one_that_was_cut_as_well_nothing_is_left() -> None:
+    assert arguments_told('{"text": "\\ud83d", "a": ') == "{}"
+    assert arguments_told('["\\ud83d"') is None
 
 
 @pytest.mark.parametrize(("n", "statuses"), [(75, ["incomplete", "completed"]), (54, ["completed", "incomplete"])])

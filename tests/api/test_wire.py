@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import tracemalloc
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
@@ -124,6 +125,36 @@ def test_a_wrong_type_names_the_member(body: bytes, param: str | None) -> None:
 )
 def test_what_is_not_json_in_utf8_is_refused(body: bytes) -> None:
     refused(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"text": "cut \\ud83d"}', "text"),
+        (b'{"inner": [{"x": 1}, {"y": {"z": ["a", "\\ude00 b"]}}]}', "inner[1].y.z[1]"),
+        (b'{"inner": [{"x": 1, "\\ud83d": 2}]}', "inner[0]"),
+        (b'{"\\ud83d": 2}', None),
+    ],
+)
+def test_half_a_character_is_refused_by_its_place(body: bytes, param: str | None) -> None:
+    """As of a text that was cut within one: it was not the body that was."""
+    error = refused(body)
+    assert error.param == param
+    assert error.message.startswith(f"{param or 'the body'}: half a character")
+    error.message.encode()
+
+
+def test_to_look_for_it_costs_no_more_than_the_body_and_says_no_more_than_other_errors() -> None:
+    name = b"A" * 20_000
+    tracemalloc.start()
+    try:
+        refused(b'{"n": 1, "n": 1, "' + name + b'": [' + b"0," * 20_000 + b"0]}")
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+    error = refused(b'{"n": 1, "' + name + b'": ["\\ud83d"]}')
+    assert len(error.message) < 2 * N_CHARS_COMPLAINT
+    assert len(error.param or "") <= N_CHARS_COMPLAINT
 
 
 @pytest.mark.parametrize("body", [b'{"n": 1, "n": 2}', b'{"other": {"a": 1, "b": 2, "a": 1}}', b'{"inner": [{"x": 1, "\\u0078": 2}]}'])

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -688,14 +689,16 @@ def test_lists_that_are_written_as_python_does_are_lists() -> None:
     [
         (LFM, '<|tool_call_start|>[add(text="\\ud83d\\ude00")]<|tool_call_end|>', "\U0001f600"),
         (GLM, '<tool_call>add<arg_key>b</arg_key><arg_value>["\\ud83d\\ude00"]</arg_value></tool_call>', ["\U0001f600"]),
-        (LFM, '<|tool_call_start|>[add(text="\\ud83d")]<|tool_call_end|>', "\ud83d"),
+        (LFM, '<|tool_call_start|>[add(text="\\ud83d")]<|tool_call_end|>', "\ufffd"),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"text": "a \\ud83d b", "x": 1}}</tool_call>', "a \ufffd b"),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"text": "\\ud83d"}}</tool_call>', "\ufffd"),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"text": "a \\ud83d\\ude00 b"}}</tool_call>', "a \U0001f600 b"),
     ],
 )
-def test_halves_of_characters_are_escaped_since_no_text_can_have_them(form: CallFormat, written: str, value: Any) -> None:
+def test_halves_of_characters_are_replaced_since_no_text_can_have_them(form: CallFormat, written: str, value: Any) -> None:
     (_, arguments) = read(of(form), written)
     assert isinstance(arguments, Arguments)
-    arguments.fragment.encode()
-    assert next(iter(json.loads(arguments.fragment).values())) == value
+    assert next(iter(msgspec.json.decode(arguments.fragment).values())) == value
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from cllm.errors import InvalidRequest
+from cllm.text.call_bodies import as_object
+
+_HALVES = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")  # escapes of half characters, alone or in a pair
 
 ROLES = {  # developer is OpenAI's newer name, function its older one
     "system": "system",
@@ -110,6 +114,11 @@ def arguments_told(text: str) -> str | None:
     try:
         return text if isinstance(msgspec.json.decode(text), dict) else None
     except msgspec.DecodeError as error:
+        # What has half a character in it is an object for other readers, and for this one it is cut there.
+        if (told := as_object(text)) is not None:
+            return told
+        if (whole := _HALVES.sub("\\\\ufffd", text)) != text:
+            return arguments_told(whole)
         return "{}" if not text.strip() or _is_cut(text, str(error)) else None
     except (UnicodeEncodeError, RecursionError):
         return None
