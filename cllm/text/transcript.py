@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cllm.text.answers import AnswerFormat, AnswerReader, watched
+from cllm.text.call_order import CallOrder
 from cllm.text.detokenizer import Detokenizer, TokenTexts
 from cllm.text.parts import CallBegun, Content, Part, Reasoning
 from cllm.text.stops import StopStrings
@@ -15,13 +16,14 @@ class Transcript:
     they are the same whatever the tokens.
     """
 
-    __slots__ = ("_detokenizer", "_form", "_is_closing", "_is_stopped", "_reader", "_stops", "n_calls", "n_reasoning")
+    __slots__ = ("_calls", "_detokenizer", "_form", "_is_closing", "_is_stopped", "_reader", "_stops", "n_calls", "n_reasoning")
 
     def __init__(self, texts: TokenTexts, *, stop: tuple[str, ...] = (), form: AnswerFormat | None = None) -> None:
         self._detokenizer = Detokenizer(texts)
         self._stops = StopStrings(stop) if stop else None
         self._form = form
         self._reader: AnswerReader | None = None if form is None else form.reader(self._stops)
+        self._calls: CallOrder | None = None  # of parts that somebody else has read
         self._is_stopped = False
         self._is_closing = False
         self.n_reasoning = 0  # tokens of the reasoning
@@ -78,6 +80,8 @@ class Transcript:
         """
         if self._is_stopped:
             return "", None, None
+        if self._calls is not None:
+            return self._finish_parts(self._calls.finish())
         text = self._detokenizer.flush()
         if self._reader is not None:
             parts, match = self._reader.push(text, can_stop=True)
@@ -108,12 +112,23 @@ class Transcript:
         """Take parts that somebody else has read; for a transcript that takes no tokens, and has no form."""
         if any(isinstance(part, Reasoning) for part in parts):
             self.n_reasoning += n_tokens
+        if self._calls is None:
+            self._calls = CallOrder()
+        return self._watched(self._calls.push(parts))
+
+    def _watched(self, parts: list[Part]) -> tuple[list[Part], str | None]:
         match = None
         if self._stops is not None:
             parts, match = watched(parts, self._stops)
             self._is_stopped = match is not None
         self.n_calls += _n_begun(parts)
         return parts, match
+
+    def _finish_parts(self, parts: list[Part]) -> tuple[str, list[Part] | None, str | None]:
+        parts, match = self._watched(parts)
+        if self._stops is not None and match is None and (text := self._stops.flush()):
+            parts.append(Content(text))
+        return *told(parts), match
 
 
 def _n_begun(parts: list[Part]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -166,6 +166,52 @@ def test_reasoning_and_calls_are_told_apart_in_streams_too(model: Told, url: str
     chat = model.started[0].chat
     assert chat is not None
     assert [tool["function"]["name"] for tool in chat.tools] == ["look"]
+
+
+ALTERNATING = [
+    StreamText(0, calls=(StreamCall(0, "look"), StreamCall(1, "see"))),
+    StreamText(0, calls=(StreamCall(0, "", ' {"at":'), StreamCall(1, "", "{"))),
+    StreamText(0, content="so"),
+    StreamText(0, calls=(StreamCall(1, "", "}"), StreamCall(0, "", '"it"}'))),
+    StreamEnd(0, usage=USAGE),
+]
+
+
+def calls_of_ollama(url: str) -> list[tuple[str, Any]]:
+    _, body, _ = post(url + "/api/chat", hello(tools=[TOOL], stream=True))
+    calls = [call["function"] for line in body.splitlines() for call in json.loads(line)["message"].get("tool_calls", [])]
+    return [(call["name"], call["arguments"]) for call in calls]
+
+
+def calls_of_anthropic(url: str) -> list[tuple[str, Any]]:
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    _, body, _ = post(url + "/v1/messages", hello(tools=[tool], max_tokens=50, stream=True))
+    events = [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line.startswith("data: ")]
+    names = {one["index"]: one["content_block"]["name"] for one in events if one.get("content_block", {}).get("type") == "tool_use"}
+    said = dict.fromkeys(names, "")
+    for event in events:
+        said |= (
+            {event["index"]: said[event["index"]] + event["delta"]["partial_json"]}
+            if event.get("index") in names and "delta" in event
+            else {}
+        )
+    assert events[-1]["type"] == "message_stop", events[-1]
+    return [(name, json.loads(said[index])) for index, name in names.items()]
+
+
+def calls_of_responses(url: str) -> list[tuple[str, Any]]:
+    _, body, _ = post(url + "/v1/responses", {"input": "hello", "tools": [{"type": "function", "name": "look"}], "stream": True})
+    events = [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line.startswith("data: {")]
+    items = events[-1]["response"]["output"]
+    return [(item["name"], json.loads(item["arguments"])) for item in items if item["type"] == "function_call"]
+
+
+@pytest.mark.parametrize("calls_of", [calls_of_ollama, calls_of_anthropic, calls_of_responses])
+def test_pieces_of_calls_that_come_by_turns_are_told_one_call_after_the_other(
+    model: Told, url: str, calls_of: Callable[[str], list[tuple[str, Any]]]
+) -> None:
+    model.events = list(ALTERNATING)
+    assert calls_of(url) == [("look", {"at": "it"}), ("see", {})]
 
 
 def test_a_form_goes_to_it_where_it_heeds_it(model: Told, url: str) -> None:
