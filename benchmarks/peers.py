@@ -56,11 +56,12 @@ N_SCREEN: Final = 2
 N_PAIRS_START: Final = 2
 SEED_STEP: Final = 7919
 N_PASSES_CAPACITY: Final = 3
+ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # after the pair under way: servers would go on beside what comes next
 FAULTS: Final = (RuntimeError, OSError, subprocess.SubprocessError)  # of a server that cannot be measured
 CURVE_KEYS: Final = ("ttft_s", "itl_s", "e2e_s")
 PASS_KEYS: Final = (  # of a pass, what no figure has
     "wall_s", "n_requests", "n_failed", "failures", "n_prompt", "n_cached", "n_generated", "goodput_share", "server_cpu_s", "client_cpu_s",
-    "counted_by",
+    "counted_by", "is_late_alone",
 )  # fmt: skip
 
 
@@ -385,7 +386,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser().parse_args(arguments)
     asked.ends, asked.missing = [], []
     comparisons = [_comparison(asked, workload) for workload in _workloads(asked)]
-    before = {number: signal.signal(number, lambda number, _frame: _end(asked.ends, number)) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has it
+    before = {number: signal.signal(number, lambda number, _frame: _end(asked.ends, number)) for number in numbers}
     try:
         for comparison in comparisons:
             _run_comparison(asked, comparison)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -28,6 +29,7 @@ from cllm.config import SettingsError, is_loopback
 from cllm.descriptors import allow_descriptors
 
 OK, FAILED = 0, 1
+KILLED = 128  # and the signal's number, as a shell reports it
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +56,7 @@ class Measured:
     title: str
     done: Pass
     summary: Summary
+    has_late: bool  # the last answer is the late request's
 
 
 def make_order(
@@ -121,7 +124,10 @@ def run(order: Order) -> int:
 
         plot.check(order.plot_path)  # the time to say so is before the measurement
     allow_descriptors()
-    dialect, measured = trio.run(_measure, order)
+    interruption = Interruption()
+    dialect, measured = trio.run(_measure, order, interruption)
+    if interruption.number is not None and not measured:
+        return KILLED + interruption.number
     # Where the JSON goes to standard output, the table does not.
     print_table([(one.title, one.summary) for one in measured], Console(stderr=order.json_path == "-"))
     for line in _warnings(_client(order, dialect)):
@@ -131,8 +137,9 @@ def run(order: Order) -> int:
     if order.plot_path:
         from cllm.bench.plot import plot_latency
 
-        has_late = bool(order.workload.n_prompt_late)
-        plot_latency({one.title: curves(one.done, has_late=has_late) for one in measured}, order.plot_path, order.workload.name)
+        plot_latency({one.title: curves(one.done, has_late=one.has_late) for one in measured}, order.plot_path, order.workload.name)
+    if interruption.number is not None:
+        return KILLED + interruption.number
     answered = sum(one.summary.n_requests - one.summary.n_failed for one in measured)
     if not answered:
         failures = sum((Counter(one.summary.failures) for one in measured), Counter[str]())
@@ -154,11 +161,31 @@ def _warnings(client: Client) -> list[str]:
     return lines
 
 
-async def _measure(order: Order) -> tuple[Dialect, list[Measured]]:
+@attrs.define
+class Interruption:
+    """A signal that ends the measurement: what was answered by then is shown. A second one does not wait for that."""
+
+    number: int | None = None
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # of the pass under way
+
+    async def listen(self) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as numbers:
+            async for number in numbers:
+                if self.number is not None:
+                    raise KeyboardInterrupt
+                self.number = number
+                self.scope.cancel()
+
+
+async def _measure(order: Order, interruption: Interruption) -> tuple[Dialect, list[Measured]]:
     dialect = await find_dialect(
         order.target, endpoint=order.endpoint, model=order.model, sampling=SAMPLINGS[order.sampling], is_stream=order.is_stream
     )
-    return dialect, await _passes(order, _client(order, dialect))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(interruption.listen)
+        measured = await _passes(order, _client(order, dialect), interruption)
+        nursery.cancel_scope.cancel()
+    return dialect, measured
 
 
 def _client(order: Order, dialect: Dialect) -> Client:
@@ -172,19 +199,27 @@ def _client(order: Order, dialect: Dialect) -> Client:
     )
 
 
-async def _passes(order: Order, client: Client) -> list[Measured]:
+async def _passes(order: Order, client: Client, interruption: Interruption) -> list[Measured]:
+    """All of them, or as far as it comes: the last one may be cut short, and then has what was answered."""
+    measured: list[Measured] = []
+
+    async def add(title: str, number: int, rate: float | None) -> None:
+        if interruption.number is None:
+            one = await _pass(order, client, title, number, rate, interruption)
+            measured.extend([] if one is None else [one])
+
     if order.rate is not None:
-        return [await _pass(order, client, f"{order.rate:g} requests/s", 0, order.rate)]
-    first = await _pass(order, client, "capacity" if order.workload.is_open else order.workload.name, 0, None)
-    if not order.workload.is_open or not first.summary.requests_per_s:
-        return [first]
-    return [first] + [
-        await _pass(order, client, f"{factor:g} x", number, factor * first.summary.requests_per_s)
-        for number, factor in enumerate(OVERLOAD_FACTORS, 1)
-    ]
+        await add(f"{order.rate:g} requests/s", 0, order.rate)
+        return measured
+    await add("capacity" if order.workload.is_open else order.workload.name, 0, None)
+    capacity = measured[0].summary.requests_per_s if measured and order.workload.is_open else 0.0
+    for number, factor in enumerate(OVERLOAD_FACTORS if capacity else (), 1):
+        await add(f"{factor:g} x", number, factor * capacity)
+    return measured
 
 
-async def _pass(order: Order, client: Client, title: str, number: int, rate: float | None) -> Measured:
+async def _pass(order: Order, client: Client, title: str, number: int, rate: float | None, interruption: Interruption) -> Measured | None:
+    """One pass; None when it was cut before anything was answered."""
     seed = order.seed + 1_000_003 * number  # a pass that repeats another's prompts would find them cached
     work = order.workload.make(client.dialect.n_vocab or N_VOCAB_UNKNOWN, seed)
     pid = process.listening_pid(order.target.port) if is_loopback(order.target.host) else None
@@ -192,14 +227,20 @@ async def _pass(order: Order, client: Client, title: str, number: int, rate: flo
     progress = Progress()
     async with shown(title, progress):
         if rate is None:
-            done = await closed_loop(client, work, order.workload.concurrency, progress)
+            done = await closed_loop(client, work, order.workload.concurrency, progress, scope=interruption.scope)
         else:
-            done = await open_loop(client, work, rate, seed=seed, progress=progress)
+            done = await open_loop(client, work, rate, seed=seed, progress=progress, scope=interruption.scope)
+    interruption.scope, is_cut = trio.CancelScope(), interruption.number is not None
+    has_late = bool(work.late) and bool(done.answers[-1].ended_at)
+    if is_cut:
+        title, done = f"{title}, cut short", attrs.evolve(done, answers=[answer for answer in done.answers if answer.ended_at])
+    if not done.answers:
+        return None
     cpu_after_s = process.cpu_s(pid) if pid else None
     spent_s = cpu_after_s - cpu_s if cpu_after_s is not None and cpu_s is not None else None
     rss_mb = process.rss_peak_mb(pid) if pid else None
-    summary = summarize(done, order.goal, server_cpu_s=spent_s, rss_peak_mb=rss_mb, has_late=bool(work.late))
-    return Measured(title, done, attrs.evolve(summary, server_process=process.name_of(pid) if pid else None))
+    summary = summarize(done, order.goal, server_cpu_s=spent_s, rss_peak_mb=rss_mb, has_late=has_late)
+    return Measured(title, done, attrs.evolve(summary, server_process=process.name_of(pid) if pid else None), has_late)
 
 
 def curves(done: Pass, *, has_late: bool = False) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any, Final
 
 import attrs
@@ -13,6 +14,7 @@ from cllm.bench.load import FAULTS, Connections, fault
 from cllm.bench.target import BenchFailed, Client, Dialect, Endpoint, Target
 from cllm.bench.workloads import GREEDY, Ask, Sampling, id_range
 
+N_PROBED: Final = 32  # ids of a prompt, of which no text would have as many tokens by chance
 PROBE_S: Final = 600.0  # a server may load its model with the first request
 # What a server answers when it does not understand; anything else is no question of dialect.
 NOT_UNDERSTOOD: Final = frozenset({400, 422, 500, 501})
@@ -41,7 +43,8 @@ async def find_dialect(
         tried = attrs.evolve(dialect, takes_ids=takes_ids, takes_extras=takes_extras)
         client = Client(target=target, dialect=tried, endpoint=endpoint, sampling=sampling, is_stream=False)
         status, page, client = await _ask_as_it_likes(client)
-        is_read = not takes_ids or _n_prompt(page) in (1, 2, None)  # 2: some put a begin token before it
+        # One more: some put a begin token before them. Who makes text of them, and other tokens of that, takes no ids.
+        is_read = not takes_ids or _n_prompt(page) in (N_PROBED, N_PROBED + 1, None)
         if is_read and ((status == OK and _is_answer(page)) or OUT_OF_TOKENS in page):
             # What it takes of a stream's fields, too; whatever else it says of streams, the pass tells.
             client = (await _ask_as_it_likes(attrs.evolve(client, is_stream=True)))[2] if is_stream else client
@@ -103,8 +106,8 @@ def _in_words(client: Client, **words: Any) -> Client:
 
 
 async def _ask(client: Client) -> tuple[int, str]:
-    low, _ = id_range(client.dialect.n_vocab or 1000)
-    return await _fetch(client.target, client.request(Ask(prompt=(low,), n_generated=1), 0))
+    ids = random.Random(N_PROBED).choices(range(*id_range(client.dialect.n_vocab or 1000)), k=N_PROBED)
+    return await _fetch(client.target, client.request(Ask(prompt=tuple(ids), n_generated=1), 0))
 
 
 async def _fetch(target: Target, request: bytes) -> tuple[int, str]:

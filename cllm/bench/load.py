@@ -118,13 +118,18 @@ class _Loop:
     async def exchange(self, number: int, on_started: Callable[[], None] | None = None, *, due_at: float | None = None) -> None:
         """Carry out one request, which counts from when it was due. What goes wrong is kept in its record, and the others go on."""
         record = self.exchanges[number]
+        n_told = 0
 
         def take(piece: bytes) -> None:
+            nonlocal n_told
             if not piece:
                 return
             record.arrivals.append((self.now(), piece))
             self.progress.n_pieces += 1
-            if on_started is not None and len(record.arrivals) == N_PIECES_LATE:
+            if b"data:" not in piece:  # a comment of a server that has nothing to tell yet
+                return
+            n_told += 1
+            if on_started is not None and n_told == N_PIECES_LATE:
                 on_started()
 
         record.sent_at = self.now() if due_at is None else due_at  # that the machine had no time to send it counts as waiting
@@ -137,7 +142,7 @@ class _Loop:
             record.error = fault(error)
         finally:
             record.status = record.status or (200 if record.arrivals else 0)  # of one that is given up, too: what came is read
-            if on_started is not None and len(record.arrivals) < N_PIECES_LATE:  # it will never have so many
+            if on_started is not None and n_told < N_PIECES_LATE:  # it will never have so many
                 on_started()
         record.ended_at = self.now()
         self.progress.n_ended += 1

@@ -336,6 +336,38 @@ async def test_a_server_without_token_ids_is_asked_with_text() -> None:
     assert done.answers[0].is_exact
 
 
+async def test_a_server_that_makes_text_of_token_ids_and_other_tokens_of_that_is_asked_with_text() -> None:
+    async def other_tokens(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        prompt = body.get("prompt")
+        if isinstance(prompt, list):
+            n_read = len(prompt) + len(prompt) // 5  # of one it makes one
+            return await send_page(stream, {"choices": [{"text": "a"}], "usage": {"prompt_tokens": n_read, "completion_tokens": 1}})
+        return await answer(path, body, stream)
+
+    async with served(other_tokens) as (target, _):
+        assert not (await find_dialect(target, endpoint="completions")).takes_ids
+
+
+async def test_comments_of_a_server_are_no_beginning_of_an_answer() -> None:
+    async def comments_first(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(3 * N_PIECES_LATE):
+            await stream.send_all(b"3\r\n:\n\n\r\n")
+            await trio.sleep(0.001)
+        n_requests.append(len(seen.requests))
+        for _ in range(N_PIECES_LATE + 2):
+            await send_chunk(stream, {"choices": [{"text": "a"}]})
+            await trio.sleep(0.001)
+        await stream.send_all(b"0\r\n\r\n")
+        return True
+
+    n_requests: list[int] = []
+    work = Work(chains=((Ask(prompt=(1,), n_generated=10),),), late=Ask(prompt=(2,), n_generated=10))
+    async with served(comments_first) as (target, seen):
+        await closed_loop(Client(target=target, sampling=GREEDY), work, 1)
+    assert n_requests == [1, 2], "the late one was not there while nothing was told"
+
+
 async def test_a_server_that_knows_openais_fields_alone_gets_no_others() -> None:
     async def strict(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
         if unknown := set(body) & {"ignore_eos", "top_k", "min_p"}:

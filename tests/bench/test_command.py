@@ -1,0 +1,64 @@
+"""`cllm bench` as a whole: what it measures, and what is left of it when it is ended."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from cllm.bench.command import Interruption, Order, _measure, make_order
+from cllm.bench.metrics import Goal
+from tests.bench.test_load import answer, served
+
+
+def order(port: int, workload: str = "seed-40x8", **fields: Any) -> Order:
+    usual: dict[str, Any] = {
+        "concurrency": 2, "n_requests": 4, "rate": None, "endpoint": "completions", "api_key": None, "model": None, "seed": 1,
+        "sampling": "greedy", "is_stream": True, "goal": Goal(), "json_path": None, "plot_path": None,
+    }  # fmt: skip
+    return make_order(f"http://127.0.0.1:{port}", workload=workload, **{**usual, **fields})
+
+
+async def test_a_pass_that_is_not_ended_has_all_its_answers() -> None:
+    async with served(answer) as (target, _):
+        _, (measured,) = await _measure(order(target.port), Interruption())
+    assert (measured.title, measured.summary.n_requests, measured.summary.n_failed) == ("seed-40x8", 4, 0)
+
+
+@pytest.mark.parametrize(("n_answered", "titles"), [(0, []), (3, ["capacity, cut short"]), (6, ["capacity", "0.5 x, cut short"])])
+async def test_what_was_answered_before_a_signal_is_kept(n_answered: int, titles: list[str]) -> None:
+    async def answer_some(path: str, body: dict[str, Any], stream: trio.SocketStream) -> bool:
+        nonlocal n_begun, n_ended
+        is_probe = body.get("max_tokens", 0) <= 1 or not body.get("stream")
+        n_begun += not is_probe
+        if n_begun > n_answered:
+            if n_begun == n_answered + 1:
+                while n_ended < n_answered:  # noqa: ASYNC110 - of others that may be under way
+                    await trio.sleep(0.001)
+                await trio.testing.wait_all_tasks_blocked(0.02)  # the client has noted their ends
+                signal.raise_signal(signal.SIGTERM)
+            await trio.sleep_forever()
+        kept = await answer(path, body, stream)
+        n_ended += not is_probe
+        return kept
+
+    n_begun, n_ended, interruption = 0, 0, Interruption()
+    async with served(answer_some) as (target, _):
+        _, measured = await _measure(order(target.port, "overload", concurrency=1), interruption)
+    assert interruption.number == signal.SIGTERM
+    assert [one.title for one in measured] == titles
+    assert sum(one.summary.n_requests for one in measured) == n_answered
+    assert not any(one.summary.n_failed for one in measured)
+
+
+async def test_a_second_signal_does_not_wait() -> None:
+    with pytest.raises(BaseExceptionGroup) as raised:  # noqa: PT012 - what raises is a task of the nursery
+        async with trio.open_nursery() as nursery:
+            interruption = Interruption(number=signal.SIGINT)
+            nursery.start_soon(interruption.listen)
+            await trio.testing.wait_all_tasks_blocked()
+            signal.raise_signal(signal.SIGINT)
+    assert raised.group_contains(KeyboardInterrupt)
