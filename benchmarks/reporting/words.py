@@ -293,13 +293,15 @@ the single calls above such a share takes 101 ms if prompts are computed at once
 25; 104 in a pool in pieces of 25. (`mixed` has fourteen.) `mixed-small` at 16 and at 8 has all settings, on a machine with AVX2 alone;
 single test files and checks of types ran for some seconds beside the pairs of `-kvu`. `no prompt cache`, which saves nothing on the host,
 is the best of them at most figures. `-b 64` and `-b 32` cut prompts, too: at 16 cLLM has 1.10 and 1.26 times their tokens/s, and half of
-its first texts after 0.67 and 0.43 of the time; at 8 they are not told apart. `-kvu` has fewer tokens/s at both. A run on the machine with
-AMX, which is not kept, had first texts after 1.39 times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one
-of an earlier revision on a machine with AVX-512 0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02
-times the tokens/s, and gaps 1.4 times as long at p99. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of
-the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a simulation the scheduler needs as long for
-all of them as the faster starts did, within four percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to
-1.10 of its time for the same step; these are not kept.
+its first texts after 0.67 and 0.43 of the time; at 8 they are not told apart. Gaps at p99 are 0.78 and 1.05 times as long as those of
+`-b 64`, at 8 and 16, and 1.33 and 1.39 times as long as those of `-b 32`, which computes the smallest pieces: it is the best of all at
+these, though not for sure. `-kvu` has fewer tokens/s at both. A run on the machine with AMX, which is not kept, had first texts after 1.39
+times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on a machine with AVX-512
+0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at
+p99. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests
+were not as slow in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four
+percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not
+kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for
