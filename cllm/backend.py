@@ -203,6 +203,12 @@ def infill_of(vocabulary: Vocabulary) -> InfillTokens | None:
     return infill
 
 
+def tool_template_of(vocabulary: Vocabulary) -> str | None:
+    """Return the Jinja source for conversations with tools: the attribute ``tool_template``, which a vocabulary need not have."""
+    template: str | None = getattr(vocabulary, "tool_template", None)
+    return template
+
+
 @attrs.frozen
 class FileVocabulary:
     """Stands for the vocabulary of a GGUF file, which the server then reads itself.

@@ -69,6 +69,7 @@ class LlamaVocabulary:
         self.infill = _infill(lib, self._vocab)
         self.suppressed = _suppressed(lib, self._vocab)  # that the model may never say, by its file
         self.chat_template = _text(lib.llama_model_chat_template(model, None))
+        self.tool_template = _text(lib.llama_model_chat_template(model, b"tool_use"))
         self._bytes: dict[bool, list[bytes | None]] = {special: [None] * self.n_tokens for special in (False, True)}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

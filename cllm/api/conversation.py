@@ -206,6 +206,7 @@ async def _open_read(
     context: Context, model: ServedModel, conversation: Conversation, asked: Wanted, *, endpoint: str, n_logprobs: int | None
 ) -> Chat:
     """Submit a conversation to a model that computes tokens."""
+    model = _as_it_speaks(model, conversation)
     text = await render(model, conversation)
     form = _form(model, conversation, text)
     grammar = await _grammar(context, model, conversation, form)
@@ -295,6 +296,7 @@ async def prompt_of(context: Context, model: ServedModel, conversation: Conversa
 
 async def render(model: ServedModel, conversation: Conversation) -> str:
     """The conversation as the model's own template writes it. Raises: InvalidRequest · ContextExceeded by far · TemplateFailed."""
+    model = _as_it_speaks(model, conversation)
     known, thinking = model.template.features.variables, conversation.thinking
     messages, offered = await prompts.of_many(len(conversation.messages), lambda: _for_template(model, conversation))
     text = await prompts.render(
@@ -306,6 +308,11 @@ async def render(model: ServedModel, conversation: Conversation) -> str:
         variables=thinking.variables(known, conversation.variables, model.template.features.efforts),
     )
     return _begun(model, text, conversation, thinking.budget(known))
+
+
+def _as_it_speaks(model: ServedModel, conversation: Conversation) -> ServedModel:
+    """Some models have a template of their own for conversations in which tools are offered."""
+    return model.with_tools() if conversation.toolbox.is_open else model
 
 
 def _for_template(model: ServedModel, conversation: Conversation) -> tuple[list[dict[str, Any]], Sequence[Tool]]:

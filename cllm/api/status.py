@@ -115,6 +115,7 @@ def _props(model: ServedModel, embedder: ServedEmbedder | None, defaults: Sampli
         "backend": model.backend,
         "n_cells": model.n_cells,
         "chat_template": model.template.source,
+        **({} if model.for_tools is None else {"chat_template_tool_use": model.for_tools.template.source}),
         "bos_token": _name(model, vocabulary.bos),
         "eos_token": _name(model, vocabulary.eos),
         "embeddings": None if embedder is None else _embedder(embedder),

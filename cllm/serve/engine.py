@@ -48,6 +48,14 @@ class EnginePhase(Enum):
     STOPPED = "stopped"
 
 
+@attrs.frozen
+class Speech:
+    """How a model writes conversations, and its answers are read."""
+
+    template: ChatTemplate
+    dialect: Dialect
+
+
 @attrs.frozen(kw_only=True)
 class ServedModel:
     """What a loaded model is called and what it can take, as its cells lie now."""
@@ -69,6 +77,13 @@ class ServedModel:
     generates: bool = True  # False: it gives vectors only
     reads_text: bool = False  # nobody here knows its tokens, nor how it writes a conversation
     heeds: frozenset[str] | None = None  # what a `StreamModel` heeds of a request, by its names; None: the engine sees to all
+    for_tools: Speech | None = None  # where it may call tools, if that is otherwise than elsewhere
+
+    def with_tools(self) -> ServedModel:
+        """The model as it speaks where it may call tools."""
+        if self.for_tools is None:
+            return self
+        return attrs.evolve(self, template=self.for_tools.template, dialect=self.for_tools.dialect, for_tools=None)
 
 
 @attrs.frozen

@@ -13,27 +13,27 @@ import msgspec
 import structlog
 
 from cllm import hub, machine
-from cllm.backend import Backend, Embedder, KvLayout, LaysOut, LoadsEmbedders, OnProgress, StepModel
+from cllm.backend import Backend, Embedder, KvLayout, LaysOut, LoadsEmbedders, OnProgress, StepModel, tool_template_of
 from cllm.config import Settings, SettingsError, api_keys, name_of_model
 from cllm.engine.cost.curve import DEFAULT_CURVE, Curve
 from cllm.engine.cost.model import CostModel
 from cllm.engine.limits import Limits
 from cllm.engine.memory.layout import N_FEW
 from cllm.engine.sampling.dry import forget_vocabularies
-from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, call_foreign, in_one_line
+from cllm.errors import BackendUnavailable, LoadAborted, LoadFailed, TemplateInvalid, call_foreign, in_one_line
 from cllm.registry import choose_backend, factory_of
 from cllm.serve import curves
 from cllm.serve.calibration import N_CELLS_PART, measure
 from cllm.serve.disktier import DiskTier
 from cllm.serve.embedders import OFF, EmbeddingsOnly, LoadedEmbedder, load_embedder, load_main
-from cllm.serve.engine import ServedModel
+from cllm.serve.engine import ServedModel, Speech
 from cllm.serve.spec import embedder_spec, model_spec
 from cllm.serve.statefiles import StateFiles
 from cllm.serve.stepless import Stepless, StreamsOnly
 from cllm.serve.worker.embedder import WorkerEmbedder
 from cllm.serve.worker.model import WorkerBackend, WorkerModel
 from cllm.text.builtin_templates import CHATML, source_of
-from cllm.text.dialect import UNKNOWN, dialect_of
+from cllm.text.dialect import GENERIC, UNKNOWN, dialect_of
 from cllm.text.grammar import Grammars
 from cllm.text.reasoning import mentions_reasoning
 from cllm.text.template import ChatTemplate
@@ -425,6 +425,7 @@ def served_model(model: StepModel, limits: Limits, settings: Settings, *, backen
         vocabulary=model.vocabulary,
         template=template,
         dialect=dialect,
+        for_tools=None if reads_text else _for_tools(model, settings),
         # Now, while nobody waits for a token: it keeps everything else from running.
         grammars=None if reads_text else Grammars(model.vocabulary),
         capabilities=model.capabilities,
@@ -445,8 +446,30 @@ def _template(model: StepModel) -> ChatTemplate:
     if source is None and not isinstance(model, EmbeddingsOnly):
         why = f"the model names {vocabulary.chat_template!r}, and brings none" if vocabulary.chat_template else "the model brings none"
         log.warning("chat_template.fallback", used="ChatML", why=why)
-    bos_token, eos_token = _text(model, vocabulary.bos), _text(model, vocabulary.eos)
-    return ChatTemplate(source or CHATML, bos_token=bos_token, eos_token=eos_token)
+    return _compiled(model, source or CHATML)
+
+
+def _for_tools(model: StepModel, settings: Settings) -> Speech | None:
+    """How it speaks where tools are offered, if it brings a template for that whose calls can be read."""
+    source = source_of(tool_template_of(model.vocabulary))
+    if source is None or settings.tool_format == GENERIC:
+        return None
+    try:
+        template = _compiled(model, source)
+    except TemplateInvalid as error:
+        why = in_one_line(error)
+    else:
+        dialect = dialect_of(template, model.vocabulary, settings.tool_format)
+        if dialect.knows_tools:
+            return Speech(template, dialect)
+        why = "its calls are written in no form that is known" if template.features.supports_tools else "it tells of no tools"
+    log.warning("chat_template.tools_unread", why=why)
+    return None
+
+
+def _compiled(model: StepModel, source: str) -> ChatTemplate:
+    vocabulary = model.vocabulary
+    return ChatTemplate(source, bos_token=_text(model, vocabulary.bos), eos_token=_text(model, vocabulary.eos))
 
 
 def _text(model: StepModel, token: int | None) -> str:

@@ -65,6 +65,7 @@ class FakeVocabulary:
         self.end_tokens = frozenset({END_OF_TURN})
         self.adds_bos = True
         self.chat_template: str | None = TEMPLATE
+        self.tool_template: str | None = None
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """One token a byte; `<bos>`, `<end>` and `<turn>` are read as such where asked for."""

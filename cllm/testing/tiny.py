@@ -58,12 +58,13 @@ def make_tiny_gguf(
     infills: bool = False,
     half: bool = False,
     suppressed: Sequence[int] = (),
+    tool_template: str | None = None,
 ) -> None:
     """Write a model of `architecture` (one of ARCHITECTURES) with random F32 weights; the same seed gives the same file.
 
     `pre` names the pre-tokeniser (llama.cpp's ``tokenizer.ggml.pre``); `pooling`, as ``LAST``, makes it an embedding model;
     with `infills` the vocabulary has fill-in-the-middle tokens; with `half` its matrices are F16; the tokens `suppressed` are never to be
-    drawn.
+    drawn; `tool_template` is its chat template for conversations with tools.
 
     Logits are spread widely, so that greedy choices stand well above rounding.
     """
@@ -78,6 +79,8 @@ def make_tiny_gguf(
     n_vocab = _write_vocabulary(writer, pre, _INFILL if infills else ())
     if suppressed:
         writer.add_array("tokenizer.ggml.suppress_tokens", list(suppressed))
+    if tool_template is not None:
+        writer.add_string("tokenizer.chat_template.tool_use", tool_template)
 
     def put(name: str, array: _Array) -> None:
         writer.add_tensor(name, array.astype(np.float16) if half and array.ndim > 1 else array)

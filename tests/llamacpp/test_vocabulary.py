@@ -57,6 +57,14 @@ def test_it_knows_the_fill_in_the_middle_tokens_where_there_are_any(vocabulary, 
     model.close()
 
 
+def test_it_has_the_template_for_tools_where_the_file_does(vocabulary, tmp_path):
+    assert vocabulary.tool_template is None
+    make_tiny_gguf(tmp_path / "tools.gguf", "qwen3", tool_template="{{ tools }}")
+    model = make_cpu_backend().load(ModelSpec(path=str(tmp_path / "tools.gguf"), n_cells=256, n_threads=1), lambda _share: True)
+    assert (model.vocabulary.chat_template, model.vocabulary.tool_template) == (CHAT_TEMPLATE, "{{ tools }}")
+    model.close()
+
+
 def test_words_are_single_tokens_and_other_text_is_bytes(vocabulary):
     assert [vocabulary.token_bytes(t) for t in tokens(vocabulary, "Hello world")] == [b"Hello", b" world"]
     assert len(tokens(vocabulary, "ö")) == 2

@@ -41,7 +41,7 @@ from cllm.serve.worker.process import WorkerProcess
 from cllm.serve.worker.vocabulary import WorkerVocabulary
 from cllm.testing import mortal
 from cllm.testing.engine import RunningEngine
-from cllm.testing.fake import FakeModel, make_backend
+from cllm.testing.fake import N_TOKENS_LEAST, FakeModel, FakeVocabulary, make_backend
 from cllm.text.grammar import GrammarSource, Kind
 from tests.serve.conftest import (
     HANG_S,
@@ -696,6 +696,19 @@ def test_a_model_that_cannot_be_told_is_so_in_one_line_and_why() -> None:
 
 def test_what_a_backend_logs_and_cannot_be_written_down_costs_it_nothing() -> None:
     load("talks badly").close()
+
+
+def test_all_that_a_vocabulary_has_crosses() -> None:
+    vocabulary = FakeVocabulary(N_TOKENS_LEAST + 3, infills=True)
+    vocabulary.tool_template = "{{ tools }}"
+    facts = msgspec.msgpack.decode(msgspec.msgpack.encode(workermain._facts(vocabulary)), type=frames.VocabularyFacts)
+    no_process: Any = None  # none is asked
+    crossed = WorkerVocabulary(facts, no_process)
+    for name in ("n_tokens", "bos", "eos", "end_tokens", "adds_bos", "chat_template", "tool_template", "infill"):
+        assert getattr(crossed, name) == getattr(vocabulary, name) is not None, name
+    for special in (False, True):
+        told = [crossed.token_bytes(token, special=special) for token in range(vocabulary.n_tokens)]
+        assert told == [vocabulary.token_bytes(token, special=special) for token in range(vocabulary.n_tokens)]
 
 
 def test_an_answer_of_the_tokeniser_for_which_there_is_no_memory_is_nobody_elses() -> None:

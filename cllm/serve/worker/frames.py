@@ -65,6 +65,7 @@ class VocabularyFacts(msgspec.Struct, tag=True, frozen=True):
     end_tokens: frozenset[int]
     adds_bos: bool
     chat_template: str | None
+    tool_template: str | None
     infill: InfillTokens | None
     texts: list[bytes]  # of each token
     names: list[bytes]  # the same, where control tokens have a name

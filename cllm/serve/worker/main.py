@@ -37,6 +37,7 @@ from cllm.backend import (
     infill_of,
     n_cells_of,
     n_logprobs_max_of,
+    tool_template_of,
 )
 from cllm.errors import Aborted, BackendError, LoadFailed, ModelDied, RequestError, call_foreign, in_one_line
 from cllm.registry import GROUP, checked_model
@@ -297,6 +298,7 @@ def _facts(vocabulary: Vocabulary) -> frames.VocabularyFacts:
         end_tokens=vocabulary.end_tokens,
         adds_bos=vocabulary.adds_bos,
         chat_template=vocabulary.chat_template,
+        tool_template=tool_template_of(vocabulary),
         infill=infill_of(vocabulary),
         texts=[vocabulary.token_bytes(token) for token in tokens],
         names=[vocabulary.token_bytes(token, special=True) for token in tokens],

@@ -32,6 +32,7 @@ class WorkerVocabulary:
         self.end_tokens = facts.end_tokens
         self.adds_bos = facts.adds_bos
         self.chat_template = facts.chat_template
+        self.tool_template = facts.tool_template
         self.infill = facts.infill
         self._texts, self._names = facts.texts, facts.names
         self._process = process

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from cllm.backend import StepModel, Vocabulary
+from cllm.backend import StepModel, Vocabulary, tool_template_of
 from cllm.errors import ModelDied, TokenizeFailed
 from cllm.testing.contract.hand import Hand, Near, PlainTokens
 
@@ -100,7 +100,8 @@ def test_special_tokens_are_tokens_of_the_vocabulary(vocabulary: Vocabulary) -> 
 
 
 def test_the_chat_template_is_text_or_none(vocabulary: Vocabulary) -> None:
-    assert vocabulary.chat_template is None or vocabulary.chat_template.strip()
+    for template in (vocabulary.chat_template, tool_template_of(vocabulary)):
+        assert template is None or template.strip()
 
 
 def test_bos_comes_first_where_the_metadata_say_so_and_only_on_request(vocabulary: Vocabulary) -> None:
