@@ -146,6 +146,41 @@ def test_another_upstream_is_asked_as_long_as_nothing_was_told(make_faulty: Any,
     assert 1 <= len(bad.asked) <= (3 if fault == "503 now" else 2)
 
 
+def test_who_does_not_serve_it_is_not_asked_in_the_place_of_one_who_does(make_faulty: Any, make_front: Any, caplog: Any) -> None:
+    wrong, right = make_faulty(), make_faulty()
+    wrong.behave = status(404, {"error": {"message": "The model m does not exist"}})
+    front = make_front(wrong.url, right.url, health_s="60")
+    assert {front.chat().status for _ in range(6)} == {200}
+    assert len(wrong.asked) == 1, "it is suspect then"
+    assert f"{wrong.url} failed: " in caplog.text
+    assert "The model m does not exist" in caplog.text
+
+
+def test_what_none_of_them_serves_is_not_supported_and_no_trouble(make_faulty: Any, make_front: Any, caplog: Any) -> None:
+    both = [make_faulty(), make_faulty()]
+    for one in both:
+        one.behave = status(404)
+    front = make_front(*(one.url for one in both), health_s="60")
+    assert [front.chat().status for _ in range(2)] == [501, 501]
+    assert [len(one.asked) for one in both] == [2, 2]
+    assert " failed: " not in caplog.text
+
+
+@pytest.mark.parametrize(("code", "expected"), [(400, 400), (429, 429), (500, 500)])
+def test_an_error_in_a_stream_that_has_told_nothing_is_what_its_code_says(
+    faulty: Any, make_front: Any, caplog: Any, code: int, expected: int
+) -> None:
+    def tell(asked: Any) -> None:
+        asked.begin()
+        asked.event({"error": {"message": "out of memory", "code": code}})
+
+    faulty.behave = tell
+    reply = make_front(faulty.url).chat()
+    assert reply.status == expected
+    assert ("out of memory" in reply.error["message"]) == (code == 400)
+    assert ("out of memory" in caplog.text) == (code == 500)
+
+
 @pytest.mark.parametrize("fault", DURING)
 def test_a_stream_that_breaks_ends_with_an_error_and_is_tried_nowhere_else(make_faulty: Any, make_front: Any, fault: str) -> None:
     first, second = make_faulty(), make_faulty()

@@ -68,6 +68,25 @@ def test_a_server_that_nobody_answers_for_is_named(faulty: Any, make_model: Any)
         make_model(faulty.url, connect_s="1")
 
 
+def test_an_adapter_has_the_context_of_its_model(faulty: Any, make_model: Any) -> None:
+    base = {"id": "base", "owned_by": "vllm", "max_model_len": 32_768}
+    faulty.models = {"data": [base, {"id": "lora", "owned_by": "vllm", "parent": "base", "max_model_len": None}]}
+    assert make_model(faulty.url, model="lora").n_ctx == 32_768
+
+
+def test_of_several_the_least_context_holds_and_they_are_of_one_kind(make_faulty: Any, make_model: Any, caplog: Any) -> None:
+    small, large, other = make_faulty(), make_faulty(), make_faulty()
+    small.models = {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 4096}]}
+    large.models = {"data": [{"id": "n", "owned_by": "vllm", "max_model_len": 8192}]}
+    other.models = {"data": [{"id": "m", "owned_by": "llamacpp"}]}
+    assert make_model(large.url, small.url).n_ctx == 4096
+    with pytest.raises(LoadFailed, match=f"{small.url} is of the kind vllm, and {other.url} of llamacpp"):
+        make_model(small.url, other.url)
+    assert make_model(small.url, other.url, kind="vllm").info.name == "m"
+    assert make_model(small.url, large.url, model="m").info.name == "m"
+    assert f"{large.url} serves no model m, but n" in caplog.text
+
+
 def test_it_is_enough_that_one_answers(make_faulty: Any, make_front: Any) -> None:
     gone, here = make_faulty(), make_faulty()
     gone.stop()

@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from cllm.backend import StreamCall, StreamEnd, StreamLogprob, StreamText, StreamUsage
-from cllm.errors import NotHeeded
-from cllm_backend_upstream.failures import Broken, Garbled
+from cllm.errors import NotHeeded, RequestError
+from cllm_backend_upstream.failures import Broken, Failure, Garbled
 from cllm_backend_upstream.logprobs import Logprobs
+from cllm_backend_upstream.statuses import complaint, what_it_means
 
 DONE = b"[DONE]"
 _CUT = ("length", "max_tokens", "model_length", "content_filter")
@@ -95,12 +96,19 @@ class Answer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Garbled("a chunk that is none") from error
         if chunk.error is not None:
-            raise Broken("it told an error in the stream")
+            raise self._failure(chunk.error, data)
         if chunk.choices is None and chunk.usage is None:
             raise Garbled("a chunk that is none")
         if chunk.usage is not None:
             self._usage = _used(chunk.usage) or self._usage
         return self._choice(chunk.choices[0]) if chunk.choices else None
+
+    def _failure(self, error: Any, data: bytes) -> Failure | RequestError:
+        """What an error in the stream means. Before anything was told it may stand for a status: the stream had begun with a comment."""
+        status = error.get("code") if isinstance(error, dict) else None
+        if not self.has_begun and isinstance(status, int) and 400 <= status < 600:
+            return what_it_means(status, None, data)
+        return Broken(f"it told an error in the stream: {complaint(data).message or 'without a word'}")
 
     def end(self) -> StreamEnd:
         """Return the end, which must have been told. Raises: Broken where it was not."""

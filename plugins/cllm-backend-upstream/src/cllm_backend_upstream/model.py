@@ -11,12 +11,12 @@ from typing import Final
 import trio
 
 from cllm.backend import Measure, ModelInfo, StreamBeat, StreamEnd, StreamEvent, StreamRequest
-from cllm.errors import ModelDied, RequestError
+from cllm.errors import ModelDied, NotHeeded, NotSupported, RequestError
 from cllm_backend_upstream.answers import Answer
 from cllm_backend_upstream.asking import body_of, path_of
 from cllm_backend_upstream.discovery import Found
 from cllm_backend_upstream.exchange import Answered, Exchange
-from cllm_backend_upstream.failures import Failure, KeyRefused, Silent
+from cllm_backend_upstream.failures import Broken, Failure, KeyRefused, Silent
 from cllm_backend_upstream.health import watch
 from cllm_backend_upstream.kinds import N_LOGPROBS_MAX
 from cllm_backend_upstream.limits import limited
@@ -169,15 +169,25 @@ class UpstreamModel:
     async def _answered(self, seq_id: int, request: StreamRequest) -> StreamEnd:
         """Ask one upstream after the other, as long as nothing has been told. Raises: RequestError."""
         tried: list[Upstream] = []
+        lacking: dict[Upstream, NotSupported] = {}  # who does not serve this: no trouble of theirs, unless another one does
         failure: Failure | None = None
         while True:
             async with self.places.place(tried) as upstream:
                 if upstream is None:
+                    if lacking and failure is None:
+                        raise next(iter(lacking.values()))
                     raise self.pool.why_not(trio.current_time(), failure, self._options.health_s)
                 tried.append(upstream)
                 answer = Answer(seq_id, request.stop, request.n_logprobs)
                 try:
-                    return await self._asked(upstream, request, answer)
+                    end = await self._asked(upstream, request, answer)
+                    for one, refusal in lacking.items():
+                        self._note(one, Broken(str(refusal)))
+                    return end
+                except NotSupported as refusal:
+                    if isinstance(refusal, NotHeeded):  # it is a field of the request that it does not do
+                        raise
+                    lacking[upstream] = refusal
                 except Failure as raised:
                     failure = raised
                     self._note(upstream, failure)

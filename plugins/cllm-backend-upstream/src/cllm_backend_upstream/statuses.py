@@ -29,7 +29,8 @@ def what_it_means(status: int, retry_after: str | None, body: bytes) -> Failure 
         return NotSupported(f"the server behind this one does not serve this: {complaint(body).message or status}")
     if 400 <= status < 500 and status not in (408, 409, 425):
         return _refusal(complaint(body))
-    return Broken(f"HTTP {status}")
+    message = complaint(body).message
+    return Broken(f"HTTP {status}: {message}" if message else f"HTTP {status}")
 
 
 def retry_after_s(text: str | None) -> float:
