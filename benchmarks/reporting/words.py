@@ -51,10 +51,10 @@ computes could have run and had none, by the kernel's own count: its team waits 
 long for each thread. The CPU that serves is that of the process's other threads. What takes more than 1 % off the one above, by the median
 of the turns, or makes a step more than 1 % longer outside llama.cpp, is told below the table. What a step took more is told apart: in
 llama.cpp's own call, which is the same rows in every stage, so that more of it is how they are batched and where their cells lie, of which
-`replay` tells, or the machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler; and in all
-the rest, where a stage's own layer is, and the waiting of threads for one another. Only what is outside llama.cpp is put down to the stage,
-and the second table says what its layer spends that on and what was done about it. Times in llama.cpp, without a core and of CPUs are
-microseconds of a step.
+`replay` tells, or the machine's doing, or that of the cores which a stage's other processes take; in drawing; in the scheduler, but for
+what it does while llama.cpp computes; and in all the rest, where a stage's own layer is, and the waiting of threads for one another. Only
+what is outside llama.cpp is put down to the stage, and the second table says what its layer spends that on and what was done about it.
+Times in llama.cpp, without a core and of CPUs are microseconds of a step.
 
 In a ladder's picture the upper part has the medians of tokens/s, in percent of the first stage's, and what each stage takes off or adds;
 the lower one what a step spends outside llama.cpp, by its parts, which is what layers cost whatever the machine's speed was.
@@ -74,8 +74,12 @@ percent: where a stage has more than the first, that is the machine. What a laye
 that is not in llama.cpp, which its speed hardly changes. It is the least that a stage costs: on two cores, what serves takes them from the
 threads that compute, whose calls take longer by up to what they were without a core more than those of `native`.
 
-At 1 and 8 the turns are of a machine with AMX. At 1 eight of nine stages have more than `native` by their medians, `sse` 1.09 of it, in
-four turns, which is the machine: outside llama.cpp `native` spends 0.1 ms of a step of 39, and `sse` 1.1 of 35.
+At 1, on a machine with AVX-512 and of a later revision, steps begin by themselves from `loop` on, while what came of the one before is read
+and told. In its eight turns a pass had 44 to 47 tokens/s or 48 to 55, whichever the stage: five of `engine`'s were slow, of `sse`'s one,
+which is why `engine` has 0.89 of `native` by the median and `sse` 1.02. What tells a layer's cost is the time outside llama.cpp: 0.1 ms of
+`native`'s steps of 20, and of `sse`'s 1.0, which is 0.2 in drawing, 0.2 in the scheduler while nothing computes, and 0.6 in all the rest;
+`engine`, whose steps wait for the scheduler, spends 0.3 ms in that. Threads that compute were without a core for 0.4 ms more in `sse`. The
+machine with AMX, where `sse` spent 1.1 ms of a step of 35 so, is not kept; at 8 the turns are of that.
 
 At 16, on a machine with AVX-512, turns of `sse` go from 0.78 to 1.14 of `native`, so that its 0.929, the mean, is not told from none; that
 of `client` is: 0.916 (0.847 to 0.992). Outside llama.cpp a step of `sse` takes 2.2 ms of 199, and of `client` 3.7 of 205, which is 1.0 and
@@ -270,7 +274,7 @@ nearly everything, and cLLM has 0.89 of its tokens/s (0.80 to 0.99): its five st
 computed alike with each setting, so that some of this is that the worst of seven was chosen: beside llama-server as it comes, `-b 64` and
 `no prompt cache`, with ten pairs each, it is 0.99, 0.97 and 0.98, none of which tells who is better. An earlier run with 40 requests on a
 machine with AVX-512, beside llama-server as it comes alone, which is not kept, was a loss for sure: 0.95 (0.91 to 0.99), with gaps 1.06
-times as long at p50, 1 ms of 16, and 1.17 and 1.16 at p90 and p99. The one at p50 is about what a step spends outside llama.cpp (1.1 ms in
+times as long at p50, 1 ms of 16, and 1.17 and 1.16 at p90 and p99. The one at p50 is about what a step spends outside llama.cpp (1.0 ms in
 the ladder above), with the half millisecond that drawing takes with the workload's sampling. Such a draw, tried by itself, takes 0.13 ms,
 and 0.47 where 240 MB are read before each, as a step reads the weights: Python's code and data are not in the caches any more then. A whole
 step of the instant fake takes 0.24 ms. OpenMP's threads spin between two steps, on the cores that the rest needs; with a hundredth of that
@@ -278,12 +282,15 @@ step of the instant fake takes 0.24 ms. OpenMP's threads spin between two steps,
 Since these runs the next step begins by itself while what came of the last one is read and told: beside the revision before that, on a
 machine with AVX-512, greedily, 16 pairs of four starts, which are not kept, had 1.034 times the tokens/s (1.015 to 1.054) and gaps 0.98
 times as long at p50; with eight at a time, 110 ms a step, twelve pairs on the way had 0.985 (0.966 to 1.005), so that steps of more than 50
-ms do without. That is a small part of the loss: three pairs beside llama-server there, which are not kept either, had 0.88 to 0.91 of the
-tokens/s with the workload's sampling, and gaps of 17.3 ms for 15.9. Neither build of llama.cpp is faster: a bare loop in C takes 15.7 ms a
-token with cLLM's and 15.8 with llama-server's, by medians of eight turns. cLLM's calls of it took 16.0, a draw 0.57 (0.2 of the likeliest
-token), and 0.6 to 1.2 ms, in the mean, are neither: Python's work on two cores whose caches the weights have just filled. First texts come
-after 1.05 times the time at p50 beside llama-server as it comes (1.01 to 1.09), and 1.12 beside `no prompt cache`, which saves nothing of
-what ended when the next one comes.
+ms do without. That is a small part of the loss: six pairs of two starts beside llama-server as it comes there, which are not kept either,
+had 0.93 of the tokens/s with the workload's sampling (0.90 to 0.96), and gaps 1.07, 1.14 and 1.46 times as long at p50, p90 and p99.
+Neither build of llama.cpp is faster: a bare loop in C takes 15.7 ms a token with cLLM's and 15.8 with llama-server's, by medians of eight
+turns. cLLM's calls of it took 16.0, a draw 0.57 (0.2 of the likeliest token), and 0.6 to 1.2 ms, in the mean, are neither: Python's work on
+two cores whose caches the weights have just filled. By samples Trio's thread takes 0.65 ms of a core for each token, spread thin: a third
+in Trio's own turns and its waits for the kernel, a tenth in sending, an eighth in the cost model. To wake it without giving Python's lock
+away had 1.00 (0.98 to 1.01) of the tokens/s in twelve pairs, and whichever threads were held to one core, gaps were within a percent:
+neither was kept. First texts come after 1.05 times the time at p50 beside llama-server as it comes (1.01 to 1.09), and 1.12 beside
+`no prompt cache`, which saves nothing of what ended when the next one comes.
 
 **Mixed prompts.** cLLM computes prompts in pieces beside answers, `-no-kvu` computes them first, all at once. So cLLM's slowest gaps are
 0.3 to 0.5 times as long, and more of its gaps have a piece of a prompt in them: at 8 more than one in ten, which makes p90 1.9 to 2.6 times
@@ -380,7 +387,7 @@ which both hold the same one likeliest.
 """
 
 WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the revision that it measured
-    "ladder-seed-c1": "2026-11-28 8e892bc749",
+    "ladder-seed-c1-avx512": "2026-11-30 64a1e2019a",
     "ladder-seed-c16": "2026-11-28 4d22ae9f4e",
     "ladder-seed-c16-replay-avx512": "2026-11-30 2a827bf337",
     "ladder-seed-c16-replay": "2026-11-30 7317f9e40b",
