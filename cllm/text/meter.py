@@ -16,6 +16,8 @@ from collections.abc import Callable, ItemsView, KeysView, ValuesView
 from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
+from jinja2.runtime import LoopContext
+from jinja2.utils import Cycler, Joiner, Namespace
 
 from cllm.errors import TemplateLimitExceeded, TemplateSlow
 
@@ -24,6 +26,9 @@ Container: TypeAlias = "list[Any] | tuple[Any, ...] | dict[Any, Any]"
 
 CONTAINERS: Final = (list, tuple, dict)
 VIEWS: Final = (KeysView, ValuesView, ItemsView)
+
+# What they hold may change after they were weighed, and is looked up by formats and by filters' attributes: as if there were no end of it.
+OPAQUE: Final = (Namespace, Cycler, Joiner, LoopContext)
 
 N_BITS_MAX: Final = 4096  # of an integer: multiplying, dividing and printing longer ones is quadratic
 N_NESTED_MAX: Final = 100  # C code recurses into containers, and not everywhere with a check of its stack (the hash of a tuple)
@@ -128,6 +133,8 @@ class Meter:
             return known[1], known[2]
         if isinstance(value, VIEWS):
             return self._weigh_children(dict(value.mapping))  # type: ignore[union-attr]
+        if isinstance(value, OPAQUE):
+            return self._limits.n_chars_max + 1, 0
         return 1, 0
 
     def _weigh_children(self, container: Container) -> tuple[int, int]:

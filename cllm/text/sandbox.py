@@ -493,7 +493,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         meter: Meter = context.meter
         if isinstance(left, str):
-            if operator == "+" and isinstance(right, str):
+            if operator == "+" and type(left) is type(right) is str:  # one that is marked as safe has the other escaped
                 meter.text(len(left) + len(right))
                 return left + right
             if operator == "%":

@@ -56,6 +56,11 @@ LOOPS = {
 }
 
 ALLOCATIONS = {
+    "a namespace's text in a format": "{% set ns = namespace(a='x' * 200000) %}{{ ('{0.a}' * 1000).format(ns) }}",
+    "a joiner's text in a format": "{% set j = joiner('x' * 200000) %}{{ ('{0.sep}' * 1000).format(j) }}",
+    "a joiner's text, joined": "{% set j = joiner('x' * 200000) %}{{ ([j] * 1000) | join('', attribute='sep') }}",
+    "a namespace's text to sort by": "{% set ns = namespace(a='x' * 200000) %}{{ ([ns] * 1000) | sort(attribute='a') }}",
+    "text that is escaped": "{% set s = (''|safe) + ('<' * 200000) %}",
     "repeated text": "{{ 'a' * 10 ** 9 }}",
     "repeated text, reversed": "{{ 10 ** 9 * 'a' }}",
     "repeated list": "{{ [0] * 10 ** 9 }}",
