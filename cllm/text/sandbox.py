@@ -480,6 +480,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         meter: Meter = __context.meter
         meter.step()
         owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str):
+            meter.step(len(owner))  # which is read, whatever comes of it
         if isinstance(owner, CONTAINERS):  # what it gives is a part of what it has, or all of it
             if __obj.__name__ == "copy":
                 meter.elements(len(owner))

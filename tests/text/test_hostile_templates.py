@@ -45,6 +45,8 @@ LOOPS = {
     "a width that is no number": "{% set x = [1] | batch('nan' | float) %}"
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
     "words counted over and over": "{% set s = 'a b ' * 50000 %}{% for i in range(99999) %}{% set n = s | wordcount %}{% endfor %}",
+    "a text's tags taken off over and over": "{% set s = ('<a>' * 80000) | safe %}"
+    "{% for i in range(99999) %}{% set n = s.striptags() %}{% endfor %}",
     "sorting by many names": "{{ range(200) | list | sort(attribute='x,' * 50000) }}",
     "sorting by many names, by place": "{{ range(200) | list | sort(false, false, 'x,' * 50000) }}",
     "sorting by many names, from the end": "{{ range(9999) | reverse | sort(attribute='x,' * 10000) }}",
