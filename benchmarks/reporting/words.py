@@ -240,14 +240,14 @@ pass's own values: first texts are 3 to 192, so that at p99 they are the slowest
 
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at 8 and 16, `chat-turns` at 8, `shared-prefix` and
-`long-among-short` have all of llama-server's settings, one to six of them for two to four pairs. Told how many slots there are, as it
-always is here, llama-server as it comes gives each slot cells of its own, so that it is what `-no-kvu` is; and at one slot `-kvu` is too,
-and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of equals, too. The other runs have fewer, chosen by shorter runs
-that are not kept, and a setting that is not there is not known to be slower; nor is one that was left after two pairs of one start: at 8,
-beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs in these, as beside `-kvu -b 64`, which went on. A
-server's memory is its greatest since its start, and caches of prompts grow with every pass, so the last pass of each start stands for it,
-mostly the second.
+are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at 8 and 16, `chat-turns` at 8, `overload` at twice what can
+be served (but `as it comes`), `shared-prefix` and `long-among-short` have all of llama-server's settings, one to six of them for two to
+four pairs. Told how many slots there are, as it always is here, llama-server as it comes gives each slot cells of its own, so that it is
+what `-no-kvu` is; and at one slot `-kvu` is too, and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of equals, too.
+The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one
+that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs
+in these, as beside `-kvu -b 64`, which went on. A server's memory is its greatest since its start, and caches of prompts grow with every
+pass, so the last pass of each start stands for it, mostly the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -311,15 +311,19 @@ percent. Eight starts of the bare model, each in turns with one that stayed, had
 kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
-was measured. Who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the tokens/s for
-sure (0.98 to 1.00). Prompts go in pieces beside answers, so that from the whole of what can be served on gaps at p99 are 0.4 of
-`-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times the time at the whole, and 1.61 at
+was measured. Beside `-no-kvu` who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the
+tokens/s for sure (0.98 to 1.00). Prompts go in pieces beside answers, so that from the whole of what can be served on gaps at p99 are 0.4
+of `-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times the time at the whole, and 1.61 at
 twice as much, where the newest of those who wait go first once some have waited in vain; at p50 who has them sooner is unclear; those at
-p99 after 1.6 times the time at both and 1.27 at the half, and gaps at p50 are 1.11 times as long at the whole. What is good is counted by
-the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some 10 s, and the last one was
-answered by cLLM after 28 to 42. So fewer good ones a second there are the burst's end, and under a load that lasts it is otherwise
-(overload, above). What could be served was measured once, cold, with a beginning and an end: cLLM answered the bursts of four times that at
-0.57 to 0.86 a second.
+p99 after 1.6 times the time at both and 1.27 at the half, and gaps at p50 are 1.11 times as long at the whole. At twice as much there are
+other settings, too, of a later revision. `-b 32` has ten pairs of six starts: beside it cLLM has 1.93 times as many good requests a second
+(1.68 to 2.22), 1.08 times the tokens/s (1.03 to 1.14), and first texts at p50 after 0.36 of the time, but gaps 1.45 and 1.58 times as long
+at p90 and p99. Beside `no prompt cache` there are four pairs of three starts, before the run was ended: 0.93 of its tokens/s (0.91 to 0.97)
+and gaps 2.71 times as long at p90, 0.45 at p99; it saves nothing on the host, and takes 0.72 of cLLM's memory. `-kvu`, `-b 64` and
+`-kvu -b 64` had two pairs each, in which cLLM had 1.04 to 1.10 times the tokens/s. What is good is counted by the second until the last
+answer, and a burst ends before: at four times the rate all 24 have come after some 10 s, and the last one was answered by cLLM after 28 to
+42. So fewer good ones a second there are the burst's end, and under a load that lasts it is otherwise (overload, above). What could be
+served was measured once, cold, with a beginning and an end: cLLM answered the bursts of four times that at 0.57 to 0.86 a second.
 
 **llama-cpp-python's own server** answers one request after the other, so that those who come together wait for those before them: first
 texts come after an eighth of its time here, and gaps are twice as long, since eight are computed at a time. cLLM takes 1.16 times its
@@ -404,7 +408,7 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-mixed-small-c8": "2026-11-30 a71bf62a23",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-27 3751b6e58f",
-    "peers-overload-2x-c8": "2026-11-27 3751b6e58f",
+    "peers-overload-2x-c8": "2026-11-30 eaba6bce5a",
     "peers-overload-4x-c8": "2026-11-27 3751b6e58f",
     "peers-seed-160x5": "2026-11-27 164e1040b0",
     "peers-seed-40x8-c1-openvino-Q8_0": "2026-11-25 16be67a521",
