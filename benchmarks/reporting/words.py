@@ -75,11 +75,12 @@ that is not in llama.cpp, which its speed hardly changes. It is the least that a
 threads that compute, whose calls take longer by up to what they were without a core more than those of `native`.
 
 At 1, on a machine with AVX-512 and of a later revision, steps begin by themselves from `loop` on, while what came of the one before is read
-and told. In its eight turns a pass had 44 to 47 tokens/s or 48 to 55, whichever the stage: five of `engine`'s were slow, of `sse`'s one,
-which is why `engine` has 0.89 of `native` by the median and `sse` 1.02. What tells a layer's cost is the time outside llama.cpp: 0.1 ms of
-`native`'s steps of 20, and of `sse`'s 1.0, which is 0.2 in drawing, 0.2 in the scheduler while nothing computes, and 0.6 in all the rest;
-`engine`, whose steps wait for the scheduler, spends 0.3 ms in that. Threads that compute were without a core for 0.4 ms more in `sse`. The
-machine with AMX, where `sse` spent 1.1 ms of a step of 35 so, is not kept; at 8 the turns are of that.
+and told. Passes of any stage had from 44 to 55 tokens/s, and which stage got the slow ones is chance: five of `engine`'s eight had less
+than 46, one of `sse`'s less than 50, which is why `engine` has 0.89 of `native` by the median and `sse` 1.02. What tells a layer's cost is
+the time outside llama.cpp: 0.1 ms of `native`'s steps of 20, and of `sse`'s 1.0, which is 0.2 in drawing, 0.2 in the scheduler while
+nothing computes, and 0.6 in all the rest; `engine`, whose steps wait for the scheduler, spends 0.3 ms in that. Threads that compute were
+without a core for 0.4 ms more in `sse`. The machine with AMX, where `sse` spent 1.1 ms of a step of 35 so, is not kept; at 8 the turns are
+of that.
 
 At 16, on a machine with AVX-512, turns of `sse` go from 0.78 to 1.14 of `native`, so that its 0.929, the mean, is not told from none; that
 of `client` is: 0.916 (0.847 to 0.992). Outside llama.cpp a step of `sse` takes 2.2 ms of 199, and of `client` 3.7 of 205, which is 1.0 and

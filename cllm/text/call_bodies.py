@@ -118,7 +118,7 @@ def as_object(text: str) -> str | None:
             continue
         if not isinstance(value, dict):
             return None
-        return text if strict and not ("\\u" in text and has_half(value)) else written(value)
+        return text if strict and not ("\\u" in text and _has_half(value)) else written(value)
     return None
 
 
@@ -131,7 +131,7 @@ def _finite(digits: str) -> float:
     return number if math.isfinite(number) else _refuse(digits)  # which no JSON could say again
 
 
-def has_half(value: Any) -> bool:
+def _has_half(value: Any) -> bool:
     """Whether a text in it, which was read from JSON, has half a character (a lone U+D800 to U+DFFF): no UTF-8 has it, and few readers."""
     return _SURROGATE.search(json.dumps(value, ensure_ascii=False)) is not None
 
