@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import attrs
 
-from benchmarks import against_native, ceiling, kills, ladder, passes, peers, promises, report, results, simulate, verify
+from benchmarks import against_native, ceiling, kills, ladder, matches, passes, peers, promises, report, results, simulate, verify
 from benchmarks.contenders import CALIBRATION_DIR, Contender, House, cllm_serve
 from benchmarks.reporting.forms import of_kind
 from benchmarks.reporting.readme import BEGIN, END
@@ -264,8 +264,8 @@ def run_peers(folder: Path) -> None:
             _run_plan(plan, Standing.of(ours, mine), [Standing.of(contenders[0], theirs)], folder)
 
 
-def _run_plan(plan: peers.Plan, ours: Contender, contenders: Sequence[Contender], folder: Path) -> None:
-    data = peers.run_plan(plan, ours, contenders)
+def _run_plan(plan: matches.Plan, ours: Contender, contenders: Sequence[Contender], folder: Path) -> None:
+    data = matches.run_plan(plan, ours, contenders, keep=lambda _so_far: None)
     check_peers(plan, data)
     results.write("peers", plan.name, {"rate": plan.rate, "model": results.model_facts(demo.path())}, data, folder)
 
@@ -285,13 +285,13 @@ def run_overload(folder: Path) -> None:
         check_answers(run["name"], run["data"])
 
 
-def _plan(workload: Workload) -> peers.Plan:
+def _plan(workload: Workload) -> matches.Plan:
     n_pairs = 2 if workload.name == "seed-40x8" else 1  # a second round is to be seen but once
     sizes = {"n_pairs": n_pairs, "n_screen": 1, "n_pairs_start": 1, "warms_up": False}
-    return peers.Plan(name=workload.name, workload=workload, rate=None, seed=1, sampling="usual", goal=Goal(), **sizes)
+    return matches.Plan(name=workload.name, workload=workload, rate=None, seed=1, sampling="usual", goal=Goal(), **sizes)
 
 
-def check_peers(plan: peers.Plan, data: dict[str, Any]) -> None:
+def check_peers(plan: matches.Plan, data: dict[str, Any]) -> None:
     """Everybody was answered with exactly the asked tokens, and every figure is there."""
     check_answers(plan.name, data)
     figures = {row["figure"] for row in data["best"]}

@@ -29,7 +29,7 @@ def test_what_a_later_workload_cannot_do_is_told_before_the_first_is_measured() 
         peers.main(["--workloads=seed-40x8,long-among-short", "--concurrency=8", "--requests=40", "--llama-server=/none"])
 
 
-def test_so_it_is_with_turns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_turns_at_all_are_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         ladder.main(["--turns", "0"])
     assert "--turns" in capsys.readouterr().err
