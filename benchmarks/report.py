@@ -22,6 +22,7 @@ from benchmarks.reporting.stack import stack
 from benchmarks.reporting.words import (
     FOUND,
     GLANCE,
+    GLANCE_BY_SETTING,
     INTRODUCTION,
     KILLS,
     LADDER,
@@ -110,6 +111,7 @@ def _at_a_glance(runs: Sequence[Run]) -> list[str]:
     if rows:
         told += [f"{GLANCE}\n", table(("", "cLLM is better at", "worse at", "not told apart at"), rows)]
         told.append(f"![who is faster]({GLANCE_PLOT})\n")
+        told += [f"{GLANCE_BY_SETTING}\n", table(glance.BY_SETTING_HEAD, glance.by_setting(with_sizes_alone(runs)))]
     return [f"## {GLANCE_TITLE}\n", *told] if told else []
 
 

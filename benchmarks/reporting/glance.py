@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
 
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS
 from benchmarks.figures import FIGURES_BY_NAME
-from benchmarks.standings import best_rows, by_pairs, is_led, of_others, title_of
+from benchmarks.standings import Page, best_rows, by_pairs, is_led, of_others, title_of
 
 Run: TypeAlias = dict[str, Any]
 
@@ -21,6 +22,13 @@ FIGURES: Final = (
 SPEED: Final = "tokens/s, or good requests/s of overloads"
 IN_PART: Final = "*"  # after the name of a run in which settings of the other server have fewer pairs than they should, or none
 VERDICTS: Final = ("win", "loss", "unclear")
+GROUPS: Final = {  # of figures, where each would be too many
+    SPEED: (SPEED,),
+    "first texts": tuple(name for name in FIGURES if name.startswith("first text")),
+    "between texts": tuple(name for name in FIGURES if name.startswith("between texts")),
+    "server peak memory": tuple(name for name in FIGURES if name.startswith("server peak memory")),
+}
+BY_SETTING_HEAD: Final = ("better / worse / not told apart, beside", "runs", *GROUPS)
 
 
 @attrs.frozen
@@ -52,12 +60,35 @@ def by_figure(runs: Sequence[Run]) -> list[tuple[str, str, str, str]]:
     return [row for row in rows if any(row[1:])]
 
 
+def by_setting(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """A row for each setting of others by itself, of those that have all of a run's pairs: at how many figures ours is better and worse.
+
+    Who has chosen a setting has all that it is, not what is best at each figure of any.
+    """
+    found: dict[str, list[list[Standing]]] = {}
+    for run in runs:
+        for side in by_pairs(of_others(run["data"]["sides"]))[0]:
+            found.setdefault(title_of(side), []).append(list(_beside([side], run)))
+    return [(title, str(len(each)), *_counted(one for some in each for one in some)) for title, each in sorted(found.items())]
+
+
+def _counted(some: Iterable[Standing]) -> Iterator[str]:
+    counts = Counter((one.figure, one.verdict) for one in some)
+    for figures in GROUPS.values():
+        yield " / ".join(str(sum(counts[figure, verdict] for figure in figures)) for verdict in VERDICTS)
+
+
 def _told(one: Standing) -> str:
     return f"{one.run} {one.times_better:.2f}"
 
 
 def _of_run(run: Run) -> Iterator[Standing]:
-    rows = {row["figure"]: row for row in best_rows(of_others(run["data"]["sides"]))}
+    return _beside(of_others(run["data"]["sides"]), run)
+
+
+def _beside(sides: Sequence[Page], run: Run) -> Iterator[Standing]:
+    """The figures of a run beside the best of these of its sides."""
+    rows = {row["figure"]: row for row in best_rows(sides)}
     speed = _speed_of(run)
     name = f"{run['name']}{IN_PART}" if is_in_part(run) else run["name"]
     for figure in (speed, *FIGURES):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.reporting.forms import SERVED, UNKNOWN, Run, number, of_kind, run_title, table, when, with_requests
-from benchmarks.reporting.glance import FIGURES, GOOD, SPEED, Standing, standing_of, standings
+from benchmarks.reporting.glance import BY_SETTING_HEAD, FIGURES, GOOD, SPEED, Standing, by_setting, standing_of, standings
 from benchmarks.reporting.ladder import FLOOR, by_start, mean_of_first, share_told
-from benchmarks.reporting.peers import LATE_FIGURE, beside_others, best_figures, main_figures
+from benchmarks.reporting.peers import LATE_FIGURE, beside_others, best_figures, main_figures, with_sizes_alone
 from benchmarks.standings import by_pairs, of_others
 from cllm.bench.workloads import WORKLOADS, Workload
 
@@ -43,6 +43,8 @@ def readme_table(runs: Sequence[Run]) -> str:
     peers = [row for run in beside_others(runs) if (row := _peers_row(run)) is not None]
     if peers:
         parts.append(f"Beside other servers, how many times better cLLM is:\n\n{table(PEERS_HEAD, peers)}")
+        alone = table(BY_SETTING_HEAD, by_setting(with_sizes_alone(runs)))
+        parts.append(f"Beside each of their settings by itself, at how many of these figures cLLM is better, or worse:\n\n{alone}")
     if parts:
         parts.append(f"What each workload sends, as token ids, with new prompts in each pass:\n\n{_workloads()}")
     return "\n".join(parts) or "No run of the ladder on a real model and no comparison with other servers is kept yet.\n"

@@ -35,7 +35,14 @@ time or memory over its own. Each figure is beside the setting of theirs that is
 told to be worse than another one and not than that, beside the other; * marks runs in which llama-server was not started with all of seven
 settings, or in which some that were better at something have fewer pairs. Not told apart is what has 1 within its 95 % interval, had too
 few starts, or would be won but for a setting that did better in the fewer pairs it had. Each interval is by itself: of so many some are
-beside 1 by chance. A server whose answers were not as long as was asked is not here.
+beside 1 by chance. A server whose answers were not as long as was asked is not here, nor is cLLM as it is started, without `--parallel`:
+see `mixed-small-c16-default`.
+"""
+
+GLANCE_BY_SETTING: Final = """\
+Who chooses a setting has all that it is, and not what is best at each figure of seven. Beside each setting by itself, of those that have
+all of a run's pairs, this is at how many figures of these runs cLLM is better, worse, or not told apart. As it comes llama-server is what
+`-no-kvu` is, wherever several requests run at once.
 """
 
 LADDER: Final = """\
@@ -241,14 +248,14 @@ pass's own values: first texts are 3 to 192, so that at p99 they are the slowest
 
 PEERS_FOUND: Final = """\
 **Which settings.** Each figure stands against the setting beside which it does worst, of those that were measured in that run; the others
-are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at 8 and 16, `chat-turns` at 8, `overload` at twice what can
-be served (but `as it comes`), `shared-prefix` and `long-among-short` have all of llama-server's settings, one to six of them for two to
-four pairs. Told how many slots there are, as it always is here, llama-server as it comes gives each slot cells of its own, so that it is
-what `-no-kvu` is; and at one slot `-kvu` is too, and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of equals, too.
-The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower; nor is one
-that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5 times theirs
-in these, as beside `-kvu -b 64`, which went on. A server's memory is its greatest since its start, and caches of prompts grow with every
-pass, so the last pass of each start stands for it, mostly the second.
+are named below each table. `seed-40x8` at 1, 8, 16, 24 and 32, `mixed-small` at 8 and 16, `chat-turns` at 8, `overload` at twice and four
+times what can be served (but `as it comes`), `shared-prefix` and `long-among-short` have all of llama-server's settings, one to six of them
+for two to four pairs. Told how many slots there are, as it always is here, llama-server as it comes gives each slot cells of its own, so
+that it is what `-no-kvu` is; and at one slot `-kvu` is too, and `-kvu -b 64` what `-b 64` is: the best of seven is then the luckiest of
+equals, too. The other runs have fewer, chosen by shorter runs that are not kept, and a setting that is not there is not known to be slower;
+nor is one that was left after two pairs of one start: at 8, beside `-b 32` and `-b 64` cLLM's first texts at p50 came after 1.6 and 1.5
+times theirs in these, as beside `-kvu -b 64`, which went on. A server's memory is its greatest since its start, and caches of prompts grow
+with every pass, so the last pass of each start stands for it, mostly the second.
 
 **Short prompts at the same time** (`seed-40x8` at 8 to 32, `seed-160x5`). Both servers spend a step in the same kernels, with little around
 them (the ladder, above), so that who has more tokens/s is not told apart. cLLM computes all prompts that come together in one step, if that
@@ -300,31 +307,37 @@ told apart, and no order of the same rows gives much more: these workloads have 
 the single calls above such a share takes 101 ms if prompts are computed at once, apart; 109 apart in pieces of 64 rows, 110 in pieces of
 25; 104 in a pool in pieces of 25. (`mixed` has fourteen.) `mixed-small` at 16 and at 8 has all settings, on a machine with AVX2 alone;
 single test files and checks of types ran for some seconds beside the pairs of `-kvu`. `no prompt cache`, which saves nothing on the host,
-is the best of them at most figures. `-b 64` and `-b 32` cut prompts, too: at 16 cLLM has 1.10 and 1.26 times their tokens/s, and half of
-its first texts after 0.67 and 0.43 of the time; at 8 they are not told apart. Gaps at p99 are 0.78 and 1.05 times as long as those of
-`-b 64`, at 8 and 16, and 1.33 and 1.39 times as long as those of `-b 32`, which computes the smallest pieces: it is the best of all at
-these, though not for sure. `-kvu` has fewer tokens/s at both. A run on the machine with AMX, which is not kept, had first texts after 1.39
-times `-no-kvu`'s time at p50 and 1.37 at p99, and 1.8 times as many good requests; one of an earlier revision on a machine with AVX-512
-0.91 and 1.18 of these times. There pieces four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at
-p99. The interval of `mixed` at 8 is wide, since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests
-were not as slow in another start, and in a simulation the scheduler needs as long for all of them as the faster starts did, within four
-percent. Eight starts of the bare model, each in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not
-kept.
+is the best of them at seven of fourteen main figures. At 16 first texts at p99 come after 1.27 to 1.37 times the time of `-kvu`, `-no-kvu`
+and `no prompt cache`, gaps at p50 are a third longer than those of the latter two, and at p90 1.91 times as long as those of `-b 32`, all
+for sure; so are gaps at p50 of 1.20 times those of `-b 64` at 8, and at p90 of 1.9 and 1.6 times those of `no prompt cache` and `-kvu`.
+`-b 64` and `-b 32` cut prompts, too: at 16 cLLM has 1.10 and 1.26 times their tokens/s, and half of its first texts after 0.67 and 0.43 of
+the time; at 8 they are not told apart. Gaps at p99 are 0.78 and 1.05 times as long as those of `-b 64`, at 8 and 16, and 1.33 and 1.39
+times as long as those of `-b 32`, which computes the smallest pieces: it is the best of all at these, though not for sure. `-kvu` has fewer
+tokens/s at both. A run on the machine with AMX, which is not kept, had first texts after 1.39 times `-no-kvu`'s time at p50 and 1.37 at
+p99, and 1.8 times as many good requests; one of an earlier revision on a machine with AVX-512 0.91 and 1.18 of these times. There pieces
+four times as long, tried on the way, had 1.02 times the tokens/s, and gaps 1.4 times as long at p99. The interval of `mixed` at 8 is wide,
+since starts differ: of five, one had 1.01 of the tokens/s and one 0.80, the slow one's requests were not as slow in another start, and in a
+simulation the scheduler needs as long for all of them as the faster starts did, within four percent. Eight starts of the bare model, each
+in turns with one that stayed, had 0.91 to 1.10 of its time for the same step; these are not kept.
 
 **Overload.** Requests come in bursts of 24, at random times, whatever becomes of those before; the machine served 0.59 a second when that
 was measured. Beside `-no-kvu` who has more good ones is not told apart at any rate; at the whole of what can be served cLLM has 0.99 of the
 tokens/s for sure (0.98 to 1.00). Prompts go in pieces beside answers, so that from the whole of what can be served on gaps at p99 are 0.4
 of `-no-kvu`'s, and at p90 1.7 to 2.0 times as long; and first texts come later at p90: after 1.38 times the time at the whole, and 1.61 at
 twice as much, where the newest of those who wait go first once some have waited in vain; at p50 who has them sooner is unclear; those at
-p99 after 1.6 times the time at both and 1.27 at the half, and gaps at p50 are 1.11 times as long at the whole. At twice as much there are
-other settings, too, of a later revision. `-b 32` has ten pairs of six starts: beside it cLLM has 1.93 times as many good requests a second
-(1.68 to 2.22), 1.08 times the tokens/s (1.03 to 1.14), and first texts at p50 after 0.36 of the time, but gaps 1.45 and 1.58 times as long
-at p90 and p99. Beside `no prompt cache` there are four pairs of three starts, before the run was ended: 0.93 of its tokens/s (0.91 to 0.97)
-and gaps 2.71 times as long at p90, 0.45 at p99; it saves nothing on the host, and takes 0.72 of cLLM's memory. `-kvu`, `-b 64` and
-`-kvu -b 64` had two pairs each, in which cLLM had 1.04 to 1.10 times the tokens/s. What is good is counted by the second until the last
-answer, and a burst ends before: at four times the rate all 24 have come after some 10 s, and the last one was answered by cLLM after 28 to
-42. So fewer good ones a second there are the burst's end, and under a load that lasts it is otherwise (overload, above). What could be
-served was measured once, cold, with a beginning and an end: cLLM answered the bursts of four times that at 0.57 to 0.86 a second.
+p99 after 1.6 times the time at both and 1.27 at the half, and gaps at p50 are 1.11 times as long at the whole. At twice and four times as
+much there are other settings, too, of a later revision. Beside `-b 32`, in ten pairs of six starts each, cLLM has 1.08 and 1.09 times the
+tokens/s for sure, gaps at p50 0.78 and 0.65 times as long, and first texts at p50 after 0.36 of the time at twice as much, at p90 and p99
+after 0.90 and 0.87 at four times; there are 1.93 times as many good requests a second at twice as much (1.68 to 2.22), which is not told
+apart at four times; but gaps are 1.5 times as long at p90 at both, and at p99 1.58 times at twice as much (1.31 at four times, which does
+not tell). Beside `no prompt cache`, in ten pairs of nine starts at twice as much, cLLM has 0.94 of its tokens/s (0.88 to 1.00), first texts
+after 1.49 and 1.45 times its time at p90 and p99, gaps 2.08 times as long at p90 and 0.43 at p99; it saves nothing on the host, and takes
+0.72 of cLLM's memory. At four times as much it has two pairs, with 0.99 of the tokens/s, and would have gone on when the run was ended.
+`-kvu`, `-b 64` and `-kvu -b 64` had two pairs at each, three of the last at four times, in which cLLM had 1.03 to 1.13 times the tokens/s.
+What is good is counted by the second until the last answer, and a burst ends before: at four times the rate all 24 have come after some 10
+s, and the last one was answered by cLLM after 28 to 42. So fewer good ones a second there are the burst's end, and under a load that lasts
+it is otherwise (overload, above). What could be served was measured once, cold, with a beginning and an end: cLLM answered the bursts of
+four times that at 0.57 to 0.86 a second.
 
 **llama-cpp-python's own server** answers one request after the other, so that those who come together wait for those before them: first
 texts come after an eighth of its time here, and gaps are twice as long, since eight are computed at a time. cLLM takes 1.16 times its
@@ -409,8 +422,8 @@ WRITTEN_OF: Final = {  # the runs, by kind and name, and of each the day and the
     "peers-mixed-small-c8": "2026-11-30 a71bf62a23",
     "peers-overload-0.5x-c8": "2026-11-27 3751b6e58f",
     "peers-overload-1x-c8": "2026-11-27 3751b6e58f",
-    "peers-overload-2x-c8": "2026-11-30 eaba6bce5a",
-    "peers-overload-4x-c8": "2026-11-27 3751b6e58f",
+    "peers-overload-2x-c8": "2026-11-30 8d1a0b991d",
+    "peers-overload-4x-c8": "2026-11-30 8d1a0b991d",
     "peers-seed-160x5": "2026-11-27 164e1040b0",
     "peers-seed-40x8-c1-openvino-Q8_0": "2026-11-25 16be67a521",
     "peers-seed-40x8-c1": "2026-11-29 da728bc734",

@@ -10,8 +10,9 @@ from typing import Any
 import attrs
 import pytest
 
-from benchmarks import kills, ladder, peers, report, results
+from benchmarks import kills, ladder, matches, report, results
 from benchmarks.contenders import LLAMA_SERVER_SETTINGS, Contender
+from benchmarks.figures import FIGURES
 from benchmarks.promises import Part, Promise
 from benchmarks.reporting.forms import GLANCE_PLOT, number, of_kind, when
 from benchmarks.reporting.glance import is_in_part, standings
@@ -42,11 +43,11 @@ def summary(speed: float) -> dict[str, Any]:
     return summarize(Pass(wall_s=3 / speed, client_cpu_s=0.01, answers=answers), server_cpu_s=1.0, rss_peak_mb=100.0).page()
 
 
-def side(setting: str, speed: float, n_pairs: int = 3, *, idle_ours: float = 0.0) -> peers.Side:
+def side(setting: str, speed: float, n_pairs: int = 3, *, idle_ours: float = 0.0) -> matches.Side:
     ours = [summary(10.0 + pair) for pair in range(n_pairs)]
     theirs = [summary(speed * (10.0 + pair)) for pair in range(n_pairs)]
     curves = {"ttft_s": [0.1, 0.2], "itl_s": [0.1, 0.3], "e2e_s": [0.3, 0.4]}
-    return peers.Side(
+    return matches.Side(
         contender=Contender(peer="llama-server", setting=setting, command=()),
         ours=ours,
         theirs=theirs,
@@ -104,7 +105,7 @@ def write_results(folder: Path) -> None:
     results.write("kills", "exact", {"rounds": 20}, kills.data_of(KILLED * 20, 2.0), folder)
     results.write("stack", "instant", {}, stack_data(stages), folder)
     results.write("promises", "overload", {"seed": 1}, promised(), folder)
-    data = peers.page([side("as it comes", 0.5), side("-b 64", 2.0), side("-b 32", 0.9, n_pairs=1)])
+    data = matches.page([side("as it comes", 0.5), side("-b 64", 2.0), side("-b 32", 0.9, n_pairs=1)])
     results.write(
         "peers", "seed-40x8", {"rate": None}, {**data, "not_found": ["ollama"], "versions": {"llama-server": "version: 6700"}}, folder
     )
@@ -121,7 +122,7 @@ def test_every_figure_of_ours_stands_against_the_best_of_the_others_that_ran_to_
 def test_a_peer_that_left_requests_unanswered_is_not_compared() -> None:
     failing, other = side("fast", 2.0), side("slow", 0.5)
     failing.theirs[0]["n_failed"] = 1
-    data = peers.page([failing, other])
+    data = matches.page([failing, other])
     assert {row["setting"] for row in data["best"] if not row["figure"].startswith("good")} == {"slow"}
     assert [one["n_failed"]["theirs"] for one in data["sides"]] == [1, 0]
 
@@ -129,7 +130,7 @@ def test_a_peer_that_left_requests_unanswered_is_not_compared() -> None:
 def test_a_peer_that_says_less_than_was_asked_is_not_compared_either_and_the_page_says_so() -> None:
     short, other = side("fast", 2.0), side("slow", 0.5)
     short.theirs[0]["n_inexact"] = 3
-    data = peers.page([short, other])
+    data = matches.page([short, other])
     assert {row["setting"] for row in data["best"]} == {"slow"}, "good ones come sooner where they are shorter"
     told = "llama-server fast answered 3 requests with other than as many tokens as were asked: nothing of it is compared."
     assert told in report.page([run_of(data)])
@@ -141,7 +142,7 @@ def test_by_what_counts_unanswered_requests_it_is_compared_and_the_page_says_so(
     for one in (failing, other):
         for summary in (*one.ours, *one.theirs):
             summary["goodput_per_s"] = summary["tokens_per_s"]
-    data = peers.page([failing, other])
+    data = matches.page([failing, other])
     assert {row["figure"] for row in data["best"] if row["setting"] == "fast"} == {"good requests/s", "good requests, share"}
     assert "llama-server fast left 1 requests unanswered: only what counts those is compared." in report.page([run_of(data)])
 
@@ -149,7 +150,7 @@ def test_by_what_counts_unanswered_requests_it_is_compared_and_the_page_says_so(
 def test_what_ours_left_unanswered_keeps_no_promise() -> None:
     one = side("slow", 0.5)
     one.ours[0]["n_failed"] = 2
-    run = {**run_of(peers.page([one])), "settings": {"workload": {"name": "seed-40x8"}}}
+    run = {**run_of(matches.page([one])), "settings": {"workload": {"name": "seed-40x8"}}}
     assert "unclear: 2 requests of ours were not answered" in report.page([run])
 
 
@@ -157,7 +158,7 @@ def test_pairs_of_several_runs_are_told_to_be_and_those_of_one_are_not() -> None
     entries = [
         {"date": "2001-02-03", "revision": name, "seed": 1, "n_pairs": {"llama-server (slow)": n}} for name, n in (("abc", 2), ("def", 1))
     ]
-    data = peers.page([side("slow", 0.5)])
+    data = matches.page([side("slow", 0.5)])
     told = report.page([run_of({**data, "runs": entries})])
     assert "- 2001-02-03, revision abc, seed 1: 2 beside llama-server (slow)\n" in told
     assert "- 2001-02-03, revision def, seed 1: 1 beside llama-server (slow)\n" in told
@@ -166,15 +167,15 @@ def test_pairs_of_several_runs_are_told_to_be_and_those_of_one_are_not() -> None
 
 
 def test_a_server_that_computes_while_the_other_is_measured_is_told_of() -> None:
-    assert "while the other was measured" not in report.page([run_of(peers.page([side("calm", 1.0)]))])
-    told = report.page([run_of(peers.page([side("busy", 1.0, idle_ours=0.05)]))])
+    assert "while the other was measured" not in report.page([run_of(matches.page([side("calm", 1.0)]))])
+    told = report.page([run_of(matches.page([side("busy", 1.0, idle_ours=0.05)]))])
     assert "Beside llama-server busy, while the other was measured, ours took 5.0% of a core." in told
 
 
 def test_the_best_is_said_to_be_of_those_that_had_all_pairs() -> None:
-    page = report.page([run_of(peers.page([side("a", 2.0), side("b", 1.0), side("dropped", 0.5, n_pairs=1)]))])
+    page = report.page([run_of(matches.page([side("a", 2.0), side("b", 1.0), side("dropped", 0.5, n_pairs=1)]))])
     assert "llama-server a, of 2 settings, 1 more having had 1 of 3 pairs |" in page
-    page = report.page([run_of({**peers.page([side("a", 2.0), side("b", 0.5, n_pairs=1)]), "unfinished": ["llama-server (b)"]})])
+    page = report.page([run_of({**matches.page([side("a", 2.0), side("b", 0.5, n_pairs=1)]), "unfinished": ["llama-server (b)"]})])
     assert "llama-server a, of 1 setting, 1 more having had 1 of 3 pairs, when the run was ended |" in page
     assert "The run was ended before all pairs were made: llama-server (b)." in page
 
@@ -209,7 +210,7 @@ def test_how_far_a_backend_is_from_the_reference_stands_by_model_and_options(tmp
 
 
 def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its_pairs(folder: Path) -> None:
-    slow = peers.page([side("as it comes", 0.5)])
+    slow = matches.page([side("as it comes", 0.5)])
     results.write("peers", "another", {"ours": ["--backend=other"]}, {**slow, "not_found": []}, folder)
     page = report.page(results.read_all(folder)).partition("## Beside other servers")[2]
     summary = page.partition("### ")[0]
@@ -224,7 +225,7 @@ def test_the_main_figures_of_all_comparisons_stand_together_before_each_with_its
 def test_what_was_promised_beside_others_is_held_against_the_best_of_their_settings(
     speed: float, verdicts: list[str], tmp_path: Path
 ) -> None:
-    data = {**peers.page([side("as it comes", speed), side("-b 32", 0.4)]), "not_found": []}
+    data = {**matches.page([side("as it comes", speed), side("-b 32", 0.4)]), "not_found": []}
     for name, options in (("ours", []), ("another", ["--backend=other"])):  # another engine has promised nothing
         results.write("peers", name, {"workload": {"name": "shared-prefix"}, "ours": options}, data, tmp_path)
     table = report.page(results.read_all(tmp_path)).partition("What was promised of these:")[2].partition("### ")[0]
@@ -237,7 +238,7 @@ def test_what_was_promised_beside_others_is_held_against_the_best_of_their_setti
 
 
 def test_their_default_alone_is_held_to_what_was_promised_beside_it_and_is_not_the_best_of_their_settings(tmp_path: Path) -> None:
-    data = {**peers.page([side("as it comes", 0.2)]), "not_found": []}
+    data = {**matches.page([side("as it comes", 0.2)]), "not_found": []}
     results.write("peers", "default", {"workload": {"name": "mixed-small"}}, data, tmp_path)
     table = report.page(results.read_all(tmp_path)).partition("What was promised of these:")[2].partition("### ")[0]
     lines = [line for line in table.splitlines() if line.startswith("| default")]
@@ -245,7 +246,7 @@ def test_their_default_alone_is_held_to_what_was_promised_beside_it_and_is_not_t
 
 
 def test_any_other_setting_alone_is_held_to_what_was_promised_beside_the_best_of_them(tmp_path: Path) -> None:
-    data = {**peers.page([side("-no-kvu", 0.96)]), "not_found": []}
+    data = {**matches.page([side("-no-kvu", 0.96)]), "not_found": []}
     results.write("peers", "alone", {"workload": {"name": "mixed"}}, data, tmp_path)
     table = report.page(results.read_all(tmp_path)).partition("What was promised of these:")[2].partition("### ")[0]
     lines = [line for line in table.splitlines() if line.startswith("| alone")]
@@ -257,13 +258,13 @@ def test_any_other_setting_alone_is_held_to_what_was_promised_beside_the_best_of
 
 
 def test_what_was_promised_beside_their_default_is_not_measured_where_no_run_has_it(tmp_path: Path) -> None:
-    results.write("peers", "alone", {"workload": {"name": "mixed"}}, {**peers.page([side("-b 64", 0.5)]), "not_found": []}, tmp_path)
+    results.write("peers", "alone", {"workload": {"name": "mixed"}}, {**matches.page([side("-b 64", 0.5)]), "not_found": []}, tmp_path)
     page = report.page(results.read_all(tmp_path))
     assert "| alone | between texts p99, ms | llama-server as it comes | - | at most 0.25 | not measured |" in page
 
 
 def test_what_has_two_names_is_one_setting() -> None:
-    sides = peers.page([side("-no-kvu", 0.5), side("as it comes", 2.0, n_pairs=1), side("-b 64", 0.4, n_pairs=1)])["sides"]
+    sides = matches.page([side("-no-kvu", 0.5), side("as it comes", 2.0, n_pairs=1), side("-b 64", 0.4, n_pairs=1)])["sides"]
     assert {row["verdict"] for row in best_rows(sides) if row["figure"] == "tokens/s"} == {"win"}, (
         "it was better in fewer pairs of the same"
     )
@@ -273,34 +274,34 @@ def test_what_has_two_names_is_one_setting() -> None:
 def test_who_is_worse_than_one_of_them_for_sure_is_worse_than_the_best_of_them_though_that_one_varies() -> None:
     unsteady = side("-b 32", 1.0)
     unsteady.theirs = [summary(speed * (10.0 + pair)) for pair, speed in enumerate((0.8, 1.2, 3.0))]
-    (row,) = [row for row in best_rows(peers.page([unsteady, side("-no-kvu", 1.1)])["sides"]) if row["figure"] == "tokens/s"]
+    (row,) = [row for row in best_rows(matches.page([unsteady, side("-no-kvu", 1.1)])["sides"]) if row["figure"] == "tokens/s"]
     assert (row["setting"], row["verdict"]) == ("-no-kvu", "loss")
-    (row,) = [row for row in best_rows(peers.page([unsteady, side("-no-kvu", 0.9)])["sides"]) if row["figure"] == "tokens/s"]
+    (row,) = [row for row in best_rows(matches.page([unsteady, side("-no-kvu", 0.9)])["sides"]) if row["figure"] == "tokens/s"]
     assert (row["setting"], row["verdict"]) == ("-b 32", "unclear")
-    sides = peers.page([side("-no-kvu", 0.5, n_pairs=4), side("-b 64", 1.5, n_pairs=3)])["sides"]
+    sides = matches.page([side("-no-kvu", 0.5, n_pairs=4), side("-b 64", 1.5, n_pairs=3)])["sides"]
     (row,) = [row for row in best_rows(sides) if row["figure"] == "tokens/s"]
     assert (row["setting"], row["verdict"]) == ("-b 64", "loss"), "by the three starts that it had"
 
 
 def test_a_run_that_was_ended_early_is_marked_where_a_setting_would_have_gone_on() -> None:
     fewer = [side(name, 0.5, n_pairs=1) for name in LLAMA_SERVER_SETTINGS if name != "-no-kvu"]
-    data = {**peers.page([side("-no-kvu", 0.5), *fewer]), "unfinished": ["llama-server (as it comes)"]}
+    data = {**matches.page([side("-no-kvu", 0.5), *fewer]), "unfinished": ["llama-server (as it comes)"]}
     assert not is_in_part(run_of(data)), "which is measured under its other name"
     assert is_in_part(run_of({**data, "unfinished": ["llama-server (-b 64)"]}))
     assert {one.run for one in standings([run_of({**data, "unfinished": ["llama-server (-b 64)"]})])} == {"x*"}
 
 
-def test_so_is_one_in_which_a_setting_leads_in_the_fewer_pairs_that_it_has() -> None:
+def test_a_run_in_which_a_setting_leads_in_the_fewer_pairs_that_it_has_is_marked() -> None:
     *others, last = [name for name in LLAMA_SERVER_SETTINGS if name != "-no-kvu"]
     left = [side(name, 0.4, n_pairs=1) for name in others]
     for speed, is_ahead in ((0.4, False), (0.6, True)):
-        run = run_of(dict(peers.page([side("-no-kvu", 0.5), *left, side(last, speed, n_pairs=1)])))
+        run = run_of(dict(matches.page([side("-no-kvu", 0.5), *left, side(last, speed, n_pairs=1)])))
         assert is_in_part(run) is is_ahead
 
 
 def test_what_each_of_several_runs_had_is_told_of_each() -> None:
     runs = [{"date": "2026-11-2", "revision": str(i), "seed": 70 + i, "n_pairs": {"llama-server (a)": 2}} for i in range(2)]
-    run = run_of({**peers.page([side("a", 0.5)]), "runs": runs})
+    run = run_of({**matches.page([side("a", 0.5)]), "runs": runs})
     run["settings"] |= {"only": "-no-kvu", "seed": 71}
     page = report.page([run])
     assert "revision 0, seed 70: 2 beside llama-server (a)" in page
@@ -311,7 +312,7 @@ def test_what_was_promised_is_kept_by_the_mean_alone_where_the_interval_has_the_
     unsteady = side("-no-kvu", 1.0)
     unsteady.ours = [summary(speed) for speed in (9.0, 16.0, 12.0)]
     settings = {"workload": {"name": "seed-40x8", "n_requests": 16, "concurrency": 8}}
-    results.write("peers", "seed", settings, {**peers.page([unsteady]), "not_found": []}, tmp_path)
+    results.write("peers", "seed", settings, {**matches.page([unsteady]), "not_found": []}, tmp_path)
     page = report.page(results.read_all(tmp_path))
     (line,) = [line for line in page.partition("What was promised of these:")[2].splitlines() if line.startswith("| seed")]
     assert line.startswith("| seed, 16 requests | tokens/s | the only setting measured | 1.094 (")
@@ -319,9 +320,9 @@ def test_what_was_promised_is_kept_by_the_mean_alone_where_the_interval_has_the_
 
 
 @pytest.mark.parametrize(("theirs", "verdict"), [(0.99, "unclear: beside another one, in fewer pairs, it was not"), (0.6, "kept")])
-def test_nor_is_a_promise_kept_beside_a_setting_that_was_better_in_fewer_pairs(tmp_path: Path, theirs: float, verdict: str) -> None:
+def test_a_promise_is_not_kept_beside_a_setting_that_was_better_in_fewer_pairs(tmp_path: Path, theirs: float, verdict: str) -> None:
     settings = {"workload": {"name": "seed-40x8", "n_requests": 40, "concurrency": 8}}
-    data = {**peers.page([side("a", 0.5), side("b", theirs, n_pairs=1)]), "not_found": []}
+    data = {**matches.page([side("a", 0.5), side("b", theirs, n_pairs=1)]), "not_found": []}
     results.write("peers", "seed", settings, data, tmp_path)
     page = report.page(results.read_all(tmp_path))
     (line,) = [line for line in page.partition("What was promised of these:")[2].splitlines() if line.startswith("| seed")]
@@ -337,14 +338,14 @@ def test_nor_is_a_promise_kept_beside_a_setting_that_was_better_in_fewer_pairs(t
     ],
 )
 def test_what_a_pass_had_is_told_as_what_it_was(tmp_path: Path, workload: dict[str, Any], told: str) -> None:
-    results.write("peers", "once", {"workload": workload}, {**peers.page([side("-no-kvu", 0.5)]), "not_found": []}, tmp_path)
+    results.write("peers", "once", {"workload": workload}, {**matches.page([side("-no-kvu", 0.5)]), "not_found": []}, tmp_path)
     runs = results.read_all(tmp_path)
     assert f"| once, {told} |" in readme_table(runs)
     assert f"workload {workload['name']} ({told}, {workload['concurrency']} at a time)" in report.page(runs)
 
 
 def test_of_a_single_pair_no_interval_is_told_and_nothing_is_said(tmp_path: Path) -> None:
-    results.write("peers", "once", {}, {**peers.page([side("-no-kvu", 0.5, n_pairs=1)]), "not_found": []}, tmp_path)
+    results.write("peers", "once", {}, {**matches.page([side("-no-kvu", 0.5, n_pairs=1)]), "not_found": []}, tmp_path)
     page = report.page(results.read_all(tmp_path))
     assert "| once | tokens/s | 10 | 5 | 2.000 | unclear | llama-server -no-kvu, alone | 1 of 1 |" in page
 
@@ -355,7 +356,7 @@ def test_of_a_long_prompt_among_short_ones_its_own_first_text_is_a_main_figure(t
         for summary in passes:
             summary["late_ttft_s"] = speed
     settings = {"workload": {"name": "long-among-short", "n_requests": 7, "concurrency": 7, "n_prompt_late": 4096}}
-    results.write("peers", "long", settings, {**peers.page([one]), "not_found": []}, tmp_path)
+    results.write("peers", "long", settings, {**matches.page([one]), "not_found": []}, tmp_path)
     runs = results.read_all(tmp_path)
     assert "| long, 7 requests and a long one (its first text: *0.50*) |" in readme_table(runs)
     told = "| first text of the late one, ms | 2000 | 1000 | 2.000 (2.000 to 2.000) | loss |"
@@ -364,13 +365,13 @@ def test_of_a_long_prompt_among_short_ones_its_own_first_text_is_a_main_figure(t
 
 def test_nothing_is_won_at_what_a_setting_with_fewer_pairs_leads_at() -> None:
     for theirs, verdict in ((2.0, "unclear"), (0.6, "unclear"), (0.4, "win")):
-        page = report.page([run_of(peers.page([side("a", 0.5), side("b", theirs, n_pairs=1)]))])
+        page = report.page([run_of(matches.page([side("a", 0.5), side("b", theirs, n_pairs=1)]))])
         assert f"| tokens/s | 11 | 5.5 | 2.000 (2.000 to 2.000) | {verdict} | llama-server a" in page
 
 
-def test_unless_it_is_won_beside_that_one_too() -> None:
+def test_what_a_setting_with_fewer_pairs_leads_at_is_won_where_it_is_won_beside_that_one_too() -> None:
     for n_pairs, verdict in ((2, "unclear"), (3, "win")):
-        sides = peers.page([side("-no-kvu", 0.5, n_pairs=4), side("-b 64", 0.8, n_pairs=n_pairs)])["sides"]
+        sides = matches.page([side("-no-kvu", 0.5, n_pairs=4), side("-b 64", 0.8, n_pairs=n_pairs)])["sides"]
         assert {(row["setting"], row["verdict"]) for row in best_rows(sides) if row["figure"] == "tokens/s"} == {("-no-kvu", verdict)}
 
 
@@ -383,15 +384,25 @@ def test_the_page_begins_with_who_is_faster_at_what(folder: Path) -> None:
     assert f"]({GLANCE_PLOT})" in glance
 
 
+def test_each_setting_is_told_by_itself_where_it_has_all_pairs() -> None:
+    """Beside the slow one alone ours is better at all; beside the best at each figure, at nothing."""
+    slow, fast, short = side("-no-kvu", 0.5), side("-b 64", 2.0), side("-b 32", 2.0, n_pairs=1)
+    runs = [run_of(matches.page([slow, fast, short])) for _ in range(2)]
+    for page in (report.page(runs), readme_table(runs)):
+        assert "| llama-server (-no-kvu) | 2 | 2 / 0 / 0 | 6 / 0 / 0 | 6 / 0 / 0 | 0 / 0 / 2 |" in page
+        assert "| llama-server (-b 64) | 2 | 0 / 2 / 0 | 0 / 6 / 0 | 0 / 6 / 0 | 0 / 0 / 2 |" in page
+        assert "| llama-server (-b 32) | " not in page
+
+
 def test_what_was_compared_with_all_settings_has_no_mark() -> None:
     sides = [side(setting, 0.5) for setting in LLAMA_SERVER_SETTINGS]
-    assert "| x 2.00 |" in report.page([run_of(peers.page(sides))])
-    assert "| x* 2.00 |" in report.page([run_of(peers.page(sides[1:]))])
+    assert "| x 2.00 |" in report.page([run_of(matches.page(sides))])
+    assert "| x* 2.00 |" in report.page([run_of(matches.page(sides[1:]))])
 
 
 def test_libraries_that_runs_share_are_told_once() -> None:
     libraries = ({"trio": "1", "numpy": "1"}, {"trio": "1", "numpy": "1"}, {"trio": "2", "openvino": "5"})
-    runs = [run_of(peers.page([side("a", 0.5)])) for _ in libraries]
+    runs = [run_of(matches.page([side("a", 0.5)])) for _ in libraries]
     for run, own in zip(runs, libraries, strict=True):
         run["machine"] = {**run["machine"], "libraries": own}
     page = report.page(runs)
@@ -402,7 +413,7 @@ def test_libraries_that_runs_share_are_told_once() -> None:
 def test_settings_that_were_left_out_are_named_and_so_is_one_that_ended_early(tmp_path: Path) -> None:
     ended, refused = side("-no-kvu", 0.5), side("-kvu", 0.5, n_pairs=0)
     ended.fault, refused.fault = "it has died", "no room"
-    results.write("peers", "few", {}, {**peers.page([ended, refused]), "not_found": []}, tmp_path)
+    results.write("peers", "few", {}, {**matches.page([ended, refused]), "not_found": []}, tmp_path)
     page = report.page(results.read_all(tmp_path))
     assert "Ended early: llama-server (-no-kvu): it has died" in page
     assert "Not measured: llama-server (-kvu): no room" in page
@@ -439,13 +450,13 @@ def test_every_setting_says_what_was_won_and_lost_beside_it_and_in_how_many_pair
 def test_a_peer_that_failed_is_neither_better_nor_worse() -> None:
     failing = side("fast", 2.0)
     failing.theirs[0]["n_failed"] = 1
-    assert "| llama-server fast | 3 | 22 / 11 |" in report.page([run_of(peers.page([failing]))])
+    assert "| llama-server fast | 3 | 22 / 11 |" in report.page([run_of(matches.page([failing]))])
 
 
 def test_a_client_that_may_be_what_limits_the_figures_is_told_of() -> None:
     busy = side("-b 64", 2.0)
     busy.ours[1]["client_cpu_share"] = 0.71
-    page = report.page([run_of(peers.page([busy, side("-b 32", 2.0)]))])
+    page = report.page([run_of(matches.page([busy, side("-b 32", 2.0)]))])
     assert "Beside llama-server -b 64 the client took up to 71% of a core" in page
     assert page.count("limits these figures") == 1
 
@@ -465,11 +476,11 @@ def test_a_row_names_the_widest_instructions_of_its_machine(instructions: str | 
 
 def test_readmes_table_is_renewed_between_its_markers(folder: Path) -> None:
     runs = results.read_all(folder)
-    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    text = f"before\n{BEGIN}\nstale\n{END}\nafter\n"
     new = with_table(text, runs)
     assert new.startswith("before\n")
     assert new.endswith("\nafter\n")
-    assert "old" not in new
+    assert "stale" not in new
     assert "| seed-40x8, 8 at a time | 100 | 97.5 | 0.970 |" in new
     assert "| seed-40x8 | 11 / 22 | *0.50* | *0.50* | " in new
     assert " | llama-server, 3 settings, 1 of them in fewer pairs | 3 (3) |" in new
@@ -480,30 +491,30 @@ def test_a_comparison_with_unanswered_requests_stands_in_readme_by_its_good_ones
     uneven = side("as it comes", 2.0)
     for one in uneven.theirs:
         one["n_failed"] = one["n_inexact"] = 1
-    new = with_table(f"{BEGIN}\n{END}\n", [run_of(peers.page([uneven]))])
+    new = with_table(f"{BEGIN}\n{END}\n", [run_of(matches.page([uneven]))])
     assert " | llama-server as it comes | 3 (3) |" in new
-    assert f"| x | {number(median_of(peers.page([uneven])['sides'][0], 'good requests/s', 'ours'))} / " in new
-    assert "At a glance" not in report.page([run_of(peers.page([uneven]))]), "there is no speed to compare"
+    assert f"| x | {number(median_of(matches.page([uneven])['sides'][0], 'good requests/s', 'ours'))} / " in new
+    assert "At a glance" not in report.page([run_of(matches.page([uneven]))]), "there is no speed to compare"
 
 
 def test_a_comparison_with_shorter_answers_does_not_stand_in_readme() -> None:
     short = side("as it comes", 2.0)
     for one in short.theirs:
         one["n_inexact"] = 1
-    assert "as it comes" not in with_table(f"{BEGIN}\n{END}\n", [run_of(peers.page([short]))])
+    assert "as it comes" not in with_table(f"{BEGIN}\n{END}\n", [run_of(matches.page([short]))])
 
 
 def test_shorter_answers_of_ours_win_nothing_by_being_quick() -> None:
     short = side("as it comes", 0.5)
     for one in short.ours:
         one["n_inexact"] = 1
-    assert {row["verdict"] for row in peers.page([short])["best"]} == {"unclear"}
+    assert {row["verdict"] for row in matches.page([short])["best"]} == {"unclear"}
 
 
 def test_a_promise_about_llama_server_is_not_kept_beside_another() -> None:
     other = side("as it comes", 0.5)
     other.contender = attrs.evolve(other.contender, peer="llama-cpp-python")
-    run = {**run_of(peers.page([other])), "settings": {"workload": {"name": "seed-40x8"}}}
+    run = {**run_of(matches.page([other])), "settings": {"workload": {"name": "seed-40x8"}}}
     assert "What was promised" not in report.page([run])
 
 
@@ -632,7 +643,7 @@ def test_without_results_nothing_is_written(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_tables_and_their_plots_have_a_figure_that_is_measured() -> None:
-    assert set(MAIN_FIGURES) | set(MAIN_OVERLOAD_FIGURES) | set(SIDE_FIGURES) <= {f.name for f in peers.FIGURES}
+    assert set(MAIN_FIGURES) | set(MAIN_OVERLOAD_FIGURES) | set(SIDE_FIGURES) <= {f.name for f in FIGURES}
 
 
 def test_calls_stand_by_their_rows_with_what_they_took_in_each_memory() -> None:
