@@ -85,3 +85,14 @@ def test_a_backend_needs_the_seam_the_errors_a_stack_for_native_code_and_what_th
 def test_nothing_of_ours_imports_a_backend_by_name() -> None:
     for module, path in modules(HOUSE, "cllm"):
         assert not any(name.partition(".")[0] in ("llama_cpp", "cllm_llamacpp") for name in imports(module, path)), module
+
+
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [one for one in SOURCES if layer(one[0]) == "cllm.engine"],
+    ids=lambda value: str(value) if isinstance(value, str) else "",
+)
+def test_in_the_engine_a_sequence_is_one_completion_and_the_type_of_lists_is_called_seq(module: str, path: Path) -> None:
+    imported = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+    taken = {(alias.name, alias.asname) for node in imported if node.module in {"collections.abc", "typing"} for alias in node.names}
+    assert ("Sequence", None) not in taken

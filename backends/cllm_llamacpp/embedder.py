@@ -23,7 +23,7 @@ from cllm_llamacpp.library import LOG
 from cllm_llamacpp.vocabulary import LlamaVocabulary
 
 _POOLING_NONE: Final = 0
-_FAILED: Final = -3  # see `LlamaModel`
+_NO_ROOM, _INVALID, _FAILED = 1, -1, -3  # see `LlamaModel`
 _POOLING_RANK: Final = 4
 
 _N_SLOTS: Final = 64  # inputs of one step at most
@@ -94,7 +94,7 @@ def make_embedder(
     adapters.activate(context)
     cells_bytes = int(settings.bytes_per_cell(spec, facts) * sizes.n_cells) if lib.llama_get_memory(context) else 0
     info = attrs.evolve(facts.info, cells_bytes=cells_bytes)
-    embedder = LlamaEmbedder(lib, model, context, info, sizes, pooling, vocabulary, gpu=gpu)
+    embedder = LlamaEmbedder(lib, model, context, info, sizes, pooling, vocabulary, gpu=gpu, has_recurrent_state=facts.has_recurrent_state)
     try:
         embedder.warm_up()
     except BackendError as error:
@@ -135,9 +135,11 @@ class LlamaEmbedder:
         vocabulary: LlamaVocabulary,
         *,
         gpu: bool,
+        has_recurrent_state: bool,
     ) -> None:
         self._lib = lib
         self._gpu = gpu
+        self._has_recurrent_state = has_recurrent_state
         self._context = context
         self._memory = lib.llama_get_memory(context)  # none where rows see all others: nothing is kept between steps
         self._parts: ExitStack | None = ExitStack()
@@ -163,6 +165,8 @@ class LlamaEmbedder:
     def step(self, batch: Batch) -> Vectors:
         self._check(batch)
         code = self._lib.llama_decode(self._context, self._pointers.of(batch).first(batch.n_rows))
+        if code not in (0, _NO_ROOM, _INVALID) and self._has_recurrent_state:  # also those of inputs that have no rows in this step
+            raise ModelDied(f"llama.cpp failed with code {code}, and recurrent states cannot be vouched for after that")
         if code == _FAILED and self._gpu:
             raise ModelDied("the GPU failed, and computes nothing more for this process")
         if code != 0:

@@ -125,10 +125,10 @@ class StepScheduler(Scheduler):
             self.memory.take_moves(),
             events,
             n_cells,
-            self.totals.n_prefill_rows,
-            self._accounts.n_late if is_decoding else self._n_keys(),
-            self._meetings(beside_answers=is_decoding),
-            places_taken,
+            n_prefilled=self.totals.n_prefill_rows,
+            n_keys=self._accounts.n_late if is_decoding else self._n_keys(),
+            meetings=self._meetings(beside_answers=is_decoding),
+            places_taken=places_taken,
         )
         if plan.n_rows:
             self._expect(plan)
@@ -190,7 +190,7 @@ class StepScheduler(Scheduler):
 
     def is_futile(self, plan: Plan) -> bool:
         """Whether nobody waits for any row of a step under way: neither its members, nor those who would go on from their prompts."""
-        if not plan.is_deserted():
+        if not plan.is_unwanted():
             return False
         limits = self.memory.limits
         if not plan.prefilling or not limits.shares_live:
@@ -226,9 +226,9 @@ class StepScheduler(Scheduler):
             n_outputs = plan.batch.n_outputs
             self.cost.observe(plan.n_rows, n_outputs, plan.n_cells, output.model_s, plan.passes, attended=plan.attended)
         self.totals.n_fillers += len(plan.fillers)
-        deserted = plan.deserted()
+        overrun = plan.overrun()
         for sequence in plan.decoding:
-            if deserted and sequence in deserted:
+            if overrun and sequence in overrun:
                 continue
             sequence.account.charge(GENERATED_TOKEN)
             self.memory.decoded(sequence)
@@ -264,7 +264,7 @@ class StepScheduler(Scheduler):
             self._acquit(plan.outputs)
         if ahead is not None:
             self._planned_at = now
-            self.memory.overrun(ahead.note_deserted())
+            self.memory.overrun(ahead.note_overrun())
         return events
 
     def _serve(self, plan: Plan, seconds: float) -> None:
@@ -277,7 +277,7 @@ class StepScheduler(Scheduler):
             seconds = min(seconds, max(STALLED * plan.expected_s, STALLED_S))
         if n_running and self._is_full and self.cost.is_grounded:
             self._generated_token = self.cost.generated_rows(n_running, cells.n_total - cells.n_free, cells.n_held)
-        n_generated = len(plan.decoding) - len(plan.deserted())
+        n_generated = len(plan.decoding) - len(plan.overrun())
         self._service.step(plan.n_prompt_rows, n_generated, seconds, is_full=self._is_full, generated=self._generated_token)
 
     def _settle(self, plan: Plan, now: float) -> None:
@@ -315,12 +315,12 @@ class StepScheduler(Scheduler):
                 self._preempt(sequence, keep=False)
         if isinstance(error, NoRoom):
             if not robbed:
-                self._give_way(members, error, events, is_alone=not plan.deserted())
+                self._give_way(members, error, events, is_alone=not plan.overrun())
             return events
         if plan.has_move_failed and not isinstance(error, Aborted):  # what builds on it is given up, and no row was computed
             return events
         if not isinstance(error, Aborted):
-            ended = [sequence for sequence in plan.deserted() if sequence.phase is FINISHED]
+            ended = [sequence for sequence in plan.overrun() if sequence.phase is FINISHED]
             self.memory.spoilt([*(slot for slot, _ in plan.fillers), *(sequence.slot for sequence in ended)])
         is_kept = isinstance(error, Aborted) and self.limits.can_trim
         for sequence in members:
@@ -328,7 +328,7 @@ class StepScheduler(Scheduler):
                 continue
             self._preempt(sequence, keep=is_kept)
         if not isinstance(error, Aborted):
-            self._accuse(members, error, events, is_alone=not plan.deserted())
+            self._accuse(members, error, events, is_alone=not plan.overrun())
         return events
 
     def apply_death(self, plan: Plan | None, error: Exception, now: float) -> list[Event]:

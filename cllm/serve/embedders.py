@@ -10,6 +10,7 @@ import trio
 
 from cllm.backend import Backend, Embedder, Embeds, LoadsEmbedders, ModelSpec, OnProgress, StepModel, StreamModel
 from cllm.config import Settings, api_keys, embedding_names_of
+from cllm.engine.embedding.scheduler import n_tokens_max_of
 from cllm.errors import DoesNotGenerate, LoadFailed
 from cllm.registry import check_embedder, checked_model
 from cllm.serve.embedding import EmbedLoop, ServedEmbedder
@@ -27,7 +28,7 @@ class EmbeddingsOnly(Stepless):
     """Stands where a `StepModel` would when the served file gives vectors and no text."""
 
     def __init__(self, embedder: Embedder) -> None:
-        super().__init__(embedder.vocabulary, embedder.info, n_slots=1, n_cells_slot=max(2, embedder.n_tokens_max))
+        super().__init__(embedder.vocabulary, embedder.info, n_slots=1, n_cells_slot=max(2, n_tokens_max_of(embedder)))
         self.embedder = embedder
 
     def close(self) -> None:
@@ -126,7 +127,7 @@ def loaded_embedder(embedder: Embedder, aliases: tuple[str, ...]) -> LoadedEmbed
         vocabulary=embedder.vocabulary,
         pooling=embedder.pooling,
         n_embd=embedder.n_embd,
-        n_tokens_max=embedder.n_tokens_max,
+        n_tokens_max=n_tokens_max_of(embedder),
         loaded_at=time.time(),
         pair=embedder.pair,
     )

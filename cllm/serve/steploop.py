@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from contextlib import suppress
 from functools import partial
 
+import attrs
 import trio
 
 from cllm.backend import DrawsTokens, KvLayout, LaysOut, StepModel
@@ -20,8 +21,8 @@ from cllm.engine.events import Event
 from cllm.engine.limits import Limits
 from cllm.engine.sequence import SequenceSpec
 from cllm.engine.stepping import StepScheduler
-from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, call_foreign, in_one_line
-from cllm.serve.disktier import DiskTier
+from cllm.errors import Aborted, LoadFailed, ModelDied, NoRoom, RequestError, StepFailed, call_foreign, in_one_line
+from cllm.serve.disktier import N_BYTES_OWED_MAX, DiskTier
 from cllm.serve.loop import Loop, log
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import Call, ModelThread, Waiting
@@ -35,7 +36,16 @@ SILENCE_S_LEAST, SILENCE_S_MOST = 0.001, 0.006  # after which nobody else is tak
 BACK_UP_AFTER_S = 2.0  # without work for any model, what is cached goes to disk
 KEEP_LAYOUT_S = 1.0
 N_AHEAD_MAX = 16  # steps in a row that follow on the one before: what is looked after between steps is looked after that often
+N_UNASKED_MAX = 3
 PATIENCE = 4.0  # times as long a silence is borne while fewer have come than the last time
+
+
+@attrs.frozen(eq=False)
+class Following:
+    """The step that is to begin by itself behind the one that runs, and the call of it in the models' thread."""
+
+    ahead: Ahead
+    call: Call[StepOutput | None]
 
 
 class StepLoop(Loop):
@@ -56,7 +66,7 @@ class StepLoop(Loop):
         super().__init__(model, scheduler, metrics, thread)
         self.disk = disk  # takes what the host pool gives up
         if disk is not None and scheduler.memory.offload is not None:
-            scheduler.memory.offload.pool.keep_evicted()
+            scheduler.memory.offload.pool.keep_evicted(N_BYTES_OWED_MAX)
         self._limits_of = limits_of  # of the model, when its cells have been laid out anew
         self._keep_layout = keep_layout  # for the next start; may block
         self._keeping = trio.CapacityLimiter(1)
@@ -67,14 +77,14 @@ class StepLoop(Loop):
         self._n_companions = 0  # that came soon after
         self._n_companions_before = 0  # and after the idle time before
         self._plan: Plan | None = None  # of the step that runs
-        self._ahead: Ahead | None = None  # the step after it, if that is to begin by itself, and the call of it
-        self._ahead_call: Call[StepOutput | None] | None = None
-        self._last_ahead: Call[StepOutput | None] | None = None  # the last such call, whatever became of it
-        self._going: Call[StepOutput | None] | None = None  # of one that has begun so, and is not settled
+        self._following: Following | None = None  # the step after it, if that is to begin by itself
+        self._last_following: Call[StepOutput | None] | None = None  # the call of the last such step, whatever became of it
+        self._begun: Call[StepOutput | None] | None = None  # of one that has begun so, while the one before it is settled already
         self._n_ahead = 0  # such steps in a row
         self._draws = isinstance(model, DrawsTokens)
         self._context = contextvars.copy_context()  # of these calls
         self._n_taken = 0  # calls of the thread, up to our last step
+        self._n_unasked = 0  # steps in a row that were aborted, and given up by nobody
 
     # --- from the API's side ------------------------------------------------------------------------------------------
 
@@ -102,7 +112,8 @@ class StepLoop(Loop):
 
     def _latest(self) -> Plan | None:
         """The plan of the step that runs: also where the one before it was computed and is not settled yet."""
-        return self._ahead.plan if self._ahead is not None and self._ahead.has_begun else self._plan
+        following = self._following
+        return following.ahead.plan if following is not None and following.ahead.is_decided else self._plan
 
     def _give_up(self, plan: Plan) -> None:
         plan.is_given_up = True
@@ -162,7 +173,7 @@ class StepLoop(Loop):
 
     def _do_others_compute(self) -> bool:
         """Whether calls of others are under way in the thread, between two steps of ours. One of ours that is not to be is no step."""
-        is_own_left = self._last_ahead is not None and not self._last_ahead.is_over
+        is_own_left = self._last_following is not None and not self._last_following.is_over
         return self.thread.n_under_way > is_own_left
 
     def end_all(self, error: RequestError) -> None:
@@ -196,11 +207,11 @@ class StepLoop(Loop):
             following = await self._settle(plan, self._turns.run(self._run_first, plan, token))
             while following is not None:
                 self._plan = following
-                assert self._going is not None
+                assert self._begun is not None
                 if trio.current_effective_deadline() > -math.inf:  # not cancelled
                     self._look_ahead(following)  # before anything is told: a short step may be over before that is
                 self._deliver_owed()
-                following = await self._settle(following, self._going.result())
+                following = await self._settle(following, self._begun.result())
         finally:
             self._plan = None
             self._look_no_more()
@@ -210,11 +221,11 @@ class StepLoop(Loop):
 
     def _left_over(self) -> list[Call[StepOutput | None]]:
         """Let the steps be over that have begun and will not be settled, since a mistake of ours came between; mostly there are none."""
-        calls = [self._going]
-        if not self._withdraw() and self._ahead is not None:
-            self._ahead.settle()
-            calls.append(self._ahead_call)
-        self._going = self._ahead = self._ahead_call = None
+        calls = [self._begun]
+        if not self._withdraw() and self._following is not None:
+            self._following.ahead.settle()
+            calls.append(self._following.call)
+        self._begun = self._following = None
         return [call for call in calls if call is not None]
 
     async def _settle(self, plan: Plan, coming: Awaitable[StepOutput | None]) -> Plan | None:
@@ -224,7 +235,7 @@ class StepLoop(Loop):
                 output = await coming
                 assert output is not None
             finally:
-                self._going = None
+                self._begun = None
         except ModelDied as error:
             if self._life is None or self._has_ended:
                 raise
@@ -234,16 +245,15 @@ class StepLoop(Loop):
         except Exception as error:
             self._progress_at = trio.current_time()
             self._report(plan, error)
-            self._owed += self.scheduler.apply_failure(plan, error, self._progress_at)
+            self._owed += self.scheduler.apply_failure(plan, self._blamed(plan, error), self._progress_at)
             self._hand_down()
             return None
+        self._n_unasked = 0
         self._progress_at = now = trio.current_time()
-        ahead, self._ahead = self._ahead, None
-        call, self._ahead_call = self._ahead_call, None
-        if ahead is not None and ahead.goes_on:
-            self._going = call
-        else:
-            ahead = None
+        following, self._following = self._following, None
+        ahead = None
+        if following is not None and following.ahead.goes_on:
+            ahead, self._begun = following.ahead, following.call
         try:
             self._metrics.step(plan, output)
             self._owed += self.scheduler.apply(plan, output, now, ahead)
@@ -287,18 +297,30 @@ class StepLoop(Loop):
             return
         if plan.is_given_up or self.scheduler.layout_due() is not None:
             return
-        self._ahead = self.scheduler.plan_ahead(plan, trio.current_time(), by_model=self._draws)
-        if self._ahead is not None:
+        ahead = self.scheduler.plan_ahead(plan, trio.current_time(), by_model=self._draws)
+        if ahead is not None:
             self._n_ahead += 1
-            self._ahead_call = self._last_ahead = self.thread.begin(partial(self._run_ahead, self._ahead), self._context)
+            self._last_following = self.thread.begin(partial(self._run_ahead, ahead), self._context)
+            self._following = Following(ahead, self._last_following)
             self._n_taken = self.thread.n_taken
 
     def _withdraw(self) -> bool:
         """Let the step that was planned ahead not be; False when it has begun, or there is none."""
-        if self._ahead is None or not self._ahead.withdraw():
+        if self._following is None or not self._following.ahead.withdraw():
             return False
-        self._ahead = self._ahead_call = None
+        self._following = None
         return True
+
+    def _blamed(self, plan: Plan, error: Exception) -> Exception:
+        """An abort may come late, for the step before. Steps that are aborted unasked again and again have failed, as any others do."""
+        if not isinstance(error, Aborted) or plan.is_given_up:
+            return error
+        self._n_unasked += 1
+        if self._n_unasked <= N_UNASKED_MAX:
+            return error
+        failure = StepFailed("the model aborts steps that nobody has given up")
+        failure.__cause__ = error
+        return failure
 
     def _report(self, plan: Plan, error: Exception) -> None:
         if isinstance(error, Aborted) and plan.is_given_up:

@@ -8,10 +8,11 @@ import pytest
 from cllm.backend import KvLayout
 from cllm.config import Settings
 from cllm.engine.batch.compute import compute
-from cllm.engine.batch.plan import Restore, Share
+from cllm.engine.batch.plan import Restore, Save, Share
 from cllm.engine.memory.hostpool import Piece
 from cllm.engine.memory.offload import Offload
 from cllm.engine.memory.prices import MOVE_S, Prices
+from cllm.engine.memory.statesize import StateSize
 from cllm.engine.stepping import StepScheduler
 from cllm.errors import Aborted, ModelDied, NoRoom
 from cllm.serve.loading import limits_of
@@ -115,6 +116,28 @@ def test_a_state_whose_restore_the_model_died_of_leaves_the_disk_where_no_row_ca
     scheduler.apply_death(plan, ModelDied("killed"), 0.0)
     assert len(offload.pool.take_refused()) == (not beside)
     assert all(piece.tokens[0] != ord("a") for piece in offload.pool.pieces())  # or it would be restored again at once
+
+
+@pytest.mark.parametrize(("n_more", "letters"), [(0, "ij"), (2, "ghij")])
+def test_one_step_saves_no_more_than_the_pool_can_hold_and_of_that_what_was_of_use_last(n_more: int, letters: str) -> None:
+    """All that it saves is in memory at once; where evicted pieces go on to the disk, there is room for some of these, too."""
+    model, scheduler, offload = make(Costs(), n_cells=2000)
+    for letter in "abcdefghij":
+        answer(model, scheduler, letter * 150)
+    n_bytes, n_cells = len(model.save(0, 0)), 151
+    offload._size = StateSize(n_bytes / n_cells)
+    offload.pool.n_bytes_max = offload.pool.n_bytes_at_once = int(2.5 * n_bytes)
+    if n_more:
+        offload.pool.keep_evicted(n_more * n_bytes)
+    scheduler.submit(make_spec(tuple(b"z" * 1900), 0, 2, 0.0), 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert [chr(move.tokens[0]) for move in plan.moves if isinstance(move, Save)] == list(letters)
+    scheduler.apply(plan, compute(model, plan, tick), 0.0)
+    scheduler.check()
+    while run_step(model, scheduler, 0.0) is not None:
+        pass
+    scheduler.check()
 
 
 def test_what_became_fast_to_compute_is_not_restored() -> None:

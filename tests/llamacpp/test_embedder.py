@@ -226,6 +226,18 @@ def test_after_a_failed_computation_a_gpu_is_not_asked_again(
             vectors(bert, INPUTS)
 
 
+@pytest.mark.parametrize(("code", "error"), [(-3, ModelDied), (-2, ModelDied), (-1, StepFailed), (1, StepFailed)])
+def test_recurrent_states_are_not_vouched_for_after_a_step_that_failed_while_it_computed(
+    bert_files: Mapping[str, Path], embedder: Embedders, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
+) -> None:
+    """Nor those of inputs that have no rows in it: they lie among each other."""
+    bert = embedder(bert_files["MEAN"])
+    monkeypatch.setattr(bert, "_has_recurrent_state", True)
+    monkeypatch.setattr(bert._lib, "llama_decode", lambda *_: code)
+    with pytest.raises(error):
+        vectors(bert, [[7]])
+
+
 def test_a_served_model_gives_vectors_beside_its_text(load: Any, drive: Any, embedder: Embedders, tiny_files: Mapping[str, Path]) -> None:
     model = load("qwen3")
     undisturbed = drive(load("qwen3")).greedy({0: [1, 2, 3]}, 8)

@@ -16,7 +16,8 @@ from cllm.backend import Batch
 from cllm.engine import stepping
 from cllm.engine.events import Event
 from cllm.errors import StepFailed, Unavailable
-from cllm.serve.steploop import N_AHEAD_MAX
+from cllm.serve.loop import Loop
+from cllm.serve.steploop import N_AHEAD_MAX, StepLoop
 from cllm.serve.streams import EventStream
 from cllm.testing.engine import RunningEngine
 from cllm.testing.fake import FakeModel
@@ -49,7 +50,7 @@ class Watched:
         self.rows.append(batch.n_rows)
         assert self.running is not None
         loop, give_up_at = self.running.loop, time.monotonic() + (LONG_S if number in self.sure else PATIENCE_S)
-        while not (is_ahead := loop._ahead is not None and loop._ahead.before.batch is batch) and time.monotonic() < give_up_at:
+        while not (is_ahead := _is_planned_behind(loop, batch)) and time.monotonic() < give_up_at:
             time.sleep(0.001)
         self.is_ahead.append(is_ahead)
         if number in self.meanwhile:
@@ -68,6 +69,13 @@ class Watched:
 
     def model(self, **options: object) -> FakeModel:
         return FakeModel(before_step=self.before_step, **options)  # type: ignore[arg-type]
+
+
+def _is_planned_behind(loop: Loop, batch: Batch) -> bool:
+    """Whether the step after this one is to begin by itself. From the models' thread."""
+    assert isinstance(loop, StepLoop)
+    following = loop._following
+    return following is not None and following.ahead.before.batch is batch
 
 
 async def test_steps_of_answers_follow_on_each_other_and_every_few_are_planned_between_two() -> None:

@@ -630,7 +630,11 @@ async def test_logits_that_are_no_numbers_end_their_own_sequence_alone(steps: St
         assert readers.answers[prompt][0].text == text_alone(prompt, 12)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("poison"), StepFailed("poison"), Panic("poison")], ids=["python", "named", "no exception"])
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("poison"), StepFailed("poison"), Panic("poison"), Aborted("poison")],
+    ids=["python", "named", "no exception", "an abort that nobody asked for"],
+)
 async def test_a_sequence_on_which_every_step_fails_is_told_apart_and_the_others_finish(steps: Steps, error: BaseException) -> None:
     model = FakeModel()
 

@@ -25,6 +25,9 @@ import trio
 
 from cllm.backend import Batch, LaysOut, ModelSpec
 from cllm.config import Settings
+from cllm.engine.batch.plan import Plan, Restore, Save
+from cllm.engine.memory.hostpool import Piece
+from cllm.engine.memory.pieces import Chain
 from cllm.engine.memory.prices import Prices
 from cllm.engine.sampling.dry import TokenSet
 from cllm.engine.sampling.params import SamplingParams
@@ -33,7 +36,7 @@ from cllm.serve.disktier import DiskTier
 from cllm.serve.worker import frames, start
 from cllm.serve.worker import life as workerlife
 from cllm.serve.worker import main as workermain
-from cllm.serve.worker.crossing import Bench
+from cllm.serve.worker.crossing import Bench, Crossing
 from cllm.serve.worker.frames import Ended
 from cllm.serve.worker.life import WorkerLife
 from cllm.serve.worker.model import WorkerBackend, WorkerModel
@@ -645,6 +648,18 @@ async def test_what_was_saved_on_the_host_outlives_the_worker() -> None:
         model.close()
 
 
+def test_what_moving_a_state_costs_has_its_crossing_in_it() -> None:
+    """By what it cost moves are chosen, and most of that is how it goes to the other process and back."""
+    save = Save(0, 0, ("", ""), [1, 2, 3])
+    restore = Restore(0, Chain(0, 3, (Piece(("", ""), [1, 2, 3], 0, bytes(3 << 20)),)))
+    for n_bytes, saved_s, restored_s in ((1 << 20, 0.1 + 1.0, 0.2 + 3.0), (0, 0.1, 0.2 + 4.0)):
+        plan = Plan(moves=[save, restore], batch=Batch(1), samplers=[], decoding=[], prefilling=[], outputs=[], events=[])
+        moved = frames.Moved(2, [(bytes(n_bytes), 0.1)], [(3, 3, 0.2, None)])
+        stepped = frames.Stepped(moved, None, [], [], None, [], None, 1.0, 0.5, 0.5)
+        Crossing().take(plan, stepped, seconds=6.0)
+        assert (plan.saved[0][2], plan.restored[0].seconds) == pytest.approx((saved_s, restored_s))
+
+
 # --- when there is no way on ------------------------------------------------------------------------------------------
 
 
@@ -847,9 +862,26 @@ def test_what_a_plugin_starts_in_a_worker_is_not_given_our_packages(monkeypatch:
     seen: list[str | None] = []
     monkeypatch.setattr(workermain, "main", lambda: seen.append(os.environ.get("PYTHONPATH")))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["start"])
     for own in ("", "/the/server's"):
         monkeypatch.setenv("PYTHONPATH", "/all/that/the/server/imports/from")
         monkeypatch.setenv(start.OWN_PATH, own)
         start.main()
         assert start.OWN_PATH not in os.environ
     assert seen == [None, "/the/server's"]
+
+
+def test_what_a_plugin_starts_in_a_worker_does_not_hold_our_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may outlive the worker, whose death the parent knows by their end."""
+    monkeypatch.setattr(workermain, "main", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    ends = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+    try:
+        for end in ends:
+            os.set_inheritable(end, True)
+        monkeypatch.setattr(sys, "argv", ["start", *map(str, ends)])
+        start.main()
+        assert [os.get_inheritable(end) for end in ends] == [False] * 4
+    finally:
+        for end in ends:
+            os.close(end)

@@ -47,8 +47,8 @@ class Ahead:
         return True
 
     @property
-    def has_begun(self) -> bool:
-        """Whether it has begun, or was withdrawn."""
+    def is_decided(self) -> bool:
+        """Whether it has begun, or was withdrawn: nothing changes that any more."""
         return not self._turns
 
     def withdraw(self) -> bool:
@@ -72,12 +72,12 @@ class Ahead:
             return False
         return self._any_ends.isdisjoint(drawn) or not any(token in ends for token, ends in zip(drawn, self._ends, strict=True))
 
-    def note_deserted(self) -> list[Sequence]:
+    def note_overrun(self) -> list[Sequence]:
         """`before` is settled: note whose rows nobody wants any more, since they have ended, or did not take their tokens; return them."""
         assert self.plan.unsettled is not None
         outputs = self.plan.outputs
         places = [place for place, sequence in enumerate(outputs) if sequence.cancelled or sequence.phase is FINISHED]
-        self.plan.unsettled.deserted = frozenset(places)
+        self.plan.unsettled.overrun = frozenset(places)
         return [outputs[place] for place in places]
 
     def settle(self) -> None:

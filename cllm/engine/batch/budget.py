@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 
 from cllm.engine.cost.model import N_TOGETHER, CostModel
 
@@ -105,7 +105,7 @@ class RowBudget:
         depth: int = 0,
         n_shared: int = 0,
         length: int = 0,
-        singles: Sequence[int] = (),
+        singles: Seq[int] = (),
         n_fillers: int = 0,
         n_keys: int = 1,
         places_taken: bool = False,
@@ -187,7 +187,7 @@ class RowBudget:
         *,
         n_attended: int = 0,
         depth: int = 0,
-        singles: Sequence[int] = (),
+        singles: Seq[int] = (),
         n_fillers: int = 0,
     ) -> int:
         """Return the budget of such a step in which a prompt ends that owes `n_owed` rows, or in a few of which; 0 when it would take many.
@@ -250,11 +250,11 @@ class RowBudget:
         own_s = self._cost.step_s(n_running, n_running, n_attended, attended=attended)
         return min(usual * decode_s, pace * own_s, self._longest_s(decode_s, depth))
 
-    def may_fill(self, filled: Sequence[int], bare: Sequence[int], n_more: int) -> bool:
+    def may_fill(self, filled: Seq[int], bare: Seq[int], n_more: int) -> bool:
         """Whether passes `filled` with `n_more` rows of prompts cost no more over `bare` ones than such rows do in the best pass."""
         return self._n_rows_fixed is None and self._cost.passes_s(filled) - self._cost.passes_s(bare) <= n_more * self._cost.least_row_s
 
-    def is_less(self, some: Sequence[int], others: Sequence[int]) -> bool:
+    def is_less(self, some: Seq[int], others: Seq[int]) -> bool:
         """Whether the passes `some` take less time than `others`."""
         return self._cost.passes_s(some) < self._cost.passes_s(others)
 
@@ -274,7 +274,7 @@ class RowBudget:
         n_attended: int,
         depth: int,
         n_deep: int,
-        singles: Sequence[int],
+        singles: Seq[int],
         n_ridden: int,
         most: float,
     ) -> int:

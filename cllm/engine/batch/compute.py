@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
 import numpy as np
@@ -48,7 +49,7 @@ def compute(model: StepModel, plan: StepWork, clock: Callable[[], float]) -> Ste
         for sampler, mu in mus:
             sampler.mu = mu
         raise
-    plan.drawn = None if output.invalid or (plan.unsettled is not None and plan.unsettled.deserted) else output.tokens
+    plan.drawn = None if output.invalid or (plan.unsettled is not None and plan.unsettled.overrun) else output.tokens
     return output
 
 
@@ -74,15 +75,15 @@ def _step(model: StepModel, plan: StepWork, clock: Callable[[], float], moves_s:
         logits = model.step(plan.batch)
         _check(logits, plan.batch.n_outputs)
         drawing_at = computed_at = clock()
-        samplers, deserted = plan.samplers, NOBODY
+        samplers, overrun = plan.samplers, NOBODY
         if plan.unsettled is not None:  # what came of the tokens before decides how the next are drawn
             plan.unsettled.is_settled.wait()
-            drawing_at, deserted = clock(), plan.unsettled.deserted
-        if deserted:  # to leave their rows out would be to copy all others
-            samplers = [NOBODYS if place in deserted else sampler for place, sampler in enumerate(samplers)]
+            drawing_at, overrun = clock(), plan.unsettled.overrun
+        if overrun:  # to leave their rows out would be to copy all others
+            samplers = [NOBODYS if place in overrun else sampler for place, sampler in enumerate(samplers)]
         sampled, scores = _sample(logits, samplers, plan.scorings)
-        if deserted:
-            sampled.invalid = [place for place in sampled.invalid if place not in deserted]
+        if overrun:
+            sampled.invalid = [place for place in sampled.invalid if place not in overrun]
     return StepOutput(
         sampled.tokens,
         sampled.invalid,
@@ -100,7 +101,7 @@ def _check(logits: Logits, n_outputs: int) -> None:
         raise StepFailed(f"{len(logits)} rows of logits for {n_outputs} outputs")
 
 
-def _sample(logits: Logits, samplers: Sequence[Sampler], scorings: Sequence[Scored]) -> tuple[Sampled, list[Scores]]:
+def _sample(logits: Logits, samplers: Seq[Sampler], scorings: Seq[Scored]) -> tuple[Sampled, list[Scores]]:
     """Draw from the rows that are not scored, and score the others."""
     scores = [score(logits[one.rows], one.targets, one.n_top) for one in scorings]
     if not samplers:
@@ -108,7 +109,7 @@ def _sample(logits: Logits, samplers: Sequence[Sampler], scorings: Sequence[Scor
     return sample(_unscored(logits, scorings) if scorings else logits, samplers), scores
 
 
-def _unscored(logits: Logits, scorings: Sequence[Scored]) -> Logits:
+def _unscored(logits: Logits, scorings: Seq[Scored]) -> Logits:
     """The rows that tokens are drawn from, copied: beside them stand rows that are scored."""
     keep = np.ones(len(logits), np.bool_)
     for one in scorings:

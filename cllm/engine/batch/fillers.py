@@ -8,7 +8,8 @@ again after the step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import Final
 
@@ -34,7 +35,7 @@ class Fillers:
         self._chosen: dict[tuple[int, ...], list[int]] = {}
         self._n_asked = 0
 
-    def beside(self, slots: Sequence[int]) -> list[tuple[int, int]]:
+    def beside(self, slots: Seq[int]) -> list[tuple[int, int]]:
         """Return slots and positions of the rows to add to one row of each of `slots`, which ascend."""
         self._n_asked += 1
         if self._n_asked % N_STEPS_KEPT == 0:
@@ -52,7 +53,7 @@ class Fillers:
             found.append((slot, position))
         return found
 
-    def _choose(self, slots: Sequence[int]) -> list[int]:
+    def _choose(self, slots: Seq[int]) -> list[int]:
         runs = consecutive(slots)
         segments, seconds = self._joined(runs)
         if seconds > GAIN * sum(self._pass_s(end - start + 1) for start, end in runs):

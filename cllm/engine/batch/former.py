@@ -67,6 +67,15 @@ class Load:
     places_taken: bool  # nobody generates, and no more could run
 
 
+@attrs.define(eq=False)
+class Filling:
+    """What a step has so far beside its answers' rows."""
+
+    outputs: list[Sequence]  # whose next token is drawn: those who generate, then the prompts that end in the step
+    prefilling: list[tuple[Sequence, int]] = attrs.field(factory=list)
+    scoring: ScoringRows = attrs.field(factory=ScoringRows)
+
+
 NOBODY_RIDES = Riding()
 
 
@@ -90,6 +99,7 @@ class BatchFormer:
         moves: list[Move],
         events: list[Event],
         n_cells: int,
+        *,
         n_prefilled: int = 0,
         n_keys: int = 1,
         meetings: Mapping[Sequence, int] = NO_MEETINGS,
@@ -101,52 +111,62 @@ class BatchFormer:
         tokens, where others go on with them. `places_taken` when nobody generates and no more could run.
         """
         who = self._who(running, n_prefilled)
-        decoding = who.decoding
-        self._columns.begin(decoding)
-        n_attended = sum([sequence.n_computed for sequence in decoding or who.put_off])
+        self._columns.begin(who.decoding)
+        n_attended = sum([sequence.n_computed for sequence in who.decoding or who.put_off])
         attended = [] if who.put_off else [(1, n_attended)]
-        prefilling: list[tuple[Sequence, int]] = []
-        scoring = ScoringRows()
-        outputs = decoding
+        filling = Filling(who.decoding)
         if who.prompts:
-            outputs = decoding.copy()
-            first = who.ranked[0]
-            riding = self._riding(decoding, who.prompts, first) if self._apart and decoding else NOBODY_RIDES
             n_owed_all = sum([len(sequence.tokens) - sequence.n_computed for sequence in who.prompts])
             load = Load(len(running), n_cells, n_owed_all, n_attended, n_keys, places_taken)
-            n_room = self._n_room_after(who, load) if who.put_off else self._n_room_beside(who, load, riding)
-            if decoding and _is_light(first.account, running):
-                n_room = max(n_room, self._n_room_light(who, load, riding))
-            in_order = who.ranked if n_owed_all > n_room else who.prompts
-            self._add_prompts(in_order, n_room, first.n_computed, prefilling, outputs, scoring, riding.riders, meetings)
-            n_alone = sum([sequence.n_computed for sequence, n in prefilling if n == 1])
-            n_alone = n_alone if who.put_off else n_attended + n_alone
-            attended = [(1, n_alone), *((n, sequence.n_computed + n // 2) for sequence, n in prefilling if n > 1)]
-        batch = self._columns.batch
+            attended = self._with_prompts(who, running, load, meetings, filling)
         sizes: tuple[int, ...] = ()
         fillers: Seq[tuple[int, int]] = ()
-        if self._apart and batch.n_rows > 1:
-            rows = sorted([(sequence.slot, 1) for sequence in decoding] + [(sequence.slot, n) for sequence, n in prefilling])
-            sizes = passes(rows)
-            if not scoring.scorings:  # those name their outputs by number
-                sizes, fillers = self._fill(rows, sizes)
-                attended += [(1, sum(position for _, position in fillers))] if fillers else []
-                self._columns.sort_by_slot()
-                outputs = sorted(outputs, key=_slot)
+        if self._apart and self._columns.batch.n_rows > 1:
+            sizes, fillers = self._by_slot(who.decoding, filling)
+            attended += [(1, sum(position for _, position in fillers))] if fillers else []
         return Plan(
             moves=moves,
-            batch=batch,
-            decoding=decoding,
-            prefilling=prefilling,
-            outputs=outputs,
-            samplers=[sequence.sampler for sequence in outputs],
+            batch=self._columns.batch,
+            decoding=who.decoding,
+            prefilling=filling.prefilling,
+            outputs=filling.outputs,
+            samplers=[sequence.sampler for sequence in filling.outputs],
             events=events,
-            scorings=scoring.scorings,
+            scorings=filling.scoring.scorings,
             fillers=fillers,
             n_cells=n_cells,
             attended=attended,
             passes=sizes,
         )
+
+    def _with_prompts(
+        self, who: Who, running: list[Sequence], load: Load, meetings: Mapping[Sequence, int], filling: Filling
+    ) -> list[tuple[int, int]]:
+        """Add the prompts' rows, as many as there is room for; return what all rows attend to."""
+        first = who.ranked[0]
+        riding = self._riding(who.decoding, who.prompts, first) if self._apart and who.decoding else NOBODY_RIDES
+        n_room = self._n_room_after(who, load) if who.put_off else self._n_room_beside(who, load, riding)
+        if who.decoding and _is_light(first.account, running):
+            n_room = max(n_room, self._n_room_light(who, load, riding))
+        in_order = who.ranked if load.n_owed > n_room else who.prompts
+        filling.outputs = who.decoding.copy()
+        self._add_prompts(in_order, n_room, first.n_computed, riding.riders, meetings, filling)
+        n_alone = sum([sequence.n_computed for sequence, n in filling.prefilling if n == 1])
+        n_alone = n_alone if who.put_off else load.n_attended + n_alone
+        return [(1, n_alone), *((n, sequence.n_computed + n // 2) for sequence, n in filling.prefilling if n > 1)]
+
+    def _by_slot(self, decoding: list[Sequence], filling: Filling) -> tuple[tuple[int, ...], Seq[tuple[int, int]]]:
+        """Each slot has cells of its own: put the rows in the slots' order, and fill gaps between these where that pays. Return the passes
+        that llama.cpp makes of them, and slots and positions of the fillers.
+        """
+        rows = sorted([(sequence.slot, 1) for sequence in decoding] + [(sequence.slot, n) for sequence, n in filling.prefilling])
+        sizes = passes(rows)
+        if filling.scoring.scorings:  # those name their outputs by number
+            return sizes, ()
+        sizes, fillers = self._fill(rows, sizes)
+        self._columns.sort_by_slot()
+        filling.outputs = sorted(filling.outputs, key=_slot)
+        return sizes, fillers
 
     def follow(self, plan: Plan) -> Plan:
         """Return the step after `plan`'s, which runs and has rows of answers alone: the same rows, each a token on."""
@@ -302,17 +322,16 @@ class BatchFormer:
         prompts: list[Sequence],
         n_room: int,
         depth: int,
-        prefilling: list[tuple[Sequence, int]],
-        outputs: list[Sequence],
-        scoring: ScoringRows,
         riders: Seq[Sequence],
         meetings: Mapping[Sequence, int],
+        filling: Filling,
     ) -> None:
         """Add `n_room` rows of prompts that are `depth` cells deep, as far as there are so many; fewer of deeper ones.
 
         One of each of the `riders` comes first. Beside answers, and where each slot has cells of its own, more of a prompt is a pass of its
         own: a small rest of the room is left.
         """
+        prefilling, scoring = filling.prefilling, filling.scoring
         n_room -= len(riders)
         n_rest = n_room * REST if riders else 0
         riding, alone = set(riders), []
@@ -336,7 +355,7 @@ class BatchFormer:
             self._columns.add(sequence, n_rows, scoring, wants_output=n_rows == n_left)
             prefilling.append((sequence, n_rows))
             if n_rows == n_left:
-                outputs.append(sequence)
+                filling.outputs.append(sequence)
             n_room -= n_rows - n_ridden
         if alone:
             self._columns.add_one_each(alone)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 
 
-def passes(rows: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+def passes(rows: Seq[tuple[int, int]]) -> tuple[int, ...]:
     """Return the sizes of the passes over `rows`, given as (slot, rows) in ascending order of the slots.
 
     A pass reads all weights, so that few large ones are cheap. Source: split_equal (llama-batch.cpp).
@@ -24,7 +24,7 @@ def passes(rows: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _runs(rows: Sequence[tuple[int, int]]) -> list[list[int]]:
+def _runs(rows: Seq[tuple[int, int]]) -> list[list[int]]:
     """Rows of each slot, for slots that follow one another."""
     if not rows:
         return []
@@ -44,7 +44,7 @@ def _without_zeros(left: list[int]) -> list[list[int]]:
     return [[left[i] for i in range(first, last + 1)] for first, last in consecutive([i for i, n in enumerate(left) if n])]
 
 
-def consecutive(slots: Sequence[int]) -> list[tuple[int, int]]:
+def consecutive(slots: Seq[int]) -> list[tuple[int, int]]:
     """First and last of slots that follow one another; `slots` ascend. With one row in each slot, every run is a pass."""
     found = []
     first = last = -1

@@ -102,7 +102,7 @@ class Unsettled:
     n_tokens: Seq[int]  # of each output's sequence, with the one that the step before drew
     # Until then nothing is drawn here, since samplers change with what came before; a model that draws by itself does so before.
     is_settled: threading.Event = attrs.field(factory=threading.Event)
-    deserted: frozenset[int] = frozenset()  # outputs that nobody wants any more; known once it is settled
+    overrun: frozenset[int] = frozenset()  # outputs that nobody wants any more; known once it is settled
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -151,7 +151,7 @@ class Plan(StepWork):
         """Of a step that raised: whether the cells of one slot could not be moved, so that it came to no rows."""
         return self.n_moves_done < len(self.moves) and not isinstance(self.moves[self.n_moves_done], Drop | Save)
 
-    def is_deserted(self) -> bool:
+    def is_unwanted(self) -> bool:
         """Whether nobody waits for any of its rows."""
         if not all(sequence.cancelled or sequence.phase is FINISHED for sequence in self.decoding):
             return False
@@ -162,9 +162,9 @@ class Plan(StepWork):
         """Rows of prompts."""
         return self.n_rows - len(self.decoding) - len(self.fillers)
 
-    def deserted(self) -> list[Sequence]:
+    def overrun(self) -> list[Sequence]:
         """Whose rows nobody wanted any more when what came before was settled: their cells are freed after the step."""
-        return [] if self.unsettled is None else [self.outputs[place] for place in self.unsettled.deserted]
+        return [] if self.unsettled is None else [self.outputs[place] for place in self.unsettled.overrun]
 
     def members(self) -> list[Sequence]:
         """The sequences that have rows in this step."""

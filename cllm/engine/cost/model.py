@@ -20,7 +20,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence as Seq
 from operator import truediv
 from statistics import median
 from typing import TypeAlias
@@ -56,7 +57,7 @@ BEND_MAX = 1.5  # times as much as was measured, or as little, is what steps may
 ROUNDING = 0.6  # a count is rounded down to more than this share of itself,
 ROUNDING_PROMPTS = 0.45  # and the rows of prompts in it to more than this one of theirs
 
-Attended: TypeAlias = Sequence[tuple[int, int]]  # (rows of one sequence, cells of it before them); single rows of several may be one pair
+Attended: TypeAlias = Seq[tuple[int, int]]  # (rows of one sequence, cells of it before them); single rows of several may be one pair
 
 
 class _Part:
@@ -143,7 +144,7 @@ class CostModel:
 
     # --- what will be -------------------------------------------------------------------------------------------------
 
-    def step_s(self, n_rows: int, n_outputs: int, n_cells: int, passes: Sequence[int] = (), *, attended: Attended = ()) -> float:
+    def step_s(self, n_rows: int, n_outputs: int, n_cells: int, passes: Seq[int] = (), *, attended: Attended = ()) -> float:
         """Seconds of a step of `n_rows` rows, `n_outputs` of them outputs, while `n_cells` cells are in use.
 
         `passes` are the rows that are computed at once, where that is not all of them.
@@ -250,7 +251,7 @@ class CostModel:
         more_s = beside_s / self._scale
         return next((n for n, seconds in zip(sizes, sizes_s, strict=True) if seconds + more_s <= limit * n), sizes[-1])
 
-    def passes_s(self, passes: Sequence[int]) -> float:
+    def passes_s(self, passes: Seq[int]) -> float:
         """Seconds of the layers alone over passes of so many rows each."""
         return self._scale * sum(map(self._rows.of, passes))
 
@@ -290,7 +291,7 @@ class CostModel:
     # --- what was -----------------------------------------------------------------------------------------------------
 
     def observe(
-        self, n_rows: int, n_outputs: int, n_cells: int, seconds: float, passes: Sequence[int] = (), *, attended: Attended = ()
+        self, n_rows: int, n_outputs: int, n_cells: int, seconds: float, passes: Seq[int] = (), *, attended: Attended = ()
     ) -> float:
         """Learn from a step that took `seconds`; return how far off the prediction was, as a share of the time taken."""
         rows_s = [(n, self._rows.of(n)) for n in passes or (n_rows,)]
@@ -327,7 +328,7 @@ class CostModel:
         """The median error of the last predictions, as a share of the time taken; None before the first step."""
         return median(self._errors) if self._errors else None
 
-    def _correct(self, off: float, parts: Sequence[tuple[_Part, int, float]]) -> None:
+    def _correct(self, off: float, parts: Seq[tuple[_Part, int, float]]) -> None:
         """Spread what a step was off over the numbers that it was made of, by how uncertain each is and how much it weighs."""
         scale_variance = self._scale_variance + DRIFT
         variance = scale_variance + NOISE

@@ -6,7 +6,7 @@ not keep a single text waiting; a step is bounded in rows, so that generation, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from typing import Final
 
 import attrs
@@ -58,13 +58,19 @@ class Job:
         return self.n_left == 0 or self.error is not None or self.cancelled
 
 
+def n_tokens_max_of(embedder: Embedder) -> int:
+    """Tokens of one input that an embedder can be given: by what it says, by its cells, and by a step's rows where it wants all in one."""
+    n_tokens_max = min(embedder.n_tokens_max, embedder.n_cells)
+    return n_tokens_max if embedder.can_split else min(n_tokens_max, embedder.n_rows_max)
+
+
 @attrs.define(eq=False)
 class Input:
     """One text on its way: tokens [0, n_computed) are computed, in `slot` once there are any."""
 
     job: Job
     place: int  # among its job's inputs
-    tokens: Sequence[int]
+    tokens: Seq[int]
     slot: int = 0
     n_computed: int = 0
     pooled: Sums | None = None  # the sum of the rows for MEAN, else the row that counts
@@ -90,8 +96,7 @@ class EmbedScheduler:
         self._n_embd = embedder.n_embd
         self._pooling = embedder.pooling
         self._can_split = embedder.can_split
-        n_tokens_max = min(embedder.n_tokens_max, embedder.n_cells)
-        self.n_tokens_max = n_tokens_max if embedder.can_split else min(n_tokens_max, embedder.n_rows_max)
+        self.n_tokens_max = n_tokens_max_of(embedder)
         self._n_rows_max = embedder.n_rows_max
         self._batch = Batch(embedder.n_rows_max)
         self._waiting: Turns[Input] = Turns(Accounts() if accounts is None else accounts)
@@ -105,7 +110,7 @@ class EmbedScheduler:
         """Inputs that no step has begun with."""
         return len(self._waiting)
 
-    def submit(self, inputs: Sequence[Sequence[int]], key: str = "") -> Job:
+    def submit(self, inputs: Seq[Seq[int]], key: str = "") -> Job:
         """Queue the inputs of a request, of which there is one at least.
 
         Raises: InputTooLong · InputEmpty; nothing is queued then.
@@ -152,7 +157,7 @@ class EmbedScheduler:
         drops, self._drops = self._drops, []
         return EmbedPlan(drops, batch, parts)
 
-    def apply(self, plan: EmbedPlan, pooled: Sequence[Sums]) -> list[Job]:
+    def apply(self, plan: EmbedPlan, pooled: Seq[Sums]) -> list[Job]:
         """Settle a step that went well, with `pool`'s vectors of its parts; return the jobs that it ended."""
         over: list[Job] = []
         for (one, n_rows), vector in zip(plan.parts, pooled, strict=True):
@@ -290,7 +295,7 @@ def compute(embedder: Embedder, plan: EmbedPlan) -> list[Sums]:
     return pool(vectors, [n_rows for _, n_rows in plan.parts], embedder.pooling)
 
 
-def pool(vectors: Vectors, n_rows: Sequence[int], pooling: Pooling) -> list[Sums]:
+def pool(vectors: Vectors, n_rows: Seq[int], pooling: Pooling) -> list[Sums]:
     """Return what each run of rows comes to: its sum for MEAN, its first for CLS, else its last."""
     pooled, start = [], 0
     for n in n_rows:

@@ -416,7 +416,7 @@ class Memory:
         if self._to_save:
             self._save_as_they_are()
         moves, self._moves = self._moves, []
-        return moves
+        return moves if self.offload is None else self.offload.within_bound(moves)
 
     def owe_again(self, moves: list[Move], n_done: int, *, has_failed: bool = True) -> list[Sequence]:
         """The step raised after `n_done` of its moves: the rest is still owed, but for a share or trim that failed, and what builds on it.

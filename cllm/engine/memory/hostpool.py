@@ -57,6 +57,7 @@ class HostPool:
 
     def __init__(self, n_bytes_max: int, *, can_cut: bool, texts_awaited: Callable[[], Iterable[Text]] = tuple) -> None:
         self.n_bytes_max = n_bytes_max
+        self.n_bytes_at_once = n_bytes_max  # of what one step saves, all of which is there before any goes
         self.can_cut = can_cut
         self.texts_awaited = texts_awaited
         self.takes_parts = True  # pieces that do not begin with the text
@@ -161,9 +162,12 @@ class HostPool:
         for piece in self.pieces():
             self.discard(piece)
 
-    def keep_evicted(self) -> None:
-        """From now on somebody asks for what is evicted or refused, by `take_evicted` and `take_refused`, after every step."""
+    def keep_evicted(self, n_bytes_more: int = 0) -> None:
+        """From now on somebody asks for what is evicted or refused, by `take_evicted` and `take_refused`, after every step, and has room
+        for `n_bytes_more` of it.
+        """
         self._evicted = []
+        self.n_bytes_at_once = self.n_bytes_max + n_bytes_more
 
     def take_evicted(self) -> list[Piece]:
         """What had to go since the last call."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from cllm.engine.batch.plan import Plan, Restore, Save
+from cllm.engine.batch.plan import Move, Plan, Restore, Save
 from cllm.engine.memory.hostpool import HostPool, Piece
 from cllm.engine.memory.pieces import Chain
 from cllm.engine.memory.prefix import Key
@@ -71,6 +71,21 @@ class Offload:
     def _is_worth(self, n_cells: int, *, is_awaited: bool) -> bool:
         has_room = 0 < n_cells <= self.n_cells_max
         return has_room and self.prices.is_worth_saving(n_cells, is_awaited=is_awaited)
+
+    def within_bound(self, moves: list[Move]) -> list[Move]:
+        """The moves of one step without the saves that the pool has no room for beside those after them: all are in memory when the first
+        of them comes to the pool, which would drop them at once. What was of use last, and a branch before what goes on from it, is last.
+        """
+        n_left, kept = self._size.n_cells(self.pool.n_bytes_at_once), list[Move]()
+        for move in reversed(moves):
+            if isinstance(move, Save):
+                n_cells = len(move.tokens) - move.start
+                if n_cells > n_left:
+                    self._saving.pop(move.slot, None)
+                    continue
+                n_left -= n_cells
+            kept.append(move)
+        return kept[::-1]
 
     def dropped(self, slot: int) -> None:
         """The slot is another's from now on."""

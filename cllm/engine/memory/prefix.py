@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 
 import attrs
 
@@ -140,7 +141,7 @@ class PrefixTree:
         return self._keys[root]
 
     def match(
-        self, key: Key, tokens: Sequence[int], n_max: int, *, whole: bool = False, n_in: Callable[[int], int] | None = None
+        self, key: Key, tokens: Seq[int], n_max: int, *, whole: bool = False, n_in: Callable[[int], int] | None = None
     ) -> Match | None:
         """Return the longest known beginning of ``tokens[:n_max]``; with `whole`, only one that is all that is known of some slot, and
         with `n_in` besides, which tells of a slot how many cells it has, all that is in it.
@@ -386,7 +387,7 @@ class PrefixTree:
         return n_live_cells, n_cached_cells
 
 
-def n_common(known: list[int], tokens: Sequence[int], start: int, n_max: int) -> int:
+def n_common(known: list[int], tokens: Seq[int], start: int, n_max: int) -> int:
     """How many of `known` ``tokens[start:n_max]`` begins with. Takes time in proportion to that."""
     low, n_most, n_piece = 0, min(len(known), n_max - start), N_PIECE_FIRST
     while low < n_most:
@@ -397,7 +398,7 @@ def n_common(known: list[int], tokens: Sequence[int], start: int, n_max: int) ->
     return low
 
 
-def _parting(known: list[int], tokens: Sequence[int], start: int, low: int, high: int) -> int:
+def _parting(known: list[int], tokens: Seq[int], start: int, low: int, high: int) -> int:
     """Where two texts part: ``known[:low]`` is equal, ``known[:high]`` is not."""
     while high - low > 1:
         middle = (low + high) // 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 
 import attrs
 import numpy as np
@@ -43,7 +43,7 @@ def compare_rows(reference: Logits, other: Logits) -> Rows:
     return Rows(np.maximum(divergences, 0.0), reference.argmax(axis=1) == other.argmax(axis=1))
 
 
-def summary(parts: Sequence[Rows]) -> Divergence:
+def summary(parts: Seq[Rows]) -> Divergence:
     """Sum up what was found of at least one row."""
     divergences = np.concatenate([part.divergences for part in parts])
     agree = np.concatenate([part.agree for part in parts])

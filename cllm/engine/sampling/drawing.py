@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 
 import attrs
 import numpy as np
@@ -17,9 +17,9 @@ from cllm.engine.sampling.step import Sampled, keys_of
 class Division:
     """What a model that draws is asked for, and what is left to do with its logits."""
 
-    draws: Sequence[Draw | None]  # of the samplers
-    samplers: Sequence[Sampler]  # whose tokens are drawn here
-    scorings: Sequence[Scored]  # with the rows that they have among the logits that come
+    draws: Seq[Draw | None]  # of the samplers
+    samplers: Seq[Sampler]  # whose tokens are drawn here
+    scorings: Seq[Scored]  # with the rows that they have among the logits that come
 
     @classmethod
     def of(cls, plan: StepWork) -> Division | None:
@@ -73,7 +73,7 @@ def _places_of_samplers(plan: StepWork) -> list[int]:
     return places
 
 
-def _moved_up(plan: StepWork, draws: Sequence[Draw | None]) -> list[Scored]:
+def _moved_up(plan: StepWork, draws: Seq[Draw | None]) -> list[Scored]:
     """The scorings in logits from which the outputs that the model draws from are gone."""
     gone = np.array([place for place, draw in zip(_places_of_samplers(plan), draws, strict=True) if draw is not None])
     return [Scored(one.first - int(np.count_nonzero(gone < one.first)), one.targets, one.n_top) for one in plan.scorings]

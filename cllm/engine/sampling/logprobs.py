@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 
 import attrs
 import numpy as np
@@ -30,7 +30,7 @@ class RawLogits:
         return TokenLogprob(token, float(logit) - self.log_sum, self.top, rank)
 
 
-def score(logits: Logits, targets: Sequence[int], n_top: int) -> list[TokenLogprob] | None:
+def score(logits: Logits, targets: Seq[int], n_top: int) -> list[TokenLogprob] | None:
     """Return the logprob of each row's target, with the `n_top` likeliest tokens; None if a row holds NaN or +inf."""
     with np.errstate(all="ignore"):  # what is not a number is told by the maxima
         rows = Rows.of(np.ascontiguousarray(logits), Workspace())
@@ -40,7 +40,7 @@ def score(logits: Logits, targets: Sequence[int], n_top: int) -> list[TokenLogpr
     return [raws[row].of_token(target, ranked=True) for row, target in enumerate(targets)]
 
 
-def read_raw(rows: Rows, wanted: dict[int, int], changing: Sequence[bool]) -> dict[int, RawLogits]:
+def read_raw(rows: Rows, wanted: dict[int, int], changing: Seq[bool]) -> dict[int, RawLogits]:
     """Read the rows that are keys of `wanted`, with as many likeliest tokens as its values say; a row that will change is copied."""
     valid = {row: n for row, n in wanted.items() if np.isfinite(rows.tops[row])}
     tops = _top_tokens(rows, valid)

@@ -24,7 +24,7 @@ columns from 2**32, the columns' first tokens from 2 * 2**32, coins from 3 * 2**
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -67,7 +67,7 @@ def row_key(seed: int, index: int) -> int:
     return mix(sequence_key(seed) + index * GOLDEN)
 
 
-def row_keys(keys: Sequence[int], indexes: Sequence[int]) -> Keys:
+def row_keys(keys: Seq[int], indexes: Seq[int]) -> Keys:
     """The same for several sequences, whose `sequence_key` is known."""
     if len(keys) < _FEW_KEYS:
         return np.array([mix(key + index * GOLDEN) for key, index in zip(keys, indexes, strict=True)], np.uint64)

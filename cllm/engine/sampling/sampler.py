@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from functools import partial
 
 import attrs
@@ -133,7 +133,7 @@ class Sampler:
         self.mask = mask
         self.grammar_waits = grammar_waits
 
-    def force(self, tokens: Sequence[int]) -> None:
+    def force(self, tokens: Seq[int]) -> None:
         """Let the next tokens be these, whatever the logits; their logprobs are the model's all the same."""
         self._forced.extend(tokens)
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
 import attrs
@@ -63,7 +64,7 @@ class _ThreadsWorkspace(threading.local):
 _default = _ThreadsWorkspace()
 
 
-def sample(logits: Logits, samplers: Sequence[Sampler], workspace: Workspace | None = None) -> Sampled:
+def sample(logits: Logits, samplers: Seq[Sampler], workspace: Workspace | None = None) -> Sampled:
     """Draw a token for each row of `logits` (n_rows, n_vocab), which may be overwritten; `samplers` in the order of the rows.
 
     A row's token depends on nothing but that row and its sampler. Different rows may be sampled in different threads at once, each
@@ -84,7 +85,7 @@ def sample(logits: Logits, samplers: Sequence[Sampler], workspace: Workspace | N
     return sampled
 
 
-def _sample_greedy(logits: Logits, samplers: Sequence[Sampler], sampled: Sampled) -> None:
+def _sample_greedy(logits: Logits, samplers: Seq[Sampler], sampled: Sampled) -> None:
     for row, sampler in enumerate(samplers):
         if sampler.adjusts:
             sampler.adjust(logits[row])
@@ -103,7 +104,7 @@ def _sample_alone(logits: Logits, sampler: Sampler, work: Workspace, sampled: Sa
         sampled.invalid.append(0)
 
 
-def _sample_part(logits: Logits, samplers: Sequence[Sampler], work: Workspace, sampled: Sampled, *, is_far: bool) -> None:
+def _sample_part(logits: Logits, samplers: Seq[Sampler], work: Workspace, sampled: Sampled, *, is_far: bool) -> None:
     """Draw for a few rows at once and append to `sampled`."""
     for row, sampler in enumerate(samplers):
         if sampler.n_logprobs is None and sampler.adjusts:  # nobody asks what the row was: it is read once
@@ -127,7 +128,7 @@ def _sample_part(logits: Logits, samplers: Sequence[Sampler], work: Workspace, s
         sampled.logprobs += drawn
 
 
-def _ways(rows: Rows, places: Places, samplers: Sequence[Sampler]) -> dict[_Way, Places]:
+def _ways(rows: Rows, places: Places, samplers: Seq[Sampler]) -> dict[_Way, Places]:
     """Sort the rows by the way that they are drawn."""
     ways: dict[_Way, Places] = {}
     for place in places:
@@ -221,7 +222,7 @@ def _cut_by_rank(rows: Rows, places: Places, samplers: list[Sampler]) -> None:
             rows.reread(place)
 
 
-def keys_of(samplers: Sequence[Sampler], n_tokens: Sequence[int] | None = None) -> Keys:
+def keys_of(samplers: Seq[Sampler], n_tokens: Seq[int] | None = None) -> Keys:
     """Return the keys of the samplers' next tokens, before which their sequences have `n_tokens`; None: as many as they have now."""
     return row_keys([s.sequence_key for s in samplers], [len(s.tokens) for s in samplers] if n_tokens is None else list(n_tokens))
 

@@ -24,6 +24,7 @@ from cllm.engine.sequence import Sequence
 from cllm.serve.worker import frames
 
 _NO_KEY = ("", "")
+N_BYTES_CROSSING = 1 << 20  # of states, from which on their crossing is what a step takes beside the worker's own work
 
 # --- the engine's side -------------------------------------------------------------------------------------------------
 
@@ -60,9 +61,10 @@ class Crossing:
             grammar_waits=waits,
         )
 
-    def take(self, plan: Plan, stepped: frames.Stepped) -> StepOutput:
-        """Note in `plan` what became of it; return what it drew. Raises: what the step raised."""
-        _take_moved(plan, stepped.moved)
+    def take(self, plan: Plan, stepped: frames.Stepped, *, seconds: float) -> StepOutput:
+        """Note in `plan` what became of it, after so many seconds; return what it drew. Raises: what the step raised."""
+        own_s = stepped.moves_s + stepped.model_s + stepped.sample_s
+        _take_moved(plan, stepped.moved, 0.0 if stepped.failure is not None else max(seconds - own_s, 0.0))
         if stepped.failure is not None:
             self._n_seen.clear()  # how far the worker came with its samplers is not worth finding out
             raise error_of(stepped.failure)
@@ -119,14 +121,20 @@ def _that_fits(state: bytes | None) -> bytes | None:
     return None if state is None or len(state) > frames.N_BYTES_VALUE_MAX else state
 
 
-def _take_moved(plan: Plan, moved: frames.Moved) -> None:
+def _take_moved(plan: Plan, moved: frames.Moved, crossing_s: float) -> None:
+    """The step took `crossing_s` beside what the worker did: where states crossed, that is theirs, and most of what moving them costs."""
     plan.n_moves_done = moved.n_done
-    saves = [move for move in plan.moves if isinstance(move, Save)]
-    plan.saved += [(save, state, seconds) for save, (state, seconds) in zip(saves, moved.saved, strict=False)]
     restores = [move for move in plan.moves if isinstance(move, Restore)]
-    for restore, (n_tokens, n_moved, seconds, unfit) in zip(restores, moved.restored, strict=False):
+    n_bytes_saved = [len(state or b"") for state, _ in moved.saved]
+    n_bytes_restored = [sum(len(piece.state or b"") for piece in restore.chain.pieces) for restore in restores]
+    n_bytes = sum(n_bytes_saved) + sum(n_bytes_restored)
+    byte_s = crossing_s / n_bytes if n_bytes >= N_BYTES_CROSSING else 0.0
+    saves = [move for move in plan.moves if isinstance(move, Save)]
+    for save, (state, seconds), n in zip(saves, moved.saved, n_bytes_saved, strict=False):
+        plan.saved.append((save, state, seconds + n * byte_s))
+    for restore, (n_tokens, n_moved, seconds, unfit), n in zip(restores, moved.restored, n_bytes_restored, strict=False):
         piece = None if unfit is None else restore.chain.pieces[unfit]
-        plan.restored.append(Restored(restore, n_tokens, n_moved, seconds, piece))
+        plan.restored.append(Restored(restore, n_tokens, n_moved, seconds + n * byte_s, piece))
 
 
 # --- the worker's side -------------------------------------------------------------------------------------------------
@@ -289,10 +297,15 @@ def encoded_event(event: StreamEvent) -> bytes:
     try:
         return frames.encoded_told(_told_of(event))
     except Exception as error:  # of a plugin's making
-        return frames.encoded(frames.WrongTold(_seq_id_of(event), type(event).__name__, errors.in_one_line(error)))
+        return frames.encoded(frames.WrongTold(seq_id_of(event), type(event).__name__, errors.in_one_line(error)))
 
 
-def _seq_id_of(event: object) -> int | None:
+def check_end(end: StreamEnd) -> None:
+    """Raise what a field is wrong by, of an end that does not cross, before the sequence that waits for it is given up for it."""
+    frames.encoded_told(_end_told(end, seq_id=0))
+
+
+def seq_id_of(event: object) -> int | None:
     """Of which sequence an event is, whatever it is: an array's number is one, too."""
     try:
         seq_id = int(operator.index(event.seq_id))  # type: ignore[attr-defined]
@@ -308,8 +321,12 @@ def _told_of(event: StreamEvent) -> frames.Told:
         return frames.TextTold(event)
     if isinstance(event, StreamBeat):
         return frames.BeatTold()
-    refused = None if event.refusal is None else _refused(event.refusal)
-    return frames.EndTold(event.seq_id, event.error, refused, event.is_cut, event.stop_reason, event.usage)
+    return _end_told(event, event.seq_id)
+
+
+def _end_told(end: StreamEnd, seq_id: int) -> frames.EndTold:
+    refused = None if end.refusal is None else _refused(end.refusal)
+    return frames.EndTold(seq_id, end.error, refused, end.is_cut, end.stop_reason, end.usage)
 
 
 def _refused(refusal: errors.RequestError) -> frames.Refused:

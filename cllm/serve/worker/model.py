@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import attrs
 import numpy as np
 
@@ -99,13 +101,14 @@ class WorkerModel:
         self._n_steps += 1
         if plan.is_given_up:  # meanwhile: an abort that named the step before is lost
             raise Aborted("nobody waits for this step")
+        began_at = time.perf_counter()
         try:
             stepped = self.life.ask(self._crossing.step_of(plan, self._n_steps))
         except BaseException:  # it may not have been sent, for want of memory, say: then the worker has not seen what is taken for seen
             self._crossing = Crossing()
             raise
         assert isinstance(stepped, frames.Stepped)
-        output = self._crossing.take(plan, stepped)
+        output = self._crossing.take(plan, stepped, seconds=time.perf_counter() - began_at)
         self.life.went_well()
         return output
 
