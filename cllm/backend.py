@@ -29,7 +29,10 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 Int8s: TypeAlias = npt.NDArray[np.int8]
 
 OnProgress: TypeAlias = Callable[[float], bool]
-"""Called with the loaded share, 0 to 1; an answer of False asks the load to stop with `LoadAborted`."""
+"""Called with the loaded share, 0 to 1; an answer of False asks the load to stop with `LoadAborted`.
+
+In a process of its own a load is taken to hang when it says nothing for ten minutes: the same share may be told again.
+"""
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
@@ -142,7 +145,8 @@ class Capabilities:
 
 
 class Batch:
-    """The rows of one step as columns, allocated once and refilled by the engine at every step.
+    """The rows of one step as columns, allocated once and refilled by the engine at every step, which only reads them: while it runs the
+    engine reads them too, and goes on from them.
 
     Only the first `n_rows` entries of each column count. A slot's rows stand in order of their position, which goes on from the
     slot's cells without a gap. The columns keep their addresses for the life of the batch, so a backend may point native code at
@@ -519,7 +523,7 @@ class Embedder(Protocol):
     info: ModelInfo
     pooling: Pooling
     n_embd: int  # numbers of a vector; 1 for RANK
-    n_tokens_max: int  # tokens of one input at most
+    n_tokens_max: int  # tokens of one input at most; no more are taken than there are cells, or rows of a step where it cannot be split
     n_cells: int  # tokens of all inputs under way at most
     n_slots: int
     n_rows_max: int  # rows of one step at most

@@ -382,7 +382,7 @@ class Settings:
     responses_kept_mb: Annotated[int, REQUESTS] = _setting(64, "room for them, MiB", _at_least(1))
     responses_kept_s: Annotated[float, REQUESTS] = _setting(86_400.0, "time after which one is forgotten", _positive)
 
-    host: Annotated[str, NETWORK] = _setting("127.0.0.1", "address to listen on", _not_empty)
+    host: Annotated[str, NETWORK] = _setting("127.0.0.1", "address to listen on; `::` is all of this machine, of both kinds", _not_empty)
     port: Annotated[int, NETWORK] = _setting(8080, "port to listen on; 0 takes a free one", _between(0, 65535))
     api_key: Annotated[tuple[str, ...], NETWORK] = _setting(
         (), "KEY [weight=N] [cap=N] [priority=N]: a key, one of which clients must send; repeatable", _key, repr=False
@@ -401,7 +401,10 @@ class Settings:
     config: Annotated[str | None, OPERATION] = _path(None, "a TOML file with any of these settings", _file)
     grace_s: Annotated[float, OPERATION] = _setting(30.0, "time for running answers to end after SIGTERM", _not_negative)
     watchdog_s: Annotated[float, OPERATION] = _setting(
-        120.0, "a step that takes longer makes /health answer 503, and ends the process of --isolate, which is replaced", _positive
+        120.0,
+        "a step that takes longer makes /health answer 503, and ends the process of --isolate, which is replaced; a load there that says"
+        " nothing for so long, or for 600 s if that is longer, has failed",
+        _positive,
     )
     log_format: Annotated[LogFormat, OPERATION] = _setting("console", "for eyes or for machines")
     log_level: Annotated[LogLevel, OPERATION] = _setting("info", "the least that is logged")

@@ -123,6 +123,8 @@ MISTAKES = {
     ),
     "import attrs; draw_one = fake_drawing.draw_one; "
     "fake_drawing.draw_one = lambda row, draw, key: draw_one(row, attrs.evolve(draw, temperature=1.0), key)": "temperature_says_how_often",
+    "import attrs; draw_one = fake_drawing.draw_one; "
+    "fake_drawing.draw_one = lambda row, draw, key: draw_one(row, attrs.evolve(draw, truncation_temperature=1.0), key)": "truncations_own",
 }
 
 
@@ -131,6 +133,30 @@ def test_a_model_that_draws_otherwise_than_it_is_told_fails_the_suite(tmp_path: 
     (tmp_path / "drawing.py").write_text(DRAWING.format(meddle=meddle))
     run = run_contract("--backend", "drawing:Backend", "-k", "drawing", folder=tmp_path)
     check_fails(run, MISTAKES[meddle])
+
+
+SORTING = """
+import numpy as np
+from cllm.testing.fake import FakeBackend, FakeModel
+
+class Sorting(FakeModel):
+    def step(self, batch):
+        logits = super().step(batch)
+        order = np.argsort(batch.slots[:batch.n_rows], kind="stable")[::{step}]
+        for column in (batch.slots, batch.tokens, batch.positions, batch.outputs):
+            column[:batch.n_rows] = column[order]
+        return logits
+
+class Backend(FakeBackend):
+    def load(self, spec, on_progress):
+        return Sorting(n_rows_max=spec.n_rows_max)
+"""
+
+
+def test_a_model_that_writes_to_its_batch_fails_the_suite(tmp_path: Path) -> None:
+    """The next step is made from the same columns, while this one runs: two clients' rows would change places."""
+    (tmp_path / "sorting.py").write_text(SORTING.format(step=-1))
+    check_fails(run_contract("--backend", "sorting:Backend", "-k", "test_step", folder=tmp_path), "the step has written to its batch")
 
 
 ABORTABLE = """
@@ -235,6 +261,9 @@ def test_a_model_that_says_that_it_heeds_what_it_does_not_fails_the_suite(tmp_pa
 
 
 TELLING = """
+import threading
+import time
+
 import attrs
 import numpy as np
 from cllm.backend import Batch, StreamEnd, StreamToken
@@ -296,7 +325,41 @@ class Shifted(Scored):
 class Reused(Scored):
     keeps = True
 
+class Crossed(HeedingFakeModel):
+    def open(self, tell):
+        super().open(lambda event: tell(self.crossed(event)))
+
+    def crossed(self, event):
+        live = sorted(self._live)
+        if not isinstance(event, StreamToken):
+            return event
+        return attrs.evolve(event, seq_id=live[(live.index(event.seq_id) + 1) % len(live)])
+
+class Ignorant(HeedingFakeModel):
+    def start(self, seq_id, request):
+        super().start(seq_id, attrs.evolve(request, prompt=(65, 66, 67)))
+
+class Cruel(HeedingFakeModel):
+    def cancel(self, seq_id):
+        super().cancel(seq_id)
+        for other in list(self._live):
+            self.end(other, "the wire is cut")
+
+class Late(HeedingFakeModel):
+    def close(self):
+        super().close()
+        threading.Thread(target=self.tell_more, daemon=True).start()
+
+    def tell_more(self):
+        for _ in range(20):
+            time.sleep(0.05)
+            self._tell(StreamToken(0, 65))
+
 class Backend(FakeStreamBackend):
+    crossed = classmethod(lambda cls: cls(Crossed))
+    ignorant = classmethod(lambda cls: cls(Ignorant))
+    cruel = classmethod(lambda cls: cls(Cruel))
+    late = classmethod(lambda cls: cls(Late))
     tight = classmethod(lambda cls: cls(Tight))
     scored = classmethod(lambda cls: cls(Scored))
     shifted = classmethod(lambda cls: cls(Shifted))
@@ -317,11 +380,15 @@ class Backend(FakeStreamBackend):
         ("tight", "test_a_sequence_may_be_as_long_as_it_says"),
         ("shifted", "test_who_tells_logits_tells_each_tokens_successor"),
         ("reused", "test_who_tells_logits_tells_each_tokens_successor"),
+        ("crossed", "test_each_of_several_at_once_gets_the_answer_to_its_own_prompt"),
+        ("ignorant", "test_each_of_several_at_once_gets_the_answer_to_its_own_prompt"),
+        ("cruel", "test_one_that_is_given_up_makes_room_at_once"),
+        ("late", "test_nothing_is_told_after_close"),
     ),
 )
 def test_a_model_that_tells_what_is_not_so_fails_the_suite(tmp_path: Path, make: str, seen_by: str) -> None:
     (tmp_path / "telling.py").write_text(TELLING)
-    chosen = "as_it_may or models_own or as_it_says or tells_logits"
+    chosen = "as_it_may or models_own or as_it_says or tells_logits or own_prompt or given_up_makes or after_close"
     check_fails(run_contract("--backend", f"telling:Backend.{make}", "-k", chosen, folder=tmp_path), seen_by)
 
 
@@ -464,7 +531,7 @@ with pathlib.Path(__file__).with_name("lives").open("a") as lives:
             "FakeVocabulary.tokenize = lambda self, text, **how: [*text.encode(), LIFE]",
             "test_a_text_whose_tokenising_a_death_interrupts_is_tokenised_in_the_next_life",
         ),
-        ("FakeEmbedder.pair = lambda self, query, document: [LIFE]", "test_so_are_a_query_and_a_document"),
+        ("FakeEmbedder.pair = lambda self, query, document: [LIFE]", "test_a_query_and_a_document_are_tokenised_in_the_next_life"),
         (
             "FakeEmbedder.step = lambda self, batch: np.tile(np.eye(8, dtype=np.float32)[LIFE % 8], (batch.n_rows, 1))",
             "test_a_death_in_the_middle_of_an_embedders_call_is_told_and_the_next_life_begins_empty[step]",

@@ -20,7 +20,7 @@ from cllm.serve.loop import Loop, log
 from cllm.serve.metrics import Metrics
 from cllm.serve.modelthread import ModelThread
 from cllm.serve.stepless import StreamsOnly
-from cllm.serve.worker.crossing import WrongEvent
+from cllm.serve.worker.crossing import WrongEvent, check_end, seq_id_of
 
 
 class StreamLoop(Loop):
@@ -108,6 +108,7 @@ class StreamLoop(Loop):
 
     def _settle(self, event: StreamEvent | WrongEvent, now: float) -> list[Event]:
         if isinstance(event, StreamEnd):
+            check_end(event)
             if event.error:
                 log.error("stream.failed", why=event.error)
             return self.scheduler.take_end(event, now)
@@ -126,8 +127,8 @@ class StreamLoop(Loop):
         """What a model of its kind does not tell costs the sequence that it tells it of, if there is one."""
         why = f"the model told a {kind or type(event).__name__}{more}"
         log.error("stream.failed", why=why)
-        seq_id = getattr(event, "seq_id", None)
-        if not isinstance(seq_id, int):
+        seq_id = event.seq_id if isinstance(event, WrongEvent) else seq_id_of(event)
+        if seq_id is None:
             return []
         is_running = self.scheduler.has_started(seq_id)  # there, though here it may be over
         events = self.scheduler.take_end(StreamEnd(seq_id, why), now)

@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from cllm.backend import StreamEvent, StreamRequest, StreamText, StreamToken
+from cllm.backend import StreamEnd, StreamEvent, StreamRequest, StreamText, StreamToken
 from cllm.config import Settings
 from cllm.engine.events import Delta, FinishReason
 from cllm.engine.sampling.params import SamplingParams, StopParams
@@ -193,8 +194,11 @@ async def test_whatever_a_cancel_raises_the_others_go_on(error: BaseException, l
         lambda seq_id: SimpleNamespace(seq_id=seq_id),
         lambda seq_id: StreamToken(seq_id, None),  # type: ignore[arg-type]
         lambda seq_id: WrongEvent(seq_id, "StreamToken", "it could not cross"),
+        lambda seq_id: StreamEnd(seq_id, refusal="too long"),  # type: ignore[arg-type]
+        lambda seq_id: StreamEnd(seq_id, usage={"n_prompt": 3}),  # type: ignore[arg-type]
+        lambda seq_id: StreamToken(np.int64(seq_id), None),  # type: ignore[arg-type]
     ],
-    ids=["a text", "no event", "no token", "what could not cross"],
+    ids=["a text", "no event", "no token", "what could not cross", "no refusal", "no usage", "an array's number"],
 )
 async def test_an_event_of_another_kind_than_it_may_tell_costs_its_sequence_alone(wrong: Callable[[int], Any]) -> None:
     model = FakeStreamModel(by_itself=False)
@@ -320,7 +324,7 @@ async def test_a_model_that_dies_ends_every_stream_and_the_engine() -> None:
             await trio.sleep_forever()
 
 
-async def test_it_drains() -> None:
+async def test_told_to_stop_it_ends_after_its_last_answer() -> None:
     model = FakeStreamModel()
     async with streaming(model) as running:
         stream = running.engine.open([make_spec()])

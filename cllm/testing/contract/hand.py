@@ -75,7 +75,9 @@ class Hand:
 
     def step(self, rows: list[Row], batch: Batch | None = None) -> Logits:
         """Compute `rows` in one step; return the outputs' logits."""
-        logits = self.model.step(self.write(rows, batch)).copy()
+        written = self.write(rows, batch)
+        with only_read(written):
+            logits = self.model.step(written).copy()
         for row in rows:
             self.held(row.slot).append(row.token)
         return logits
@@ -206,6 +208,18 @@ class Near:
         finite: npt.NDArray[np.bool_] = np.isfinite(other)
         assert np.array_equal(finite, np.isfinite(one)), "other tokens are impossible"
         return float(np.abs(one[finite] - other[finite]).max() / other[finite].std())
+
+
+@contextmanager
+def only_read(batch: Batch) -> Iterator[None]:
+    """Hold a step to reading its batch: the engine makes the next one from the same columns, while it runs."""
+    names = ("slots", "tokens", "positions", "outputs")
+    before = {name: getattr(batch, name)[: batch.n_rows].copy() for name in names}, batch.n_rows, batch.n_outputs
+    yield
+    after = {name: getattr(batch, name)[: batch.n_rows] for name in names}, batch.n_rows, batch.n_outputs
+    assert after[1:] == before[1:], "the step has written to its batch: n_rows or n_outputs"
+    changed = [name for name in names if not np.array_equal(before[0][name], after[0][name])]
+    assert not changed, f"the step has written to its batch: {', '.join(changed)}"
 
 
 @contextmanager

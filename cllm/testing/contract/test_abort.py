@@ -60,7 +60,7 @@ def test_an_aborted_step_leaves_its_slot_the_cells_that_it_had(hand: Hand, plain
         hand.drop(0)
 
 
-def test_and_so_does_one_of_several_slots(hand: Hand, plain: PlainTokens, near: Near) -> None:
+def test_an_aborted_step_of_several_slots_leaves_each_the_cells_that_it_had(hand: Hand, plain: PlainTokens, near: Near) -> None:
     can = hand.model.capabilities
     if not (can.can_abort and can.can_trim):
         pytest.skip("this model's steps run to their end, or its slots cannot be trimmed to what they had")

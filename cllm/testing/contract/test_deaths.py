@@ -253,7 +253,7 @@ def test_a_text_whose_tokenising_a_death_interrupts_is_tokenised_in_the_next_lif
 
 
 @by_length
-def test_so_is_a_text_of_a_model_that_schedules_itself(apart: WorkerStreams, text: str) -> None:
+def test_a_text_of_a_model_that_schedules_itself_is_tokenised_in_the_next_life_too(apart: WorkerStreams, text: str) -> None:
     if apart.vocabulary is None or isinstance(apart.vocabulary, FileVocabulary):
         pytest.skip("its texts are not tokenised there")
     check_tokenised_in_the_next_life(apart, apart.vocabulary, text)
@@ -283,7 +283,7 @@ def test_an_embedders_text_is_tokenised_in_its_next_life(embedder: WorkerEmbedde
     check_tokenised_in_the_next_life(embedder, embedder.vocabulary, text)
 
 
-def test_so_are_a_query_and_a_document(judge: WorkerEmbedder) -> None:
+def test_a_query_and_a_document_are_tokenised_in_the_next_life(judge: WorkerEmbedder) -> None:
     pair = partial(judge.pair, "some text", "some more of it")
     expected = pair()
     with killed_in(judge, pair) as given:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cllm.backend import Draw, Drawn, DrawsTokens
-from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens, Row, needs_slots
+from cllm.testing.contract.hand import Hand, Near, Outputs, PlainTokens, Row, needs_slots, only_read
 
 WIDE = Draw(temperature=1.0, truncation_temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 LIKELIEST = Draw(temperature=1.0, truncation_temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
@@ -25,7 +25,9 @@ def _draws(hand: Hand) -> None:
 
 def step_and_draw(hand: Hand, rows: list[Row], draws: Sequence[Draw | None], keys: Sequence[int]) -> Drawn:
     assert isinstance(hand.model, DrawsTokens)
-    drawn = hand.model.step_and_draw(hand.write(rows), draws, np.array(keys, np.uint64))
+    batch = hand.write(rows)
+    with only_read(batch):
+        drawn = hand.model.step_and_draw(batch, draws, np.array(keys, np.uint64))
     for row in rows:
         hand.held(row.slot).append(row.token)
     return drawn
@@ -106,6 +108,24 @@ def test_top_k_top_p_and_min_p_leave_the_likeliest_that_they_say(hand: Hand, pla
         5: attrs.evolve(hot, top_k=5),
         4: attrs.evolve(hot, min_p=float(weights[3:5].mean())),
         3: attrs.evolve(hot, top_p=float((weights[:2].sum() + weights[2] / 2) / weights.sum())),
+    }
+    for n_left, draw in cuts.items():
+        assert set(drawn_behind(hand, tokens, draw, some_keys(5))) == set(order[:n_left].tolist())
+
+
+def test_tokens_are_cut_by_the_truncations_own_temperature(hand: Hand, plain: PlainTokens) -> None:
+    """What is left at one temperature is drawn from at the other: by default clients set both, others the drawing's alone."""
+    tokens = plain.draw(12)
+    logits = hand.alone(tokens)[-1].astype(np.float64)
+    order = np.argsort(-logits, kind="stable")
+    below = logits[order] - logits[order[0]]
+    warmth = 4.0 * max(float(below[0] - below[4]), 1.0)  # at which five tokens are nearly alike
+    weights = np.exp(below / warmth)
+    hot = attrs.evolve(WIDE, temperature=HOT, truncation_temperature=warmth)
+    cuts = {
+        4: attrs.evolve(hot, min_p=float(weights[3:5].mean())),
+        3: attrs.evolve(hot, top_p=float((weights[:2].sum() + weights[2] / 2) / weights.sum())),
+        2: attrs.evolve(hot, top_k=5, top_p=float((weights[0] + weights[1] / 2) / weights[:5].sum())),  # the share is of what top_k leaves
     }
     for n_left, draw in cuts.items():
         assert set(drawn_behind(hand, tokens, draw, some_keys(5))) == set(order[:n_left].tolist())

@@ -115,7 +115,7 @@ def test_what_fits_a_schema_is_all_that_is_said(asker: Asker, schema: Any, fits:
         assert fits(json.loads(text)), text
 
 
-def test_so_it_is_where_an_answer_may_be_as_long_as_it_likes(asker: Asker) -> None:
+def test_what_fits_a_schema_is_all_that_is_said_where_an_answer_may_be_as_long_as_it_likes(asker: Asker) -> None:
     answers = [(fits, text) for schema, fits in ENDLESS for text in asker.answers("json_schema", json.dumps(schema))]
     assert answers, "all were cut"
     for fits, text in answers:

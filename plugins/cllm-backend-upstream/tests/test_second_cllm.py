@@ -69,7 +69,7 @@ def test_logprobs_are_those_that_are_told_there(front: Any, direct: Any, fields:
 
 
 @pytest.mark.parametrize("n", [0, 4])
-def test_so_are_those_of_a_completion(front: Any, direct: Any, n: int) -> None:
+def test_logprobs_of_a_completion_are_those_that_are_told_there(front: Any, direct: Any, n: int) -> None:
     body = {"prompt": "once upon a time", "temperature": 0, "max_tokens": 9, "logprobs": n}
     here, there = (one.post("/v1/completions", body).json["choices"] for one in (front, direct))
     assert here == there
