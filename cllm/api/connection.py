@@ -76,7 +76,7 @@ async def _without_body(receive: ASGIReceiveCallable) -> Any:
 
 
 class _Writer:
-    """The body's bytes to the server, and a comment now and then when a stream has nothing to say."""
+    """The body's bytes to the server, and a sign of life now and then when a stream has nothing to say."""
 
     def __init__(self, send: ASGISendCallable, send_now: Callable[[bytes], bool] | None, ping_s: float) -> None:
         self.n_bytes = 0
@@ -105,7 +105,7 @@ class _Writer:
     async def stream(self, body: SseBody) -> None:
         # A timeout around each wait for a token would cost 5 us or more of each; a task that looks in now and then costs nothing.
         async with trio.open_nursery() as nursery:
-            if self._ping_s > 0 and body.wire.ping:
+            if self._ping_s > 0 and body.wire.ping is not None:
                 nursery.start_soon(self._keep_alive, body.wire.ping)
             if self._send_now is not None:
                 body.divert(partial(self._write_now, self._send_now))
@@ -121,7 +121,7 @@ class _Writer:
         self.n_bytes += len(data)
         return True
 
-    async def _keep_alive(self, ping: bytes) -> None:
+    async def _keep_alive(self, ping: Callable[[], bytes]) -> None:
         n_writes, n_still = self._n_writes, -1
         while True:
             await trio.sleep(self._ping_s / N_LOOKS)
@@ -133,11 +133,12 @@ class _Writer:
                 await self._send_ping(ping)
                 n_still = -1
 
-    async def _send_ping(self, ping: bytes) -> None:
+    async def _send_ping(self, ping: Callable[[], bytes]) -> None:
         self._pinging = trio.Event()
         try:
-            await self._send({"type": "http.response.body", "body": ping, "more_body": True})
-            self.n_bytes += len(ping)
+            sign = ping()
+            await self._send({"type": "http.response.body", "body": sign, "more_body": True})
+            self.n_bytes += len(sign)
         finally:
             self._pinging.set()
             self._pinging = None

@@ -15,7 +15,7 @@ from cllm import errors
 from cllm.errors import ContextExceeded, RequestError
 
 # What would come to the same end, at the same price: a step that fails with this request alone may have killed the model's process.
-_FAILS_AGAIN: Final = frozenset({"step_failed", "grammar_failed", "answer_unread", "invalid_logits", "invalid_vector", "tokens_overflow"})
+FAILS_AGAIN: Final = frozenset({"step_failed", "grammar_failed", "answer_unread", "invalid_logits", "invalid_vector", "tokens_overflow"})
 
 ErrorShape: TypeAlias = Callable[[RequestError], dict[str, Any]]
 
@@ -94,7 +94,7 @@ def response_of(error: RequestError, shape: ErrorShape, headers: dict[str, str] 
     if retry_after_s is not None:
         response.headers["Retry-After"] = str(whole_seconds(retry_after_s))
     if (
-        error.status == 501 or error.code in _FAILS_AGAIN or isinstance(error, errors.TemplateFailed)
+        error.status == 501 or error.code in FAILS_AGAIN or isinstance(error, errors.TemplateFailed)
     ):  # OpenAI's and Anthropic's packages ask three times for whatever is a 5xx
         response.headers["x-should-retry"] = "false"
     if error.status == 401:

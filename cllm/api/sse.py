@@ -59,7 +59,7 @@ class Wire:
     """What a stream has beside its shape's events: how it says that it failed, what breaks a silence, its media type."""
 
     failed: Callable[[dict[str, Any]], bytes] = data  # given the error in the surface's own shape
-    ping: bytes = PING  # nothing: silence is not broken
+    ping: Callable[[], bytes] | None = lambda: PING  # None: silence is not broken
     content_type: str = "text/event-stream; charset=utf-8"
 
 

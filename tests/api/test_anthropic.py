@@ -188,6 +188,54 @@ async def test_documents_of_plain_text_and_search_results_are_read_wherever_they
     assert [(answer.status, "cannot hold this" in answer.error["message"]) for answer in misplaced] == [(400, True)] * 2
 
 
+async def test_a_document_of_text_blocks_is_text_and_one_with_an_image_in_it_is_none(serve: Any) -> None:
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": "the sky"}, {"type": "text", "text": "is blue"}]
+    paper, page = ({"type": "document", "source": {"type": "content", "content": content}} for content in (blocks, "is blue"))
+    seen = {"type": "document", "source": {"type": "content", "content": [*blocks, {"type": "image", "source": {}}]}}
+    async with serve() as api:
+        asked = await prompt_of(api, messages=[{"role": "user", "content": [paper, page]}])
+        refused = await api.post("/v1/messages", body(messages=[{"role": "user", "content": [seen]}]))
+    assert "the sky\nis blue\nis blue" in asked
+    assert (refused.status, refused.error["message"].count("Could not process PDF")) == (400, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("no such city", "Error: no such city"), (None, "Error"), ("KeyError: 'a'", "KeyError: 'a'")],
+    ids=["", "none", "said"],
+)
+async def test_that_a_tool_failed_is_told_where_its_result_does_not_say_so(serve: Any, given: str | None, told: str) -> None:
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "read", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": given, "is_error": True}
+    async with serve() as api:
+        prompt = await prompt_of(api, messages=[{"role": "user", "content": "one"}, called, {"role": "user", "content": [result]}])
+        good = {**result, "is_error": False}
+        plain = await prompt_of(api, messages=[{"role": "user", "content": "one"}, called, {"role": "user", "content": [good]}])
+    assert f"<tool_response>\n{told}\n</tool_response>" in prompt
+    assert f"<tool_response>\n{given or ''}\n</tool_response>" in plain
+
+
+async def test_an_input_that_a_client_could_not_read_and_sends_as_text_is_read_as_far_as_it_goes(serve: Any) -> None:
+    async with serve() as api:
+        for text, status in (('{"city": "Ulm"}', 200), ('{"city": "Ul', 200), ("[1]", 400)):
+            called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "read", "input": text}]}
+            result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "ok"}]}
+            answer = await api.post("/v1/messages", body(messages=[{"role": "user", "content": "one"}, called, result]))
+            assert answer.status == status
+    assert "messages[1].content[0].input" in answer.error["message"]
+
+
+async def test_a_top_p_below_0_is_none_as_some_clients_mean_it(serve: Any) -> None:
+    async with serve() as api:
+        plain, unset = [
+            (await api.post("/v1/messages", body(seed=3, temperature=1.0, **fields))).json["content"]
+            for fields in ({}, {"top_p": -1, "top_k": -1})
+        ]
+        refused = await api.post("/v1/messages", body(top_p=1.5))
+    assert plain == unset
+    assert refused.status == 400
+
+
 async def test_reasoning_is_signed_since_clients_drop_it_otherwise(serve: Any) -> None:
     template = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<end>{% endfor %}<turn>assistant\n<think>"
     async with serve(ScriptedModel("<think>hm</think>It is 5.", template=template)) as api:

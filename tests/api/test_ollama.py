@@ -260,6 +260,15 @@ async def test_inputs_that_are_too_long_are_cut_unless_that_is_not_wanted(serve:
     assert (whole.status, set(whole.json)) == (400, {"error"})
 
 
+@pytest.mark.parametrize("sizes", [{"can_split": False, "n_rows_max": 32}, {"n_cells": 32}])
+async def test_inputs_are_cut_to_what_the_embedder_can_be_given_whatever_it_says_of_itself(serve: Any, sizes: dict[str, Any]) -> None:
+    async with serve(embedder=FakeEmbedder(n_tokens_max=64, **sizes)) as api:
+        answer = await api.post("/api/embed", {"input": "x" * 40})
+        refused = await api.post("/api/embed", {"input": "x" * 40, "truncate": False})
+    assert (answer.status, refused.status) == (200, 400)
+    assert "takes 32 at most" in refused.json["error"]
+
+
 async def test_a_text_that_is_cut_keeps_the_token_that_closes_it(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenize, closing = FakeVocabulary.tokenize, END_OF_TURN
 
@@ -346,6 +355,37 @@ async def test_a_silent_stream_carries_no_line_that_is_not_json(serve: Any) -> N
     async with serve(slow, sse_ping_s=0.005) as api:
         told = lines(await api.post("/api/chat", chat(options={"num_predict": 4})))
     assert told[-1]["done"] is True
+
+
+def talk(n_turns: int, *system: str) -> list[dict[str, Any]]:
+    """A conversation in which every turn says which one it is."""
+    said = [{"role": role, "content": f"{role} {i}"} for i in range(n_turns) for role in ("user", "assistant")]
+    return [*({"role": "system", "content": text} for text in system), *said, {"role": "user", "content": "and now?"}]
+
+
+async def test_a_conversation_that_does_not_fit_is_answered_without_its_oldest_turns_but_for_what_the_system_says(serve: Any) -> None:
+    prompts: list[str] = []
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        return "Good day."
+
+    async with serve(ScriptedModel(answer, n_ctx_train=256), queue_size=1) as api:  # of which the first try takes the one place
+        sent = {"messages": talk(20, "Be brief."), "stream": False}
+        answered = await api.post("/api/chat", sent)
+        refused = await api.post("/api/chat", {**sent, "truncate": False})
+        short = await api.post("/api/chat", {**sent, "messages": talk(2, "Be brief.")})
+        hopeless = await api.post("/api/chat", {**sent, "messages": [{"role": "user", "content": "word " * 200}]})
+    assert [one.status for one in (answered, refused, short, hopeless)] == [200, 400, 200, 400]
+    long, whole = dict.fromkeys(prompts)
+    assert long.startswith("<bos><turn>system\nBe brief.<end><turn>user\nuser ")
+    assert long.endswith("<turn>assistant\nassistant 19<end><turn>user\nand now?<end><turn>assistant\n")
+    assert "user 0<" not in long
+    n_left = long.count("<turn>user")
+    assert n_left >= 2, "as much as fits beside a quarter for the answer"
+    assert answered.json["prompt_eval_count"] <= 256 - 64
+    assert answered.json["prompt_eval_count"] + len("<turn>user\nuser 19<end><turn>assistant\nassistant 19<end>") > 256 - 64
+    assert "user 0<" in whole
 
 
 async def test_roles_are_read_as_ollama_and_its_clients_write_them_and_what_was_thought_is_the_next_turns(serve: Any) -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from cllm.api.openai.messages import arguments_told
 from cllm.api.openai.responses import routes
+from cllm.api.openai.responses.answers import ResponseHead
 from cllm.api.openai.responses.requests import Item, Part
 from cllm.api.openai.responses.store import N_BYTES_OBJECT, ResponseStore
 from cllm.errors import NotFound
+from cllm.testing.fake import FakeModel
 from cllm.testing.scripted import TOOL_TEMPLATE, ScriptedModel
 from tests.api.conftest import failing
 
@@ -628,8 +630,25 @@ async def test_a_stream_that_fails_ends_with_the_response_that_failed(serve: Any
         told = events(await api.post("/v1/responses", {"input": "hello", "stream": True}))
     assert told[-1]["type"] == "response.failed"
     response = told[-1]["response"]
-    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+    assert (response["status"], response["error"]["code"]) == ("failed", "invalid_prompt"), "it would fail again"
     assert "fan" not in json.dumps(response)
+
+
+def test_what_may_have_ended_the_model_is_told_as_a_prompt_that_is_not_to_be_sent_again() -> None:
+    """Codex repeats what is told as a server's error, six times in all."""
+    head = ResponseHead({"id": "a"}, {}, seals=False)
+    codes = [head.failed([], {"code": code, "message": "no"})["error"]["code"] for code in ("step_failed", "internal_error", None)]
+    assert codes == ["invalid_prompt", "server_error", "server_error"]
+
+
+async def test_a_silent_stream_says_by_events_that_it_is_still_there(serve: Any) -> None:
+    """Codex gives up after five minutes without one, whatever comments come."""
+    slow = FakeModel(step_s=lambda batch: 0.05)
+    async with serve(slow, sse_ping_s=0.005) as api:
+        told = events(await api.post("/v1/responses", {"input": "hello", "max_output_tokens": 4, "stream": True}))
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert len([event for event in told if event["type"] == "response.in_progress"]) > 1
+    assert told[-1]["type"] == "response.incomplete"
 
 
 def test_items_are_known_to_their_key_as_long_as_a_response_has_them() -> None:

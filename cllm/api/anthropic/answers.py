@@ -18,7 +18,8 @@ def error_event(error: dict[str, Any]) -> bytes:
 
 
 SIGNATURE = "unsigned"  # of reasoning: clients drop what has none, and nobody here looks at what they send back
-WIRE = Wire(failed=error_event, ping=named("ping", {"type": "ping"}))
+PING = named("ping", {"type": "ping"})
+WIRE = Wire(failed=error_event, ping=lambda: PING)
 
 
 def message(answer: Answer, model: str, n_ctx: float) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class MessageStream(AnswerShape):
         """The message without its content. How much of the prompt was cached is told at the end."""
         usage = {"input_tokens": self._n_prompt, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
         empty = {**_head(self._model), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        return named("message_start", {"type": "message_start", "message": empty}) + WIRE.ping
+        return named("message_start", {"type": "message_start", "message": empty}) + PING
 
     def content(self, index: int, text: str) -> bytes:
         """More text."""

@@ -32,7 +32,7 @@ class ToolCall(msgspec.Struct, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: dict[str, Any] | str  # a text from clients that could not read what a model wrote
 
 
 class Image(msgspec.Struct, tag_field="type", tag="image"):
@@ -40,10 +40,23 @@ class Image(msgspec.Struct, tag_field="type", tag="image"):
 
 
 class Source(msgspec.Struct):
-    """What a document is, if that is plain text."""
+    """What a document is, if that is text."""
 
     type: str | None = None
     data: str | None = None
+    content: str | list[Text | Image] | None = None  # in place of `data`, where a client has cut the text into blocks
+
+
+def _said(source: Source | None) -> str | None:
+    match source:
+        case Source(type="text"):
+            return source.data
+        case Source(type="content", content=str(text)):
+            return text
+        case Source(type="content", content=[*blocks]):
+            texts = [block.text for block in blocks if isinstance(block, Text)]
+            return "\n".join(texts) if len(texts) == len(blocks) else None
+    return None
 
 
 class Document(msgspec.Struct, tag_field="type", tag="document"):
@@ -56,10 +69,8 @@ class Document(msgspec.Struct, tag_field="type", tag="document"):
     @property
     def text(self) -> str | None:
         """All of it, where it can be read."""
-        source = self.source
-        if source is None or source.type != "text" or source.data is None:
-            return None
-        return "\n".join(filter(None, (self.title, self.context, source.data)))
+        said = _said(self.source)
+        return None if said is None else "\n".join(filter(None, (self.title, self.context, said)))
 
 
 class SearchResult(msgspec.Struct, tag_field="type", tag="search_result"):

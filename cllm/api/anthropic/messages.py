@@ -63,6 +63,7 @@ async def answer(context: Context, body: MessagesRequest) -> Response:
     if body.n not in (None, 1):
         raise InvalidRequest("n: this endpoint gives one answer; /v1/chat/completions gives several", param="n")
     body.stop = body.stop_sequences or body.stop
+    body.top_p = None if body.top_p is not None and body.top_p < 0 else body.top_p
     asked = context.wanted(body, model, max_tokens=None)
     conversation = await prompts.of_turns(model, body.messages, lambda: conversation_of(body))
     chat = await open_chat(context, model, conversation, asked, endpoint=ENDPOINT)

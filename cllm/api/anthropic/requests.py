@@ -26,7 +26,7 @@ from cllm.api.anthropic.blocks import (
     ToolResult,
 )
 from cllm.api.conversation import Conversation
-from cllm.api.openai.messages import NOT_SEEN
+from cllm.api.openai.messages import NOT_SEEN, arguments_told
 from cllm.api.sampling_fields import LimitOrPrompt, SamplingFields, StopString
 from cllm.api.structured import Form, schema_form
 from cllm.api.tool_checks import N_TOOLS_MAX, with_properties
@@ -98,6 +98,7 @@ class MessagesRequest(SamplingFields, kw_only=True):
     max_tokens: LimitOrPrompt
     messages: Annotated[list[Message], Meta(min_length=1)]
     model: str | None = None
+    top_p: Annotated[float, Meta(ge=-1.0, le=1.0)] | None = None  # below 0: not set, as LangChain's package for JavaScript sends it
     system: str | list[Text] | None = None
     tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | None = None
     tool_choice: ToolChoice | None = None
@@ -131,6 +132,7 @@ def conversation_of(body: CountRequest | MessagesRequest) -> Conversation:
     )
 
 
+N_ERROR_SAID: Final = 80  # characters in which a tool's result has said that it is an error, if it says so
 _BILLING: Final = "x-anthropic-billing-header:"  # the line that Claude Code begins its system message with, and Anthropic takes away
 
 
@@ -180,7 +182,7 @@ def _turns(message: Message, place: str) -> Iterator[dict[str, Any]]:
                 n_others += 1
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
             case ToolCall() if message.role == "assistant":
-                said.setdefault("tool_calls", []).append(_call(block))
+                said.setdefault("tool_calls", []).append(_call(block, f"{place}[{i}]"))
             case Thought() if message.role == "assistant":
                 thoughts.append(block.thinking)
             case Document(text=str(text)) | SearchResult(text=text) if message.role == "user":
@@ -208,6 +210,14 @@ def _misplaced(block: Block, role: str, place: str) -> InvalidRequest:
 
 
 def _result(block: ToolResult) -> str:
+    """What a tool gave, as text; templates have no other place for that it failed."""
+    text = _result_text(block)
+    if not block.is_error or "error" in text[:N_ERROR_SAID].lower():
+        return text
+    return f"Error: {text}" if text else "Error"
+
+
+def _result_text(block: ToolResult) -> str:
     if block.content is None or isinstance(block.content, str):
         return block.content or ""
     texts = []
@@ -226,8 +236,10 @@ def _result(block: ToolResult) -> str:
     return "\n".join(texts)
 
 
-def _call(block: ToolCall) -> dict[str, Any]:
-    arguments = msgspec.json.encode(block.input).decode()
+def _call(block: ToolCall, place: str) -> dict[str, Any]:
+    arguments = arguments_told(block.input) if isinstance(block.input, str) else msgspec.json.encode(block.input).decode()
+    if arguments is None:
+        raise InvalidRequest(f"{place}.input: expected an object", param=f"{place}.input")
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 

@@ -14,7 +14,7 @@ from cllm.api.sse import Wire, line
 from cllm.engine.events import Finished, FinishReason
 
 NS_PER_S = 1_000_000_000
-WIRE = Wire(failed=line, ping=b"", content_type=NDJSON)  # there is no line that says nothing: clients read each as JSON
+WIRE = Wire(failed=line, ping=None, content_type=NDJSON)  # there is no line that says nothing: clients read each as JSON
 
 Body: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 """What a piece of an answer stands in: /api/chat's message, or /api/generate's plain members."""

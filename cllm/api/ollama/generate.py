@@ -13,6 +13,7 @@ from cllm.api.generation import check_room, open_generation
 from cllm.api.ollama import requests
 from cllm.api.ollama.answers import WIRE, Body, LineStream, chat_body, generate_body, nothing_asked, whole
 from cllm.api.ollama.requests import ChatRequest, CommonFields, GenerateRequest
+from cllm.api.ollama.shortening import open_shortened
 from cllm.api.openai.shapes import Account, json_response
 from cllm.api.operations import JSON, NDJSON, Operation
 from cllm.api.sampling_fields import Wanted
@@ -61,8 +62,8 @@ async def answer_chat(context: Context, body: ChatRequest) -> Response:
     # A server behind this one that cannot be told to may go on by itself.
     can_go_on = not model.reads_text or "continue_final_message" in (model.heeds or ())
     conversation = await prompts.of_turns(model, body.messages, lambda: requests.chat_conversation(body, can_go_on=can_go_on))
-    chat = await open_chat(context, model, conversation, asked, endpoint=CHAT)
-    return await _told(chat, model, body, chat_body)
+    open_it = open_chat if body.truncate is False else open_shortened
+    return await _told(await open_it(context, model, conversation, asked, endpoint=CHAT), model, body, chat_body)
 
 
 async def answer_prompt(context: Context, body: GenerateRequest) -> Response:

@@ -116,6 +116,7 @@ class ChatRequest(CommonFields, kw_only=True):
     """The body of POST /api/chat."""
 
     messages: list[Message] | None = None
+    truncate: bool | None = None  # without the oldest turns, if all of them do not fit; unless it is false
     tools: Annotated[list[ToolFields], Meta(max_length=N_TOOLS_MAX)] | None = None
 
 

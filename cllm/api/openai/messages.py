@@ -108,11 +108,15 @@ def _arguments(called: Called, place: str) -> str:
 def arguments_told(text: str) -> str | None:
     """The arguments of an earlier call as text of a JSON object; None: they are something else.
 
-    Of a call that was cut in them, as ours are by `max_tokens`, there are none. It stays a part of the conversation, which would end here
-    if it were refused: clients send all of it again with every turn.
+    Some clients write them twice, as JSON of a text that is JSON: always, or where they could not read what a model wrote. Of a call that
+    was cut in them, as ours are by `max_tokens`, there are none. It stays a part of the conversation, which would end here if it were
+    refused: clients send all of it again with every turn.
     """
     try:
-        return text if isinstance(msgspec.json.decode(text), dict) else None
+        value = msgspec.json.decode(text)
+        if isinstance(value, str):
+            return arguments_told(value)
+        return text if isinstance(value, dict) else None
     except msgspec.DecodeError as error:
         # What has half a character in it is an object for other readers, and for this one it is cut there.
         if (told := as_object(text)) is not None:

@@ -12,6 +12,7 @@ import attrs
 import msgspec
 
 from cllm.api.conversation import Answer, AnswerShape
+from cllm.api.errors import FAILS_AGAIN
 from cllm.api.openai.responses.functions import Names, ToolFields, names_of
 from cllm.api.openai.responses.requests import CreateRequest, SentTools, sealed
 from cllm.api.sampling_fields import Wanted
@@ -149,9 +150,10 @@ class ResponseHead:
             return self._response("incomplete", output, usage=usage, incomplete_details={"reason": "max_output_tokens"})
         return self._response("completed", output, usage=usage, completed_at=int(time.time()))
 
-    def failed(self, output: list[dict[str, Any]], message: str) -> dict[str, Any]:
-        """The response when it came to nothing."""
-        return self._response("failed", output, error={"code": "server_error", "message": message})
+    def failed(self, output: list[dict[str, Any]], error: dict[str, Any]) -> dict[str, Any]:
+        """The response when it came to nothing. Codex asks again for what is a server's error, and not for an invalid prompt's."""
+        code = "invalid_prompt" if error["code"] in FAILS_AGAIN else "server_error"
+        return self._response("failed", output, error={"code": code, "message": error["message"]})
 
     def _response(self, status: str, output: list[dict[str, Any]], **members: Any) -> dict[str, Any]:
         outcome = {"status": status, "output": output, "error": None, "incomplete_details": None, "usage": None}
@@ -193,7 +195,7 @@ class ResponseStream(AnswerShape):
         self._n_events = 0
         self._output: list[dict[str, Any]] = []
         self._open: _Open | None = None
-        self.wire = Wire(failed=self._failed)
+        self.wire = Wire(failed=self._failed, ping=self._still_there)
 
     def first(self) -> bytes:
         """That it has begun."""
@@ -233,9 +235,13 @@ class ResponseStream(AnswerShape):
         self._on_end(response)
         return told + self._event(f"response.{status}", response=response)
 
+    def _still_there(self) -> bytes:
+        """A comment would do for other clients; Codex gives up a stream without an event in five minutes, and asks for all of it again."""
+        return self._event("response.in_progress", response=self._head.begun())
+
     def _failed(self, error: dict[str, Any]) -> bytes:
         output = [*self._output, *([] if self._open is None else [_filled(self._open, "incomplete", self._head)])]
-        return self._event("response.failed", response=self._head.failed(output, error["error"]["message"]))
+        return self._event("response.failed", response=self._head.failed(output, error["error"]))
 
     # --- items --------------------------------------------------------------------------------------------------------
 
