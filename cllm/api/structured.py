@@ -62,6 +62,10 @@ class FormFields(SamplingFields, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     grammar: str | None = None
     json_schema: msgspec.Raw = NULL
+    guided_json: msgspec.Raw = NULL  # these four are `structured_outputs` by vLLM's older names
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1, max_length=grammar.N_CHOICES_MAX)] | None = None
+    guided_grammar: str | None = None
 
 
 @attrs.frozen
@@ -79,7 +83,8 @@ class Form:
 
 def form_of(fields: FormFields) -> Form | None:
     """What the fields ask for; None leaves the answer free. Raises: InvalidRequest."""
-    forms = [form for form in (_response_format(fields), _structured_outputs(fields), _grammar(fields), _json_schema(fields)) if form]
+    named = [_response_format(fields), _structured_outputs(fields), _grammar(fields), _json_schema(fields)]
+    forms = [form for form in (*named, *_guided(fields)) if form]
     if len(forms) > 1:
         first, second, *_ = (form.param.partition(".")[0] for form in forms)
         raise InvalidRequest(f"{second}: {first} says already what the answer must look like", param=second)
@@ -174,16 +179,24 @@ def _structured_outputs(fields: FormFields) -> Form | None:
     given = fields.structured_outputs
     if given is None:
         return None
-    forms = [] if is_nothing(given.json) else [schema_form(given.json, "structured_outputs.json")]
+    forms = _forms(given, "structured_outputs.")
+    if len(forms) != 1:
+        raise InvalidRequest("structured_outputs: expected exactly one of json, regex, choice and grammar", param="structured_outputs")
+    return forms[0]
+
+
+def _guided(fields: FormFields) -> list[Form]:
+    return _forms(StructuredOutputs(fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar), "guided_")
+
+
+def _forms(given: StructuredOutputs, prefix: str) -> list[Form]:
+    forms = [] if is_nothing(given.json) else [schema_form(given.json, f"{prefix}json")]
     sources = {
         "regex": given.regex and GrammarSource(Kind.REGEX, given.regex),
         "choice": given.choice and GrammarSource(Kind.CHOICE, msgspec.json.encode(given.choice).decode()),
         "grammar": given.grammar and GrammarSource(Kind.GRAMMAR, given.grammar),
     }
-    forms += [Form(source, f"structured_outputs.{name}") for name, source in sources.items() if isinstance(source, GrammarSource)]
-    if len(forms) != 1:
-        raise InvalidRequest("structured_outputs: expected exactly one of json, regex, choice and grammar", param="structured_outputs")
-    return forms[0]
+    return forms + [Form(source, f"{prefix}{name}") for name, source in sources.items() if isinstance(source, GrammarSource)]
 
 
 def _grammar(fields: FormFields) -> Form | None:

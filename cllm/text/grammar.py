@@ -39,7 +39,8 @@ N_GRAMMARS_KEPT: Final = 64
 N_TOKENIZERS_KEPT: Final = 4  # some tens of megabytes each, of large vocabularies
 N_PLACES_TRIED: Final = 200  # to find out which part of a schema is at fault
 PLACES_S: Final = 0.5  # of the thread's own time for that: a part may take as long as the schema did
-_JSON_RULE: Final = re.compile(r"%json\s*")
+# Where a schema begins in Lark; what is no code there, comments, strings and expressions, is stepped over.
+_JSON_RULE: Final = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<json>%json\s*)')
 
 # Bounds of what a request may take of everybody's step: 100,000 units of the lexer's fuel are some 7 ms, 300,000 items 30 ms, which is what
 # the mask of a grammar that is read by characters takes of 152,000 tokens. A state of the lexer takes 1 to 2 kB, for as long as the grammar
@@ -264,14 +265,17 @@ def _choice(text: str) -> str:
 
 def _with_checked_schemas(lark: str) -> str:
     """The schemas in a client's Lark are held to what those that come alone are."""
-    written, pos = [], 0
-    while match := _JSON_RULE.search(lark, pos):
+    written, pos, looked_at = [], 0, 0
+    while match := _JSON_RULE.search(lark, looked_at):
+        looked_at = match.end()
+        if match["json"] is None:
+            continue
         try:
             _, end = json.JSONDecoder().raw_decode(lark, match.end())
         except (ValueError, RecursionError):
             raise GrammarInvalid("%json: expected a JSON Schema") from None
         written += [lark[pos : match.start()], json_rule(lark[match.end() : end])]
-        pos = end
+        pos = looked_at = end
     return "".join([*written, lark[pos:]])
 
 

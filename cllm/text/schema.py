@@ -8,13 +8,13 @@ that nothing refers to does not matter.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from cllm.errors import GrammarInvalid
 from cllm.text.char_classes import plain_classes
+from cllm.text.schema_bounds import N_EXACT, prepare_bounds
 from cllm.text.schema_meeting import all_exclude, check_meeting
 from cllm.text.schema_parts import LISTS, MAPS, Schema, reachable, shown, target
 
@@ -24,8 +24,6 @@ N_PROPERTIES_MAX: Final = 1024  # of one object; compiling takes the square of t
 N_PATTERN_PROPERTIES_MAX: Final = 50  # of one object; each pair is looked at
 N_SOME_PROPERTIES_MAX: Final = 32  # of an object of which it takes any one; each is written out before each other
 N_ITEMS_MAX: Final = 16_384  # that `minItems` and `maxItems` name, in all parts: the compiler writes each out, however many there are
-N_EXACT: Final = 1 << 53  # beyond which the compiler, which reads numbers as floats, writes another one
-N_MINIMUM_LEAST: Final = (1 << 10) - (1 << 63)  # the next float above the least of 64 bits, which the compiler cannot negate
 # One blank, or a line break with its indentation: whatever a model may do between two values, it is never long.
 WHITESPACE: Final = r" |\r?\n[ \t]{0,32}"
 # Without \u: with it a name can be written in several ways, and a further member could pass for one that the schema constrains.
@@ -53,8 +51,6 @@ _ANNOTATIONS: Final = frozenset(
         *("$comment", "discriminator", "externalDocs", "xml", "contentMediaType", "contentEncoding"),
     }
 )
-_LOWER: Final = ("minimum", "exclusiveMinimum")
-_UPPER: Final = ("maximum", "exclusiveMaximum")
 # Of `$schema`, those whose rules the compiler knows. It takes any other for a schema that it has to fetch.
 _DRAFTS: Final = frozenset(
     {
@@ -199,29 +195,8 @@ def _prepare(node: Schema, pointer: str) -> None:
     for name in ("const", "enum"):
         if name in node and not all(map(_is_exact, _numbers(node[name]))):
             raise GrammarInvalid(f"{name}: a whole number beyond 2^53 is not supported", pointer, name)
-    if node.get("type") != "number" and any(_is_number(node.get(name)) and node[name] < N_MINIMUM_LEAST for name in _LOWER):
-        node["minimum"] = N_MINIMUM_LEAST
-        node.pop("exclusiveMinimum", None)
-    _check_exclusive(node, pointer)
+    prepare_bounds(node, pointer)
     _prepare_n_properties(node, pointer)
-
-
-def _check_exclusive(node: Schema, pointer: str) -> None:
-    """The compiler takes a whole number that is excluded where the other bound begins with the same digits, as 0 between 0 and 0.5."""
-    if node.get("type") == "integer":
-        return
-    for (inclusive, name), others in ((_LOWER, _UPPER), (_UPPER, _LOWER)):
-        excluded = node.get(name)
-        if excluded is True:  # as drafts before the sixth wrote it
-            excluded = node.get(inclusive)
-        if not _is_number(excluded) or excluded != math.trunc(excluded):
-            continue
-        if any(_is_number(node.get(other)) and math.trunc(node[other]) == excluded for other in others):
-            raise GrammarInvalid(f"{name}: not beside a bound with the same whole part", pointer, name)
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _numbers(value: Any) -> Iterator[int]:

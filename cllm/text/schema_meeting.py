@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from cllm.errors import GrammarInvalid
+from cllm.text.schema_bounds import check_bounds_meeting
 from cllm.text.schema_parts import Schema, reachable, target
 
 N_OPTIONAL_MAX: Final = 480  # of one object, whatever parts it is told in: the parser follows four ways for each, and 2,000 at once
@@ -26,6 +27,7 @@ def check_meeting(schema: Schema) -> None:
         _check_sum(schema, _n_optional, N_OPTIONAL_MAX, ("properties", "that are not required are the most"))
         if any("patternProperties" in node for node, _ in reachable(schema)):
             _check_closed(schema)
+        check_bounds_meeting(schema)
     except RecursionError:
         raise GrammarInvalid("$ref: the references go on too far") from None
 

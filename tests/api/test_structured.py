@@ -36,6 +36,7 @@ def fits(text: str, schema: Any = SCHEMA) -> bool:
         {"json_schema": SCHEMA},
         {"structured_outputs": {"json": SCHEMA}},
         {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"guided_json": SCHEMA},
     ],
     ids=lambda fields: ".".join(f"{name}" for name in fields),
 )
@@ -59,6 +60,9 @@ async def test_an_answer_fits_the_schema_wherever_the_schema_stands(serve: Any, 
         ({"structured_outputs": {"choice": ["yes", "no"]}}, {"yes", "no"}),
         ({"structured_outputs": {"regex": "a{2,3}"}}, {"aa", "aaa"}),
         ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, {"x", "y"}),
+        ({"guided_choice": ["yes", "no"]}, {"yes", "no"}),
+        ({"guided_regex": "a{2,3}"}, {"aa", "aaa"}),
+        ({"guided_grammar": 'root ::= "x" | "y"'}, {"x", "y"}),
         ({"grammar": 'root ::= "(" ("x" | "y") ")"'}, {"(x)", "(y)"}),
         ({"grammar": 'start: "x" | "y"'}, {"x", "y"}),
         ({"structured_outputs": {"choice": ["ünï"]}}, {"ünï"}),
@@ -166,6 +170,9 @@ async def test_a_schema_keeps_the_order_of_its_members(serve: Any) -> None:
         ({"json_schema": '{"properties": {"\\ud83d": {"not": {}}}}'}, "json_schema", "#/properties/\\ud83d"),  # half a surrogate
         ({"json_schema": SCHEMA, "response_format": FORMAT}, "json_schema", None),
         ({"grammar": 'root ::= "a"', "structured_outputs": {"regex": "a"}}, "grammar", None),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", None),
+        ({"guided_regex": "("}, "guided_regex", None),
+        ({"guided_choice": []}, "guided_choice", None),
     ],
 )
 @pytest.mark.parametrize(

@@ -197,6 +197,10 @@ def test_blanks_between_values_are_free_but_few() -> None:
         (Kind.GRAMMAR, 'root ::= start\nstart ::= start-0 "x"\nstart-0 ::= "y"', "yx", True),
         (Kind.GRAMMAR, 'start: "a" "b"*', "abb", True),
         (Kind.GRAMMAR, 'start: "<" %json {"type": "integer"} ">"', "<5>", True),
+        (Kind.GRAMMAR, 'start: "a" // see %json', "a", True),
+        (Kind.GRAMMAR, 'start: "50%json" | "\\"%json {}" | /%json/ | %json {"type": "integer"}', "50%json", True),
+        (Kind.GRAMMAR, 'start: "50%json" | "\\"%json {}" | /%json/ | %json {"type": "integer"}', '"%json {}', True),
+        (Kind.GRAMMAR, 'start: "50%json" | "\\"%json {}" | /%json/ | %json {"type": "integer"}', "7", True),
     ],
 )
 def test_a_source_takes_what_fits_it(kind: Kind, source: str, text: str, fits: bool) -> None:
@@ -258,6 +262,11 @@ def test_a_schema_can_stand_in_a_source_of_our_own() -> None:
             "#/items",
             "patternProperties",
         ),
+        ({"$ref": "#/$defs/a", "maximum": 0.5, "$defs": {"a": {"type": "number", "exclusiveMinimum": 0}}}, "#", "exclusiveMinimum"),
+        ({"type": "number", "exclusiveMinimum": 0, "anyOf": [{"maximum": 0.5}, {"minimum": 7}]}, "#", "exclusiveMinimum"),
+        ({"properties": {"p": {"allOf": [{"exclusiveMaximum": -1}, {"minimum": -1.5}]}}}, "#/properties/p", "exclusiveMaximum"),
+        ({"allOf": [{"exclusiveMinimum": 2}, {"anyOf": [{}, {"oneOf": [{"maximum": 2.5}]}]}]}, "#", "exclusiveMinimum"),
+        ({"minimum": 9007199254740993}, "#", "minimum: a whole number beyond 2^53"),
         ({"$ref": "#"}, "#", "no finite answer"),
         ({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}, "#", "no finite answer"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#", "no finite answer"),
@@ -380,6 +389,10 @@ def test_hostile_sources_are_refused(name: str) -> None:
         {"type": "integer", "minimum": 1 - (1 << 63)},
         {"type": "array", "items": {"type": "array", "maxItems": 1000}, "maxItems": 1000},
         {"enum": [1 << 53, -(1 << 53), 0.1]},
+        {"type": "integer", "maximum": 1 << 60},
+        {"type": "number", "anyOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]},
+        {"type": "number", "anyOf": [{"exclusiveMinimum": 0, "maximum": 7}, {"exclusiveMaximum": 0, "minimum": -7}]},
+        {"type": "integer", "exclusiveMinimum": 0, "allOf": [{"maximum": 9}, {"minimum": 0}]},
     ],
 )
 def test_bounds_that_people_write_are_taken(schema: Any) -> None:
