@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import re
+import secrets
 import sys
 import threading
 import time
@@ -31,7 +32,8 @@ def download(repo: str, revision: str | None, files: Sequence[str], sizes: Mappi
     """Bring `files` of a repository into the cache; return the path of the first. Raises: LoadAborted · what the library raises."""
     from huggingface_hub import constants, hf_hub_download
 
-    _remove_partial(Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "blobs")
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    _remove_partial(folder / "blobs")
     course = _Course(on_bytes, sum(sizes[name] for name in files))
     paths = []
     with course.looked_at():
@@ -39,7 +41,22 @@ def download(repo: str, revision: str | None, files: Sequence[str], sizes: Mappi
             bar = course.bar_of(sizes[name])
             paths.append(hf_hub_download(repo, name, revision=revision, library_name="cllm", tqdm_class=bar))
             course.is_there(sizes[name])
+    if revision is not None and (folder / "snapshots" / revision).is_dir():
+        _name_main(folder, revision)
     return Path(paths[0])
+
+
+def _name_main(folder: Path, revision: str) -> None:
+    """Name the revision `main`, as the library does for who asks for none: it calls what has no name detached, its own command prunes that
+    from the cache, and other programs do not find it there.
+    """
+    ref = folder / "refs" / "main"
+    with suppress(OSError):  # of a cache that can only be read
+        if not ref.exists() or ref.read_text("utf-8") != revision:
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            fresh = ref.with_name(f"main.{secrets.token_hex(4)}.tmp")
+            fresh.write_text(revision, "utf-8")
+            fresh.replace(ref)
 
 
 def _remove_partial(folder: Path) -> None:

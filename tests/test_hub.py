@@ -274,6 +274,22 @@ def test_pull_prints_the_path_of_the_fetched_file(cllm_with: Cllm, fake_hub: Fak
     assert Path(done.stdout.strip()).read_bytes() == fake_hub.files["demo-Q4_K_M.gguf"]
 
 
+def test_what_was_fetched_has_the_name_by_which_the_hubs_own_commands_keep_it_and_other_programs_find_it(
+    cllm_with: Cllm, tmp_path: Path
+) -> None:
+    from huggingface_hub import scan_cache_dir, try_to_load_from_cache
+
+    folder = tmp_path / "hf" / "hub"
+    ref = folder / "models--user--repo" / "refs" / "main"
+    ref.parent.mkdir(parents=True)
+    ref.write_text("f" * 40)  # an older revision's
+    path = cllm_with("pull", "user/repo:Q4_K_M").stdout.strip()
+    (repo,) = scan_cache_dir(folder).repos
+    assert [revision.refs for revision in repo.revisions] == [{"main"}]
+    assert try_to_load_from_cache("user/repo", "demo-Q4_K_M.gguf", cache_dir=folder) == path
+    assert [one.name for one in ref.parent.iterdir()] == ["main"]
+
+
 def test_what_is_in_the_cache_is_not_fetched_again(cllm_with: Cllm, fake_hub: FakeHub) -> None:
     first = cllm_with("pull", "user/repo")
     fake_hub.asked.clear()

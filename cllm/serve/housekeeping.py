@@ -155,20 +155,33 @@ class Housekeeper:
                 if tenant.state is State.UNLOADING:
                     await self.unload(tenant)
                 is_loaded = tenant.state is State.LOADED
-                if not is_loaded and self._is_known(tenant):
+                if not is_loaded and self._is_known(tenant) and await self._can_be(tenant):
                     await self._make_room(tenant)
-                if not is_loaded and self._is_known(tenant):
-                    await self._load(tenant)
+                    if self._is_known(tenant):
+                        await self._load(tenant)
                 self._wanted.remove(tenant)  # it may be unloaded while others make room, and who wants it then is to be heard
                 if tenant.waiting and self._is_known(tenant):  # since it was loaded, or was not: nobody has heard them
                     self._want(tenant)
                 if not self._is_known(tenant):  # it was forgotten meanwhile: loaded, it could be named and unloaded by nobody
                     tenant.settle()
                     self._nursery.start_soon(self.unload, tenant)
-                elif not is_loaded:
+                elif not is_loaded and tenant in self._lives:
                     await self._make_room(tenant)  # for its cells, too
             self._work = trio.Event()
             await self._work.wait()
+
+    async def _can_be(self, tenant: Tenant) -> bool:
+        """Whether nothing is known to be wrong with it beforehand: nobody is to make room for what has no file any more."""
+        try:
+            await trio.to_thread.run_sync(check_beforehand, tenant.settings, abandon_on_cancel=True)
+        except (BackendUnavailable, LoadFailed) as error:
+            log.error("load.failed", model=tenant.name, why=str(error))
+            tenant.failed_at = trio.current_time()
+            tenant.become(State.FAILED)
+            return False
+        except RuntimeError:  # the system has no thread left, which the load meets too, and tells
+            pass
+        return True
 
     def _is_known(self, tenant: Tenant) -> bool:
         return tenant in self.house.tenants

@@ -365,6 +365,27 @@ async def test_a_load_on_demand_that_fails_is_the_requests_misfortune_and_not_tr
         assert await kept.ask("b") == text_alone("once upon a time", 8)
 
 
+async def test_what_is_known_to_be_wrong_with_a_model_unloads_no_other_for_it(keep: Keep) -> None:
+    missing: set[str] = set()
+
+    def look(settings: Settings) -> None:
+        if settings.model in missing:
+            raise LoadFailed(f"{settings.model}: no such file")
+
+    async with keep("a", "b", models_memory_mb=100, beforehand=look) as kept:
+        missing.add("b")
+        engine = kept.tenant("a").engine
+        for _ in range(2):
+            with pytest.raises(Unavailable) as caught:
+                await kept.ask("b")
+            assert caught.value.code == "load_failed"
+        assert kept.states() == "loaded failed"
+        assert kept.tenant("a").engine is engine
+        missing.clear()
+        kept.tenant("b").failed_at = -1000.0
+        assert await kept.ask("b") == text_alone("once upon a time", 8)
+
+
 async def test_a_load_for_which_there_is_no_thread_is_no_more_than_that_either(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_thread(*_arguments: object) -> None:
         raise NoThread("the system has no thread left")
@@ -403,7 +424,7 @@ async def test_what_fails_again_and_again_is_tried_less_and_less_and_is_not_read
         assert kept.tenant("a").n_failures == 0
 
 
-async def test_nor_does_the_wait_end_in_an_error_after_thousands_of_failures(keep: Keep) -> None:
+async def test_the_wait_for_another_try_does_not_end_in_an_error_after_thousands_of_failures(keep: Keep) -> None:
     async with keep("a", "b", models_memory_mb=100) as kept:
         kept.tenant("b").n_failures = 5000
         assert kept.tenant("b").failed_for_s == FAILED_FOR_S_MAX

@@ -39,10 +39,12 @@ async def open_listeners(config: HttpConfig) -> list[socket.socket]:
 def bind(family: int, address: tuple[Any, ...], backlog: int) -> list[socket.socket]:
     """Return the listener, or none where this machine lacks the address ("localhost" may name an IPv6 address it has not).
 
-    The address is as `getaddrinfo` tells it: IPv6 has a scope behind the port, without which nobody can listen on a link's own one.
+    The address is as `getaddrinfo` tells it: IPv6 has a scope behind the port, without which nobody can listen on a link's own one. All
+    addresses of IPv6 are all of both kinds, or nobody could have these.
     """
+    is_for_both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
     try:
-        listener = socket.create_server(address, family=family, backlog=backlog)
+        listener = socket.create_server(address, family=family, backlog=backlog, dualstack_ipv6=is_for_both)
     except OSError as error:
         if error.errno in NO_SUCH_FAMILY:
             return []

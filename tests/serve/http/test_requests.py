@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 
 import pytest
@@ -342,6 +343,20 @@ async def test_a_name_that_has_one_address_twice_is_listened_on_once(monkeypatch
     listeners = await open_listeners(HttpConfig(host="twice", port=0))
     close_all(listeners)
     assert len(listeners) == 1
+
+
+async def test_all_addresses_of_ipv6_are_all_of_both_kinds():
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6, or keeps the two kinds apart")
+    listeners = await open_listeners(HttpConfig(host="::", port=0))
+    try:
+        (listener,) = listeners
+        for host in ("127.0.0.1", "::1"):
+            with trio.fail_after(BOUND_S):
+                client = await trio.open_tcp_stream(host, listener.getsockname()[1])
+            await client.aclose()
+    finally:
+        close_all(listeners)
 
 
 async def test_an_ipv6_address_may_be_given_as_it_stands_in_a_url(monkeypatch):
