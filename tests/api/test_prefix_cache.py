@@ -51,7 +51,7 @@ async def test_several_answers_cost_one_prefill(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"n": 4}, {"n": 2, "best_of": 4}])
-async def test_so_do_the_completions_of_a_text_and_those_that_were_not_the_best(serve: Any, fields: dict[str, int]) -> None:
+async def test_several_completions_of_a_text_cost_one_prefill_with_those_that_were_not_the_best(serve: Any, fields: dict[str, int]) -> None:
     async with serve() as api:
         answer = await api.complete("Once, when the sea was young,", max_tokens=8, temperature=1, seed=1, **fields)
         n_rows = api.scheduler.totals.n_prefill_rows

@@ -306,7 +306,7 @@ async def test_who_names_no_model_gets_the_firsts_vectors_whether_it_is_loaded_o
                 await trio.sleep(0.001)
 
 
-async def test_or_those_of_the_next_one_where_the_first_turned_out_to_give_none(
+async def test_who_names_no_model_gets_the_next_ones_vectors_where_the_first_turned_out_to_give_none(
     serve_several: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedders: list[FakeEmbedder] = []

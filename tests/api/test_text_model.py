@@ -123,7 +123,7 @@ def test_a_prompt_goes_to_it_as_it_came(model: Told, url: str, prompt: Any, fiel
 
 
 @pytest.mark.parametrize("prompt", ["once", ["once"], [["on", "ce"]]])
-def test_so_does_one_by_llama_servers_names(model: Told, url: str, prompt: Any) -> None:
+def test_a_prompt_by_llama_servers_names_goes_to_it_as_it_came(model: Told, url: str, prompt: Any) -> None:
     status, body, _ = post(url + "/completion", {"prompt": prompt})
     assert (status, json.loads(body)["content"], json.loads(body)["tokens_predicted"]) == (200, "a b c d", 4)
     assert (model.started[0].prompt, model.started[0].text) == ((), "once")

@@ -567,7 +567,7 @@ def test_a_function_without_arguments_has_properties_however_that_is_said(given:
     assert parameters_of(given) == {"type": "object", "properties": {}, **(given or {})}, "some templates look for them"
 
 
-def test_so_it_has_on_anthropics_surface() -> None:
+def test_a_function_without_arguments_has_properties_on_anthropics_surface_too() -> None:
     fields = anthropic.ToolFields(name="a", input_schema={"type": "object"})
     assert anthropic._toolbox([fields], None).tools[0].parameters == {"type": "object", "properties": {}}
 
@@ -581,3 +581,10 @@ def test_wherever_a_calls_arguments_are_cut_they_are_told_from_what_is_no_object
     assert arguments_told(whole) == whole
     assert {arguments_told(whole[:n]) for n in range(len(whole))} == {"{}"}
     assert [arguments_told(text) for text in ("[1", "5", '"a', whole + "}")] == [None] * 4
+
+
+def test_arguments_that_a_client_has_written_twice_are_read_as_they_were_meant() -> None:
+    whole = '{"a": "x"}'
+    assert arguments_told(json.dumps(whole)) == arguments_told(json.dumps(json.dumps(whole))) == whole
+    assert arguments_told(json.dumps(whole[:5])) == "{}", "it was cut, and then written as a text"
+    assert arguments_told(json.dumps("a text")) is None

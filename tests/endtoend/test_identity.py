@@ -72,7 +72,9 @@ def test_32_requests_together_give_what_each_gives_alone(load_exact: LoadModel, 
     assert len({text.text for text in together}) > N_REQUESTS / 2, "the requests are too much alike to tell them apart"
 
 
-def test_so_they_do_with_cells_so_short_that_sequences_are_preempted(load_exact: LoadModel, expected: list[Text]) -> None:
+def test_together_they_give_what_each_gives_alone_with_cells_so_short_that_sequences_are_preempted(
+    load_exact: LoadModel, expected: list[Text]
+) -> None:
     short = load_exact(512)
     specs = requests(short)
     scheduler = make_scheduler(short, row_budget=64)
@@ -81,7 +83,7 @@ def test_so_they_do_with_cells_so_short_that_sequences_are_preempted(load_exact:
     assert [text.text for text in together] == [text.text for text in expected]
 
 
-def test_so_they_do_where_slots_have_cells_of_their_own_and_gaps_between_them_are_closed(
+def test_together_they_give_what_each_gives_alone_where_slots_have_cells_of_their_own_and_gaps_are_closed(
     load_exact: LoadModel, expected: list[Text]
 ) -> None:
     """Nor is anything left of the rows that close them in what was cached there: all is asked for once more, and goes on from it."""
@@ -103,7 +105,9 @@ def preempt_now_and_then(rng: random.Random) -> Callable[[StepScheduler], None]:
     return meddle
 
 
-def test_so_they_do_when_they_are_preempted_at_random_and_come_back_from_the_host(load_exact: LoadModel, expected: list[Text]) -> None:
+def test_together_they_give_what_each_gives_alone_when_they_are_preempted_at_random_and_come_back_from_the_host(
+    load_exact: LoadModel, expected: list[Text]
+) -> None:
     short = load_exact(512)
     specs = requests(short)
     scheduler = make_scheduler(short, row_budget=64)

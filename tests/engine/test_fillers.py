@@ -29,7 +29,7 @@ def test_gaps_are_closed_where_a_pass_costs_more_than_the_rows_that_it_takes() -
     assert slots_of(fillers(CHEAP).beside([0, 1, 4, 7])) == [2, 3, 5, 6]
 
 
-def test_and_stay_where_it_costs_less() -> None:
+def test_gaps_stay_where_a_pass_costs_less_than_the_rows_that_would_close_them() -> None:
     assert fillers(DEAR).beside([0, 1, 4, 7]) == []
 
 
@@ -92,7 +92,7 @@ def test_what_a_filler_reads_counts_as_its_price() -> None:
     assert slots_are([1, 5], some.beside([0, 2, 4, 6])), "to read 5000 cells takes longer than a pass"
 
 
-def test_nor_is_a_tile_filled_by_reading_more_than_that_gains() -> None:
+def test_a_tile_is_not_filled_by_reading_more_than_that_gains() -> None:
     def times(n: int) -> float:
         return 0.05 if n == 16 else 0.01 + 0.005 * n
 

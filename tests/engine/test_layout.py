@@ -118,7 +118,7 @@ def test_the_pool_stays_while_prompts_gain_more_beside_answers_than_these_lose()
     ],
     ids=["few were seen", "prompts are shared", "the next one may outgrow a part", "more would run than there are parts"],
 )
-def test_the_pool_stays(one: LayoutChoice) -> None:
+def test_the_pool_stays_where_parts_would_not_pay_or_not_do(one: LayoutChoice) -> None:
     serve(one, 60.0)
     assert not one.is_due(0.0, 200)
     assert not one.may_be_due, "what was lost does not count: it was worth it"
@@ -155,14 +155,14 @@ def test_what_was_apart_when_it_last_served_is_to_be_apart_at_once() -> None:
     assert not one.may_be_due
 
 
-def test_but_not_if_the_first_who_came_would_not_fit_and_then_the_rule_is_the_usual_one() -> None:
+def test_what_was_apart_before_is_not_so_at_once_if_the_first_who_came_would_not_fit_and_then_the_rule_is_the_usual_one() -> None:
     one = LayoutChoice(APART, begins_apart=True)
     assert not one.is_due(0.0, 513)
     assert not one.may_be_due
     assert not one.is_due(0.0, 0)
 
 
-def test_nor_if_something_was_computed_already() -> None:
+def test_what_was_apart_before_is_not_so_at_once_if_something_was_computed_already() -> None:
     assert not LayoutChoice(APART, begins_apart=True).is_due(0.1, 0)
 
 

@@ -74,7 +74,7 @@ def test_at_four_times_what_can_be_served_as_many_are_served_well_as_at_any_load
     assert goodput(8.0) >= 0.9 * best
 
 
-def test_so_they_are_where_most_of_the_work_are_prompts() -> None:
+def test_at_four_times_what_can_be_served_as_many_are_served_well_where_most_of_the_work_are_prompts() -> None:
     best = max(goodput(rate, long_request) for rate in (0.6, 0.9, 1.2))
     assert best > 0.5
     assert goodput(4.0, long_request) >= 0.9 * best

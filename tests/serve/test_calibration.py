@@ -42,7 +42,7 @@ def test_the_curve_says_what_rows_take_for_each_cell_before_them_in_their_sequen
     assert dict(curve.attended) == pytest.approx({1: 8e-6, 16: 16 * 8e-6, 64: 64 * 8e-6}, rel=0.15)
 
 
-def test_and_whether_several_of_them_take_longer_than_one() -> None:
+def test_the_curve_says_whether_several_rows_of_a_sequence_take_longer_than_one() -> None:
     curve = measured(TimedModel(row_s=0.0001, attended_s=8e-6, tile=64, n_cells=16384))
     assert dict(curve.attended) == pytest.approx({1: 8e-6, 16: 8e-6, 64: 8e-6}, rel=0.15)
 

@@ -414,7 +414,7 @@ async def test_going_down_what_was_of_use_last_is_kept_and_stays_the_newest(tmp_
     assert sorted(used_at, key=used_at.__getitem__) == [0, 1000, 2000, 3000]
 
 
-async def test_and_of_what_there_is_no_room_for_the_oldest_is_not_written(tmp_path: Path) -> None:
+async def test_going_down_the_oldest_of_what_there_is_no_room_for_is_not_written(tmp_path: Path) -> None:
     given_up, older, newer = (piece(list(range(start, start + 200)), n_bytes=10_000) for start in (0, 1000, 2000))
     tier = open_tier(tmp_path, n_bytes_max=2 * max(older.n_bytes, StateFiles.n_bytes_of(older)))
     tier.offer([given_up])
@@ -558,7 +558,9 @@ async def test_what_lies_on_a_disk_that_can_only_be_read_is_read(tmp_path: Path,
     assert tier.totals.n_failures == 1
 
 
-async def test_and_what_is_damaged_or_half_a_file_there_keeps_nobody_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_damaged_or_half_a_file_on_a_disk_that_can_only_be_read_keeps_nobody_from_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_arguments: object, **_named: object) -> None:
         raise OSError(errno.EROFS, "read-only file system")
 

@@ -105,7 +105,7 @@ def test_a_marker_that_the_end_of_the_answer_has_cut_behind_a_call_is_no_content
     assert read(of(HERMES), text + "</tool or") == [*called, Content("</tool or")]
 
 
-def test_nor_is_one_of_those_that_another_call_may_begin_with() -> None:
+def test_a_cut_marker_that_another_call_may_begin_with_is_no_content_either() -> None:
     assert read(of(QWEN_CODER), "<tool_call>\n<function=add>\n</function>\n<fun")[-1] == Arguments(0, "{}")
 
 
@@ -741,7 +741,7 @@ def test_escaped_quotes_between_the_values_of_a_call_open_no_string() -> None:
     assert time.thread_time() - begin < 5
 
 
-def test_nor_do_they_between_marked_strings() -> None:
+def test_escaped_quotes_between_marked_strings_open_no_string() -> None:
     written = "<|tool_call>call:add{a:" + '\\"' * 30_000 + "}<tool_call|>"
     begin = time.thread_time()
     assert read(of(GEMMA), written) == [Content(written)]

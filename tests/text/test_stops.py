@@ -88,7 +88,9 @@ def test_held_back_is_only_what_might_begin_a_stop_string(stops: tuple[str, ...]
         (("bc", "abcd"), ["abcd"], [("a", "bc")]),
     ],
 )
-def test_pushing(stops: tuple[str, ...], pieces: list[str], expected: list[tuple[str, str | None]]) -> None:
+def test_each_piece_gives_what_is_sure_and_the_stop_that_ended_it(
+    stops: tuple[str, ...], pieces: list[str], expected: list[tuple[str, str | None]]
+) -> None:
     matcher = StopStrings(stops)
     assert [matcher.push(piece) for piece in pieces] == expected
 

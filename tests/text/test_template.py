@@ -337,7 +337,7 @@ def test_what_is_said_beside_a_call_stands_before_its_result() -> None:
     assert made(STYLE["qwen"]).normalize(calling("so", "ok"))[1]["content"] == "so"
 
 
-def test_and_the_call_has_a_head_where_a_template_takes_it_for_more_of_the_turn_before() -> None:
+def test_a_call_behind_what_is_said_has_a_head_where_a_template_takes_it_for_more_of_the_turn_before() -> None:
     head = "{% if not (m.role == 'assistant' and loop.previtem and loop.previtem.role == 'assistant') %}<{{ m.role }}>{% endif %}"
     template = made(BEHIND.replace("<{{ m.role }}>", head))
     assert template.features.speaker == "model"
@@ -654,7 +654,7 @@ def test_a_system_message_that_is_shown_in_the_last_turn_alone_stays_there_when_
     assert template.render([*asked, call, result]) == "[USER]hi[assistant]yes[USER]BE\n\nfind[CALL]look[tool]it"
 
 
-def test_and_where_what_is_said_after_a_result_is_a_part_of_that() -> None:
+def test_a_system_message_stays_in_the_last_turn_where_what_is_said_after_a_result_is_a_part_of_that() -> None:
     refusal = (
         "{%- if loop.index0 and messages[loop.index0 - 1].role == 'tool' and message.role == 'user' %}"
         "{{ raise_exception('no') }}{%- endif %}"
