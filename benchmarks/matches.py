@@ -204,7 +204,7 @@ def run_plan(
         except OursFailed as error:
             fault = str(error)
             print(f"  ours: {fault}", flush=True)
-    done = page(sides, others) | (_left(sides, others, plan) if is_ended() else {})
+    done = page(sides, others) | (_left(sides, others, plan) if is_ended() or fault else {})
     return {**done, "broken": {**done["broken"], ours.title: fault}} if fault else done
 
 

@@ -7,9 +7,9 @@ theirs, one after the other, with the same fresh requests; which goes first alte
 (while settings are screened, after each), since passes of one start have much in common; the first pass of a start does not count (with
 `--no-warm-up` it does, after a few small requests), for no server is as it will be in service: ours finds out how its cells had better lie,
 others have nothing yet in their caches. What is compared is the ratio within a pair, so that the machine's own speed cancels out, and every
-figure of ours stands against the setting that is best at that figure. What was measured is written after each start. A run that is told to
-end (SIGTERM, Ctrl-C) ends after the pair that it is in; one that is told to `--add` goes on from what an earlier one has kept, so that ten
-pairs of a long workload can be those of several evenings.
+figure of ours stands against the setting that is best at that figure. What was measured is written after each start, in the place of what
+is kept under that name, unless it adds to that. A run that is told to end (SIGTERM, Ctrl-C) ends after the pair that it is in; one that is
+told to `--add` goes on from what an earlier one has kept, so that ten pairs of a long workload can be those of several evenings.
 
 `data` of a result:
 

@@ -155,7 +155,8 @@ def test_one_that_dies_again_and_again_ends_the_run_and_what_was_measured_is_kep
 
     monkeypatch.setattr(Pairs, "pair", dies)
     monkeypatch.setattr(matches, "page", lambda sides, _others: {"n_pairs": [side.n_pairs for side in sides], "broken": {}})
-    assert run() == {"n_pairs": [1, 1], "broken": {"cllm (as it comes)": "the load generator has died"}}
+    broken = {"cllm (as it comes)": "the load generator has died"}
+    assert run() == {"n_pairs": [1, 1], "broken": broken, "unfinished": ["other (b)"]}
 
 
 @pytest.mark.parametrize("n_pairs", range(4))
@@ -168,6 +169,17 @@ def test_a_run_that_is_told_to_end_ends_after_its_pair_and_keeps_what_it_has(pla
 def test_a_run_that_was_told_to_end_says_who_would_have_gone_on(played: list[str], n_pairs: int, unfinished: list[str]) -> None:
     assert run(lambda: len(played) >= n_pairs)["unfinished"] == unfinished
     assert "unfinished" not in run()
+
+
+def test_where_ours_fails_who_would_have_gone_on_is_told(played: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def server(contender: Contender) -> Started:
+        if contender.peer != "other" and len(played) >= 2:
+            raise RuntimeError("it did not start")
+        return Started(contender)
+
+    monkeypatch.setattr(Contender, "server", server)
+    monkeypatch.setattr(matches, "page", lambda sides, _others: {"n_pairs": [side.n_pairs for side in sides], "broken": {}})
+    assert run()["unfinished"] == ["other (b)"]
 
 
 def test_what_was_measured_is_handed_out_after_each_start_with_who_goes_on(played: list[str]) -> None:
